@@ -1,0 +1,1 @@
+"""Generation of responses: one protocol, its engines, and the seeds that make it repeatable."""

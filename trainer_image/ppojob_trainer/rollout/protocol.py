@@ -1,0 +1,206 @@
+"""The rollout engine as everything above it sees it, and the one loop that drives it.
+
+An engine is a queue with a clock: requests go in by `submit`, every `step` advances what is running
+by about one token and hands back what ended. Synchronous training needs `generate` only; agents and
+partial rollouts drive the same methods themselves.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class RolloutError(RuntimeError):
+    """An engine was asked for what its state does not allow, or broke its promises."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one response are drawn.
+
+    The order is fixed: logits / temperature, then top-k, then top-p; what is left is renormalised,
+    and its log-probabilities are the ones reported.
+
+    Attributes:
+        temperature: 0 takes the most likely token (reported as at temperature 1).
+        top_p: Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
+        top_k: Keep this many of the most likely tokens; -1 keeps all.
+        max_tokens: The response ends after this many tokens ("length").
+        stop_token_ids: The response ends with the first of these ("stop"). Engines know no other
+            end: a model's own end-of-sequence ids count only if they are listed here.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature: got {self.temperature}: must be 0 or more, and finite")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p: got {self.top_p}: must be above 0 and at most 1")
+        if self.top_k != -1 and self.top_k < 1:
+            raise ValueError(f"top_k: got {self.top_k}: must be -1 (keep all) or at least 1")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens: got {self.max_tokens}: must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sample of one prompt.
+
+    Attributes:
+        request_id: Unique among the requests that an engine holds.
+        prompt: Token ids, at least one.
+        sampling: How to draw.
+        seed: Of this sample's own random stream (`seeds.sample_seed`).
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One ended response.
+
+    Attributes:
+        request_id: The request's.
+        tokens: The response, with the token that ended it.
+        logprobs: Of each token under the distribution it was drawn from (`SamplingParams`).
+        finish_reason: "abort" keeps what was drawn until then, possibly nothing.
+        policy_version: The version of the weights that drew it.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    policy_version: int
+
+
+class RolloutEngine(Protocol):
+    """What draws responses. Methods are called from one thread."""
+
+    @property
+    def policy_version(self) -> int:
+        """The version given to the last `load_weights`; 0 for the weights it started with."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: If the id is taken, the prompt is empty, or prompt and response do not fit
+                the engine's length.
+        """
+        ...
+
+    def step(self) -> list[Finished]:
+        """Advance what runs by about one token; return what ended, in order of submission."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether a further `step` has something to do or to hand back."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request; the next `step` hands it back as "abort". Unknown ids are ignored."""
+        ...
+
+    def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Take new weights, under their Hugging Face names, tied ones once.
+
+        Tensors may be of another floating type than the engine's. Prefix caches are dropped.
+
+        Raises:
+            RolloutError: If requests are in flight, or names are missing or unknown. After the
+                latter the weights are undefined: load again or close.
+        """
+        ...
+
+    def reset_cache(self) -> None:
+        """Forget cached prefixes: a warm cache changes the last bits of what follows.
+
+        Raises:
+            RolloutError: If requests are in flight.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Give accelerator memory to the trainer; until `wake` nothing may be submitted.
+
+        The weights need not survive: follow `wake` by `load_weights`.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Take the memory back."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; idempotent."""
+        ...
+
+
+def generate(
+    engine: RolloutEngine,
+    requests: Sequence[Request],
+    on_finished: Callable[[Finished], None] | None = None,
+) -> list[Finished]:
+    """Draw all of `requests` and return them in their order: one generation phase.
+
+    The phase starts on an idle engine with an empty prefix cache, so that its result is a function
+    of weights and requests alone.
+
+    Args:
+        engine: An idle engine.
+        requests: With distinct ids.
+        on_finished: Called with each response as it ends, such as to score it while others run.
+
+    Raises:
+        RolloutError: If the engine is busy or loses a request.
+        ValueError: If an engine refuses a request. After any error, requests of this phase are
+            aborted and the engine is idle again.
+    """
+    if engine.has_work():
+        raise RolloutError("generate: the engine still holds requests; it needs an idle one")
+    engine.reset_cache()
+    finished: dict[str, Finished] = {}
+    try:
+        for request in requests:
+            engine.submit(request)
+        while engine.has_work():
+            for response in engine.step():
+                finished[response.request_id] = response
+                if on_finished is not None:
+                    on_finished(response)
+    except BaseException:
+        _drain(engine, [request.request_id for request in requests])
+        raise
+    lost = [request.request_id for request in requests if request.request_id not in finished]
+    if lost:
+        raise RolloutError(f"generate: the engine lost {len(lost)} requests, first {lost[0]!r}")
+    return [finished[request.request_id] for request in requests]
+
+
+def _drain(engine: RolloutEngine, request_ids: Sequence[str]) -> None:
+    """Abort what a failed phase left behind; a broken engine must not hide the first error."""
+    try:
+        for request_id in request_ids:
+            engine.abort(request_id)
+        while engine.has_work():
+            engine.step()
+    except Exception as error:
+        logger.warning("rollout: could not drain the engine after a failure: %s", error)
