@@ -1,0 +1,1 @@
+"""Language models as they lie in folders: loading, and the names of their tensors."""

@@ -1,0 +1,1 @@
+"""The rows of a step: what a rollout made, in flat unpadded columns."""
