@@ -1,0 +1,1 @@
+"""The PPOJob resource: models, validation, topology, resolved run configuration."""

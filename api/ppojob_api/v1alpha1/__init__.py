@@ -1,0 +1,90 @@
+"""Version v1alpha1 of the resource: its public names."""
+
+from ppojob_api.v1alpha1.algorithm import (
+    AlgorithmSpec,
+    AlgorithmType,
+    GrpoSpec,
+    KlEstimator,
+    KlSpec,
+    LossAggregation,
+    PolicyLossSpec,
+    ReinforcePlusPlusSpec,
+)
+from ppojob_api.v1alpha1.job import Logger, Metadata, PPOJob, PPOJobSpec
+from ppojob_api.v1alpha1.roles import (
+    ReferenceRole,
+    RewardRole,
+    RolePods,
+    RolesSpec,
+    TrainingParallelism,
+)
+from ppojob_api.v1alpha1.rollout import (
+    ConfigMapSource,
+    RewardSource,
+    RewardSpec,
+    RolloutParallelism,
+    RolloutSpec,
+    ValidationSamplingSpec,
+)
+from ppojob_api.v1alpha1.schedule import (
+    CheckpointSpec,
+    LifecycleSpec,
+    StepsSpec,
+    TimeoutsSpec,
+    VolumeSpec,
+)
+from ppojob_api.v1alpha1.status import (
+    Condition,
+    Phase,
+    PPOJobStatus,
+    RoleStatus,
+    TrainingStatus,
+)
+from ppojob_api.v1alpha1.training import (
+    DataFile,
+    DataSpec,
+    ModelSpec,
+    OptimizerSpec,
+    TrainingSpec,
+)
+
+__all__ = [
+    "AlgorithmSpec",
+    "AlgorithmType",
+    "CheckpointSpec",
+    "Condition",
+    "ConfigMapSource",
+    "DataFile",
+    "DataSpec",
+    "GrpoSpec",
+    "KlEstimator",
+    "KlSpec",
+    "LifecycleSpec",
+    "Logger",
+    "LossAggregation",
+    "Metadata",
+    "ModelSpec",
+    "OptimizerSpec",
+    "PPOJob",
+    "PPOJobSpec",
+    "PPOJobStatus",
+    "Phase",
+    "PolicyLossSpec",
+    "ReferenceRole",
+    "ReinforcePlusPlusSpec",
+    "RewardRole",
+    "RewardSource",
+    "RewardSpec",
+    "RolePods",
+    "RoleStatus",
+    "RolesSpec",
+    "RolloutParallelism",
+    "RolloutSpec",
+    "StepsSpec",
+    "TimeoutsSpec",
+    "TrainingParallelism",
+    "TrainingSpec",
+    "TrainingStatus",
+    "ValidationSamplingSpec",
+    "VolumeSpec",
+]

@@ -1,0 +1,125 @@
+"""What is optimised: estimator, batch arithmetic, policy loss, aggregation and KL."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ppojob_api.v1alpha1.section import Count, Section, Tokens
+
+AlgorithmType = Literal[
+    "ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo"
+]
+LossAggregation = Literal[
+    "token_mean",
+    "token_sum",
+    "sequence_mean_token_sum",
+    "sequence_mean_token_sum_norm",
+    "sequence_mean_token_mean",
+]
+KlEstimator = Literal["k1", "k2", "k3", "abs"]
+
+Coefficient = Annotated[float, Field(ge=0, le=1_000_000)]
+ClipRange = Annotated[float, Field(gt=0, lt=1)]
+
+
+class GrpoSpec(Section):
+    """Settings of `type: grpo` (Shao et al. 2024, arXiv:2402.03300)."""
+
+    normalize_by_std: bool = True
+    """Divide by the group's standard deviation (GRPO); false is Dr. GRPO (arXiv:2503.20783).
+    verl: algorithm.norm_adv_by_std_in_grpo, true."""
+
+
+class ReinforcePlusPlusSpec(Section):
+    """Settings of `type: reinforce_plus_plus` (Hu 2025, arXiv:2501.03262)."""
+
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount per token. verl: algorithm.gamma, 1."""
+
+
+class PolicyLossSpec(Section):
+    """The surrogate objective (Schulman et al. 2017, arXiv:1707.06347, equation 7)."""
+
+    type: Literal["clip"] = "clip"
+    """clip: the pessimistic minimum of the plain and the clipped ratio. verl: loss_mode vanilla."""
+
+    clip_low: ClipRange = 0.2
+    """The ratio is clipped below at 1 - clipLow. PPO and verl: 0.2."""
+
+    clip_high: Annotated[float, Field(gt=0, le=100)] = 0.2
+    """The ratio is clipped above at 1 + clipHigh. PPO and verl: 0.2;
+    DAPO (arXiv:2503.14476): 0.28."""
+
+    dual_clip: Annotated[float, Field(gt=1, le=1_000)] | None = 3.0
+    """Bound on the loss of negative advantages (Ye et al. 2020, arXiv:1912.09729); null: none.
+    verl: clip_ratio_c, 3."""
+
+
+class KlSpec(Section):
+    """How far the policy may move from the reference, and where that is charged."""
+
+    in_: Annotated[Literal["none", "loss", "reward"], Field(alias="in")] = "none"
+    """none; loss: a term of the loss (GRPO); reward: subtracted per token before the advantages.
+    verl: use_kl_loss and use_kl_in_reward, both false."""
+
+    estimator: KlEstimator = "k3"
+    """k1 = a - b, k2 = (a - b)^2 / 2, k3 = e^(b-a) - (b-a) - 1, abs = |a - b|
+    (http://joschu.net/blog/kl-approx.html). verl: kl_loss_type low_var_kl, which is k3."""
+
+    coefficient: Coefficient = 0.001
+    """Weight of the KL, the first one when the controller is adaptive. verl: 0.001."""
+
+    controller: Literal["fixed", "adaptive"] = "fixed"
+    """adaptive follows `target` (Ziegler et al. 2019, arXiv:1909.08593), only with `in: reward`."""
+
+    target: Annotated[float, Field(gt=0, le=1_000_000)] = 0.1
+    """KL the adaptive controller steers to. verl: kl_ctrl.target_kl, 0.1."""
+
+    horizon: Annotated[int, Field(ge=1, le=1_000_000_000)] = 10_000
+    """Samples over which the adaptive controller corrects. verl: kl_ctrl.horizon, 10000."""
+
+
+class AlgorithmSpec(Section):
+    """One step: promptsPerStep prompts, samplesPerPrompt responses each, one or more updates."""
+
+    type: AlgorithmType
+    """The advantage estimator. verl: algorithm.adv_estimator."""
+
+    prompts_per_step: Count
+    """Prompts drawn in each step. verl: data.train_batch_size."""
+
+    samples_per_prompt: Annotated[int, Field(ge=1, le=65_536)]
+    """Responses of each prompt, a group. verl: rollout.n."""
+
+    mini_batch_prompts: Count | None = None
+    """Prompts of one optimizer step; divides promptsPerStep; null: all (on-policy).
+    verl: ppo_mini_batch_size, which counts prompts too."""
+
+    epochs: Annotated[int, Field(ge=1, le=1_000)] = 1
+    """Passes over a step's experience. verl: ppo_epochs, 1."""
+
+    shuffle_mini_batches: bool = False
+    """Draw mini-batches in a seeded random order. verl: actor.shuffle, false."""
+
+    grpo: GrpoSpec | None = None
+    """Settings of type grpo."""
+
+    reinforce_plus_plus: ReinforcePlusPlusSpec | None = None
+    """Settings of type reinforce_plus_plus."""
+
+    policy_loss: PolicyLossSpec = PolicyLossSpec()
+    """The surrogate objective."""
+
+    loss_aggregation: LossAggregation = "token_mean"
+    """How token losses become one number; every denominator is the whole mini-batch's.
+    verl: loss_agg_mode, token-mean."""
+
+    loss_scale_tokens: Tokens | None = None
+    """Divisor of sequence_mean_token_sum_norm; null: data.maxResponseTokens.
+    verl: loss_scale_factor, null (the padded length)."""
+
+    entropy_coefficient: Coefficient = 0.0
+    """Weight of the entropy bonus. verl: entropy_coeff, 0."""
+
+    kl: KlSpec = KlSpec()
+    """The KL penalty."""

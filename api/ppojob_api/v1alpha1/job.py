@@ -1,0 +1,102 @@
+"""The resource itself: PPOJob of ppojob.dev/v1alpha1."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.roles import RolesSpec
+from ppojob_api.v1alpha1.rollout import RewardSpec, RolloutSpec
+from ppojob_api.v1alpha1.schedule import CheckpointSpec, LifecycleSpec, StepsSpec, TimeoutsSpec
+from ppojob_api.v1alpha1.section import Items, Section, Seed
+from ppojob_api.v1alpha1.status import PPOJobStatus
+from ppojob_api.v1alpha1.training import DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+
+Logger = Literal["console", "tensorboard"]
+
+
+class Metadata(Section):
+    """The part of a Kubernetes object's metadata that a job reads."""
+
+    name: Annotated[str, Field(max_length=253)]
+    """Name of the job; the names of its pods begin with it."""
+
+    namespace: Annotated[str, Field(min_length=1, max_length=63)] = "default"
+    """Namespace."""
+
+    uid: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """Given by the cluster or by the runner, never by the author of a manifest."""
+
+    labels: Annotated[dict[str, str], Field(max_length=256)] = Field(default_factory=dict)
+    """Labels."""
+
+    annotations: Annotated[dict[str, str], Field(max_length=256)] = Field(default_factory=dict)
+    """Annotations."""
+
+
+class PPOJobSpec(Section):
+    """What to train, on what, how, and where."""
+
+    seed: Seed = 0
+    """Seed of everything that is drawn. verl: data.seed and actor.data_loader_seed."""
+
+    model: ModelSpec
+    """The policy before training."""
+
+    data: DataSpec
+    """Prompts."""
+
+    algorithm: AlgorithmSpec
+    """What is optimised."""
+
+    optimizer: OptimizerSpec = OptimizerSpec()
+    """How it is optimised."""
+
+    training: TrainingSpec = TrainingSpec()
+    """How forward and backward are computed."""
+
+    rollout: RolloutSpec = RolloutSpec()
+    """How responses are generated."""
+
+    rewards: Annotated[Items[RewardSpec], Field(max_length=32)] = ()
+    """Reward functions; empty: each row's data source chooses a scorer that is built in."""
+
+    roles: RolesSpec = RolesSpec()
+    """Pods."""
+
+    steps: StepsSpec
+    """How long."""
+
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    """Commits."""
+
+    lifecycle: LifecycleSpec = LifecycleSpec()
+    """Start, stop and clean-up."""
+
+    loggers: Annotated[Items[Logger], Field(max_length=8)] = ("console",)
+    """Where metrics go besides metrics.jsonl. verl: trainer.logger."""
+
+    num_examine: Annotated[int, Field(ge=0, le=1_000)] = 0
+    """Samples printed at each step and validation. verl: reward_manager num_examine."""
+
+    timeouts: TimeoutsSpec = TimeoutsSpec()
+    """When silence counts as failure."""
+
+
+class PPOJob(Section):
+    """A reinforcement-learning post-training job of a language model."""
+
+    api_version: Literal["ppojob.dev/v1alpha1"]
+    """Served version."""
+
+    kind: Literal["PPOJob"]
+    """Always PPOJob."""
+
+    metadata: Metadata
+    """Name, namespace, labels."""
+
+    spec: PPOJobSpec
+    """What to train, on what, how, and where."""
+
+    status: PPOJobStatus | None = None
+    """Written by the operator and the job's controller."""

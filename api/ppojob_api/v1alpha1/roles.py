@@ -1,0 +1,81 @@
+"""The roles of a job and the pods of each."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ppojob_api.v1alpha1.section import Count, Section
+
+Replicas = Annotated[int, Field(ge=1, le=4_096)]
+Gpus = Annotated[int, Field(ge=0, le=64)]
+Ranks = Annotated[int, Field(ge=1, le=256)]
+Threads = Annotated[int, Field(ge=1, le=1_024)]
+
+
+class TrainingParallelism(Section):
+    """Layout of a trained model over the ranks of its role."""
+
+    data_shard: Count | None = None
+    """FSDP shards; null: what the ranks and `tensor` leave."""
+
+    tensor: Count = 1
+    """Tensor parallel ranks."""
+
+
+class RolePods(Section):
+    """Pods of a role that holds a model."""
+
+    replicas: Replicas = 1
+    """Pods. verl: trainer.nnodes, 1."""
+
+    gpus_per_replica: Gpus = 0
+    """GPUs of a pod; 0: CPU. verl: trainer.n_gpus_per_node."""
+
+    ranks_per_replica: Ranks | None = None
+    """Processes of a pod; null: one a GPU, 1 on CPU."""
+
+    threads_per_rank: Threads | None = None
+    """Threads of a process; null: cpu / ranksPerReplica where cpu is given, else 1.
+    Part of the resolved configuration, since it changes the order of sums."""
+
+    cpu: Threads | None = None
+    """CPU cores of a pod."""
+
+    parallelism: TrainingParallelism = TrainingParallelism()
+    """Layout over the ranks."""
+
+
+class ReferenceRole(Section):
+    """The frozen reference model of the KL term."""
+
+    colocate_with: Literal["actorRollout"] | None = "actorRollout"
+    """In whose pods it lives; null: pods of its own."""
+
+
+class RewardRole(Section):
+    """Pods that score responses; they run users' code and hold no model."""
+
+    replicas: Replicas = 1
+    """Pods."""
+
+    cpu: Threads = 1
+    """CPU cores of a pod, and scoring processes in it. verl: reward.num_workers."""
+
+
+class RolesSpec(Section):
+    """The roles; the controller has no settings."""
+
+    actor_rollout: RolePods = RolePods()
+    """The policy, trained here, and generating here unless `rollout` is given."""
+
+    rollout: RolePods | None = None
+    """Pods of its own for generation; null: the hybrid engine in actorRollout's."""
+
+    reference: ReferenceRole | None = None
+    """The reference model; null: colocated with actorRollout when the KL needs one."""
+
+    critic: RolePods | None = None
+    """The value model, type ppo only."""
+
+    reward: RewardRole = RewardRole()
+    """Where responses are scored."""

@@ -1,0 +1,126 @@
+"""How responses are generated and scored."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ppojob_api.v1alpha1.section import (
+    Arguments,
+    Count,
+    FloatType,
+    Items,
+    Name,
+    Path,
+    Probability,
+    Seconds,
+    Section,
+    Temperature,
+    Tokens,
+    TopK,
+)
+
+
+class ValidationSamplingSpec(Section):
+    """Sampling of held-out prompts."""
+
+    temperature: Temperature = 0.0
+    """0: greedy. verl: val_kwargs.temperature, 0."""
+
+    top_p: Probability = 1.0
+    """Nucleus. verl: val_kwargs.top_p, 1."""
+
+    top_k: TopK = -1
+    """-1: all. verl: val_kwargs.top_k, -1."""
+
+    samples: Annotated[int, Field(ge=1, le=65_536)] = 1
+    """Responses of each prompt, for mean@n, best@n, maj@n. verl: val_kwargs.n, 1."""
+
+
+class RolloutParallelism(Section):
+    """Layout of the rollout engine over its GPUs."""
+
+    tensor: Count = 1
+    """Tensor parallel ranks of one engine. verl: tensor_model_parallel_size."""
+
+    data: Count | None = None
+    """Engines; null: as many as the ranks hold."""
+
+
+class RolloutSpec(Section):
+    """How responses are generated."""
+
+    engine: Literal["vllm", "huggingface"] = "vllm"
+    """huggingface is the slow fall-back for tiny models. verl: rollout.name."""
+
+    dtype: FloatType = "bfloat16"
+    """Type of the engine's weights. verl: rollout.dtype, bfloat16."""
+
+    temperature: Temperature = 1.0
+    """verl: rollout.temperature, 1."""
+
+    top_p: Probability = 1.0
+    """verl: rollout.top_p, 1."""
+
+    top_k: TopK = -1
+    """-1: all. verl: rollout.top_k, -1."""
+
+    max_model_tokens: Tokens | None = None
+    """Longest prompt and response together; null: maxPromptTokens + maxResponseTokens.
+    verl: rollout.max_model_len."""
+
+    max_sequences: Annotated[int, Field(ge=1, le=65_536)] = 256
+    """Sequences generated at one time. verl: max_num_seqs; vLLM: 256."""
+
+    kv_cache_gib: Annotated[float, Field(gt=0, le=4_096)] | None = None
+    """Memory of the key-value cache; null: the engine's choice."""
+
+    parallelism: RolloutParallelism = RolloutParallelism()
+    """Layout of its own over the same GPUs."""
+
+    validation: ValidationSamplingSpec = ValidationSamplingSpec()
+    """Sampling of held-out prompts."""
+
+    stop_token_ids: Annotated[
+        Items[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=256)
+    ] = ()
+    """Tokens that end a response besides the model's own end tokens."""
+
+
+class ConfigMapSource(Section):
+    """Code in a ConfigMap of the job's namespace."""
+
+    name: Name
+    """Name of the ConfigMap."""
+
+    key: Name
+    """Key that holds the Python file."""
+
+
+class RewardSource(Section):
+    """Where a custom reward function comes from; exactly one member."""
+
+    path: Path | None = None
+    """Python file. verl: custom_reward_function.path."""
+
+    config_map: ConfigMapSource | None = None
+    """Python file in a ConfigMap."""
+
+
+class RewardSpec(Section):
+    """One reward function; several are summed by weight."""
+
+    function: Name
+    """Name of a function in `source`, or of a scorer that is built in.
+    verl: custom_reward_function.name."""
+
+    source: RewardSource | None = None
+    """Where the function comes from; null: built in."""
+
+    weight: Annotated[float, Field(ge=-1_000_000, le=1_000_000)] = 1.0
+    """Factor of its score."""
+
+    arguments: Arguments = Field(default_factory=dict)
+    """Keyword arguments of every call. verl: custom_reward_function.reward_kwargs."""
+
+    time_limit_seconds: Seconds = 10.0
+    """A call that takes longer is killed and fails the job."""

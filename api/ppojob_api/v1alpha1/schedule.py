@@ -1,0 +1,83 @@
+"""How long a job runs, what it keeps, and when silence counts as failure."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ppojob_api.v1alpha1.section import (
+    Name,
+    Seconds,
+    Section,
+)
+
+
+class StepsSpec(Section):
+    """How long to train and when to validate."""
+
+    total: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Steps; exactly one of total and epochs. verl: trainer.total_training_steps."""
+
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Passes over the training data. verl: trainer.total_epochs."""
+
+    validate_every: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Validate after every n-th step; null: never in between. verl: trainer.test_freq, -1."""
+
+    validate_first: bool = True
+    """Validate before the first step. verl: trainer.val_before_train, true."""
+
+    validate_last: bool = True
+    """Validate after the last step. verl always does."""
+
+
+class VolumeSpec(Section):
+    """A volume by the name of its claim."""
+
+    claim_name: Name
+    """PersistentVolumeClaim of the job's namespace; locally a folder (--volume NAME=DIR)."""
+
+
+class CheckpointSpec(Section):
+    """Commits of everything that a resumed run needs."""
+
+    every: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Commit after every n-th step; null: after the last only. verl: trainer.save_freq, -1."""
+
+    keep_last: Annotated[int, Field(ge=2, le=1_000)] = 2
+    """Commits kept; at least 2, since one that is found damaged needs another behind it.
+    verl: max_actor_ckpt_to_keep, all."""
+
+    volume: VolumeSpec | None = None
+    """Where run folders live; null: the runner's output folder."""
+
+    resume: Literal["auto", "never"] = "auto"
+    """auto: go on from the last good commit. verl: trainer.resume_mode, auto."""
+
+    export: bool = True
+    """Write the last weights as a Hugging Face folder."""
+
+
+class LifecycleSpec(Section):
+    """Start, stop and clean-up of the job; may change while it runs."""
+
+    suspend: bool = False
+    """Commit and give the resources back."""
+
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Fail the job after this time."""
+
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Delete the job this long after its end."""
+
+
+class TimeoutsSpec(Section):
+    """When silence counts as failure."""
+
+    liveness_seconds: Seconds = 20.0
+    """A rank that answers no heartbeat for so long is lost."""
+
+    stage_seconds: Seconds = 1_800.0
+    """Longest stage of a step (generation, scoring, update)."""
+
+    startup_seconds: Seconds = 600.0
+    """From the start of a role's pods to ready."""

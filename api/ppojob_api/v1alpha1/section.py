@@ -1,0 +1,44 @@
+"""The base of every model of the resource, and the value types that many of them share."""
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic.alias_generators import to_camel
+
+T = TypeVar("T")
+
+
+class Section(BaseModel):
+    """A frozen part of the resource: camelCase in YAML, snake_case in Python, no unknown field.
+
+    Types are strict (`"2"` is no integer, `"false"` no boolean) and numbers are finite, as an API
+    server would have them; the docstring under a field becomes its description in the CRD.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        alias_generator=to_camel,
+        validate_by_alias=True,
+        validate_by_name=True,
+        serialize_by_alias=True,
+        use_attribute_docstrings=True,
+    )
+
+
+# A manifest gives lists; the models keep tuples, so that frozen means frozen.
+Items = Annotated[tuple[T, ...], Field(strict=False)]
+
+Path = Annotated[str, Field(min_length=1, max_length=4096)]
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=-1, le=10_000_000)]
+Temperature = Annotated[float, Field(ge=0, le=100)]
+FloatType = Literal["float32", "bfloat16"]
+Arguments = Annotated[dict[str, JsonValue], Field(max_length=64)]

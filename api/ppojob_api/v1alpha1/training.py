@@ -1,0 +1,142 @@
+"""What is trained, on which prompts, by which optimizer: a section each."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ppojob_api.v1alpha1.section import (
+    Arguments,
+    FloatType,
+    Items,
+    Name,
+    Path,
+    Section,
+    Seed,
+    Tokens,
+)
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ModelSpec(Section):
+    """The policy before training."""
+
+    path: Path
+    """Folder in Hugging Face form, or a hub id. verl: actor_rollout_ref.model.path."""
+
+    tokenizer_path: Path | None = None
+    """Folder of the tokenizer; null: the model's."""
+
+    dtype: FloatType = "float32"
+    """Type of the weights that the optimizer updates. verl: fsdp_config.model_dtype, fp32."""
+
+    chat_template: Path | None = None
+    """File with a Jinja chat template; null: the tokenizer's own."""
+
+    trust_remote_code: bool = False
+    """Run code that lies beside the model. verl: trust_remote_code, false."""
+
+
+class DataFile(Section):
+    """One file of rows in verl's columns."""
+
+    path: Path
+    """Parquet or JSON-lines file."""
+
+    format: Literal["auto", "parquet", "jsonl"] = "auto"
+    """auto: by the file's ending."""
+
+
+class DataSpec(Section):
+    """Where prompts come from and how they become tokens."""
+
+    train: Annotated[Items[DataFile], Field(min_length=1, max_length=256)]
+    """Training files, read one after the other. verl: data.train_files."""
+
+    validation: Annotated[Items[DataFile], Field(max_length=256)] = ()
+    """Held-out files. verl: data.val_files."""
+
+    prompt_key: Name = "prompt"
+    """Column of chat messages. verl: data.prompt_key, prompt."""
+
+    data_source_key: Name = "data_source"
+    """Column that routes a row to its reward. verl: data.reward_fn_key, data_source."""
+
+    max_prompt_tokens: Tokens = 512
+    """Longest prompt. verl: data.max_prompt_length, 512."""
+
+    max_response_tokens: Tokens = 512
+    """Longest response, its end token included. verl: data.max_response_length, 512."""
+
+    max_train_rows: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    """Use only the first rows; null: all. verl: data.train_max_samples, -1."""
+
+    max_validation_rows: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    """Use only the first rows; null: all. verl: data.val_max_samples, -1."""
+
+    shuffle: bool = True
+    """A new seeded order each epoch. verl: data.shuffle, true."""
+
+    seed: Seed | None = None
+    """Seed of the order; null: spec.seed. verl: data.seed."""
+
+    overlong_prompts: Literal[
+        "error", "drop", "truncate_left", "truncate_right", "truncate_middle"
+    ] = "error"
+    """What happens to a prompt above maxPromptTokens.
+    verl: data.truncation, error; data.filter_overlong_prompts is drop."""
+
+    apply_chat_template_kwargs: Arguments = Field(default_factory=dict)
+    """Variables handed to the chat template. verl: data.apply_chat_template_kwargs."""
+
+
+class OptimizerSpec(Section):
+    """AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) and its schedule."""
+
+    learning_rate: Annotated[float, Field(gt=0, le=1_000)] = 1e-6
+    """Peak learning rate. verl: optim.lr, 1e-6."""
+
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    """Optimizer steps of linear warm-up from 0. verl: lr_warmup_steps."""
+
+    schedule: Literal["constant", "cosine"] = "constant"
+    """After the warm-up. verl: lr_scheduler_type, constant."""
+
+    min_learning_rate_ratio: Share = 0.0
+    """Where cosine ends, as a share of learningRate. verl: min_lr_ratio, 0."""
+
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
+    """Decay of the first and second moment. verl: betas, 0.9 and 0.999."""
+
+    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """Added to the root of the second moment. Adam and PyTorch: 1e-8."""
+
+    weight_decay: Share = 0.01
+    """Decoupled weight decay. verl: weight_decay, 0.01."""
+
+    gradient_clip: Annotated[float, Field(gt=0, le=1_000_000)] | None = 1.0
+    """Largest global gradient norm; null: none. verl: grad_clip, 1."""
+
+
+class TrainingSpec(Section):
+    """How forward and backward are computed; none of it changes what is optimised."""
+
+    autocast: Literal["none", "bfloat16"] = "bfloat16"
+    """Type of the matrix products. verl: fsdp_config.dtype, bfloat16."""
+
+    micro_batch_tokens: Tokens = 16_384
+    """Tokens of one forward and backward; a longer group goes alone.
+    verl: ppo_max_token_len_per_gpu, 16384."""
+
+    logprob_chunk_tokens: Tokens | None = 256
+    """Tokens whose logits exist at one time; null: all of a micro-batch."""
+
+    share_prompts: bool = True
+    """Compute the prompt of a group once; gradients are the same."""
+
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass. verl: enable_gradient_checkpointing."""
+
+    skip_zero_gradient_groups: bool = True
+    """Skip groups whose gradient is provably zero; denominators still count their tokens."""
