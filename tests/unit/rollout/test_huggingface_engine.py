@@ -1,0 +1,269 @@
+import time
+
+import pytest
+import torch
+from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
+from ppojob_trainer.rollout.protocol import (
+    Finished,
+    Request,
+    RolloutError,
+    SamplingParams,
+    generate,
+)
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCAB = 64
+
+
+def tiny_model(seed: int = 0, *, tied: bool = True) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    return LlamaForCausalLM(config)
+
+
+def tiny_engine(seed: int = 0, *, tied: bool = True, max_sequences: int = 64) -> HuggingFaceEngine:
+    return HuggingFaceEngine(
+        tiny_model(seed, tied=tied), max_model_tokens=64, max_sequences=max_sequences
+    )
+
+
+def sampling(
+    temperature: float = 1.0,
+    *,
+    max_tokens: int = 12,
+    stop: tuple[int, ...] = (),
+    top_p: float = 1.0,
+    top_k: int = -1,
+) -> SamplingParams:
+    return SamplingParams(temperature, top_p, top_k, max_tokens, stop)
+
+
+def mixed_requests(number: int = 24) -> list[Request]:
+    """Prompts of different lengths, several samples each, with different ways to draw."""
+    ways = [
+        sampling(),
+        sampling(0.7, stop=(3, 5)),
+        sampling(0.0),
+        sampling(1.3, top_k=5, top_p=0.8),
+    ]
+    return [
+        Request(
+            request_id=f"row-{n}",
+            prompt=tuple((7 * (n // 4) + k) % VOCAB for k in range(1 + (n // 4) * 3)),
+            sampling=ways[n % len(ways)],
+            seed=1000 + n,
+        )
+        for n in range(number)
+    ]
+
+
+def full_forward_logprobs(
+    model: LlamaForCausalLM, request: Request, done: Finished
+) -> torch.Tensor:
+    """Of the response, by one forward without cache, padding or batch; no truncation."""
+    ids = torch.tensor([[*request.prompt, *done.tokens]])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0, len(request.prompt) - 1 : -1]
+    scaled = torch.log_softmax(logits / (request.sampling.temperature or 1.0), dim=-1)
+    return scaled.gather(-1, torch.tensor(done.tokens)[:, None])[:, 0]
+
+
+def test_logprobs_equal_a_forward_over_the_whole_text() -> None:
+    requests = [r for r in mixed_requests() if r.sampling.top_k == -1]
+    model = tiny_model()
+    for request, done in zip(requests, generate(tiny_engine(), requests), strict=True):
+        reference = full_forward_logprobs(model, request, done)
+        torch.testing.assert_close(torch.tensor(done.logprobs), reference, atol=1e-5, rtol=0)
+
+
+def test_greedy_takes_the_most_likely_token() -> None:
+    request = Request("a", (1, 2, 3), sampling(0.0), seed=0)
+    (done,) = generate(tiny_engine(), [request])
+    ids = list(request.prompt)
+    model = tiny_model()
+    for token in done.tokens:
+        with torch.no_grad():
+            assert int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()) == token
+        ids.append(token)
+
+
+def test_the_same_requests_give_the_same_bits_whatever_the_global_generator_does() -> None:
+    first = generate(tiny_engine(), mixed_requests())
+    engine = tiny_engine()
+    torch.manual_seed(99)
+    assert generate(engine, mixed_requests()) == first
+
+
+def test_generation_leaves_the_global_generator_alone() -> None:
+    engine = tiny_engine()
+    before = torch.random.get_rng_state()
+    generate(engine, mixed_requests())
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_seed_is_a_stream_of_its_own() -> None:
+    requests = [Request(f"{n}", (1, 2), sampling(), seed=n) for n in range(8)]
+    responses = {done.tokens for done in generate(tiny_engine(), requests)}
+    assert len(responses) == 8
+    twins = [Request(f"{n}", (1, 2), sampling(), seed=5) for n in range(2)]
+    one, other = generate(tiny_engine(), twins)
+    assert one.tokens == other.tokens
+
+
+def test_company_and_admission_in_waves_change_no_token() -> None:
+    requests = mixed_requests()
+    together = generate(tiny_engine(), requests)
+    in_waves = generate(tiny_engine(max_sequences=5), requests)
+    alone = [generate(tiny_engine(), [request])[0] for request in requests]
+    assert [d.tokens for d in together] == [d.tokens for d in in_waves] == [d.tokens for d in alone]
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(
+            torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=1e-5, rtol=0
+        )
+
+
+def test_the_ending_token_is_kept_and_its_reason_told() -> None:
+    ends = tuple(range(0, VOCAB, 4))
+    requests = [Request(f"{n}", (1,), sampling(stop=ends), seed=n) for n in range(32)]
+    done = generate(tiny_engine(), requests)
+    stopped = [d for d in done if d.finish_reason == "stop"]
+    assert stopped
+    for d in done:
+        assert not set(d.tokens[:-1]) & set(ends)
+        assert len(d.tokens) == len(d.logprobs) <= 12
+        assert (d.tokens[-1] in ends) == (d.finish_reason == "stop")
+        assert d.finish_reason == "stop" or len(d.tokens) == 12
+
+
+def test_responses_come_in_request_order_and_are_told_as_they_end() -> None:
+    requests = [
+        Request(f"{n}", (1,), sampling(max_tokens=1 + (5 * n) % 7), seed=n) for n in range(7)
+    ]
+    told: list[str] = []
+    done = generate(tiny_engine(), requests, lambda d: told.append(d.request_id))
+    assert [d.request_id for d in done] == [r.request_id for r in requests]
+    assert [len(d.tokens) for d in done] == [r.sampling.max_tokens for r in requests]
+    assert told == sorted(told, key=lambda name: 1 + (5 * int(name)) % 7)
+
+
+def test_abort_keeps_what_was_drawn_and_spares_the_others() -> None:
+    engine = tiny_engine(max_sequences=2)
+    requests = [Request(f"{n}", (1, 2), sampling(), seed=n) for n in range(3)]
+    for request in requests:
+        engine.submit(request)
+    assert [*engine.step(), *engine.step()] == []
+    for request_id in ("0", "2", "never heard of"):
+        engine.abort(request_id)
+    running, waiting = engine.step()
+    assert (running.request_id, running.finish_reason, len(running.tokens)) == ("0", "abort", 2)
+    assert (waiting.request_id, waiting.finish_reason, waiting.tokens) == ("2", "abort", ())
+    rest: list[Finished] = []
+    while engine.has_work():
+        rest += engine.step()
+    alone = generate(tiny_engine(), [requests[1]])[0]
+    assert [d.tokens for d in rest] == [alone.tokens]
+
+
+def test_a_failing_listener_leaves_an_idle_engine() -> None:
+    engine = tiny_engine()
+
+    def fail(done: Finished) -> None:
+        raise KeyError(done.request_id)
+
+    with pytest.raises(KeyError):
+        generate(engine, mixed_requests(), fail)
+    assert not engine.has_work()
+    assert generate(engine, mixed_requests()) == generate(tiny_engine(), mixed_requests())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_loaded_weights_are_those_of_a_fresh_engine(tied: bool) -> None:
+    engine = tiny_engine(seed=0, tied=tied)
+    before = generate(engine, mixed_requests())
+    engine.load_weights(7, tiny_model(seed=1, tied=tied).named_parameters())
+    fresh = generate(tiny_engine(seed=1, tied=tied), mixed_requests())
+    after = generate(engine, mixed_requests())
+    assert [(d.tokens, d.logprobs) for d in after] == [(d.tokens, d.logprobs) for d in fresh]
+    assert {d.policy_version for d in before} == {0}
+    assert {d.policy_version for d in after} == {7} == {engine.policy_version}
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    engine = tiny_engine()
+    tensors = dict(tiny_model(seed=1).named_parameters())
+    norm = tensors.pop("model.norm.weight")
+    with pytest.raises(RolloutError, match=r"1 tensors missing, first model\.norm\.weight"):
+        engine.load_weights(1, tensors.items())
+    with pytest.raises(RolloutError, match=r"'norm\.weight': the model has no such tensor"):
+        engine.load_weights(1, {**tensors, "norm.weight": norm}.items())
+    with pytest.raises(RolloutError, match=r"got shape \(3,\); the model's is \(32,\)"):
+        engine.load_weights(1, {**tensors, "model.norm.weight": norm[:3]}.items())
+    assert engine.policy_version == 0
+
+
+def test_a_busy_or_sleeping_engine_refuses() -> None:
+    engine = tiny_engine()
+    engine.submit(Request("a", (1,), sampling(), seed=0))
+    with pytest.raises(RolloutError, match="in flight"):
+        engine.load_weights(1, tiny_model().named_parameters())
+    with pytest.raises(RolloutError, match="in flight"):
+        engine.reset_cache()
+    with pytest.raises(RolloutError, match="still holds requests"):
+        generate(engine, mixed_requests())
+    engine.abort("a")
+    engine.step()
+    engine.sleep()
+    with pytest.raises(RolloutError, match="asleep"):
+        engine.submit(Request("a", (1,), sampling(), seed=0))
+    engine.wake()
+    assert generate(engine, mixed_requests()) == generate(tiny_engine(), mixed_requests())
+    engine.close()
+    engine.close()
+    with pytest.raises(RolloutError, match="closed"):
+        engine.submit(Request("a", (1,), sampling(), seed=0))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "message"),
+    [
+        ((), 4, "got an empty prompt"),
+        ((1, VOCAB), 4, f"got token {VOCAB}: .*allowed 0 to {VOCAB - 1}"),
+        ((-1, 2), 4, "got token -1"),
+        ((1,) * 60, 5, "got 60 prompt tokens and up to 5 .*at most 64"),
+    ],
+)
+def test_requests_that_do_not_fit_are_refused(
+    prompt: tuple[int, ...], max_tokens: int, message: str
+) -> None:
+    engine = tiny_engine()
+    with pytest.raises(ValueError, match=message):
+        engine.submit(Request("a", prompt, sampling(max_tokens=max_tokens), seed=0))
+    assert not engine.has_work()
+
+
+def test_an_id_is_taken_while_it_runs() -> None:
+    engine = tiny_engine()
+    engine.submit(Request("a", (1,), sampling(), seed=0))
+    with pytest.raises(ValueError, match="already in use"):
+        engine.submit(Request("a", (2,), sampling(), seed=0))
+
+
+def test_hundreds_of_short_requests_take_seconds() -> None:
+    requests = [Request(f"{n}", (1 + n % 16, 2), sampling(), seed=n) for n in range(256)]
+    engine = tiny_engine(max_sequences=128)
+    started = time.perf_counter()
+    generate(engine, requests)
+    assert time.perf_counter() - started < 10.0

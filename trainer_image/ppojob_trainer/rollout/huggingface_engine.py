@@ -1,0 +1,243 @@
+"""Rollouts with plain Hugging Face forwards: the fall-back, and the engine of tiny test models.
+
+Requests that are admitted together form a batch: their distinct prompts are prefilled once, padded
+on the left, and the rows then advance by one token a step until they end. Requests that come later
+form a batch of their own, so caches are never merged. The same requests in the same order give the
+same bits; a row's random stream is its own, so another company changes its tokens only where the
+last bits of a logit decide.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from ppojob_trainer.rollout.admission import check_request
+from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, RolloutError
+from ppojob_trainer.rollout.sampling import draw, processed_logprobs
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request under way."""
+
+    number: int  # of submission
+    request: Request
+    uniforms: Tensor  # (max_tokens,) float64
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Rows that share a key-value cache: B rows, K cached positions."""
+
+    rows: list[_Row]
+    cache: Cache
+    attention_mask: Tensor  # (B, K) int64, 0 on the left padding
+    logits: Tensor  # (B, vocab), of the token that comes next
+
+
+class HuggingFaceEngine:
+    """A `RolloutEngine` over a causal language model of transformers."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, max_model_tokens: int, max_sequences: int
+    ) -> None:
+        """Take over `model`.
+
+        Args:
+            model: On its device, in the type to generate in; this engine's own from now on.
+            max_model_tokens: Longest prompt and response together.
+            max_sequences: Rows that run at once; further ones wait.
+        """
+        self._model = model.eval().requires_grad_(False)
+        self._home = model.device
+        self._max_model_tokens = max_model_tokens
+        self._max_sequences = max_sequences
+        self._policy_version = 0
+        self._submitted = 0
+        self._waiting: dict[str, _Row] = {}
+        self._running: dict[str, _Row] = {}
+        self._aborted: list[_Row] = []
+        self._batches: list[_Batch] = []
+        self._awake = True
+
+    @property
+    def policy_version(self) -> int:
+        """See `RolloutEngine`."""
+        return self._policy_version
+
+    def submit(self, request: Request) -> None:
+        """See `RolloutEngine`."""
+        if not self._awake:
+            raise RolloutError(f"submit {request.request_id!r}: the engine is asleep or closed")
+        if request.request_id in self._waiting or request.request_id in self._running:
+            raise ValueError(f"request {request.request_id!r}: the id is already in use")
+        vocab_size = self._model.get_input_embeddings().weight.shape[0]
+        check_request(request, max_model_tokens=self._max_model_tokens, vocab_size=vocab_size)
+        stream = torch.Generator().manual_seed(request.seed)
+        uniforms = torch.rand(request.sampling.max_tokens, generator=stream, dtype=torch.float64)
+        self._waiting[request.request_id] = _Row(self._submitted, request, uniforms)
+        self._submitted += 1
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """See `RolloutEngine`."""
+        ended = self._aborted
+        self._aborted = []
+        self._forget_ended()
+        for batch in self._batches:
+            self._decode(batch)
+        admitted = list(self._waiting.values())[: self._max_sequences - len(self._running)]
+        if admitted:
+            self._batches.append(self._prefill(admitted))
+        for batch in self._batches:
+            ended = ended + self._draw(batch)
+        self._forget_ended()
+        ended.sort(key=lambda row: row.number)
+        return [self._report(row) for row in ended]
+
+    def has_work(self) -> bool:
+        """See `RolloutEngine`."""
+        return bool(self._waiting or self._running or self._aborted)
+
+    def abort(self, request_id: str) -> None:
+        """See `RolloutEngine`."""
+        row = self._waiting.pop(request_id, None) or self._running.pop(request_id, None)
+        if row is not None:
+            row.finish_reason = "abort"
+            self._aborted.append(row)
+
+    @torch.no_grad()
+    def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """See `RolloutEngine`."""
+        self._refuse_busy("load_weights")
+        own = self._model.state_dict(keep_vars=True)
+        loaded: set[int] = set()
+        for name, tensor in tensors:
+            if name not in own:
+                raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
+            if own[name].shape != tensor.shape:
+                raise RolloutError(
+                    f"load_weights: {name}: got shape {tuple(tensor.shape)}; the model's is "
+                    f"{tuple(own[name].shape)}"
+                )
+            own[name].copy_(tensor)
+            loaded.add(id(own[name]))
+        missing = [name for name, own_tensor in own.items() if id(own_tensor) not in loaded]
+        if missing:
+            raise RolloutError(f"load_weights: {len(missing)} tensors missing, first {missing[0]}")
+        self._policy_version = version
+
+    def reset_cache(self) -> None:
+        """See `RolloutEngine`; prefixes live no longer than their batch here."""
+        self._refuse_busy("reset_cache")
+
+    def sleep(self) -> None:
+        """Move the weights to the host; without an accelerator there is nothing to give back."""
+        self._refuse_busy("sleep")
+        self._model.to("cpu")
+        self._awake = False
+
+    def wake(self) -> None:
+        """See `RolloutEngine`."""
+        self._model.to(self._home)
+        self._awake = True
+
+    def close(self) -> None:
+        """See `RolloutEngine`."""
+        self._waiting.clear()
+        self._running.clear()
+        self._aborted.clear()
+        self._batches.clear()
+        self._awake = False
+
+    def _refuse_busy(self, what: str) -> None:
+        if self.has_work():
+            raise RolloutError(f"{what}: requests are in flight; finish or abort them first")
+
+    def _prefill(self, rows: list[_Row]) -> _Batch:
+        """Run the distinct prompts of `rows` once, padded on the left, and spread their caches."""
+        for row in rows:
+            self._running[row.request.request_id] = self._waiting.pop(row.request.request_id)
+        position = {
+            prompt: n for n, prompt in enumerate(dict.fromkeys(r.request.prompt for r in rows))
+        }
+        longest = max(map(len, position))
+        input_ids = torch.zeros(len(position), longest, dtype=torch.int64)
+        attention_mask = torch.zeros_like(input_ids)
+        for prompt, n in position.items():
+            input_ids[n, longest - len(prompt) :] = torch.tensor(prompt)
+            attention_mask[n, longest - len(prompt) :] = 1
+        attention_mask = attention_mask.to(self._home)
+        output = self._model(
+            input_ids=input_ids.to(self._home),
+            attention_mask=attention_mask,
+            position_ids=(attention_mask.cumsum(dim=-1) - 1).clamp(min=0),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        spread = torch.tensor([position[r.request.prompt] for r in rows], device=self._home)
+        output.past_key_values.batch_select_indices(spread)
+        return _Batch(
+            rows, output.past_key_values, attention_mask[spread], output.logits[spread, -1]
+        )
+
+    def _decode(self, batch: _Batch) -> None:
+        """Feed each row's last token."""
+        last = torch.tensor([[row.tokens[-1]] for row in batch.rows], device=self._home)
+        seen = batch.attention_mask.new_ones(len(batch.rows), 1)
+        batch.attention_mask = torch.cat([batch.attention_mask, seen], dim=1)
+        output = self._model(
+            input_ids=last,
+            attention_mask=batch.attention_mask,
+            position_ids=batch.attention_mask.sum(dim=-1, keepdim=True) - 1,
+            past_key_values=batch.cache,
+            use_cache=True,
+        )
+        batch.logits = output.logits[:, -1]
+
+    def _draw(self, batch: _Batch) -> list[_Row]:
+        """Give each row its next token; return the rows that it ended."""
+        sampling = [row.request.sampling for row in batch.rows]
+        logprobs = processed_logprobs(batch.logits, sampling)
+        uniforms = torch.stack([row.uniforms[len(row.tokens)] for row in batch.rows])
+        drawn = draw(logprobs, uniforms.to(logprobs.device), sampling)
+        taken = logprobs.gather(-1, drawn[:, None])[:, 0]
+        ended = []
+        for row, token, logprob in zip(batch.rows, drawn.tolist(), taken.tolist(), strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            if token in row.request.sampling.stop_token_ids:
+                row.finish_reason = "stop"
+            elif len(row.tokens) == row.request.sampling.max_tokens:
+                row.finish_reason = "length"
+            if row.finish_reason is not None:
+                del self._running[row.request.request_id]
+                ended.append(row)
+        return ended
+
+    def _forget_ended(self) -> None:
+        """Drop ended rows from their batches' caches, and batches without rows."""
+        for batch in self._batches:
+            live = [n for n, row in enumerate(batch.rows) if row.finish_reason is None]
+            if 0 < len(live) < len(batch.rows):
+                index = torch.tensor(live, device=self._home)
+                batch.cache.batch_select_indices(index)
+                batch.attention_mask = batch.attention_mask[index]
+            batch.rows = [batch.rows[n] for n in live]
+        self._batches = [batch for batch in self._batches if batch.rows]
+
+    def _report(self, row: _Row) -> Finished:
+        assert row.finish_reason is not None
+        return Finished(
+            request_id=row.request.request_id,
+            tokens=tuple(row.tokens),
+            logprobs=tuple(row.logprobs),
+            finish_reason=row.finish_reason,
+            policy_version=self._policy_version,
+        )
