@@ -1,0 +1,142 @@
+"""What can go wrong in a training job, as types that the layers above decide by.
+
+::
+
+    PPOJobError                  everything the trainer raises on purpose; exit_status 3
+    +-- ConfigError              the input is wrong, nothing was started; exit_status 2
+    |   +-- CannotResume         the commit belongs to another job, configuration or format
+    +-- JobFailed                the job is over and did not succeed
+    +-- RoleLost                 a role lost a rank: a new epoch of that role is needed
+    +-- Fenced                   an order of an epoch that is over: whoever sent it must stop
+    +-- StorageError             the disk refused: full, read-only, broken
+    +-- DamagedCommit            a file of a commit is not what its manifest says
+    |   +-- CheckpointLost       the journal knows of commits, and none can be read
+    +-- RewardFailed             a reward function raised, hung or answered nonsense
+    |   +-- NonFiniteReward      ... or answered NaN or infinity
+    +-- InjectedFault            raised by a failpoint in a test
+
+Every message is one line: ``where: got <value>: why; what is allowed``.
+"""
+
+# ruff: noqa: N818  the names say what happened; most of them are no mistake of anyone
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+
+class PPOJobError(Exception):
+    """The root of all errors that the trainer raises on purpose.
+
+    Attributes:
+        exit_status: what the process that meets this error at its top exits with.
+    """
+
+    exit_status: ClassVar[int] = 3
+
+
+class ConfigError(PPOJobError, ValueError):
+    """The user's input is wrong.
+
+    Carries every problem found, one line each, since people want to mend a file in one go.
+    """
+
+    exit_status: ClassVar[int] = 2
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class CannotResume(ConfigError):
+    """A commit exists, and it is not one of this job: names the one item that differs."""
+
+
+class JobFailed(PPOJobError):
+    """The job is over without success; the message says which stage and why."""
+
+
+class RoleLost(PPOJobError):
+    """A role can no longer answer in its present epoch.
+
+    Attributes:
+        role: name of the role, as in the resource (``actor_rollout``).
+        reason: one line, for people.
+    """
+
+    def __init__(self, role: str, reason: str) -> None:
+        self.role = role
+        self.reason = reason
+        super().__init__(f"{role}: lost: {reason}")
+
+
+class Fenced(PPOJobError):
+    """Something of an older epoch still speaks; it must stop, and its answer is not used.
+
+    Attributes:
+        role: the role whose epoch is meant.
+        got: epoch of the sender.
+        current: epoch that holds now.
+    """
+
+    def __init__(self, role: str, got: int, current: int) -> None:
+        self.role = role
+        self.got = got
+        self.current = current
+        super().__init__(f"{role}: got epoch {got}: it is over; the current epoch is {current}")
+
+
+class StorageError(PPOJobError):
+    """A write did not reach the disk.
+
+    Attributes:
+        path: what was to be written.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        super().__init__(f"{path}: {reason}")
+
+
+class DamagedCommit(PPOJobError):
+    """A file of a commit is absent, cut, changed or foreign.
+
+    Attributes:
+        file: the file, relative to the checkpoints folder (``step-000020/manifest.json``).
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, file: str, reason: str) -> None:
+        self.file = file
+        self.reason = reason
+        super().__init__(f"{file}: {reason}")
+
+
+class CheckpointLost(DamagedCommit):
+    """Commits were sealed and none is left to read: never start from step 0 in silence."""
+
+
+class RewardFailed(PPOJobError):
+    """A reward function did not give a usable answer.
+
+    Attributes:
+        where: function and row (``gsm8k: row 12``).
+        reason: one line.
+    """
+
+    def __init__(self, where: str, reason: str) -> None:
+        self.where = where
+        self.reason = reason
+        super().__init__(f"{where}: {reason}")
+
+
+class NonFiniteReward(RewardFailed):
+    """A reward function answered NaN or infinity, which would poison every weight."""
+
+    def __init__(self, where: str, value: float) -> None:
+        self.value = value
+        super().__init__(where, f"got {value}: a reward must be a finite number")
+
+
+class InjectedFault(PPOJobError):
+    """Raised by a failpoint armed with ``raise``; never in a real job."""

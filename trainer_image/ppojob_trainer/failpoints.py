@@ -1,0 +1,212 @@
+"""Named points at which a test can kill, stop or fail this very process.
+
+A point is declared beside its use and hit where it matters, on both sides of every durable act::
+
+    STEP_DONE = failpoints.declare("controller.step.done")
+    ...
+    failpoints.hit(STEP_DONE)
+
+Nothing happens unless the environment arms it (form of etcd's gofail points):
+
+- ``PPOJOB_ENABLE_FAILPOINTS=1`` must be set, else an armed variable is refused;
+- ``PPOJOB_FAILPOINT="<name>[@<n>]=<kill|kill_group|stop|raise>[;...]"`` fires at the n-th hit
+  (default the first) in a process: SIGKILL to itself or to its process group, SIGSTOP, or
+  ``InjectedFault``;
+- ``PPOJOB_FAILPOINT_ONCE=<folder>`` keeps a marker a fired point there, made before it fires, so
+  that each fires once over all processes and restarts, and the restarted one runs on.
+
+Unarmed, a hit costs one comparison.
+"""
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from ppojob_trainer.errors import ConfigError, InjectedFault
+
+ENABLE_VARIABLE: Final = "PPOJOB_ENABLE_FAILPOINTS"
+POINT_VARIABLE: Final = "PPOJOB_FAILPOINT"
+ONCE_VARIABLE: Final = "PPOJOB_FAILPOINT_ONCE"
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
+_ARMING = re.compile(r"(?P<name>[^@=]+)(@(?P<nth>[0-9]+))?=(?P<action>.*)")
+
+
+class Action(StrEnum):
+    """What a point does to its process when it fires."""
+
+    KILL = "kill"
+    KILL_GROUP = "kill_group"
+    STOP = "stop"
+    RAISE = "raise"
+
+
+@dataclass(frozen=True, slots=True)
+class Armed:
+    """One point of the environment variable.
+
+    Attributes:
+        name: the point.
+        nth: fires at this hit within the process, counted from 1.
+        action: what happens.
+    """
+
+    name: str
+    nth: int
+    action: Action
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.nth}={self.action}"
+
+
+class _Plan:
+    """The armed points of this process and how often each was hit."""
+
+    def __init__(self, armed: Iterable[Armed], once: Path | None) -> None:
+        self.armed = tuple(armed)
+        self._once = once
+        self._hits: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def hit(self, name: str) -> None:
+        assert name in _declared, f"failpoint {name} was never declared"
+        with self._lock:
+            count = self._hits[name] = self._hits.get(name, 0) + 1
+        for point in self.armed:
+            if point.name == name and point.nth == count and self._is_first(point):
+                _fire(point)
+
+    def _is_first(self, point: Armed) -> bool:
+        """Claim the marker of a point; False where another process or life has fired it."""
+        if self._once is None:
+            return True
+        try:
+            marker = os.open(self._once / str(point), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            return False
+        os.fsync(marker)
+        os.close(marker)
+        folder = os.open(self._once, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+        return True
+
+
+_declared: set[str] = set()
+_plan: _Plan | None = None  # None: the environment was not read yet
+
+
+def declare(name: str) -> str:
+    """Register a point and give its name back.
+
+    Args:
+        name: dotted lower-case words, unique in the program (``controller.step.done``).
+    """
+    assert _NAME.fullmatch(name), f"failpoint name {name!r} is not dotted lower-case words"
+    assert name not in _declared, f"failpoint {name} is declared twice"
+    _declared.add(name)
+    return name
+
+
+def all_points() -> tuple[str, ...]:
+    """Names of all points of the modules imported so far, sorted; what a kill test walks over."""
+    return tuple(sorted(_declared))
+
+
+def parse(environ: Mapping[str, str]) -> tuple[Armed, ...]:
+    """Read what is armed.
+
+    Args:
+        environ: the process environment.
+
+    Raises:
+        ConfigError: the variable does not parse, or points are armed and not enabled.
+    """
+    text = environ.get(POINT_VARIABLE, "")
+    if not text:
+        return ()
+    if environ.get(ENABLE_VARIABLE) != "1":
+        raise ConfigError(
+            f"{POINT_VARIABLE}: got {text!r}: failpoints are for tests and kill this process; "
+            f"unset it, or set {ENABLE_VARIABLE}=1"
+        )
+    armed = []
+    for part in text.split(";"):
+        match = _ARMING.fullmatch(part.strip())
+        action = match["action"] if match else ""
+        nth = int(match["nth"] or 1) if match else 0
+        if match is None or action not in list(Action) or nth < 1:
+            raise ConfigError(
+                f"{POINT_VARIABLE}: got {part!r}: not a failpoint; "
+                f"write <name>[@<n, from 1>]=<{'|'.join(Action)}>"
+            )
+        armed.append(Armed(name=match["name"], nth=nth, action=Action(action)))
+    return tuple(armed)
+
+
+def arm(environ: Mapping[str, str] | None = None) -> None:
+    """Read the environment now, so that a wrong variable is refused before anything starts.
+
+    The first hit does the same where no entry point has.
+
+    Args:
+        environ: the process environment by default.
+
+    Raises:
+        ConfigError: see ``parse``.
+    """
+    global _plan
+    environ = os.environ if environ is None else environ
+    folder = environ.get(ONCE_VARIABLE)
+    _plan = _Plan(parse(environ), Path(folder) if folder else None)
+
+
+def refuse_unknown() -> None:
+    """Refuse armed names that nothing imported so far declares: a typing error kills nothing.
+
+    Raises:
+        ConfigError: names the unknown ones.
+    """
+    if _plan is None:
+        arm()
+    assert _plan is not None
+    unknown = sorted({point.name for point in _plan.armed} - _declared)
+    if unknown:
+        raise ConfigError(f"{POINT_VARIABLE}: got {name!r}: no such failpoint" for name in unknown)
+
+
+def hit(name: str) -> None:
+    """Pass a point; most of the time nothing happens.
+
+    Args:
+        name: a declared point.
+
+    Raises:
+        InjectedFault: the point is armed with ``raise``.
+        ConfigError: first hit of all, and the environment is wrong.
+    """
+    if _plan is None:
+        arm()
+    assert _plan is not None
+    if _plan.armed:
+        _plan.hit(name)
+
+
+def _fire(point: Armed) -> None:
+    match point.action:
+        case Action.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case Action.KILL_GROUP:
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        case Action.STOP:
+            # To this very thread: sent to the process, it may stop another thread first while
+            # this one passes the point.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        case Action.RAISE:
+            raise InjectedFault(f"failpoint {point} fired")
