@@ -1,0 +1,45 @@
+"""The container contract: what a pod is told, and by which names (docs/contract.md).
+
+Whoever starts a pod (the operator on a cluster, the runner on one machine) sets these variables;
+argv and code hold no absolute path, port or host.
+"""
+
+ENV_CONFIG = "PPOJOB_CONFIG"
+"""File: the resolved run configuration, JSON."""
+ENV_ROLE = "PPOJOB_ROLE"
+"""Role of the pod: `controller`, `actorRollout`, `reward`, ..."""
+ENV_POD_INDEX = "PPOJOB_POD_INDEX"
+"""Index of the pod within its role, from 0."""
+ENV_POD_ADDRESS = "PPOJOB_POD_ADDRESS"
+"""IP address that the pod's servers bind."""
+ENV_KEYS = "PPOJOB_KEYS"
+"""Folder with the role's key pair and everybody's public keys."""
+ENV_RUN_FOLDER = "PPOJOB_RUN_FOLDER"
+"""Folder of the run: metrics, checkpoints, rollouts, export."""
+ENV_SCRATCH = "PPOJOB_SCRATCH"
+"""Writable folder of the pod's own; its content may vanish with the pod."""
+ENV_ADDRESS_BOOK = "PPOJOB_ADDRESS_BOOK"
+"""File: JSON of pod name -> IP address; absent where names resolve by DNS."""
+ENV_DIE_WITH_PARENT = "PPOJOB_DIE_WITH_PARENT"
+"""`1` where whoever started the pod must not be outlived by it (one machine, no kubelet)."""
+
+ENV_RANK = "PPOJOB_RANK"
+"""Rank within the role's world; set by the pod's supervisor, as are the three below."""
+ENV_LOCAL_RANK = "PPOJOB_LOCAL_RANK"
+ENV_EPOCH = "PPOJOB_EPOCH"
+ENV_LIFELINE = "PPOJOB_LIFELINE"
+"""File descriptor of the pipe on which a process tells its supervisor that it lives."""
+
+# Below the range that Linux hands out by itself (32768 and up), so a port is never taken by chance.
+PORT_SUPERVISOR = 7400
+PORT_HEALTH = 7403
+PORT_FIRST_RANK = 7420
+"""A rank serves on this port plus its local rank."""
+
+EXIT_DONE = 0
+EXIT_INVALID = 2
+EXIT_FAILED = 3
+EXIT_INTERRUPTED = 130
+
+SUPERVISE_COMMAND = ("python", "-m", "ppojob_trainer", "supervise")
+"""argv of every role container and of the controller's."""

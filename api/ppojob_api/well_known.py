@@ -1,0 +1,53 @@
+"""Names that the operator, the pods and people agree on: keys, environment, ports, limits."""
+
+from typing import Final, Literal
+
+GROUP: Final = "ppojob.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = "ppojob.dev/v1alpha1"
+KIND: Final = "PPOJob"
+PLURAL: Final = "ppojobs"
+SINGULAR: Final = "ppojob"
+SHORT_NAME: Final = "ppo"
+
+RoleName = Literal["controller", "actorRollout", "rollout", "reference", "critic", "reward"]
+
+# As the role is called in names of pods and services, which know no capitals.
+ROLE_SLUGS: Final[dict[RoleName, str]] = {
+    "controller": "controller",
+    "actorRollout": "actor-rollout",
+    "rollout": "rollout",
+    "reference": "reference",
+    "critic": "critic",
+    "reward": "reward",
+}
+
+LABEL_JOB: Final = "ppojob.dev/job"
+LABEL_ROLE: Final = "ppojob.dev/role"
+ANNOTATION_CONFIG_DIGEST: Final = "ppojob.dev/config-digest"
+RESERVED_PREFIX: Final = "ppojob.dev/"
+
+# A StatefulSet puts its name and an 11-character revision hash into a label of 63 characters, and
+# the longest role name with its hyphen takes 14 of the 52 that are left.
+STATEFUL_SET_NAME_LIMIT: Final = 52
+JOB_NAME_LIMIT: Final = STATEFUL_SET_NAME_LIMIT - max(len(slug) + 1 for slug in ROLE_SLUGS.values())
+JOB_NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAMESPACE_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+
+# Client-side apply keeps the whole object in an annotation, and annotations end at 256 KiB.
+MANIFEST_BYTES_LIMIT: Final = 256 * 1024
+
+
+def workload_name(job: str, role: RoleName) -> str:
+    """Name of a role's StatefulSet and of its headless service: `<job>-<role>`."""
+    return f"{job}-{ROLE_SLUGS[role]}"
+
+
+def pod_name(job: str, role: RoleName, index: int) -> str:
+    """Name of one pod of a role: `<job>-<role>-<index>`."""
+    return f"{workload_name(job, role)}-{index}"
+
+
+def pod_host(job: str, role: RoleName, index: int) -> str:
+    """Host name of one pod inside its namespace: `<pod>.<service>`."""
+    return f"{pod_name(job, role, index)}.{workload_name(job, role)}"
