@@ -1,0 +1,194 @@
+"""The resolved run configuration: what the operator renders and what every pod reads.
+
+Nothing is left open in it: every default is written out, so two runs with equal digests did the
+same thing, and a later version with other defaults cannot change the meaning of an old run.
+"""
+
+import hashlib
+import json
+import uuid
+from typing import Any
+
+from ppojob_api import topology
+from ppojob_api.topology import Topology
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, GrpoSpec, ReinforcePlusPlusSpec
+from ppojob_api.v1alpha1.job import Metadata, PPOJob, PPOJobSpec
+from ppojob_api.v1alpha1.roles import ReferenceRole, RolePods, RolesSpec
+from ppojob_api.v1alpha1.section import Section
+
+# Sections that decide the weights; what is missing may change between a run and its resumption.
+TRAJECTORY_SECTIONS = (
+    "seed",
+    "model",
+    "data",
+    "algorithm",
+    "optimizer",
+    "training",
+    "rollout",
+    "rewards",
+    "roles",
+)
+
+
+class EngineFacts(Section):
+    """What else decides the bits of a run; null where it is not known yet (plan, operator)."""
+
+    torch: str | None = None
+    """Version of torch."""
+
+    transformers: str | None = None
+    """Version of transformers."""
+
+    vllm: str | None = None
+    """Version of vLLM."""
+
+    instruction_set: str | None = None
+    """Widest instruction set of the processor, or the name of the GPU."""
+
+
+class RunConfig(Section):
+    """One run, with nothing left open."""
+
+    name: str
+    """Name of the job."""
+
+    namespace: str
+    """Namespace of the job."""
+
+    uid: str
+    """Identity of this run: a job deleted and made again has another."""
+
+    spec: PPOJobSpec
+    """The spec with every default written out; itself a valid spec."""
+
+    topology: Topology
+    """Pods and ranks."""
+
+    facts: EngineFacts = EngineFacts()
+    """Versions and hardware."""
+
+    def to_json(self) -> bytes:
+        """Canonical JSON: sorted keys, no spaces, ASCII; equal configurations give equal bytes."""
+        return _canonical(self.model_dump(mode="json"))
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> "RunConfig":
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: It is not a run configuration of this version.
+        """
+        return cls.model_validate_json(data, by_alias=True, by_name=False)
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON, as 64 hex digits."""
+        return hashlib.sha256(self.to_json()).hexdigest()
+
+    def trajectory_digest(self) -> str:
+        """SHA-256 of what decides the weights; a resumed run must agree in it.
+
+        Length of the run, loggers, time limits and checkpoints may change on the way; with a
+        cosine schedule the length decides the learning rate, so there it counts.
+        """
+        spec = self.spec.model_dump(mode="json")
+        parts: dict[str, Any] = {key: spec[key] for key in TRAJECTORY_SECTIONS}
+        if self.spec.optimizer.schedule == "cosine":
+            parts["steps"] = {key: spec["steps"][key] for key in ("total", "epochs")}
+        return hashlib.sha256(_canonical(parts)).hexdigest()
+
+    def job(self) -> PPOJob:
+        """The manifest that resolves to this configuration; `job.yaml` of a run folder."""
+        metadata = Metadata(name=self.name, namespace=self.namespace, uid=self.uid)
+        return PPOJob(
+            api_version="ppojob.dev/v1alpha1", kind="PPOJob", metadata=metadata, spec=self.spec
+        )
+
+
+def resolve(job: PPOJob, *, facts: EngineFacts | None = None) -> RunConfig:
+    """Write out every default of a valid job.
+
+    Args:
+        job: A job that `validation.check` found nothing in.
+        facts: Versions and hardware, where the caller knows them.
+
+    Returns:
+        The run configuration. Resolving its `job()` again gives the same spec. A job without uid
+        gets one derived from its namespace and name.
+    """
+    metadata = job.metadata
+    spec = _resolved_spec(job.spec)
+    return RunConfig(
+        name=metadata.name,
+        namespace=metadata.namespace,
+        uid=metadata.uid or _uid(metadata),
+        spec=spec,
+        topology=topology.build(metadata.name, spec),
+        facts=facts or EngineFacts(),
+    )
+
+
+def _canonical(value: dict[str, Any]) -> bytes:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii")
+
+
+def _uid(metadata: Metadata) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"ppojob.dev/{metadata.namespace}/{metadata.name}"))
+
+
+def _resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
+    data, rollout = spec.data, spec.rollout
+    return spec.model_copy(
+        update={
+            "model": spec.model.model_copy(
+                update={"tokenizer_path": spec.model.tokenizer_path or spec.model.path}
+            ),
+            "data": data.model_copy(update={"seed": spec.seed if data.seed is None else data.seed}),
+            "algorithm": _resolved_algorithm(spec),
+            "rollout": rollout.model_copy(
+                update={
+                    "max_model_tokens": rollout.max_model_tokens
+                    or data.max_prompt_tokens + data.max_response_tokens
+                }
+            ),
+            "roles": _resolved_roles(spec),
+        }
+    )
+
+
+def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
+    algorithm = spec.algorithm
+    update: dict[str, object] = {
+        "mini_batch_prompts": algorithm.mini_batch_prompts or algorithm.prompts_per_step
+    }
+    if algorithm.type == "grpo":
+        update["grpo"] = algorithm.grpo or GrpoSpec()
+    if algorithm.type == "reinforce_plus_plus":
+        update["reinforce_plus_plus"] = algorithm.reinforce_plus_plus or ReinforcePlusPlusSpec()
+    if algorithm.loss_aggregation == "sequence_mean_token_sum_norm":
+        update["loss_scale_tokens"] = algorithm.loss_scale_tokens or spec.data.max_response_tokens
+    return algorithm.model_copy(update=update)
+
+
+def _resolved_roles(spec: PPOJobSpec) -> RolesSpec:
+    roles = spec.roles
+    update: dict[str, object] = {"actor_rollout": _resolved_pods(roles.actor_rollout)}
+    if roles.reference is None and spec.algorithm.kl.in_ != "none":
+        update["reference"] = ReferenceRole()
+    return roles.model_copy(update=update)
+
+
+def _resolved_pods(pods: RolePods) -> RolePods:
+    ranks = topology.ranks_per_replica(pods)
+    return pods.model_copy(
+        update={
+            "ranks_per_replica": ranks,
+            "threads_per_rank": topology.threads_per_rank(pods),
+            "parallelism": pods.parallelism.model_copy(
+                update={
+                    "data_shard": pods.parallelism.data_shard
+                    or pods.replicas * ranks // pods.parallelism.tensor
+                }
+            ),
+        }
+    )

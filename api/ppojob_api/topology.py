@@ -1,0 +1,162 @@
+"""Which pods a job has, and which ranks live in them: a pure function of the spec.
+
+The operator renders pods by it and the pods find each other by it, so there is one answer to
+"where is rank 3 of the reward role", and it needs no look-up.
+"""
+
+from typing import Literal
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.roles import RolePods
+from ppojob_api.v1alpha1.section import Items, Section
+from ppojob_api.well_known import RoleName, pod_host, pod_name
+
+Device = Literal["cpu", "cuda"]
+
+
+class PodTopology(Section):
+    """One pod of a role."""
+
+    name: str
+    """`<job>-<role>-<index>`."""
+
+    host: str
+    """`<job>-<role>-<index>.<job>-<role>`, resolved inside the job's namespace."""
+
+    index: int
+    """Ordinal of the pod."""
+
+
+class RoleTopology(Section):
+    """The pods and ranks of one role."""
+
+    role: RoleName
+    """Name as in the spec."""
+
+    device: Device
+    """Where its tensors live."""
+
+    pods: Items[PodTopology]
+    """By ordinal; those of `colocatedWith` where that is given."""
+
+    ranks_per_pod: int
+    """Processes in each pod."""
+
+    threads_per_rank: int
+    """Threads of each process."""
+
+    gpus_per_pod: int
+    """GPUs of each pod."""
+
+    colocated_with: RoleName | None = None
+    """The role whose pods this one lives in; null: pods of its own."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the role."""
+        return len(self.pods) * self.ranks_per_pod
+
+    def pod_of(self, rank: int) -> PodTopology:
+        """The pod that holds `rank`; ranks are dealt pod by pod.
+
+        Raises:
+            IndexError: There is no such rank.
+        """
+        if not 0 <= rank < self.world_size:
+            raise IndexError(f"role {self.role} has ranks 0 to {self.world_size - 1}, not {rank}")
+        return self.pods[rank // self.ranks_per_pod]
+
+    def ranks_of(self, pod_index: int) -> range:
+        """The ranks in one pod, in order of their local rank."""
+        first = pod_index * self.ranks_per_pod
+        return range(first, first + self.ranks_per_pod)
+
+
+class Topology(Section):
+    """All roles of a job, the controller first."""
+
+    roles: Items[RoleTopology]
+    """Roles that this job has, in the order of the spec."""
+
+    def role(self, name: RoleName) -> RoleTopology:
+        """One role by name.
+
+        Raises:
+            KeyError: The job has no such role.
+        """
+        for role in self.roles:
+            if role.role == name:
+                return role
+        raise KeyError(name)
+
+    def has(self, name: RoleName) -> bool:
+        """Whether the job has this role."""
+        return any(role.role == name for role in self.roles)
+
+    @property
+    def with_own_pods(self) -> tuple[RoleTopology, ...]:
+        """Roles that get a StatefulSet."""
+        return tuple(role for role in self.roles if role.colocated_with is None)
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs of the whole job."""
+        return sum(role.gpus_per_pod * len(role.pods) for role in self.with_own_pods)
+
+
+def ranks_per_replica(pods: RolePods) -> int:
+    """Processes of a pod: as given, else one a GPU, else 1."""
+    return pods.ranks_per_replica or pods.gpus_per_replica or 1
+
+
+def threads_per_rank(pods: RolePods) -> int:
+    """Threads of a process: as given, else its share of the pod's cores, else 1."""
+    if pods.threads_per_rank is not None:
+        return pods.threads_per_rank
+    return max(1, (pods.cpu or 1) // ranks_per_replica(pods))
+
+
+def build(job_name: str, spec: PPOJobSpec) -> Topology:
+    """The topology of a valid spec."""
+    roles = [_pods_without_model(job_name, "controller", 1, 1)]
+    actor = _model_pods(job_name, "actorRollout", spec.roles.actor_rollout)
+    roles.append(actor)
+    if spec.roles.rollout is not None:
+        roles.append(_model_pods(job_name, "rollout", spec.roles.rollout))
+    if spec.roles.reference is not None:
+        inside: RoleName = "actorRollout"
+        roles.append(actor.model_copy(update={"role": "reference", "colocated_with": inside}))
+    if spec.roles.critic is not None:
+        roles.append(_model_pods(job_name, "critic", spec.roles.critic))
+    reward = spec.roles.reward
+    roles.append(_pods_without_model(job_name, "reward", reward.replicas, reward.cpu))
+    return Topology(roles=tuple(roles))
+
+
+def _pods(job_name: str, role: RoleName, replicas: int) -> tuple[PodTopology, ...]:
+    return tuple(
+        PodTopology(name=pod_name(job_name, role, i), host=pod_host(job_name, role, i), index=i)
+        for i in range(replicas)
+    )
+
+
+def _model_pods(job_name: str, role: RoleName, pods: RolePods) -> RoleTopology:
+    return RoleTopology(
+        role=role,
+        device="cuda" if pods.gpus_per_replica else "cpu",
+        pods=_pods(job_name, role, pods.replicas),
+        ranks_per_pod=ranks_per_replica(pods),
+        threads_per_rank=threads_per_rank(pods),
+        gpus_per_pod=pods.gpus_per_replica,
+    )
+
+
+def _pods_without_model(job_name: str, role: RoleName, replicas: int, threads: int) -> RoleTopology:
+    return RoleTopology(
+        role=role,
+        device="cpu",
+        pods=_pods(job_name, role, replicas),
+        ranks_per_pod=1,
+        threads_per_rank=threads,
+        gpus_per_pod=0,
+    )
