@@ -1,0 +1,113 @@
+"""From the values of tokens to one number: the five ways to weigh tokens and sequences.
+
+Denominators are arguments: counts of the whole mini-batch, over all ranks. So the parts of a
+mini-batch, however it is cut into micro-batches and spread over ranks, add up to its value, and
+their gradients add up to its gradient.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ppojob_trainer.algorithms.masked import masked_sum, row_mean
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One micro-batch and the counts of the mini-batch that it is a part of."""
+
+    values: Tensor
+    mask: Tensor
+    lengths: Tensor
+    global_tokens: float
+    global_sequences: float
+    scale_tokens: float | None
+
+
+def _token_mean(part: _Part) -> Tensor:
+    return masked_sum(part.values, part.mask) / part.global_tokens
+
+
+def _token_sum(part: _Part) -> Tensor:
+    return masked_sum(part.values, part.mask)
+
+
+def _sequence_mean_token_sum(part: _Part) -> Tensor:
+    return masked_sum(part.values, part.mask) / part.global_sequences
+
+
+def _sequence_mean_token_sum_norm(part: _Part) -> Tensor:
+    if part.scale_tokens is None or part.scale_tokens <= 0:
+        raise ValueError(
+            f"scale_tokens: got {part.scale_tokens}: sequence_mean_token_sum_norm divides by it; "
+            "give a positive number, such as the longest response allowed"
+        )
+    return _sequence_mean_token_sum(part) / part.scale_tokens
+
+
+def _sequence_mean_token_mean(part: _Part) -> Tensor:
+    return row_mean(part.values, part.mask, part.lengths).sum() / part.global_sequences
+
+
+AGGREGATIONS: dict[str, Callable[[_Part], Tensor]] = {
+    "token_mean": _token_mean,
+    "token_sum": _token_sum,
+    "sequence_mean_token_sum": _sequence_mean_token_sum,
+    "sequence_mean_token_sum_norm": _sequence_mean_token_sum_norm,
+    "sequence_mean_token_mean": _sequence_mean_token_mean,
+}
+"""Every aggregation by the name of `spec.algorithm.lossAggregation`."""
+
+
+def aggregate(
+    values: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    mode: str,
+    *,
+    global_tokens: float,
+    global_sequences: float,
+    scale_tokens: float | None = None,
+) -> Tensor:
+    """Add up the values of a micro-batch as its share of the mini-batch.
+
+    With T the trained tokens and N the sequences of the mini-batch, L the scale, n_i the trained
+    tokens of row i:
+
+    | mode                         | value               | known from                            |
+    |------------------------------|---------------------|---------------------------------------|
+    | token_mean                   | Σ_i Σ_t v / T       | DAPO (arXiv:2503.14476), eq. 12       |
+    | token_sum                    | Σ_i Σ_t v           |                                       |
+    | sequence_mean_token_sum      | Σ_i Σ_t v / N       | REINFORCE on whole responses          |
+    | sequence_mean_token_sum_norm | Σ_i Σ_t v / (N L)   | Dr. GRPO (arXiv:2503.20783), sec. 3.2 |
+    | sequence_mean_token_mean     | Σ_i (Σ_t v / n_i)/N | GRPO (arXiv:2402.03300), eq. 3        |
+
+    Departs from verl: masked values never count, not even a NaN, which poisons verl's sequence
+    modes; a row's mean divides by its exact token count (verl adds 1e-8); verl falls back to the
+    counts of the micro-batch when none are given, here they are required.
+
+    Args:
+        values: (tokens,) of this micro-batch.
+        mask: (tokens,) bool.
+        lengths: (rows,) int64.
+        mode: a name in `AGGREGATIONS`.
+        global_tokens: T, trained tokens of the mini-batch, over all ranks.
+        global_sequences: N, sequences of the mini-batch, over all ranks.
+        scale_tokens: L, a constant number of tokens; needed by `sequence_mean_token_sum_norm`.
+
+    Returns:
+        A scalar in the dtype of `values`; 0 (with zero gradient) when no token is trained.
+
+    Raises:
+        ValueError: if the mode is unknown, a count is not positive, or the scale is missing.
+    """
+    if mode not in AGGREGATIONS:
+        raise ValueError(f"mode: got {mode!r}: unknown; must be one of {', '.join(AGGREGATIONS)}")
+    if global_tokens <= 0 or global_sequences <= 0:
+        raise ValueError(
+            f"global_tokens, global_sequences: got {global_tokens}, {global_sequences}: "
+            "they are denominators; both must be positive"
+        )
+    part = _Part(values, mask, lengths, global_tokens, global_sequences, scale_tokens)
+    return AGGREGATIONS[mode](part)
