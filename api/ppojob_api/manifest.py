@@ -1,0 +1,340 @@
+"""A manifest file to plain values, strictly: what two YAML readers read differently is refused.
+
+kubectl reads YAML 1.1, most of Python's tools something else, and a job must mean the same to
+both: so `no` (a boolean there, a string here), `010` (8 or 10), `1_000` and `1:30` (90) have to be
+quoted or rewritten. Duplicate keys, tags, tabs and invisible characters are refused, all with
+`file:row:column`.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Final, NoReturn
+
+from pydantic import JsonValue
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    NodeEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+)
+
+from ppojob_api.problem import ABSENT, Problem, ReasonCode, printable, shown
+from ppojob_api.well_known import MANIFEST_BYTES_LIMIT
+
+DEPTH_LIMIT: Final = 32
+NODE_LIMIT: Final = 20_000
+FORBIDDEN_CHARACTERS_SHOWN: Final = 20
+STDIN_NAME: Final = "<stdin>"
+
+_FORBIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+    "\ufff9-\ufffb]"
+)
+_NULL = re.compile(r"(~|null|Null|NULL)?")
+_TRUE = re.compile(r"true|True|TRUE")
+_FALSE = re.compile(r"false|False|FALSE")
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_YAML_1_1_BOOLEAN = re.compile(r"y|Y|yes|Yes|YES|n|N|no|No|NO|on|On|ON|off|Off|OFF")
+_YAML_1_1_NUMBER = re.compile(
+    r"[-+]?(0[0-9_]+|0[bB][01_]+|0[oO][0-7_]+|0[xX][0-9a-fA-F_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
+    r"|[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?|0[0-9]+\.[0-9]*([eE][-+]?[0-9]+)?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One file as read.
+
+    Attributes:
+        name: How messages call the file.
+        value: The document, or None where nothing could be read.
+        problems: What is wrong with the file itself, in the order of the text.
+        doubtful: Paths of the values that `problems` speaks of; to judge them once more as fields
+            would name one mistake twice.
+    """
+
+    name: str
+    value: JsonValue
+    problems: tuple[Problem, ...]
+    doubtful: tuple[tuple[str | int, ...], ...] = ()
+
+
+def read_file(path: str) -> Manifest:
+    """Read a manifest; `-` is standard input. Reads no more than the limit of a manifest."""
+    name = STDIN_NAME if path == "-" else printable(path)
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(MANIFEST_BYTES_LIMIT + 1)
+        else:
+            with Path(path).open("rb") as file:
+                data = file.read(MANIFEST_BYTES_LIMIT + 1)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        problem = Problem(
+            name, ABSENT, f"cannot be read ({why})", "a readable YAML file", ReasonCode.UNREADABLE
+        )
+        return Manifest(name, None, (problem,))
+    return read_bytes(data, name)
+
+
+def read_bytes(data: bytes, name: str) -> Manifest:
+    """Read a manifest that is in memory.
+
+    Args:
+        data: UTF-8 text of one YAML document.
+        name: How messages call the file.
+    """
+    problem = _unfit_bytes(data, name)
+    if problem is not None:
+        return Manifest(name, None, (problem,))
+    text = data.decode("utf-8").removeprefix("\ufeff")
+    problems = list(islice(_forbidden_characters(text, name), FORBIDDEN_CHARACTERS_SHOWN))
+    if problems:
+        return Manifest(name, None, tuple(problems))
+    reader = _Reader(name, text.count("\n") + 1)
+    value = reader.read(text)
+    return Manifest(name, value, tuple(reader.problems), tuple(reader.doubtful))
+
+
+def _unfit_bytes(data: bytes, name: str) -> Problem | None:
+    if len(data) > MANIFEST_BYTES_LIMIT:
+        return Problem(
+            name,
+            f"more than {MANIFEST_BYTES_LIMIT} bytes",
+            "the file is too large for a Kubernetes object",
+            f"at most {MANIFEST_BYTES_LIMIT} bytes",
+            ReasonCode.TOO_LARGE,
+        )
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        row = before.count(b"\n") + 1
+        column = error.start - (before.rfind(b"\n") + 1) + 1
+        return Problem(
+            f"{name}:{row}:{column}",
+            f"byte 0x{data[error.start]:02x}",
+            "the file is not UTF-8",
+            "text in UTF-8",
+            ReasonCode.NOT_UTF8,
+        )
+    return None
+
+
+def _forbidden_characters(text: str, name: str) -> Iterator[Problem]:
+    for match in _FORBIDDEN.finditer(text):
+        start = match.start()
+        row = text.count("\n", 0, start) + 1
+        column = start - (text.rfind("\n", 0, start) + 1) + 1
+        yield Problem(
+            f"{name}:{row}:{column}",
+            f"the character U+{ord(match.group()):04X}",
+            "control, bidirectional and invisible characters hide what a manifest says",
+            'remove it, or write it as an escape between double quotes ("\\u...")',
+            ReasonCode.FORBIDDEN_CHARACTER,
+        )
+
+
+class _Stop(Exception):  # noqa: N818 - ends the reading, is no error of its own
+    """The rest of the text cannot be read."""
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Builds plain values from the parser's events, and keeps where each problem was."""
+
+    name: str
+    num_rows: int
+    problems: list[Problem] = field(default_factory=list)
+    num_nodes: int = 0
+    anchors: dict[str, tuple[JsonValue, int]] = field(default_factory=dict)
+    path: list[str | int] = field(default_factory=list)
+    doubtful: list[tuple[str | int, ...]] = field(default_factory=list)
+
+    def read(self, text: str) -> JsonValue:
+        """The first document; further ones are a problem, and so is none."""
+        yaml = YAML(typ="safe", pure=True)
+        value: JsonValue = None
+        try:
+            events = iter(yaml.parse(text))
+            starts = self._next_document(events)
+            if starts is None:
+                self._problem(None, ABSENT, "the file is empty", "one PPOJob", ReasonCode.EMPTY)
+                return None
+            value = self._node(next(events), events)
+            second = self._next_document(events)
+            if second is not None:
+                self._several_documents(second, events)
+        except _Stop:
+            return None
+        except MarkedYAMLError as error:
+            self._malformed(error)
+        except (YAMLError, ValueError) as error:
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self._problem(None, ABSENT, why, "well-formed YAML", ReasonCode.MALFORMED_YAML)
+        return value
+
+    def _next_document(self, events: Iterator[Event]) -> Event | None:
+        for event in events:
+            if isinstance(event, DocumentStartEvent):
+                return event
+            if isinstance(event, StreamEndEvent):
+                return None
+        return None
+
+    def _several_documents(self, second: Event, events: Iterator[Event]) -> None:
+        count = 2 + sum(isinstance(event, DocumentStartEvent) for event in events)
+        self._problem(
+            second.start_mark,
+            f"{count} documents",
+            "a file holds one job, and none of these is run",
+            "one PPOJob a file",
+            ReasonCode.SEVERAL_DOCUMENTS,
+        )
+
+    def _node(self, event: Event, events: Iterator[Event]) -> JsonValue:
+        if len(self.path) > DEPTH_LIMIT:
+            self._unsupported(event, f"more than {DEPTH_LIMIT} levels", "nested too deeply")
+        if isinstance(event, AliasEvent):
+            return self._alias(event)
+        before = self.num_nodes
+        self._count(event, 1)
+        if not isinstance(event, NodeEvent):
+            raise AssertionError(f"the parser gave {event} where a node begins")
+        if isinstance(event, ScalarEvent):
+            value = self._scalar(event)
+        elif isinstance(event, SequenceStartEvent):
+            self._refuse_tag(event, event.tag)
+            value = self._sequence(events)
+        else:
+            assert isinstance(event, MappingStartEvent)
+            self._refuse_tag(event, event.tag)
+            value = self._mapping(events)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = (value, self.num_nodes - before)
+        return value
+
+    def _sequence(self, events: Iterator[Event]) -> JsonValue:
+        items: list[JsonValue] = []
+        for event in events:
+            if isinstance(event, SequenceEndEvent):
+                break
+            self.path.append(len(items))
+            items.append(self._node(event, events))
+            self.path.pop()
+        return items
+
+    def _mapping(self, events: Iterator[Event]) -> JsonValue:
+        rows: dict[str, int] = {}
+        items: dict[str, JsonValue] = {}
+        for event in events:
+            if isinstance(event, MappingEndEvent):
+                break
+            key = self._key(event)
+            self.path.append(key)
+            value = self._node(next(events), events)
+            self.path.pop()
+            if key in rows:
+                self.doubtful.append((*self.path, key))
+                self._problem(
+                    event.start_mark,
+                    shown(key),
+                    f"the key is in line {rows[key]} already",
+                    "each key once",
+                    ReasonCode.DUPLICATE_KEY,
+                )
+                continue
+            rows[key] = event.start_mark.line + 1
+            items[key] = value
+        return items
+
+    def _key(self, event: Event) -> str:
+        if not isinstance(event, ScalarEvent):
+            self._unsupported(event, "a list or an object", "keys are words")
+        self._count(event, 1)
+        # A key is never read as a number or a boolean here: fields and labels have words for names.
+        if event.style is None and _YAML_1_1_BOOLEAN.fullmatch(event.value):
+            self._ambiguous(event)
+        return str(event.value)
+
+    def _alias(self, event: AliasEvent) -> JsonValue:
+        if event.anchor not in self.anchors:
+            self._unsupported(event, f"*{event.anchor}", "the anchor is not defined before it")
+        value, num_nodes = self.anchors[event.anchor]
+        self._count(event, num_nodes)
+        return value
+
+    def _scalar(self, event: ScalarEvent) -> JsonValue:
+        self._refuse_tag(event, event.tag)
+        text = str(event.value)
+        # A style means quotes or a block: always a string.
+        if event.style is not None:
+            return text
+        if _NULL.fullmatch(text):
+            return None
+        if _TRUE.fullmatch(text) or _FALSE.fullmatch(text):
+            return _TRUE.fullmatch(text) is not None
+        if _NOT_FINITE.fullmatch(text):
+            return float(text.replace(".", ""))
+        if _INTEGER.fullmatch(text) and len(text) <= 4_000:
+            return int(text)
+        if _FLOAT.fullmatch(text):
+            return float(text)
+        if _YAML_1_1_BOOLEAN.fullmatch(text) or _YAML_1_1_NUMBER.fullmatch(text):
+            self._ambiguous(event)
+        return text
+
+    def _ambiguous(self, event: ScalarEvent) -> None:
+        text = str(event.value)
+        if _YAML_1_1_BOOLEAN.fullmatch(text):
+            why, allowed = "some YAML readers take it for a boolean", "true, false or quotes"
+        else:
+            why = "YAML readers differ about the number that this is"
+            allowed = "a plain decimal number or quotes"
+        mark = event.start_mark
+        self.doubtful.append(tuple(self.path))
+        self._problem(mark, text, why, f"write {allowed}", ReasonCode.AMBIGUOUS_SCALAR)
+
+    def _refuse_tag(self, event: Event, tag: object) -> None:
+        if tag is not None:
+            self._unsupported(event, f"the tag {tag}", "tags mean nothing to Kubernetes")
+
+    def _count(self, event: Event, num_nodes: int) -> None:
+        self.num_nodes += num_nodes
+        if self.num_nodes > NODE_LIMIT:
+            self._unsupported(event, f"more than {NODE_LIMIT} values", "too many values")
+
+    def _unsupported(self, event: Event, got: str, why: str) -> NoReturn:
+        mark = event.start_mark
+        self._problem(mark, got, why, "plain nested YAML", ReasonCode.UNSUPPORTED_YAML)
+        raise _Stop
+
+    def _malformed(self, error: MarkedYAMLError) -> None:
+        mark = error.problem_mark or error.context_mark
+        why = str(error.problem or error.context or "it is not YAML")
+        if "'\\t'" in why:
+            why, got, allowed = "YAML is not indented by tabs", "a tab", "spaces"
+        else:
+            got, allowed = "malformed YAML", "well-formed YAML"
+        self._problem(mark, got, why, allowed, ReasonCode.MALFORMED_YAML)
+
+    def _problem(
+        self, mark: StringMark | None, got: str, why: str, allowed: str, code: ReasonCode
+    ) -> None:
+        row, column = (1, 1) if mark is None else (mark.line + 1, mark.column + 1)
+        where = f"{self.name}:{min(row, self.num_rows)}:{column}"
+        self.problems.append(Problem(where, got, " ".join(why.split()), allowed, code))

@@ -1,0 +1,80 @@
+"""What is wrong with an input, in the one form that every command and the cluster use."""
+
+import json
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class ReasonCode(StrEnum):
+    """Stable words for programs; texts may improve, these stay."""
+
+    UNREADABLE = "Unreadable"
+    NOT_UTF8 = "NotUtf8"
+    TOO_LARGE = "TooLarge"
+    EMPTY = "Empty"
+    SEVERAL_DOCUMENTS = "SeveralDocuments"
+    FORBIDDEN_CHARACTER = "ForbiddenCharacter"
+    MALFORMED_YAML = "MalformedYaml"
+    DUPLICATE_KEY = "DuplicateKey"
+    AMBIGUOUS_SCALAR = "AmbiguousScalar"
+    UNSUPPORTED_YAML = "UnsupportedYaml"
+    UNKNOWN_FIELD = "UnknownField"
+    REQUIRED = "Required"
+    WRONG_TYPE = "WrongType"
+    OUT_OF_RANGE = "OutOfRange"
+    NOT_ONE_OF = "NotOneOf"
+    BAD_FORM = "BadForm"
+    FORBIDDEN = "Forbidden"
+    DUPLICATE = "Duplicate"
+    CONFLICT = "Conflict"
+    NO_EFFECT = "NoEffect"
+    NOT_IN_THIS_VERSION = "NotInThisVersion"
+    IMMUTABLE = "Immutable"
+
+
+SHOWN_CHARACTERS: Final = 80
+
+# Stands for the value of a field that is not there.
+ABSENT: Final = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        where: Path in the spec (`spec.algorithm.type`) or place in a file (`job.yaml:3:7`).
+        got: What is there, as `shown` renders it.
+        why: What is wrong with it.
+        allowed: What to write instead.
+        reason_code: Stable word for programs.
+    """
+
+    where: str
+    got: str
+    why: str
+    allowed: str
+    reason_code: ReasonCode
+
+    def __str__(self) -> str:
+        """The one line that people read."""
+        return f"{self.where}: got {self.got}: {self.why}; {self.allowed}"
+
+
+def shown(value: object) -> str:
+    """A value as one short line of JSON, cut at 80 characters.
+
+    Control and bidirectional characters are escaped, so a value cannot rewrite the terminal.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return {math.inf: ".inf", -math.inf: "-.inf"}.get(value, ".nan")
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and abs(value) >= 10**SHOWN_CHARACTERS
+    ):
+        return f"an integer of {value.bit_length()} bits"
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
