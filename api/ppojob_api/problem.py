@@ -70,11 +70,12 @@ def shown(value: object) -> str:
     """
     if isinstance(value, float) and not math.isfinite(value):
         return {math.inf: ".inf", -math.inf: "-.inf"}.get(value, ".nan")
-    if (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and abs(value) >= 10**SHOWN_CHARACTERS
-    ):
+    if isinstance(value, int) and abs(value) >= 10**SHOWN_CHARACTERS:
         return f"an integer of {value.bit_length()} bits"
     text = json.dumps(value, default=repr)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
+
+
+def printable(text: str) -> str:
+    """A name as it may stand in a message: what is not printable is escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
