@@ -2,6 +2,8 @@ import time
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import (
     Finished,
@@ -10,7 +12,6 @@ from ppojob_trainer.rollout.protocol import (
     SamplingParams,
     generate,
 )
-from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 64
 

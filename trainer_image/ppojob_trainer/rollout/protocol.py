@@ -12,12 +12,14 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from ppojob_trainer.errors import PPOJobError
+
 logger = logging.getLogger(__name__)
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
-class RolloutError(RuntimeError):
+class RolloutError(PPOJobError):
     """An engine was asked for what its state does not allow, or broke its promises."""
 
 
