@@ -1,0 +1,86 @@
+"""Length-prefixed frames over a pair of pipes: the only thing parent and child say to each other.
+
+A frame is eight bytes of length (big endian) and that many bytes of MessagePack. The side that
+reads checks the length before it allocates anything.
+"""
+
+import os
+import struct
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+HEADER = struct.Struct(">Q")
+
+
+class FrameError(Exception):
+    """The other side closed its end in the middle of a frame, or announced one that is too long."""
+
+
+def pack_frame(body: bytes) -> bytes:
+    """Put the length in front of a body.
+
+    Raises:
+        FrameError: the body is longer than ``MAX_FRAME_BYTES``.
+    """
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {len(body)} bytes; at most {MAX_FRAME_BYTES}")
+    return HEADER.pack(len(body)) + body
+
+
+def read_frame(fd: int) -> bytes | None:
+    """Read one frame from a blocking descriptor; None at a clean end of the stream."""
+    header = _read_exactly(fd, HEADER.size)
+    if not header:
+        return None
+    (length,) = HEADER.unpack(header)
+    if length > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES}")
+    body = _read_exactly(fd, length)
+    if length and not body:
+        raise FrameError("the stream ends within a frame")
+    return body
+
+
+def write_frame(fd: int, body: bytes) -> None:
+    """Write one frame to a blocking descriptor."""
+    view = memoryview(pack_frame(body))
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _read_exactly(fd: int, length: int) -> bytes:
+    """Read ``length`` bytes; nothing at all where the stream ends before the first of them."""
+    parts: list[bytes] = []
+    missing = length
+    while missing:
+        part = os.read(fd, min(missing, 1 << 20))
+        if not part:
+            if parts:
+                raise FrameError("the stream ends within a frame")
+            return b""
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+class FrameBuffer:
+    """Puts frames together from the pieces that a non-blocking descriptor gives."""
+
+    def __init__(self) -> None:
+        self._pieces = bytearray()
+
+    def feed(self, piece: bytes) -> bytes | None:
+        """Add a piece; return the body once a whole frame is there.
+
+        Raises:
+            FrameError: the announced length is too long, or bytes follow the frame.
+        """
+        self._pieces += piece
+        if len(self._pieces) < HEADER.size:
+            return None
+        (length,) = HEADER.unpack_from(self._pieces)
+        if length > MAX_FRAME_BYTES:
+            raise FrameError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES}")
+        end = HEADER.size + length
+        if len(self._pieces) > end:
+            raise FrameError("bytes after the end of a frame")
+        return bytes(self._pieces[HEADER.size :]) if len(self._pieces) == end else None

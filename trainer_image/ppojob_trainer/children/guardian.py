@@ -1,0 +1,150 @@
+"""The child's side: a guardian that forks the worker and outlives it.
+
+Code that nobody vouches for runs in the worker. It may ignore signals, fork, start sessions of its
+own, or die and leave its children behind. So the started process forks before it loads anything of
+the user: the parent half, the guardian, runs none of that code, and is the subreaper of everything
+the worker starts. It ends the worker and all its descendants as soon as the worker is gone or the
+lifeline (a pipe whose other end the starting process holds) closes, which the kernel does however
+that process dies.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+SIGNALLED_STATUS = 128
+"""The guardian ends with this plus the number of the signal that ended the worker."""
+
+
+def run(serve: Callable[[int, int], None], arguments: list[str]) -> int:
+    """Fork the worker, watch it, and return the exit status of the process.
+
+    Args:
+        serve: the worker's main function; takes the descriptors of requests and answers.
+        arguments: descriptors of requests, answers and lifeline, and the memory limit in bytes
+            (0: none), as ``ppojob_trainer.children.process`` writes them.
+    """
+    requests, answers, lifeline, memory_bytes = (int(argument) for argument in arguments)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    guardian = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        os.close(lifeline)
+        _confine(guardian, memory_bytes)
+        for descriptor in (requests, answers):
+            os.set_inheritable(descriptor, False)
+        serve(requests, answers)
+        return 0
+    os.close(requests)
+    os.close(answers)
+    return _watch(worker, lifeline)
+
+
+def _confine(guardian: int, memory_bytes: int) -> None:
+    """Give the worker a session of its own, a memory limit, and death with its guardian."""
+    os.setsid()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guardian:  # it died before the line above took effect
+        os._exit(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_bytes:
+        # Data, not address space: libraries such as torch map tens of GB they never touch.
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    path = "/proc/self/oom_score_adj"
+    with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:
+        file.write("1000")
+
+
+def _watch(worker: int, lifeline: int) -> int:
+    """Wait for the worker's end or the lifeline's; leave no descendant behind."""
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write)
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    poll.register(wake_read, select.POLLIN)
+    status: int | None = None
+    while status is None:
+        status = _reap(worker)
+        if status is not None:
+            break
+        ready = dict(poll.poll())
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+        if lifeline in ready:
+            break
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(worker, signal.SIGKILL)
+    last = _end_all(worker)
+    final = last if status is None else status
+    code = os.waitstatus_to_exitcode(final) if final is not None else 0
+    return code if code >= 0 else SIGNALLED_STATUS - code
+
+
+def _reap(worker: int) -> int | None:
+    """Collect every ended child; the wait status of the worker when it is among them."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        if pid == 0:
+            return None
+        if pid == worker:
+            return status
+
+
+def _end_all(worker: int) -> int | None:
+    """Kill and collect children until there is none.
+
+    What a killed one leaves behind becomes a child of this subreaper, so the loop reaches
+    processes that took a session of their own.
+    """
+    found: int | None = None
+    while True:
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return found
+        if pid == worker:
+            found = status
+
+
+def _children() -> list[int]:
+    path = f"/proc/self/task/{os.getpid()}/children"
+    try:
+        with open(path, encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return _children_by_parent()
+
+
+def _children_by_parent() -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8") as file:
+            # The command, in brackets, may itself hold brackets and spaces.
+            parent = int(file.read().rpartition(")")[2].split()[1])
+            if parent == os.getpid():
+                found.append(int(name))
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        sys.exit(f"prctl({option}): {os.strerror(ctypes.get_errno())}")

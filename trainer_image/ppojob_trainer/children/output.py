@@ -1,0 +1,48 @@
+"""What a child prints, on its way to the log: cut at a limit, and made harmless."""
+
+import logging
+
+_KEPT_BYTES = 16 * 1024
+_LINE_CHARACTERS = 1024
+
+
+class OutputLog:
+    """Collects the output of one call and logs its beginning.
+
+    A reward function that prints a gigabyte costs a few kilobytes here: the rest is counted and
+    dropped. Characters that a terminal would act on are escaped.
+
+    Args:
+        log: receives one record a line, at level INFO.
+        label: put in front of each line.
+    """
+
+    def __init__(self, log: logging.Logger, label: str) -> None:
+        self._log = log
+        self._label = label
+        self._kept = bytearray()
+        self._dropped = 0
+
+    def feed(self, piece: bytes) -> None:
+        """Add what was read."""
+        room = _KEPT_BYTES - len(self._kept)
+        self._kept += piece[:room]
+        self._dropped += max(0, len(piece) - room)
+
+    def flush(self) -> None:
+        """Log what was collected, and begin anew."""
+        for line in self._kept.decode("utf-8", errors="backslashreplace").splitlines():
+            self._log.info("%s %s", self._label, printable(line))
+        if self._dropped:
+            self._log.info("%s ... %d more bytes of output dropped", self._label, self._dropped)
+        self._kept.clear()
+        self._dropped = 0
+
+
+def printable(text: str, limit: int = _LINE_CHARACTERS) -> str:
+    """Escape control characters and cut at ``limit`` characters, so that text is inert in a log."""
+    cut = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in cut
+    )

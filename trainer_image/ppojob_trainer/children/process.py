@@ -1,0 +1,209 @@
+"""The parent's side: start a bounded child, call it with a deadline, end it whatever it does."""
+
+import contextlib
+import logging
+import os
+import select
+import subprocess
+import sys
+import time
+import weakref
+from typing import IO
+
+from ppojob_trainer.children.frames import FrameBuffer, FrameError, pack_frame
+from ppojob_trainer.children.output import OutputLog
+
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PYTHONPATH",
+                "LD_LIBRARY_PATH")  # fmt: skip
+_END_SECONDS = 2.0
+
+
+class ChildTimeout(Exception):  # noqa: N818  it says what happened
+    """The child gave no answer in time; it and everything it started has been killed."""
+
+
+class ChildDied(Exception):  # noqa: N818
+    """The child ended, or broke its side of the protocol, instead of answering."""
+
+
+class BoundedProcess:
+    """One child process of our own module, reached by frames over two pipes.
+
+    The child sees an environment of a few allowed variables, no descriptors but its own, and a
+    memory limit; what it prints goes to the log, cut at a limit. It dies with this process,
+    together with everything it started (``ppojob_trainer.children.guardian``).
+
+    Args:
+        module: a module whose ``main`` calls ``guardian.run``.
+        memory_bytes: limit of the child's data segment; None for no limit.
+        log: where its output goes, line by line.
+        threads: number of threads that numeric libraries in the child may use.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        memory_bytes: int | None,
+        log: logging.Logger,
+        threads: int = 1,
+    ) -> None:
+        request_read, request_write = os.pipe()
+        answer_read, answer_write = os.pipe()
+        lifeline_read, lifeline_write = os.pipe()
+        given = (request_read, answer_write, lifeline_read)
+        # -P: the folder that this process was started in must not shadow modules of the child.
+        command = [sys.executable, "-P", "-m", module, *map(str, given), str(memory_bytes or 0)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=given,
+                env=_environment(threads),
+                start_new_session=True,
+            )
+        except BaseException:
+            for descriptor in (request_write, answer_read, lifeline_write):
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+        assert self._process.stdout is not None
+        self._requests = request_write
+        self._answers = answer_read
+        self._output = OutputLog(log, f"[{module.rpartition('.')[2]} {self._process.pid}]")
+        self._output_fd = self._process.stdout.fileno()
+        for descriptor in (request_write, answer_read, self._output_fd):
+            os.set_blocking(descriptor, False)
+        self._finalizer = weakref.finalize(
+            self,
+            _end,
+            self._process,
+            self._process.stdout,
+            (lifeline_write, request_write, answer_read),
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the guardian, which is the parent of the process that does the work."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the child can still be called."""
+        return self._finalizer.alive
+
+    def call(self, body: bytes, seconds: float) -> bytes:
+        """Send one frame and wait for the answer.
+
+        Args:
+            body: the request.
+            seconds: wall time until the whole answer must be here.
+
+        Raises:
+            ChildTimeout: no answer in time. The child has been killed.
+            ChildDied: it ended or answered with garbage. What was left of it has been killed.
+        """
+        if not self.is_alive:
+            raise ChildDied("it has been ended before")
+        deadline = time.monotonic() + seconds
+        try:
+            answer = self._exchange(memoryview(pack_frame(body)), deadline)
+        except BaseException:
+            self.kill()
+            raise
+        self._drain()
+        self._output.flush()
+        return answer
+
+    def kill(self) -> None:
+        """End the child and all its descendants, and wait until they are gone. Idempotent."""
+        if self._finalizer.alive:
+            self._drain()
+            self._output.flush()
+        self._finalizer()
+
+    def _exchange(self, unsent: memoryview, deadline: float) -> bytes:
+        """Move bytes both ways, and output to the log, until the answer is whole."""
+        buffer = FrameBuffer()
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        poll.register(self._output_fd, select.POLLIN)
+        poll.register(self._requests, select.POLLOUT)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ChildTimeout
+            for descriptor, _ in poll.poll(left * 1000):
+                if descriptor == self._requests:
+                    unsent = self._send(unsent)
+                    if not unsent:
+                        poll.unregister(self._requests)
+                elif descriptor == self._output_fd:
+                    if not self._take_output():
+                        poll.unregister(self._output_fd)
+                else:
+                    answer = self._receive(buffer)
+                    if answer is not None:
+                        return answer
+
+    def _send(self, unsent: memoryview) -> memoryview:
+        try:
+            return unsent[os.write(self._requests, unsent) :]
+        except BlockingIOError:
+            return unsent
+        except BrokenPipeError:
+            # The reason is told by the end of the answers, which follows.
+            return unsent[len(unsent) :]
+
+    def _receive(self, buffer: FrameBuffer) -> bytes | None:
+        piece = os.read(self._answers, 1 << 20)
+        if not piece:
+            raise ChildDied(self._how_it_ended())
+        try:
+            return buffer.feed(piece)
+        except FrameError as error:
+            raise ChildDied(f"it broke the protocol: {error}") from None
+
+    def _take_output(self) -> bool:
+        """Move one piece of output to the log; False at its end."""
+        try:
+            piece = os.read(self._output_fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        self._output.feed(piece)
+        return bool(piece)
+
+    def _drain(self) -> None:
+        """Take what the pipe holds now, 64 KiB; a writer that goes on is not chased."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(2):
+                self._output.feed(os.read(self._output_fd, 1 << 16))
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "it closed its answers"
+        return f"killed by signal {code - 128}" if code > 128 else f"ended with status {code}"
+
+
+def _environment(threads: int) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    return kept | {"OMP_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+
+
+def _end(process: subprocess.Popen[bytes], output: IO[bytes], descriptors: tuple[int, ...]) -> None:
+    """Close the lifeline, so that the guardian ends all; kill the guardian if it is slow."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+    # Closed before the wait: a writer that is blocked on a full pipe gets an error, not a hang.
+    output.close()
+    try:
+        process.wait(timeout=_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

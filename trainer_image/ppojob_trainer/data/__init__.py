@@ -1,0 +1,1 @@
+"""Prompts: files, chat templates, order, generators."""

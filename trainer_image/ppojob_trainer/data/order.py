@@ -1,0 +1,97 @@
+"""In which order prompts are drawn: a pure function of (seed, epoch)."""
+
+from functools import lru_cache
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+
+class OrderState(TypedDict):
+    """All there is to resume from: the same on any number of ranks, workers and files."""
+
+    epoch: int
+    cursor: int
+
+
+@lru_cache(maxsize=4)
+def epoch_order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Permutation of ``range(num_rows)`` that belongs to one epoch.
+
+    Rows are sorted by raw 64-bit draws of Philox keyed with (seed, epoch). The stream of a bit
+    generator is fixed for all time, which NumPy does not promise of ``permutation``.
+    """
+    draws = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(num_rows)
+    order = np.argsort(draws, kind="stable").astype(np.int64)
+    order.setflags(write=False)
+    return order
+
+
+class PromptOrder:
+    """Draws batches of row numbers, epoch after epoch.
+
+    The rows at the end of an epoch that fill no batch are left out, as verl's loader does
+    (``drop_last=True``); another epoch leaves out others.
+
+    Args:
+        num_rows: rows of the data set.
+        seed: seed of the order.
+        shuffle: False for the order of the files.
+    """
+
+    def __init__(self, num_rows: int, seed: int, *, shuffle: bool = True) -> None:
+        if num_rows < 1:
+            raise ValueError(f"num_rows: got {num_rows}: there is nothing to draw; at least 1")
+        self._num_rows = num_rows
+        self._seed = seed
+        self._shuffle = shuffle
+        self._epoch = 0
+        self._cursor = 0
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the batch drawn last, counted from 0."""
+        return self._epoch
+
+    def batches_per_epoch(self, size: int) -> int:
+        """Number of whole batches in an epoch."""
+        return self._num_rows // size
+
+    def next_batch(self, size: int) -> list[int]:
+        """Draw the next ``size`` row numbers, all of one epoch and therefore distinct.
+
+        Raises:
+            ValueError: the batch is larger than the data set, or empty.
+        """
+        if not 1 <= size <= self._num_rows:
+            raise ValueError(
+                f"size: got {size}: a batch is drawn from the {self._num_rows} rows of one epoch; "
+                f"1 to {self._num_rows}"
+            )
+        if self._cursor + size > self._num_rows:
+            self._epoch += 1
+            self._cursor = 0
+        begin = self._cursor
+        self._cursor += size
+        if not self._shuffle:
+            return list(range(begin, self._cursor))
+        order = epoch_order(self._num_rows, self._seed, self._epoch)
+        return [int(row) for row in order[begin : self._cursor]]
+
+    def state_dict(self) -> OrderState:
+        """Where the order stands; JSON."""
+        return {"epoch": self._epoch, "cursor": self._cursor}
+
+    def load_state_dict(self, state: OrderState) -> None:
+        """Go on from a state.
+
+        Raises:
+            ValueError: the state cannot be one of this data set.
+        """
+        epoch, cursor = state["epoch"], state["cursor"]
+        if epoch < 0 or not 0 <= cursor <= self._num_rows:
+            raise ValueError(
+                f"data cursor: got epoch {epoch}, cursor {cursor}: not a place in a data set of "
+                f"{self._num_rows} rows; a state saved with the same data"
+            )
+        self._epoch, self._cursor = epoch, cursor

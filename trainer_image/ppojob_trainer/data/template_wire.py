@@ -1,0 +1,44 @@
+"""What a tokenizer and the child that renders its template say to each other."""
+
+import msgspec
+
+
+class CompileTemplate(msgspec.Struct, frozen=True, tag=True):
+    """Compile this template and keep it.
+
+    Attributes:
+        source: text of the template.
+        now: ISO time for ``strftime_now``.
+    """
+
+    source: str
+    now: str
+
+
+class RenderChats(msgspec.Struct, frozen=True, tag=True):
+    """Render conversations with the compiled template.
+
+    Attributes:
+        conversations: each a JSON list of messages.
+        variables: JSON object of what the template sees besides the messages.
+    """
+
+    conversations: list[msgspec.Raw]
+    variables: msgspec.Raw
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """One conversation's text, or why there is none.
+
+    Attributes:
+        text: the prompt as text.
+        refusal: reason, where the template refuses; empty otherwise.
+        line: line of the template, where known.
+    """
+
+    text: str = ""
+    refusal: str = ""
+    line: int | None = None
+
+
+TemplateRequest = CompileTemplate | RenderChats

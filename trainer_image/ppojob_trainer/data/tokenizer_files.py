@@ -1,0 +1,191 @@
+"""What lies beside a model for its tokenizer: vocabulary, special tokens, chat template.
+
+Read as transformers 5 reads it (``tokenization_utils_base.py``), so that prompts get the same
+numbers without loading transformers, which loads torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from tokenizers import AddedToken, Tokenizer
+
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.json_value import Json
+
+_NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_MAX_TEMPLATE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """A tokenizer as it lies on disk.
+
+    Attributes:
+        tokenizer: without truncation and padding.
+        special_tokens: "eos_token" and its kin, to their text.
+        chat_template: source of the template; None when there is none.
+        template_file: where it came from.
+        end_token_ids: tokens that end a response, the tokenizer's own first.
+    """
+
+    tokenizer: Tokenizer
+    special_tokens: Mapping[str, str]
+    chat_template: str | None
+    template_file: str
+    end_token_ids: tuple[int, ...]
+
+
+def read_tokenizer_files(
+    model_folder: Path, tokenizer_folder: Path, template_path: Path | None
+) -> TokenizerFiles:
+    """Read a tokenizer.
+
+    Args:
+        model_folder: holds config.json and generation_config.json.
+        tokenizer_folder: holds tokenizer.json; often the same.
+        template_path: file of another chat template than the tokenizer's.
+
+    Raises:
+        ConfigError: a file is missing or not what it should be.
+    """
+    config = _read_object(tokenizer_folder / "tokenizer_config.json")
+    tokenizer = _read_tokenizer(tokenizer_folder / "tokenizer.json")
+    special_tokens = _special_tokens(config, tokenizer_folder)
+    _add_missing_tokens(tokenizer, config, special_tokens)
+    template, template_file = _chat_template(config, tokenizer_folder, template_path)
+    return TokenizerFiles(
+        tokenizer,
+        special_tokens,
+        template,
+        template_file,
+        _end_token_ids(tokenizer, special_tokens, model_folder),
+    )
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise ConfigError(
+            f"{path}: got no such file: the tokenizer is read from it; a model folder with "
+            "tokenizer.json (transformers' save_pretrained writes it)"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(
+            f"{path}: got a file that cannot be read: {error}; a tokenizer.json of the "
+            "tokenizers library"
+        ) from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_object(path: Path) -> dict[str, Json]:
+    """Read a JSON object; empty where the file does not exist."""
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Json])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: got a file that cannot be read: {error}; a JSON object"
+        ) from None
+
+
+def _text(value: Json) -> str | None:
+    """Text of a token, which is written plain or as an object with its content."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _special_tokens(config: dict[str, Json], folder: Path) -> dict[str, str]:
+    given = dict(config)
+    if "added_tokens_decoder" not in config:
+        given |= _read_object(folder / "special_tokens_map.json")
+    found = {name: _text(given.get(name)) for name in _NAMED_TOKENS}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _add_missing_tokens(
+    tokenizer: Tokenizer, config: dict[str, Json], special_tokens: Mapping[str, str]
+) -> None:
+    """Add the tokens that only the configuration names, in the order of their ids."""
+    missing: list[AddedToken] = []
+    listed = config.get("added_tokens_decoder")
+    if isinstance(listed, dict):
+        for _, token in sorted(listed.items(), key=lambda entry: int(entry[0])):
+            if isinstance(token, dict) and isinstance(token.get("content"), str):
+                flags = {
+                    name: bool(token.get(name))
+                    for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
+                }
+                missing.append(AddedToken(str(token["content"]), **flags))
+    missing += [
+        AddedToken(text, normalized=False, special=True) for text in special_tokens.values()
+    ]
+    new = {
+        token.content: token for token in missing if tokenizer.token_to_id(token.content) is None
+    }
+    if new:
+        tokenizer.add_tokens(list(new.values()))
+
+
+def _chat_template(
+    config: dict[str, Json], folder: Path, template_path: Path | None
+) -> tuple[str | None, str]:
+    """Source and file of the template: the given one, chat_template.jinja, or the config's."""
+    for path in (template_path, folder / "chat_template.jinja"):
+        if path is not None and (path == template_path or path.is_file()):
+            return _read_template(path), str(path)
+    path = folder / "tokenizer_config.json"
+    match config.get("chat_template"):
+        case str(source):
+            return source, str(path)
+        case list(named):
+            for entry in named:
+                if isinstance(entry, dict) and entry.get("name") == "default":
+                    return _text({"content": entry.get("template")}), str(path)
+    return None, str(path)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_TEMPLATE_BYTES:
+            raise ConfigError(
+                f"{path}: got {path.stat().st_size} bytes: too long for a chat template; "
+                f"at most {_MAX_TEMPLATE_BYTES}"
+            )
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: got a file that cannot be read: {error}; a Jinja template in UTF-8"
+        ) from None
+
+
+def _end_token_ids(
+    tokenizer: Tokenizer, special_tokens: Mapping[str, str], model_folder: Path
+) -> tuple[int, ...]:
+    found: list[int] = []
+    if "eos_token" in special_tokens:
+        own = tokenizer.token_to_id(special_tokens["eos_token"])
+        found += [] if own is None else [own]
+    generation = _read_object(model_folder / "generation_config.json")
+    # A chat model often ends its turn with one token and its text with another.
+    listed = generation.get("eos_token_id")
+    if listed is None and not found:
+        listed = _read_object(model_folder / "config.json").get("eos_token_id")
+    for token in listed if isinstance(listed, list) else [listed]:
+        if isinstance(token, int) and token not in found:
+            found.append(token)
+    return tuple(found)

@@ -1,0 +1,39 @@
+"""Sums of small numbers: the task of the demo."""
+
+import re
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.records import Verdict, verdict
+
+# A number that goes on ("26.5", "2,600") is not the number before the point.
+_ANSWER = re.compile(r"#### *(-?[0-9]+)(?![0-9]|[.,][0-9])")
+
+
+def addition(
+    response: str, ground_truth: Json, *, score: float = 1.0, format_score: float = 0.1
+) -> Verdict:
+    """Score the last "#### n": exact, of the right form only, or absent.
+
+    Args:
+        response: text of the response.
+        ground_truth: the sum in decimal digits.
+        score: for the exact sum.
+        format_score: for another number.
+    """
+    if not isinstance(ground_truth, str):
+        raise TypeError(f"ground_truth: got {ground_truth!r}: the sum as text")
+    found = _ANSWER.findall(response)
+    prediction = found[-1] if found else None
+    return verdict(
+        prediction,
+        is_right=prediction == ground_truth,
+        score=score,
+        format_score=format_score,
+    )
+
+
+def ground_truth_problem(ground_truth: Json) -> str | None:
+    """Say what is wrong with a ground truth, before anything is started."""
+    if isinstance(ground_truth, str) and re.fullmatch(r"-?[0-9]+", ground_truth):
+        return None
+    return 'the sum as text, such as "12"'

@@ -1,0 +1,55 @@
+"""Countdown: reach a target with given numbers, each used exactly once (TinyZero)."""
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.answer_tag import last_answer
+from ppojob_trainer.rewards.arithmetic import NotArithmetic, evaluate
+from ppojob_trainer.rewards.records import Verdict, verdict
+
+
+def countdown(
+    response: str, ground_truth: Json, *, score: float = 1.0, format_score: float = 0.1
+) -> Verdict:
+    """Score the equation in the last <answer> block.
+
+    ``score`` when it uses every number once and reaches the target, ``format_score`` for any other
+    block, 0 without a block. TinyZero's numbers (``reward_score/countdown.py``), but:
+
+    Departs from TinyZero: the block is found anywhere in the response (see ``last_answer``); "1.5"
+    is not the numbers 1 and 5; ``**`` and ``//`` are not among the four operations that the prompt
+    names; values are exact fractions, not floats within 1e-5, and no text is ever evaluated as
+    Python.
+
+    Args:
+        response: text of the response.
+        ground_truth: ``{"target": 24, "numbers": [4, 6, 1]}``.
+        score: for a right equation.
+        format_score: for a wrong one.
+    """
+    target, numbers = _read(ground_truth)
+    answer = last_answer(response)
+    is_right = False
+    if answer is not None:
+        try:
+            found = evaluate(answer)
+            is_right = sorted(found.numbers) == sorted(numbers) and found.value == target
+        except NotArithmetic:
+            is_right = False
+    return verdict(answer, is_right=is_right, score=score, format_score=format_score)
+
+
+def ground_truth_problem(ground_truth: Json) -> str | None:
+    """Say what is wrong with a ground truth, before anything is started."""
+    try:
+        _read(ground_truth)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _read(ground_truth: Json) -> tuple[int, list[int]]:
+    match ground_truth:
+        case {"target": int(target), "numbers": [_, *_] as numbers}:
+            integers = [number for number in numbers if isinstance(number, int)]
+            if len(integers) == len(numbers):
+                return target, integers
+    raise TypeError('a target and its numbers, such as {"target": 24, "numbers": [4, 6, 1]}')

@@ -1,0 +1,44 @@
+"""Products of two numbers (TinyZero)."""
+
+import re
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.answer_tag import last_answer
+from ppojob_trainer.rewards.records import Verdict, verdict
+
+_INTEGER = re.compile(r"-?[0-9]{1,1000}")
+
+
+def multiply(
+    response: str, ground_truth: Json, *, score: float = 1.0, format_score: float = 0.1
+) -> Verdict:
+    """Score the integer in the last <answer> block.
+
+    ``score`` for the product, ``format_score`` for another integer, 0 without a block or with
+    something else in it: TinyZero's numbers (``reward_score/multiply.py``), but:
+
+    Departs from TinyZero: the block is found anywhere in the response (see ``last_answer``); an
+    integer is a sign and ASCII digits, where Python's ``int()`` takes "4_2", "+42" and full-width
+    digits too; a bad ground truth is reported when the data is read and not in the middle of a run.
+
+    Args:
+        response: text of the response.
+        ground_truth: the product, as text or number.
+        score: for the product.
+        format_score: for another integer.
+    """
+    if ground_truth_problem(ground_truth):
+        raise TypeError(f"ground_truth: got {ground_truth!r}: the product")
+    answer = last_answer(response)
+    if answer is None or not _INTEGER.fullmatch(answer):
+        return verdict(None, is_right=False, score=score, format_score=format_score)
+    is_right = int(answer) == int(str(ground_truth))
+    return verdict(answer, is_right=is_right, score=score, format_score=format_score)
+
+
+def ground_truth_problem(ground_truth: Json) -> str | None:
+    """Say what is wrong with a ground truth, before anything is started."""
+    is_number = isinstance(ground_truth, int | str) and not isinstance(ground_truth, bool)
+    if is_number and _INTEGER.fullmatch(str(ground_truth)):
+        return None
+    return "the product, such as 56 or its text"

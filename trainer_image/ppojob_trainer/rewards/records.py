@@ -1,0 +1,66 @@
+"""What goes into a reward function and what comes out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from ppojob_trainer.json_value import Json
+
+
+@dataclass(frozen=True, slots=True)
+class RewardItem:
+    """One response to score.
+
+    Attributes:
+        row: number of the response in the step, for messages.
+        data_source: the row's column of that name; routes to a built-in scorer.
+        response: decoded text of the response, without the prompt.
+        ground_truth: ``reward_model.ground_truth`` of the row.
+        extra_info: the row's column of that name.
+    """
+
+    row: int
+    data_source: str
+    response: str
+    ground_truth: Json
+    extra_info: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardResult:
+    """The score of one response.
+
+    Attributes:
+        score: what is optimised; finite.
+        extras: named values for validation metrics. "acc" is always among them: 1 or 0 from the
+            built-in scorers, else what the function gave under that name, else the score (as in
+            verl). "pred" is the extracted answer, for majority votes.
+    """
+
+    score: float
+    extras: Mapping[str, float | str]
+
+
+class Verdict(TypedDict):
+    """What a built-in scorer returns: the form that users' functions may return too."""
+
+    score: float
+    acc: float
+    pred: str
+
+
+NO_ANSWER = "[INVALID]"
+"""The prediction of a response without an answer (verl's word for it)."""
+
+
+def verdict(
+    prediction: str | None, *, is_right: bool, score: float, format_score: float
+) -> Verdict:
+    """Score 0 without an answer, ``format_score`` for a wrong one, ``score`` for the right one."""
+    if prediction is None:
+        return {"score": 0.0, "acc": 0.0, "pred": NO_ANSWER}
+    return {
+        "score": score if is_right else format_score,
+        "acc": 1.0 if is_right else 0.0,
+        "pred": prediction,
+    }
