@@ -149,7 +149,7 @@ def append_line(path: Path, line: bytes, name: str) -> None:
     """
     assert b"\n" not in line, "a journal line holds no newline"
     is_new = not path.exists()
-    file = _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    file = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         end = _whole_lines_end(file)
         if end != os.fstat(file).st_size:
@@ -254,6 +254,26 @@ def remove_tree(path: Path, name: str) -> None:
     fsync_folder(path.parent, name)
 
 
+def open_file(path: Path, flags: int) -> int:
+    """Open a file for writing.
+
+    Args:
+        path: the file.
+        flags: as of ``os.open``; it is never inherited by child processes.
+
+    Returns:
+        The file descriptor, which the caller closes.
+
+    Raises:
+        StorageError: the disk refused.
+        FileNotFoundError: its folder is gone.
+    """
+    try:
+        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise_storage_error(path, "open", error)
+
+
 def write_all(file: int, data: memoryview) -> None:
     """Write a whole buffer to a file descriptor, however short the system's writes are.
 
@@ -263,13 +283,6 @@ def write_all(file: int, data: memoryview) -> None:
     """
     while data:
         data = data[os.write(file, data) :]
-
-
-def _open(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise_storage_error(path, "open", error)
 
 
 def _fsync_path(path: Path) -> None:

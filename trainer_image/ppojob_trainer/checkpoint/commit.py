@@ -1,0 +1,303 @@
+"""Commits: folders that are complete or do not exist.
+
+::
+
+    checkpoints/
+      step-000010/            sealed: manifest.json lists every file with size and sha256
+      step-000020/
+      latest -> step-000020   for people and tools; a restart trusts the manifests instead
+      .step-000030.2.partial/ being written by the ranks of epoch 2
+
+Ranks write their files into the partial folder and answer with entries; the controller seals: it
+checks the entries, writes configuration and manifest, and renames the folder. A rank of an epoch
+that is over writes into a folder that is gone, and fails there.
+
+This file loads no torch: the controller imports it.
+"""
+
+import importlib.metadata
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ppojob_trainer import durable
+from ppojob_trainer.checkpoint import manifest
+from ppojob_trainer.checkpoint.files import FileEntry, check_size, sha256_of
+from ppojob_trainer.checkpoint.identity import Identity
+from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, Progress
+from ppojob_trainer.checkpoint.sealed import Commit, Latest, Refusal, folder_name, read_commit
+from ppojob_trainer.errors import CheckpointLost, DamagedCommit, StorageError
+
+CONFIG_NAME: Final = "config.json"
+LATEST_NAME: Final = "latest"
+
+CONFIG_POINT: Final = durable.point("checkpoint.config", *durable.FILE_ACTS)
+MANIFEST_POINT: Final = durable.point("checkpoint.manifest", *durable.FILE_ACTS)
+PARTIAL_POINT: Final = durable.point("checkpoint.partial", "fsync_folder")
+REPLACE_POINT: Final = durable.point("checkpoint.replace", *durable.RENAME_ACTS)
+SEAL_POINT: Final = durable.point("checkpoint.seal", *durable.RENAME_ACTS)
+LATEST_POINT: Final = durable.point("checkpoint.latest", "write", *durable.RENAME_ACTS)
+PRUNE_POINT: Final = durable.point("checkpoint.prune", *durable.RENAME_ACTS)
+SWEEP_POINT: Final = durable.point("checkpoint.sweep", *durable.REMOVE_ACTS)
+
+_SEALED = re.compile(r"step-(\d{6,})")
+_SWEPT = re.compile(r"\.step-\d+(\.\d+)?\.(partial|damaged|pruned)|\.latest\.aside")
+_LEFT_BY_A_KILLED_SEAL: Final = frozenset(
+    {MANIFEST_NAME, f".{MANIFEST_NAME}.aside", f".{CONFIG_NAME}.aside"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCommit:
+    """A commit that is being written.
+
+    Attributes:
+        step: steps done when its state was taken.
+        folder: where the ranks write.
+    """
+
+    step: int
+    folder: Path
+
+
+class CommitStore:
+    """The commits of one job in one folder.
+
+    Only the owner of the run's lock may call what writes; one thread at a time.
+
+    Args:
+        root: the checkpoints folder; made where it is absent.
+        job_uid: identity of the job.
+        config: canonical JSON of all settings that a resumed run must share (its trajectory).
+    """
+
+    def __init__(self, root: Path, *, job_uid: str, config: bytes) -> None:
+        self.root = root
+        self._identity = Identity(job_uid=job_uid, config=config)
+        self._verified: set[int] = set()
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            durable.raise_storage_error(root, "mkdir", error)
+
+    def begin(self, step: int, *, epoch: int = 0) -> PendingCommit:
+        """Open the folder of a new commit.
+
+        Called again with the same numbers (by a controller that was restarted while the ranks
+        went on), it gives the same folder with what is in it. All other unsealed folders go.
+
+        Args:
+            step: steps done.
+            epoch: of the role that writes; a late rank of an older one finds its folder gone.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        folder = self.root / f".step-{step:06d}.{epoch}.partial"
+        self._sweep(keep=folder)
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            durable.raise_storage_error(folder, "mkdir", error)
+        return PendingCommit(step=step, folder=folder)
+
+    def seal(
+        self, pending: PendingCommit, progress: Progress, files: Iterable[FileEntry]
+    ) -> Commit:
+        """Make a commit of what the ranks have written; when this returns it cannot be lost.
+
+        A step that is sealed already (by a controller killed right behind the rename) stays as it
+        is; a damaged one is replaced.
+
+        Args:
+            pending: from ``begin``.
+            progress: all scalar state.
+            files: the entries that the ranks answered, each fsynced.
+
+        Raises:
+            DamagedCommit: a listed file is absent or of another length, or one is not listed.
+            StorageError: the disk refused; the commits before stand.
+        """
+        assert progress.step == pending.step, f"{progress.step} is not {pending.step}"
+        target = self.root / folder_name(pending.step)
+        if target.exists() and self._is_whole(pending.step):
+            self._sweep(keep=None)
+            self._point_latest(target)
+            return self.read(pending.step)
+        config_path = pending.folder / CONFIG_NAME
+        durable.write_file(config_path, self._identity.config, CONFIG_POINT)
+        size_bytes, sha256 = sha256_of(config_path)
+        config = FileEntry(
+            path=CONFIG_NAME, size_bytes=size_bytes, sha256=sha256, role="controller", rank=0
+        )
+        sealed = Manifest(
+            job_uid=self._identity.job_uid,
+            config_sha256=sha256,
+            code_version=importlib.metadata.version("ppojob"),
+            progress=progress,
+            files=tuple(sorted((config, *files), key=lambda entry: entry.path)),
+        )
+        _check_listing(pending.folder, sealed.files)
+        durable.write_file(pending.folder / MANIFEST_NAME, manifest.encode(sealed), MANIFEST_POINT)
+        for folder in _folders_below(pending.folder):
+            durable.fsync_folder(folder, PARTIAL_POINT)
+        if target.exists():
+            durable.rename(target, self.root / f".{target.name}.damaged", REPLACE_POINT)
+        durable.rename(pending.folder, target, SEAL_POINT)
+        self._verified.add(pending.step)
+        self._point_latest(target)
+        return Commit(folder=target, manifest=sealed)
+
+    def steps(self) -> tuple[int, ...]:
+        """Steps of all sealed commits, whole or damaged, ascending."""
+        matches = (_SEALED.fullmatch(path.name) for path in self.root.iterdir() if path.is_dir())
+        return tuple(sorted(int(match[1]) for match in matches if match))
+
+    def read(self, step: int) -> Commit:
+        """Read one commit: manifest, identity, presence and length of each file; not its bytes.
+
+        Raises:
+            DamagedCommit: names the file.
+            CannotResume: it is of another job, configuration or format.
+        """
+        return read_commit(self.root / folder_name(step), step, self._identity)
+
+    def latest(self) -> Latest:
+        """Find the newest commit that is whole, every byte of it checked.
+
+        Raises:
+            CannotResume: it is of another job, configuration or format.
+            CheckpointLost: there are commits, and none is whole.
+        """
+        refusals: list[Refusal] = []
+        for step in reversed(self.steps()):
+            try:
+                commit = self.read(step)
+                commit.verify()
+                self._verified.add(step)
+            except DamagedCommit as error:
+                refusals.append(Refusal(step=step, file=error.file, reason=error.reason))
+                continue
+            return Latest(commit=commit, refusals=tuple(refusals))
+        if refusals:
+            raise CheckpointLost(
+                str(self.root), "no commit is whole: " + "; ".join(map(str, refusals))
+            )
+        return Latest(commit=None, refusals=())
+
+    def recover(self) -> Latest:
+        """Clear what a killed run left half done, and find where to go on; at a start or rewind.
+
+        Nobody may be writing a commit.
+
+        Raises:
+            CannotResume: see ``latest``.
+            CheckpointLost: see ``latest``.
+        """
+        self._sweep(keep=None)
+        found = self.latest()
+        if found.commit is not None:
+            self._point_latest(found.commit.folder)
+        return found
+
+    def prune(self, keep_last: int) -> tuple[int, ...]:
+        """Remove old commits; the newest that is whole always stays.
+
+        A commit counts only once every byte of it was checked in this process (or was hashed on
+        its way to the disk), so that a good one never goes in favour of a damaged one.
+
+        Args:
+            keep_last: whole commits that stay, at least 1.
+
+        Returns:
+            Steps of the removed ones, newest first.
+        """
+        assert keep_last >= 1, "a job without any commit cannot be resumed"
+        kept = 0
+        removed = []
+        for step in reversed(self.steps()):
+            if kept >= keep_last:
+                self._remove(step)
+                removed.append(step)
+            elif self._is_whole(step):
+                kept += 1
+        return tuple(removed)
+
+    def discard_all(self) -> tuple[int, ...]:
+        """Remove every commit, for a start from nothing; returns their steps, newest first."""
+        (self.root / LATEST_NAME).unlink(missing_ok=True)
+        removed = tuple(reversed(self.steps()))
+        for step in removed:
+            self._remove(step)
+        return removed
+
+    def require_space(self, needed_bytes: int) -> None:
+        """Refuse to start where not even one commit fits.
+
+        Args:
+            needed_bytes: size of a commit.
+
+        Raises:
+            StorageError: says what is needed and what is free.
+        """
+        stat = os.statvfs(self.root)
+        free_bytes = stat.f_bavail * stat.f_frsize
+        if free_bytes < needed_bytes:
+            raise StorageError(
+                self.root,
+                f"got {free_bytes / 2**30:.2f} GiB free: one commit needs "
+                f"{needed_bytes / 2**30:.2f} GiB; free some, or name another volume",
+            )
+
+    def _is_whole(self, step: int) -> bool:
+        try:
+            commit = self.read(step)
+            if step not in self._verified:
+                commit.verify()
+                self._verified.add(step)
+        except DamagedCommit:
+            return False
+        return True
+
+    def _remove(self, step: int) -> None:
+        """Rename out of sight first: a commit half removed must not look like a damaged one."""
+        folder = self.root / folder_name(step)
+        aside = self.root / f".{folder.name}.pruned"
+        durable.rename(folder, aside, PRUNE_POINT)
+        durable.remove_tree(aside, SWEEP_POINT)
+        self._verified.discard(step)
+
+    def _sweep(self, keep: Path | None) -> None:
+        for path in sorted(self.root.iterdir()):
+            if path != keep and _SWEPT.fullmatch(path.name):
+                durable.remove_tree(path, SWEEP_POINT)
+
+    def _point_latest(self, target: Path) -> None:
+        link = self.root / LATEST_NAME
+        if link.is_symlink() and link.readlink() == Path(target.name):
+            return
+        aside = self.root / f".{LATEST_NAME}.aside"
+        with durable.act(LATEST_POINT, "write", link):
+            aside.unlink(missing_ok=True)
+            aside.symlink_to(target.name)
+        durable.rename(aside, link, LATEST_POINT)
+
+
+def _check_listing(folder: Path, files: tuple[FileEntry, ...]) -> None:
+    listed = {entry.path for entry in files}
+    assert len(listed) == len(files), "two entries of one commit share a path"
+    for entry in files:
+        check_size(folder, entry)
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in listed | _LEFT_BY_A_KILLED_SEAL:
+            raise DamagedCommit(f"{folder.name}/{name}", "no rank answered for this file")
+
+
+def _folders_below(folder: Path) -> Iterator[Path]:
+    """Every folder of a commit, the innermost first."""
+    for path, _, _ in os.walk(folder, topdown=False):
+        yield Path(path)

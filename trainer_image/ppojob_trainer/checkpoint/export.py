@@ -1,0 +1,152 @@
+"""The trained model as a Hugging Face folder that transformers and vLLM load as it is.
+
+The same weights give the same bytes; running it again replaces the folder by an equal one. It is
+written aside and renamed, so a folder named ``export`` is always whole.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ppojob_trainer import durable
+from ppojob_trainer.checkpoint.tensors import write_tensors
+from ppojob_trainer.errors import ConfigError
+
+EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
+FILE_POINT: Final = durable.point("export.file", *durable.FILE_ACTS)
+CLEAR_POINT: Final = durable.point("export.clear", *durable.REMOVE_ACTS)
+
+MAX_FILE_BYTES: Final = 5 << 30
+
+_TOKENIZER_FILES: Final = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "chat_template.*",
+)
+_MODEL_FILES: Final = ("generation_config.json", "*.py", "LICENSE*", "NOTICE*")
+
+
+def export_model(
+    target: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    model_folder: Path,
+    dtype: torch.dtype,
+    tokenizer_folder: Path | None = None,
+    chat_template: str | None = None,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Write a model folder.
+
+    Args:
+        target: the folder, replaced as a whole.
+        tensors: Hugging Face names and full tensors; tied ones once.
+        model_folder: where training began: its config and generation config are taken over.
+        dtype: of the stored weights; floating tensors are converted one at a time.
+        tokenizer_folder: where the tokenizer lies, if not in ``model_folder``.
+        chat_template: the job's own template (Jinja text), in place of the tokenizer's.
+        max_file_bytes: the weights are split into files of at most this (one tensor at least).
+
+    Raises:
+        StorageError: the disk refused; an older export stands.
+        ConfigError: ``model_folder`` has no readable config.json.
+    """
+    aside = target.with_name(f".{target.name}.aside")
+    durable.remove_tree(aside, CLEAR_POINT)
+    try:
+        aside.mkdir(parents=True)
+    except OSError as error:
+        durable.raise_storage_error(aside, "mkdir", error)
+    durable.write_file(aside / "config.json", _config(model_folder, dtype), FILE_POINT)
+    _copy(model_folder, aside, _MODEL_FILES)
+    _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
+    if chat_template is not None:
+        durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
+    _write_weights(aside, dict(tensors), dtype, max_file_bytes)
+    old = target.with_name(f".{target.name}.old")
+    durable.remove_tree(old, CLEAR_POINT)
+    if target.exists():
+        durable.rename(target, old, EXPORT_POINT)
+    durable.rename(aside, target, EXPORT_POINT)
+    durable.remove_tree(old, CLEAR_POINT)
+
+
+def plan_files(
+    tensors: Mapping[str, Tensor], dtype: torch.dtype, max_file_bytes: int
+) -> list[list[str]]:
+    """Split weights into files, in the order of their names.
+
+    Args:
+        tensors: name to tensor.
+        dtype: stored dtype of floating tensors.
+        max_file_bytes: limit of a file; a tensor above it gets one of its own.
+
+    Returns:
+        Names a file.
+    """
+    files: list[list[str]] = [[]]
+    room = max_file_bytes
+    for name in sorted(tensors):
+        size_bytes = _stored_bytes(tensors[name], dtype)
+        if files[-1] and size_bytes > room:
+            files.append([])
+            room = max_file_bytes
+        files[-1].append(name)
+        room -= size_bytes
+    return files
+
+
+def _write_weights(
+    folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, max_file_bytes: int
+) -> None:
+    files = plan_files(tensors, dtype, max_file_bytes)
+    metadata = {"format": "pt"}  # transformers refuses a file without it
+    if len(files) == 1:
+        write_tensors(folder / "model.safetensors", tensors, dtype=dtype, metadata=metadata)
+        return
+    places: dict[str, str] = {}
+    for number, names in enumerate(files, start=1):
+        file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        part = {name: tensors[name] for name in names}
+        write_tensors(folder / file, part, dtype=dtype, metadata=metadata)
+        places |= dict.fromkeys(names, file)
+    total = sum(_stored_bytes(tensor, dtype) for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    durable.write_file(folder / "model.safetensors.index.json", _json(index), FILE_POINT)
+
+
+def _stored_bytes(tensor: Tensor, dtype: torch.dtype) -> int:
+    return tensor.numel() * (dtype if tensor.is_floating_point() else tensor.dtype).itemsize
+
+
+def _config(model_folder: Path, dtype: torch.dtype) -> bytes:
+    path = model_folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: got no model configuration: {error}") from error
+    name = str(dtype).removeprefix("torch.")
+    # transformers 5 reads the first, 4 and vLLM's readers of old folders the second.
+    config["dtype"] = name
+    if "torch_dtype" in config:
+        config["torch_dtype"] = name
+    return _json(config)
+
+
+def _json(document: Mapping[str, object]) -> bytes:
+    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+
+
+def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
+    for path in sorted({path for pattern in patterns for path in source.glob(pattern)}):
+        if path.is_file():
+            durable.write_file(target / path.name, path.read_bytes(), FILE_POINT)

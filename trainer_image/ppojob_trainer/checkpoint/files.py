@@ -1,0 +1,109 @@
+"""The files of a commit: what is known of each, and whether it is still true."""
+
+import hashlib
+import os
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import msgspec
+
+from ppojob_trainer.errors import DamagedCommit
+
+CHUNK_BYTES: Final = 8 << 20
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the manifest says of one file.
+
+    Attributes:
+        path: relative to the commit's folder, with slashes (``actor_rollout/rank-00000/rng``).
+        size_bytes: exact length.
+        sha256: of the bytes, in hex.
+        role: whose state it is.
+        rank: which rank of the role wrote it and reads it back.
+    """
+
+    path: str
+    size_bytes: int
+    sha256: str
+    role: str
+    rank: int
+
+    def __post_init__(self) -> None:
+        parts = PurePosixPath(self.path).parts
+        is_inside = bool(parts) and not self.path.startswith("/") and ".." not in parts
+        if not is_inside or str(PurePosixPath(self.path)) != self.path:
+            raise ValueError(f"path: got {self.path!r}: not a plain path inside the commit")
+
+
+def sha256_of(path: Path) -> tuple[int, str]:
+    """Size and sha256 of a file, read through one small buffer.
+
+    Read, not mapped: a bad sector answers with an error here, and with SIGBUS in a mapping.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Bytes read and their sha256 in hex.
+
+    Raises:
+        OSError: the file is absent or cannot be read.
+    """
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    size_bytes = 0
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            size_bytes += count
+    return size_bytes, digest.hexdigest()
+
+
+def check_size(folder: Path, entry: FileEntry) -> None:
+    """Check that a file is there and as long as it should be; cheap.
+
+    Args:
+        folder: the commit's folder.
+        entry: what the manifest says.
+
+    Raises:
+        DamagedCommit: names the file and what is wrong.
+    """
+    name = f"{folder.name}/{entry.path}"
+    try:
+        found = (folder / entry.path).lstat()
+    except OSError as error:
+        raise DamagedCommit(name, _reason(error)) from error
+    if found.st_size != entry.size_bytes:
+        raise DamagedCommit(
+            name, f"got {found.st_size} bytes: the manifest says {entry.size_bytes}"
+        )
+
+
+def check_content(folder: Path, entry: FileEntry) -> None:
+    """Check every byte of a file against its sha256.
+
+    Args:
+        folder: the commit's folder.
+        entry: what the manifest says.
+
+    Raises:
+        DamagedCommit: names the file and what is wrong.
+    """
+    check_size(folder, entry)
+    name = f"{folder.name}/{entry.path}"
+    try:
+        _, sha256 = sha256_of(folder / entry.path)
+    except OSError as error:
+        raise DamagedCommit(name, _reason(error)) from error
+    if sha256 != entry.sha256:
+        raise DamagedCommit(
+            name, f"got sha256 {sha256[:12]}: the manifest says {entry.sha256[:12]}; it was changed"
+        )
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "the file is missing"
+    return f"cannot be read: {os.strerror(error.errno or 0)}"

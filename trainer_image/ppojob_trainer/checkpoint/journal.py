@@ -1,0 +1,226 @@
+"""The controller's journal: what happened, in order, one fsynced JSON line an event.
+
+It lies beside the checkpoints, so a restarted controller knows which stages of the step are done
+(the ranks keep their answers), and that commits once existed even where all of them are gone. A
+torn last line was never acknowledged and is cut; any other line that does not parse is damage.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ppojob_trainer import durable
+from ppojob_trainer.errors import DamagedCommit
+
+JOURNAL_NAME: Final = "journal.jsonl"
+JOURNAL_POINT: Final = durable.point("journal", *durable.LINE_ACTS)
+
+
+class _Event(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event"
+):
+    """What all events have.
+
+    Attributes:
+        time: unix seconds, for people; nothing is decided by it.
+    """
+
+    time: float
+
+
+class ControllerStarted(_Event, frozen=True, kw_only=True, tag="controller_started"):
+    """A controller took the run over.
+
+    Attributes:
+        epoch: of the controller.
+        code_version: of the program.
+    """
+
+    epoch: int
+    code_version: str
+
+
+class EpochStarted(_Event, frozen=True, kw_only=True, tag="epoch_started"):
+    """The ranks of a role met in a new epoch.
+
+    Attributes:
+        role: name of the role.
+        epoch: the new one.
+        world_size: ranks.
+    """
+
+    role: str
+    epoch: int
+    world_size: int
+
+
+class StageDone(_Event, frozen=True, kw_only=True, tag="stage_done"):
+    """All ranks answered one request of a step.
+
+    Attributes:
+        step: being made, from 1.
+        stage: name of the stage (``gen``, ``update_actor``).
+        request: id of the request, deterministic.
+    """
+
+    step: int
+    stage: str
+    request: str
+
+
+class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
+    """A step is over and its metrics are on the disk.
+
+    Attributes:
+        step: the step.
+        policy_version: version of the weights behind it.
+    """
+
+    step: int
+    policy_version: int
+
+
+class CommitSealed(_Event, frozen=True, kw_only=True, tag="commit_sealed"):
+    """A commit exists.
+
+    Attributes:
+        step: of the commit.
+        size_bytes: of its files.
+    """
+
+    step: int
+    size_bytes: int
+
+
+class CommitRefused(_Event, frozen=True, kw_only=True, tag="commit_refused"):
+    """A damaged commit was not used.
+
+    Attributes:
+        step: of the commit.
+        file: what is damaged.
+        reason: how.
+    """
+
+    step: int
+    file: str
+    reason: str
+
+
+class Rewound(_Event, frozen=True, kw_only=True, tag="rewound"):
+    """All stateful roles and the controller went back to a commit (or to the start).
+
+    Attributes:
+        from_step: steps that were done.
+        to_step: step of the commit; 0 without one.
+        reason: one line.
+    """
+
+    from_step: int
+    to_step: int
+    reason: str
+
+
+class CommitsDiscarded(_Event, frozen=True, kw_only=True, tag="commits_discarded"):
+    """The user asked for a start from nothing: the commits before this line count no more.
+
+    Attributes:
+        steps: of what was removed.
+    """
+
+    steps: tuple[int, ...]
+
+
+class Exported(_Event, frozen=True, kw_only=True, tag="exported"):
+    """The model was written as a Hugging Face folder.
+
+    Attributes:
+        step: whose weights.
+    """
+
+    step: int
+
+
+class Finished(_Event, frozen=True, kw_only=True, tag="finished"):
+    """The run is over.
+
+    Attributes:
+        step: steps done.
+        phase: as in the resource's status (``Succeeded``).
+    """
+
+    step: int
+    phase: str
+
+
+Event = (
+    ControllerStarted
+    | EpochStarted
+    | StageDone
+    | StepDone
+    | CommitSealed
+    | CommitRefused
+    | Rewound
+    | CommitsDiscarded
+    | Exported
+    | Finished
+)
+
+
+class Journal:
+    """One run's journal; only the owner of the run's lock appends.
+
+    Args:
+        path: the file; made by the first event.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+    def append(self, event: Event) -> None:
+        """Write an event; when this returns it is on the disk.
+
+        Raises:
+            StorageError: the disk refused; the journal is as before.
+        """
+        durable.append_line(self.path, msgspec.json.encode(event), JOURNAL_POINT)
+
+    def read(self) -> list[Event]:
+        """All events, oldest first; empty where there is no journal.
+
+        Raises:
+            DamagedCommit: names the line that is no event.
+        """
+        events = []
+        for number, line in enumerate(durable.read_lines(self.path), start=1):
+            try:
+                events.append(self._decoder.decode(line))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise DamagedCommit(f"{self.path.name}:{number}", f"no event: {error}") from error
+        return events
+
+
+def last_sealed(events: list[Event]) -> int | None:
+    """Step of the newest commit that must exist; None where none was sealed (or all discarded)."""
+    step = None
+    for event in events:
+        if isinstance(event, CommitSealed):
+            step = event.step
+        elif isinstance(event, CommitsDiscarded):
+            step = None
+    return step
+
+
+def stages_done(events: list[Event], step: int) -> dict[str, StageDone]:
+    """Stages of a step that need not be asked for again, by request id.
+
+    What was done before a rewind or a new epoch counts no more: its rows are gone.
+    """
+    done: dict[str, StageDone] = {}
+    for event in events:
+        if isinstance(event, Rewound | EpochStarted):
+            done.clear()
+        elif isinstance(event, StageDone) and event.step == step:
+            done[event.request] = event
+    return done

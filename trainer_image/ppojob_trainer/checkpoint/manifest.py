@@ -1,0 +1,139 @@
+"""The manifest: the one file that makes a folder of shards a commit.
+
+It is canonical JSON (sorted keys, no spaces, one newline at the end) in an envelope that carries
+its own sha256, so a manifest that was cut or changed anywhere is noticed like any other file::
+
+    {"format":1,"manifest":{...},"sha256":"<of format and manifest>"}
+
+State that a step depends on is either a field here or a file listed here; a field that is absent
+is an error and never a default, since a default would start something afresh in silence.
+"""
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from ppojob_trainer.checkpoint.files import FileEntry
+from ppojob_trainer.errors import CannotResume, DamagedCommit
+
+FORMAT: Final = 1
+MANIFEST_NAME: Final = "manifest.json"
+
+
+class DataCursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the order of prompts stands.
+
+    Attributes:
+        epoch: passes over the data begun before this one, from 0.
+        cursor: prompts of this epoch's order that were drawn.
+        sha256: digest of the data set, so that a changed file is noticed.
+    """
+
+    epoch: int
+    cursor: int
+    sha256: str
+
+
+class RoleState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the commit holds of one stateful role.
+
+    Attributes:
+        role: name of the role.
+        world_size: ranks that wrote it, and that can read it.
+        epoch: epoch of the role that wrote it.
+        optimizer_steps: optimizer steps taken so far.
+    """
+
+    role: str
+    world_size: int
+    epoch: int
+    optimizer_steps: int
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far the job is: all scalar state of a step's end.
+
+    Attributes:
+        step: steps done; 0 is the untrained model.
+        policy_version: version of the weights that the rollout engine holds.
+        data: the order's cursor.
+        kl_coefficient: of the KL controller; None where the job has none.
+        metrics_lines: lines of metrics.jsonl up to this step; fewer than that is a gap.
+        tokens: prompt and response tokens of all steps so far.
+        seconds: wall time of all steps so far, without what was thrown away.
+        roles: each stateful role.
+    """
+
+    step: int
+    policy_version: int
+    data: DataCursor
+    kl_coefficient: float | None
+    metrics_lines: int
+    tokens: int
+    seconds: float
+    roles: tuple[RoleState, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that a commit says of itself.
+
+    Attributes:
+        job_uid: the job it belongs to.
+        config_sha256: digest of the resolved configuration (which is one of the files).
+        code_version: version of the program that wrote it.
+        progress: scalar state.
+        files: every file but the manifest, sorted by path.
+    """
+
+    job_uid: str
+    config_sha256: str
+    code_version: str
+    progress: Progress
+    files: tuple[FileEntry, ...]
+
+
+class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    manifest: msgspec.Raw
+    sha256: str
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Canonical bytes of a manifest file."""
+    body = msgspec.json.encode(manifest, order="sorted")
+    return _encode_envelope(FORMAT, body)
+
+
+def decode(data: bytes, name: str) -> Manifest:
+    """Read a manifest file.
+
+    Args:
+        data: the whole file.
+        name: what errors call it (``step-000020/manifest.json``).
+
+    Raises:
+        DamagedCommit: it was cut or changed.
+        CannotResume: it is whole, and of a newer format.
+    """
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedCommit(name, f"not a manifest: {error}") from error
+    if data != _encode_envelope(envelope.format, bytes(envelope.manifest)):
+        raise DamagedCommit(name, "its own sha256 does not fit; it was changed")
+    if envelope.format != FORMAT:
+        raise CannotResume(
+            f"{name}: got format {envelope.format}: this program reads format {FORMAT}; "
+            "resume with the version that wrote it"
+        )
+    try:
+        return msgspec.json.decode(envelope.manifest, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedCommit(name, f"not a manifest: {error}") from error
+
+
+def _encode_envelope(number: int, body: bytes) -> bytes:
+    sha256 = hashlib.sha256(b"%d\n" % number + body).hexdigest()
+    envelope = _Envelope(format=number, manifest=msgspec.Raw(body), sha256=sha256)
+    return msgspec.json.encode(envelope, order="sorted") + b"\n"

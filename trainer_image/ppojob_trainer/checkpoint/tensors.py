@@ -1,0 +1,242 @@
+"""Tensors in safetensors files, hashed while they are written and mapped when they are read.
+
+The same tensors give the same bytes on every machine: the order is by element size (which keeps
+every tensor aligned) and then by name, the header has sorted keys. Neither way needs memory beyond
+one chunk: a tensor is written from where it lies, and a reader gets views of a private mapping of
+the file, which the kernel drops again as it likes.
+
+Format: https://huggingface.co/docs/safetensors (8 bytes length, JSON header, data).
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ppojob_trainer import durable, failpoints
+from ppojob_trainer.checkpoint.files import CHUNK_BYTES, FileEntry, check_content
+from ppojob_trainer.errors import DamagedCommit
+
+SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
+SHARD_MIDDLE: Final = failpoints.declare("checkpoint.shard.write.middle")
+
+_DTYPE_NAMES: Final = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES: Final = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
+_HEADER_LIMIT_BYTES: Final = 100 << 20
+
+
+class _TensorHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def write_shard(
+    folder: Path, path: str, tensors: Mapping[str, Tensor], *, role: str, rank: int
+) -> FileEntry:
+    """Write one file of a commit; when this returns it is on the disk.
+
+    Args:
+        folder: the pending commit's folder.
+        path: of the file, relative to it, with slashes.
+        tensors: any shapes and devices; they are not changed.
+        role: whose state it is.
+        rank: who writes it.
+
+    Returns:
+        The entry for the manifest.
+
+    Raises:
+        StorageError: the disk refused.
+        FileNotFoundError: the pending commit is gone: its epoch is over.
+    """
+    target = folder / path
+    for parent in reversed(target.relative_to(folder).parents[:-1]):
+        (folder / parent).mkdir(exist_ok=True)
+    size_bytes, sha256 = write_tensors(target, tensors)
+    return FileEntry(path=path, size_bytes=size_bytes, sha256=sha256, role=role, rank=rank)
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
+    """Write a safetensors file in place, with fsync; nobody may read it before its commit.
+
+    Args:
+        path: made or cut to nothing first; its folder exists.
+        tensors: name to tensor.
+        dtype: floating tensors are converted to it, one at a time; None keeps theirs.
+        metadata: strings for the header.
+
+    Returns:
+        Size in bytes and sha256 in hex of the file.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    stored = {name: _stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
+    order = sorted(tensors, key=lambda name: (-stored[name].itemsize, name))
+    header = _encode_header(order, tensors, stored, metadata or {})
+    file = durable.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        with durable.act(SHARD_POINT, "write", path):
+            size_bytes, sha256 = _write_hashed(file, _chunks(header, order, tensors, stored))
+        with durable.act(SHARD_POINT, "fsync", path):
+            os.fsync(file)
+    finally:
+        os.close(file)
+    durable.fsync_folder(path.parent, SHARD_POINT)
+    return size_bytes, sha256
+
+
+def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
+    """Verify one file of a commit and map its tensors.
+
+    Args:
+        folder: the commit's folder.
+        entry: the manifest's entry.
+
+    Returns:
+        Tensors on the CPU over a private mapping: writing to one changes no file and copies its
+        pages; copy them out and drop them to give the memory back.
+
+    Raises:
+        DamagedCommit: names the file.
+    """
+    check_content(folder, entry)
+    return read_tensors(folder / entry.path, name=f"{folder.name}/{entry.path}")
+
+
+def read_tensors(path: Path, *, name: str | None = None) -> dict[str, Tensor]:
+    """Map the tensors of a safetensors file, unverified.
+
+    Args:
+        path: the file.
+        name: what errors call it; the path by default.
+
+    Raises:
+        DamagedCommit: it is not a safetensors file.
+    """
+    name = name or str(path)
+    with path.open("rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size_bytes < 8 or length > min(size_bytes - 8, _HEADER_LIMIT_BYTES):
+            raise DamagedCommit(name, f"got {size_bytes} bytes: not a safetensors file")
+        headers = _decode_header(file.read(length), name)
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return {
+        key: _view(mapping, 8 + length, header, f"{name}: {key}") for key, header in headers.items()
+    }
+
+
+def _stored_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+
+def _encode_header(
+    order: list[str],
+    tensors: Mapping[str, Tensor],
+    stored: Mapping[str, torch.dtype],
+    metadata: Mapping[str, str],
+) -> bytes:
+    table: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    offset = 0
+    for name in order:
+        assert stored[name] in _DTYPE_NAMES, f"{name}: {stored[name]} has no safetensors name"
+        end = offset + tensors[name].numel() * stored[name].itemsize
+        table[name] = {
+            "dtype": _DTYPE_NAMES[stored[name]],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _chunks(
+    header: bytes,
+    order: list[str],
+    tensors: Mapping[str, Tensor],
+    stored: Mapping[str, torch.dtype],
+) -> Iterator[memoryview]:
+    """The file's bytes in pieces of at most CHUNK_BYTES; a piece may be kept by its reader."""
+    yield memoryview(header)
+    for index, name in enumerate(order):
+        if index == 1:
+            failpoints.hit(SHARD_MIDDLE)
+        flat = tensors[name].detach().to(device="cpu", dtype=stored[name]).contiguous()
+        data = flat.reshape(-1).view(torch.uint8).numpy().data
+        for start in range(0, len(data), CHUNK_BYTES):
+            yield data[start : start + CHUNK_BYTES]
+
+
+def _write_hashed(file: int, chunks: Iterator[memoryview]) -> tuple[int, str]:
+    """Write and hash at the same time: both give the interpreter lock away."""
+    digest = hashlib.sha256()
+    size_bytes = 0
+    with concurrent.futures.ThreadPoolExecutor(1, "sha256") as hasher:
+        hashed = hasher.submit(digest.update, b"")
+        for chunk in chunks:
+            hashed.result()
+            hashed = hasher.submit(digest.update, chunk)
+            durable.write_all(file, chunk)
+            size_bytes += len(chunk)
+        hashed.result()
+    return size_bytes, digest.hexdigest()
+
+
+def _decode_header(text: bytes, name: str) -> dict[str, _TensorHeader]:
+    try:
+        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        return {
+            key: msgspec.json.decode(value, type=_TensorHeader)
+            for key, value in raw.items()
+            if key != "__metadata__"
+        }
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedCommit(name, f"its header does not parse: {error}") from error
+
+
+def _view(mapping: mmap.mmap, base: int, header: _TensorHeader, name: str) -> Tensor:
+    dtype = _DTYPES.get(header.dtype)
+    if dtype is None:
+        raise DamagedCommit(name, f"got dtype {header.dtype}: known are {', '.join(_DTYPES)}")
+    start, end = header.data_offsets
+    count = 1
+    for size in header.shape:
+        count *= size
+    if not 0 <= start <= end <= len(mapping) - base or end - start != count * dtype.itemsize:
+        raise DamagedCommit(name, f"got offsets {start} to {end}: they do not fit its shape")
+    if count == 0:
+        return torch.empty(header.shape, dtype=dtype)
+    return torch.frombuffer(mapping, dtype=dtype, count=count, offset=base + start).view(
+        header.shape
+    )
