@@ -46,7 +46,7 @@ class PolicyLossSpec(Section):
     clip_low: ClipRange = 0.2
     """The ratio is clipped below at 1 - clipLow. PPO and verl: 0.2."""
 
-    clip_high: Annotated[float, Field(gt=0, le=100)] = 0.2
+    clip_high: ClipRange = 0.2
     """The ratio is clipped above at 1 + clipHigh. PPO and verl: 0.2;
     DAPO (arXiv:2503.14476): 0.28."""
 

@@ -31,8 +31,10 @@ class Section(BaseModel):
 # A manifest gives lists; the models keep tuples, so that frozen means frozen.
 Items = Annotated[tuple[T, ...], Field(strict=False)]
 
-Path = Annotated[str, Field(min_length=1, max_length=4096)]
-Name = Annotated[str, Field(min_length=1, max_length=253)]
+# Control characters in a name end up in logs and file names; no path of a model needs them.
+PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
+Path = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)]
+Name = Annotated[str, Field(min_length=1, max_length=253, pattern=PRINTABLE)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -1,0 +1,218 @@
+"""Plain values to a job: every wrong field of it becomes a Problem, all of them at once."""
+
+import copy
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
+
+from ppojob_api import shape as shapes
+from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
+from ppojob_api.shape import PathKey, Shape
+from ppojob_api.v1alpha1.job import PPOJob
+
+# What an API server writes into metadata: read over in silence, since no author wrote it.
+SERVER_METADATA: Final = frozenset(
+    {
+        "creationTimestamp",
+        "deletionGracePeriodSeconds",
+        "deletionTimestamp",
+        "finalizers",
+        "generation",
+        "managedFields",
+        "ownerReferences",
+        "resourceVersion",
+        "selfLink",
+    }
+)
+
+# A repaired value may hide a missing field below it, so repairing is repeated, never endlessly.
+REPAIRS_LIMIT: Final = 4
+
+_TOO_SMALL = {"greater_than", "greater_than_equal", "string_too_short", "too_short"}
+_TOO_LARGE = {"less_than", "less_than_equal", "string_too_long", "too_long"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A manifest as a job.
+
+    Attributes:
+        job: The job; where `problems` is not empty, one whose wrong fields were replaced, fit for
+            judging the other fields and for nothing else. None: nothing is worth judging.
+        problems: What is wrong with single fields.
+        unknown: Paths whose value in `job` is not the author's.
+    """
+
+    job: PPOJob | None
+    problems: tuple[Problem, ...]
+    unknown: tuple[PathKey, ...]
+
+
+def parse(value: object, doubtful: Iterable[PathKey] = ()) -> Parsed:
+    """Read a job.
+
+    Args:
+        value: What a YAML or JSON reader gives.
+        doubtful: Paths that a reader complained about already.
+    """
+    if not isinstance(value, dict):
+        got, why = shown(value), f"{_kind(value)} is not a job"
+        problem = Problem("PPOJob", got, why, "an object with spec", ReasonCode.WRONG_TYPE)
+        return Parsed(None, (problem,), ())
+    tree = _without_server_fields(value)
+    unknown = set(doubtful)
+    for path in unknown:
+        _replace(tree, path)
+    problems: dict[str, Problem] = {}
+    for _ in range(REPAIRS_LIMIT):
+        try:
+            job = PPOJob.model_validate(tree, by_alias=True, by_name=False)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            paths = {_path(detail) for detail in details}
+            for detail in _without_echoes(details):
+                path = _path(detail)
+                if not _overlaps(path, unknown):
+                    problem = _problem(detail, path)
+                    problems.setdefault(problem.where, problem)
+            unknown |= paths
+            for path in paths:
+                _replace(tree, path)
+        else:
+            return Parsed(job, tuple(problems.values()), tuple(unknown))
+    return Parsed(None, tuple(problems.values()), tuple(unknown))
+
+
+def _without_server_fields(value: Mapping[Any, Any]) -> dict[str, Any]:
+    tree = {str(key): copy.deepcopy(item) for key, item in value.items()}
+    metadata = tree.get("metadata")
+    if isinstance(metadata, dict):
+        tree["metadata"] = {k: v for k, v in metadata.items() if k not in SERVER_METADATA}
+    return tree
+
+
+def _overlaps(path: PathKey, others: Iterable[PathKey]) -> bool:
+    """Whether one of the paths lies on the way to the other."""
+    return any(path[: len(other)] == other[: len(path)] for other in others)
+
+
+def _path(detail: ErrorDetails) -> PathKey:
+    return tuple(detail["loc"])
+
+
+def _without_echoes(details: list[ErrorDetails]) -> Iterable[ErrorDetails]:
+    """Drop a list's "too short" that only counts items which are reported themselves."""
+    paths = [_path(detail) for detail in details]
+    for detail in details:
+        path = _path(detail)
+        inside = any(len(other) > len(path) and other[: len(path)] == path for other in paths)
+        if not (inside and detail["type"] == "too_short"):
+            yield detail
+
+
+def _replace(tree: dict[str, Any], path: PathKey) -> None:
+    """Put a placeholder where a field is missing; take away what is wrong."""
+    parent: Any = tree
+    for depth, key in enumerate(path[:-1]):
+        inside = parent.get(key) if isinstance(parent, dict) else None
+        if not isinstance(inside, dict):
+            # An item of a list: the whole list goes, else the other items would change places.
+            _replace(tree, path[: depth + 1])
+            return
+        parent = inside
+    last = path[-1] if path else None
+    if not isinstance(parent, dict) or not isinstance(last, str):
+        return
+    parent.pop(last, None)
+    shape = shapes.at(path)
+    if shape is not None and _is_required(path):
+        parent[last] = shapes.placeholder(shape)
+
+
+def _is_required(path: PathKey) -> bool:
+    parent = shapes.at(path[:-1])
+    if parent is None or parent.model is None:
+        return False
+    member = shapes.members(parent.model).get(str(path[-1]))
+    return member is not None and member.required
+
+
+def _problem(detail: ErrorDetails, path: PathKey) -> Problem:
+    where, value, kind = shapes.dotted(path), detail["input"], detail["type"]
+    shape = shapes.at(path)
+    allowed = "printable text as a key" if shape is None else shape.allowed()
+    if kind == "missing":
+        return Problem(where, ABSENT, "the field is required", allowed, ReasonCode.REQUIRED)
+    if kind == "extra_forbidden":
+        why = "there is no such field"
+        return Problem(where, shown(value), why, _nearest(path), ReasonCode.UNKNOWN_FIELD)
+    if kind == "literal_error" and shape is not None:
+        why = f"the value is unknown{_meant(value, shape)}"
+        return Problem(where, shown(value), why, allowed, ReasonCode.NOT_ONE_OF)
+    if kind in _TOO_SMALL | _TOO_LARGE | {"finite_number"}:
+        why = _size(kind, value)
+        return Problem(where, shown(value), why, allowed, ReasonCode.OUT_OF_RANGE)
+    if kind in {"string_pattern_mismatch", "string_unicode"}:
+        why = "the text has control characters or is not Unicode"
+        return Problem(where, shown(value), why, "printable text", ReasonCode.BAD_FORM)
+    noun = "such a value" if shape is None else shapes.KIND_NAMES[shape.kind]
+    why = f"{_kind(value)} is not {noun}"
+    return Problem(where, shown(value), why, allowed, ReasonCode.WRONG_TYPE)
+
+
+def _size(kind: str, value: object) -> str:
+    if kind == "finite_number":
+        return "the number is not finite"
+    nouns: dict[type, str] = {str: "text", list: "list", tuple: "list", dict: "object"}
+    noun = nouns.get(type(value), "number")
+    sizes = ("small", "large") if noun == "number" else ("short", "long")
+    return f"the {noun} is too {sizes[kind in _TOO_LARGE]}"
+
+
+def _meant(value: object, shape: Shape) -> str:
+    if not isinstance(value, str):
+        return ""
+    by_folded = {_folded(choice): choice for choice in shape.choices}
+    near = difflib.get_close_matches(_folded(value), by_folded, n=1, cutoff=0.6)
+    return f", did you mean {by_folded[near[0]]}" if near else ""
+
+
+def _folded(word: str) -> str:
+    return word[:128].lower().replace("_", "").replace("-", "").replace("0", "o")
+
+
+def _nearest(path: PathKey) -> str:
+    """What to write for an unknown field: one near it, the same word elsewhere, or a list."""
+    parent, word = shapes.at(path[:-1]), str(path[-1])
+    if parent is None or parent.model is None:
+        return "remove it"
+    here = {_folded(name): name for name in shapes.members(parent.model)}
+    near = difflib.get_close_matches(_folded(word), here, n=1, cutoff=0.75)
+    if near:
+        return f"write {here[near[0]]}"
+    elsewhere = [p for p in shapes.all_paths() if p.split(".")[-1] == to_camel(word[:128])]
+    elsewhere = [p for p in elsewhere if not p.startswith("status")]
+    if elsewhere:
+        return f"write {' or '.join(elsewhere)}"
+    return f"fields here are {', '.join(sorted(here.values()))}"
+
+
+def _kind(value: object) -> str:
+    """The kind of a value as a noun, for `... is not an integer`."""
+    if value is None:
+        return "null"
+    names: dict[type, str] = {
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number with a fraction",
+        str: "text",
+        list: "a list",
+        tuple: "a list",
+        dict: "an object",
+    }
+    return names.get(type(value), f"a value of type {type(value).__name__}")

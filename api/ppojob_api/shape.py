@@ -1,0 +1,237 @@
+"""The models as data: one reading of their types serves messages and the CRD alike."""
+
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic import JsonValue
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.section import Section
+
+Kind = Literal["object", "map", "list", "string", "integer", "number", "boolean", "enum", "any"]
+PathKey = tuple[str | int, ...]
+
+KIND_NAMES: dict[Kind, str] = {
+    "object": "an object",
+    "map": "an object",
+    "list": "a list",
+    "string": "text",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "enum": "one of the words",
+    "any": "any value",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits of a number, or of a length."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def words(self) -> str:
+        """The limits as they follow a noun: ` from 1 to 8`, or nothing."""
+        if self.minimum is not None and self.maximum is not None:
+            return f" from {_plain(self.minimum)} to {_plain(self.maximum)}"
+        if self.above is not None and self.below is not None:
+            return f" above {_plain(self.above)} and below {_plain(self.below)}"
+        low = f"above {_plain(self.above)}" if self.above is not None else ""
+        low = f"at least {_plain(self.minimum)}" if self.minimum is not None else low
+        high = f"below {_plain(self.below)}" if self.below is not None else ""
+        high = f"at most {_plain(self.maximum)}" if self.maximum is not None else high
+        both = " and ".join(part for part in (low, high) if part)
+        return f" {both}" if both else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What may stand at one place of the resource."""
+
+    kind: Kind
+    nullable: bool = False
+    model: type[Section] | None = None
+    item: "Shape | None" = None
+    choices: tuple[str, ...] = ()
+    bounds: Bounds = Bounds()
+    length: Bounds = Bounds()
+    pattern: str | None = None
+
+    def allowed(self) -> str:
+        """What to write here, in words."""
+        return self._words() + (" or null" if self.nullable else "")
+
+    def _words(self) -> str:
+        if self.kind == "enum":
+            return f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else self.choices[0]
+        if self.kind == "list" and self.item is not None:
+            return f"a list{self._items()}, each {self.item.allowed()}"
+        if self.kind == "string" and self.length.maximum is not None:
+            low = max(0, int(self.length.minimum or 0))
+            return f"text of {low} to {_plain(self.length.maximum)} characters"
+        return KIND_NAMES[self.kind] + self.bounds.words()
+
+    def _items(self) -> str:
+        if self.length.minimum is not None and self.length.minimum == self.length.maximum:
+            return f" of {_plain(self.length.minimum)} items"
+        words = self.length.words().removeprefix(" from")
+        return f" of{words} items" if words else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One field of a section."""
+
+    shape: Shape
+    description: str
+    required: bool
+    default: Any
+
+
+@cache
+def members(model: type[Section]) -> dict[str, Member]:
+    """The fields of a section by the name that they have in YAML."""
+    return {
+        field.alias or name: Member(
+            shape=_shape(field.annotation, field.metadata),
+            description=" ".join((field.description or "").split()),
+            required=field.is_required(),
+            default=_default(field),
+        )
+        for name, field in model.model_fields.items()
+    }
+
+
+def at(path: PathKey, model: type[Section] = PPOJob) -> Shape | None:
+    """The shape at a path, or None where the models know no such place."""
+    shape: Shape | None = Shape(kind="object", model=model)
+    for key in path:
+        if shape is None:
+            return None
+        shape = _step(shape, key)
+    return shape
+
+
+def all_paths(model: type[Section] = PPOJob, prefix: str = "") -> Iterable[str]:
+    """Every field of the resource as a path in YAML; items of lists have no index."""
+    for name, member in members(model).items():
+        path = f"{prefix}{name}"
+        yield path
+        shape = member.shape.item if member.shape.kind == "list" else member.shape
+        if shape is not None and shape.model is not None:
+            yield from all_paths(shape.model, f"{path}.")
+
+
+def dotted(path: PathKey) -> str:
+    """A path as people write it: `spec.data.train[0].path`."""
+    text = ""
+    for key in path:
+        if isinstance(key, int):
+            text += f"[{key}]"
+        else:
+            word = key.encode("unicode_escape", "backslashreplace").decode("ascii")[:128]
+            text += f".{word}" if text else word
+    return text or "PPOJob"
+
+
+def placeholder(shape: Shape) -> JsonValue:
+    """Some value that is right for a shape, so that the rest of a broken spec can be judged."""
+    if shape.kind == "object" and shape.model is not None:
+        required = {k: m.shape for k, m in members(shape.model).items() if m.required}
+        return {key: placeholder(value) for key, value in required.items()}
+    if shape.kind == "list" and shape.item is not None:
+        return [placeholder(shape.item)] * int(shape.length.minimum or 0)
+    if shape.kind == "enum":
+        return shape.choices[0]
+    if shape.kind in {"integer", "number"}:
+        return int(shape.bounds.minimum or 1)
+    if shape.kind == "boolean":
+        return False
+    return "x" if shape.kind == "string" else {}
+
+
+def _step(shape: Shape, key: str | int) -> Shape | None:
+    if isinstance(key, int):
+        return shape.item if shape.kind == "list" else None
+    if shape.kind == "object" and shape.model is not None:
+        member = members(shape.model).get(key)
+        return None if member is None else member.shape
+    return shape.item if shape.kind == "map" else None
+
+
+def _default(field: FieldInfo) -> Any:
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is PydanticUndefined:
+        return None
+    if isinstance(value, Section):
+        # The members have defaults of their own, which a server fills in by itself.
+        return {}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _number(limit: object) -> float:
+    assert isinstance(limit, int | float)
+    return limit
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else str(number)
+
+
+def _shape(annotation: Any, metadata: Iterable[object] = ()) -> Shape:
+    facts = list(metadata)
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *more = get_args(annotation)
+        for fact in more:
+            facts.extend(fact.metadata if isinstance(fact, FieldInfo) else [fact])
+        return _shape(inner, facts)
+    if origin in {Union, types.UnionType}:
+        (inner,) = (arg for arg in get_args(annotation) if arg is not type(None))
+        return replace(_shape(inner, facts), nullable=True)
+    return _constrained(_bare(annotation, origin), facts)
+
+
+def _bare(annotation: Any, origin: Any) -> Shape:
+    if origin is Literal:
+        return Shape(kind="enum", choices=tuple(get_args(annotation)))
+    if origin is tuple:
+        first, *rest = get_args(annotation)
+        fixed = Bounds() if rest == [...] else Bounds(minimum=1 + len(rest), maximum=1 + len(rest))
+        return Shape(kind="list", item=_shape(first), length=fixed)
+    if origin is dict:
+        return Shape(kind="map", item=_shape(get_args(annotation)[1]))
+    if annotation is JsonValue:
+        return Shape(kind="any")
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return Shape(kind="object", model=annotation)
+    kinds: dict[Any, Kind] = {int: "integer", float: "number", str: "string", bool: "boolean"}
+    return Shape(kind=kinds[annotation])
+
+
+def _constrained(shape: Shape, facts: list[object]) -> Shape:
+    for fact in facts:
+        if isinstance(fact, annotated_types.Ge):
+            shape = replace(shape, bounds=replace(shape.bounds, minimum=_number(fact.ge)))
+        elif isinstance(fact, annotated_types.Le):
+            shape = replace(shape, bounds=replace(shape.bounds, maximum=_number(fact.le)))
+        elif isinstance(fact, annotated_types.Gt):
+            shape = replace(shape, bounds=replace(shape.bounds, above=_number(fact.gt)))
+        elif isinstance(fact, annotated_types.Lt):
+            shape = replace(shape, bounds=replace(shape.bounds, below=_number(fact.lt)))
+        elif isinstance(fact, annotated_types.MinLen):
+            shape = replace(shape, length=replace(shape.length, minimum=fact.min_length))
+        elif isinstance(fact, annotated_types.MaxLen):
+            shape = replace(shape, length=replace(shape.length, maximum=fact.max_length))
+        elif isinstance(getattr(fact, "pattern", None), str):
+            shape = replace(shape, pattern=str(getattr(fact, "pattern", None)))
+    return shape
