@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
-from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from ppojob_api import shape as shapes
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.shape import PathKey, Shape
-from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
 
 # What an API server writes into metadata: read over in silence, since no author wrote it.
 SERVER_METADATA: Final = frozenset(
@@ -32,6 +31,9 @@ SERVER_METADATA: Final = frozenset(
 
 # A repaired value may hide a missing field below it, so repairing is repeated, never endlessly.
 REPAIRS_LIMIT: Final = 4
+
+# Share of equal letters from which a word counts as a slip for another.
+NEAR: Final = 0.75
 
 _TOO_SMALL = {"greater_than", "greater_than_equal", "string_too_short", "too_short"}
 _TOO_LARGE = {"less_than", "less_than_equal", "string_too_long", "too_long"}
@@ -65,7 +67,8 @@ def parse(value: object, doubtful: Iterable[PathKey] = ()) -> Parsed:
         problem = Problem("PPOJob", got, why, "an object with spec", ReasonCode.WRONG_TYPE)
         return Parsed(None, (problem,), ())
     tree = _without_server_fields(value)
-    unknown = set(doubtful)
+    # A doubtful value of a field that does not exist is still worth the remark that it does not.
+    unknown = {path for path in doubtful if shapes.at(path) is not None}
     for path in unknown:
         _replace(tree, path)
     problems: dict[str, Problem] = {}
@@ -102,7 +105,13 @@ def _overlaps(path: PathKey, others: Iterable[PathKey]) -> bool:
 
 
 def _path(detail: ErrorDetails) -> PathKey:
-    return tuple(detail["loc"])
+    path: PathKey = tuple(detail["loc"])
+    for depth in range(1, len(path)):
+        shape = shapes.at(path[:depth])
+        if shape is not None and shape.kind == "any":
+            # What follows are pydantic's names for the kinds of JSON, and no keys of the author's.
+            return path[:depth]
+    return path
 
 
 def _without_echoes(details: list[ErrorDetails]) -> Iterable[ErrorDetails]:
@@ -156,7 +165,10 @@ def _problem(detail: ErrorDetails, path: PathKey) -> Problem:
         return Problem(where, shown(value), why, allowed, ReasonCode.NOT_ONE_OF)
     if kind in _TOO_SMALL | _TOO_LARGE | {"finite_number"}:
         why = _size(kind, value)
+        allowed = "a finite number" if shape is not None and shape.kind == "any" else allowed
         return Problem(where, shown(value), why, allowed, ReasonCode.OUT_OF_RANGE)
+    if shape is not None and shape.kind == "any":
+        return Problem(where, shown(value), "it is not JSON", "plain JSON", ReasonCode.WRONG_TYPE)
     if kind in {"string_pattern_mismatch", "string_unicode"}:
         why = "the text has control characters or is not Unicode"
         return Problem(where, shown(value), why, "printable text", ReasonCode.BAD_FORM)
@@ -192,13 +204,15 @@ def _nearest(path: PathKey) -> str:
     if parent is None or parent.model is None:
         return "remove it"
     here = {_folded(name): name for name in shapes.members(parent.model)}
-    near = difflib.get_close_matches(_folded(word), here, n=1, cutoff=0.75)
+    near = difflib.get_close_matches(_folded(word), here, n=1, cutoff=NEAR)
     if near:
         return f"write {here[near[0]]}"
-    elsewhere = [p for p in shapes.all_paths() if p.split(".")[-1] == to_camel(word[:128])]
-    elsewhere = [p for p in elsewhere if not p.startswith("status")]
-    if elsewhere:
-        return f"write {' or '.join(elsewhere)}"
+    by_name: dict[str, list[str]] = {}
+    for other in shapes.all_paths(PPOJobSpec, "spec."):
+        by_name.setdefault(_folded(other.rpartition(".")[2]), []).append(other)
+    near = difflib.get_close_matches(_folded(word), by_name, n=1, cutoff=NEAR)
+    if near:
+        return f"write {' or '.join(by_name[near[0]])}"
     return f"fields here are {', '.join(sorted(here.values()))}"
 
 

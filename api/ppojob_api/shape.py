@@ -24,7 +24,7 @@ KIND_NAMES: dict[Kind, str] = {
     "string": "text",
     "integer": "an integer",
     "number": "a number",
-    "boolean": "true or false",
+    "boolean": "a boolean",
     "enum": "one of the words",
     "any": "any value",
 }
@@ -71,8 +71,14 @@ class Shape:
         return self._words() + (" or null" if self.nullable else "")
 
     def _words(self) -> str:
+        if self.kind == "boolean":
+            return "true or false"
         if self.kind == "enum":
-            return f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else self.choices[0]
+            words = ", ".join(self.choices)
+            return f"one of {words}" if len(self.choices) > 1 else f"write {words}"
+        if self.kind == "object" and self.model is not None:
+            needed = ", ".join(name for name, m in members(self.model).items() if m.required)
+            return f"an object with {needed}" if needed else "an object"
         if self.kind == "list" and self.item is not None:
             return f"a list{self._items()}, each {self.item.allowed()}"
         if self.kind == "string" and self.length.maximum is not None:

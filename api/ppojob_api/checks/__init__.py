@@ -1,0 +1,1 @@
+"""Checks across fields, one small function a rule, by subject."""
