@@ -1,7 +1,7 @@
 """The controller's journal: what happened, in order, one fsynced JSON line an event.
 
-It lies beside the checkpoints, so a restarted controller knows which stages of the step are done
-(the ranks keep their answers), and that commits once existed even where all of them are gone. A
+It lies beside the checkpoints, so a restarted controller knows behind which step the living ranks
+stand (what they did of the next one is in their own memory, by request id), and that commits once existed even where all of them are gone. A
 torn last line was never acknowledged and is cut; any other line that does not parse is damage.
 """
 
@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from ppojob_trainer import durable
+from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.errors import DamagedCommit
 
 JOURNAL_NAME: Final = "journal.jsonl"
@@ -55,30 +56,25 @@ class EpochStarted(_Event, frozen=True, kw_only=True, tag="epoch_started"):
     world_size: int
 
 
-class StageDone(_Event, frozen=True, kw_only=True, tag="stage_done"):
-    """All ranks answered one request of a step.
-
-    Attributes:
-        step: being made, from 1.
-        stage: name of the stage (``gen``, ``update_actor``).
-        request: id of the request, deterministic.
-    """
-
-    step: int
-    stage: str
-    request: str
-
-
 class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
     """A step is over and its metrics are on the disk.
 
     Attributes:
-        step: the step.
-        policy_version: version of the weights behind it.
+        progress: all scalar state behind it: what a controller that comes back goes on from,
+            beside ranks that live.
     """
 
-    step: int
-    policy_version: int
+    progress: Progress
+
+
+class Resumed(_Event, frozen=True, kw_only=True, tag="resumed"):
+    """The ranks of all stateful roles hold this state, from a commit or from the base model.
+
+    Attributes:
+        progress: all scalar state.
+    """
+
+    progress: Progress
 
 
 class CommitSealed(_Event, frozen=True, kw_only=True, tag="commit_sealed"):
@@ -156,8 +152,8 @@ class Finished(_Event, frozen=True, kw_only=True, tag="finished"):
 Event = (
     ControllerStarted
     | EpochStarted
-    | StageDone
     | StepDone
+    | Resumed
     | CommitSealed
     | CommitRefused
     | Rewound
@@ -210,17 +206,3 @@ def last_sealed(events: list[Event]) -> int | None:
         elif isinstance(event, CommitsDiscarded):
             step = None
     return step
-
-
-def stages_done(events: list[Event], step: int) -> dict[str, StageDone]:
-    """Stages of a step that need not be asked for again, by request id.
-
-    What was done before a rewind or a new epoch counts no more: its rows are gone.
-    """
-    done: dict[str, StageDone] = {}
-    for event in events:
-        if isinstance(event, Rewound | EpochStarted):
-            done.clear()
-        elif isinstance(event, StageDone) and event.step == step:
-            done[event.request] = event
-    return done

@@ -1,0 +1,59 @@
+"""Servers and callers over a real socket, with real keys, in one process."""
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ppojob_trainer.rpc.client import Caller, Peer
+from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
+from ppojob_trainer.rpc.server import Route, RpcServer
+
+ROLES = ("controller", "actorRollout", "reward")
+_ports = itertools.count(20_000 + os.getpid() % 5_000)
+
+
+@pytest.fixture
+def rings(tmp_path: Path) -> dict[str, KeyRing]:
+    """The key rings of one job."""
+    write_key_folders(tmp_path / "keys", ROLES)
+    return {role: read_key_ring(tmp_path / "keys" / role, role) for role in ROLES}
+
+
+@pytest.fixture
+def serve(rings: dict[str, KeyRing]) -> Iterator[Callable[..., Peer]]:
+    """Starts servers whose work runs on a thread of their own."""
+    servers: list[tuple[RpcServer, threading.Thread]] = []
+
+    def start(routes: list[Route], role: str = "actorRollout", epoch: int | None = 1) -> Peer:
+        port = next(_ports)
+        server = RpcServer("127.0.0.1", port, rings[role], routes, epoch)
+        server.start()
+        worker = threading.Thread(target=server.work, daemon=True)
+        worker.start()
+        servers.append((server, worker))
+        return Peer(f"{role} rank 0", "127.0.0.1", port, role)
+
+    yield start
+    for server, worker in servers:
+        server.close()
+        worker.join(timeout=5)
+        assert not worker.is_alive()
+
+
+@pytest.fixture
+def caller_of(rings: dict[str, KeyRing]) -> Iterator[Callable[..., Caller]]:
+    """Makes callers with the key of a role."""
+    callers: list[Caller] = []
+
+    def make(role: str = "controller", *, epoch: int = 1, ring: KeyRing | None = None) -> Caller:
+        caller = Caller(ring or rings[role], epoch=epoch, default_deadline_seconds=3.0)
+        callers.append(caller)
+        return caller
+
+    yield make
+    for caller in callers:
+        caller.close()

@@ -1,0 +1,211 @@
+"""The control RPC over a real socket: what is answered, what is refused, what is done once."""
+
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from ppojob_trainer.rpc.client import Call, CallRefused, CallTimeout
+from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
+from ppojob_trainer.rpc.methods import PING, PUT_TEXTS, UPDATE, Statistics, Texts, Update
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestHeader, RequestId, encode
+
+ID = RequestId(1, 7, "update", 0)
+REQUEST = Update([0, 1], 0.0)
+
+
+class Counter:
+    """Work that counts how often it was done, and can be held up."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, _request: Update) -> Statistics:
+        self.gate.wait(5)
+        self.done += 1
+        return Statistics({"done": float(self.done)})
+
+
+def test_work_is_done_once_however_often_it_is_asked_for(serve, caller_of):
+    counter = Counter()
+    peer = serve([Route(UPDATE, counter)])
+    caller = caller_of()
+    answers = [caller.call(Call(peer, UPDATE, REQUEST, ID)) for _ in range(3)]
+    assert [answer.values["done"] for answer in answers] == [1.0, 1.0, 1.0]
+    assert counter.done == 1
+
+
+def test_another_caller_joins_work_under_way(serve, caller_of):
+    counter = Counter()
+    counter.gate.clear()
+    peer = serve([Route(UPDATE, counter)])
+    answers: list[Statistics] = []
+    threads = [
+        threading.Thread(
+            target=lambda c=caller_of(): answers.append(c.call(Call(peer, UPDATE, REQUEST, ID)))
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    counter.gate.set()
+    for thread in threads:
+        thread.join(5)
+    assert [answer.values["done"] for answer in answers] == [1.0, 1.0]
+
+
+def test_questions_are_answered_while_work_is_under_way(serve, caller_of):
+    counter = Counter()
+    counter.gate.clear()
+    peer = serve([Route(UPDATE, counter), Route(PING, lambda _: Nothing())])
+    waiting = threading.Thread(
+        target=caller_of().call, args=(Call(peer, UPDATE, REQUEST, ID),), daemon=True
+    )
+    waiting.start()
+    begin = time.monotonic()
+    caller_of().call(Call(peer, PING, Nothing()))
+    assert time.monotonic() - begin < 2
+    counter.gate.set()
+    waiting.join(5)
+
+
+def test_answers_of_old_steps_are_forgotten(serve, caller_of):
+    counter = Counter()
+    peer = serve([Route(UPDATE, counter)])
+    caller = caller_of()
+    for step in (7, 8, 9):
+        caller.call(Call(peer, UPDATE, REQUEST, RequestId(1, step, "update", 0)))
+    again_new = caller.call(Call(peer, UPDATE, REQUEST, RequestId(1, 8, "update", 0)))
+    again_old = caller.call(Call(peer, UPDATE, REQUEST, RequestId(1, 7, "update", 0)))
+    assert again_new.values["done"] == 2.0
+    assert again_old.values["done"] == 4.0
+
+
+def refusal(caller, peer, *args) -> CallRefused:
+    with pytest.raises(CallRefused) as caught:
+        caller.call(Call(peer, *args))
+    return caught.value
+
+
+def test_the_same_id_with_another_content_is_refused(serve, caller_of):
+    counter = Counter()
+    peer = serve([Route(UPDATE, counter)])
+    caller = caller_of()
+    caller.call(Call(peer, UPDATE, REQUEST, ID))
+    assert refusal(caller, peer, UPDATE, Update([1], 0.0), ID).kind is ErrorKind.BAD_REQUEST
+    assert counter.done == 1
+
+
+def test_an_old_controller_is_fenced_off(serve, caller_of):
+    counter = Counter()
+    peer = serve([Route(UPDATE, counter)])
+    caller_of(epoch=5).call(Call(peer, UPDATE, REQUEST, ID))
+    assert refusal(caller_of(epoch=4), peer, UPDATE, REQUEST, ID).kind is ErrorKind.FENCED
+    assert counter.done == 1
+
+
+def test_a_request_of_another_epoch_is_refused(serve, caller_of):
+    counter = Counter()
+    peer = serve([Route(UPDATE, counter)], epoch=2)
+    assert refusal(caller_of(), peer, UPDATE, REQUEST, ID).kind is ErrorKind.STALE_EPOCH
+    assert counter.done == 0
+
+
+def test_each_method_says_who_may_call_it(serve, caller_of):
+    peer = serve([Route(UPDATE, Counter()), Route(PUT_TEXTS, lambda _: Nothing())])
+    texts = Texts("train", 0, ["a"])
+    caller_of("actorRollout").call(Call(peer, PUT_TEXTS, texts, ID))
+    for role in ("controller", "reward"):
+        kind = refusal(caller_of(role), peer, PUT_TEXTS, texts, ID).kind
+        assert kind is ErrorKind.FORBIDDEN
+    assert refusal(caller_of("reward"), peer, UPDATE, REQUEST, ID).kind is ErrorKind.FORBIDDEN
+
+
+def test_a_key_of_another_job_gets_no_answer(serve, caller_of, rings, tmp_path: Path):
+    counter = Counter()
+    peer = serve([Route(UPDATE, counter)])
+    write_key_folders(tmp_path / "other", ("controller",))
+    stranger = read_key_ring(tmp_path / "other" / "controller", "controller")
+    ring = KeyRing("controller", stranger.secret, {**rings["controller"].public, **stranger.public})
+    with pytest.raises(CallTimeout):
+        caller_of(ring=ring).call(Call(peer, UPDATE, REQUEST, ID))
+    assert counter.done == 0
+
+
+def test_a_socket_without_curve_gets_no_answer(serve):
+    counter = Counter()
+    peer = serve([Route(UPDATE, counter)])
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.linger = 0
+    socket.connect(f"tcp://{peer.host}:{peer.port}")
+    socket.send_multipart([encode(RequestHeader(1, "update", 9, ID)), encode(REQUEST)])
+    assert socket.poll(500) == 0
+    socket.close()
+    context.term()
+    assert counter.done == 0
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        ([b"junk", b""], "header"),
+        ([b""], "a header and a body"),
+        ([encode(RequestHeader(1, "nothing", 1)), b""], "no method 'nothing'"),
+        ([encode(RequestHeader(1, "update", 1, ID)), b"\xc1"], "update"),
+        ([encode(RequestHeader(1, "update", 1, ID)), msgspec.msgpack.encode({"prompts": 3})], "int"),
+        ([encode(RequestHeader(1, "update", 1)), encode(REQUEST)], "request id"),
+        ([b"x" * 5000, encode(REQUEST)], "a header and a body"),
+    ],
+)
+def test_malformed_messages_are_refused_and_the_server_lives(serve, caller_of, frames, words):
+    counter = Counter()
+    peer = serve([Route(UPDATE, counter), Route(PING, lambda _: Nothing())])
+    caller = caller_of()
+    socket = caller._socket(peer)
+    socket.send_multipart(frames)
+    assert socket.poll(2000)
+    _, body = socket.recv_multipart()
+    assert words in msgspec.msgpack.decode(body)["message"]
+    assert counter.done == 0
+    caller.call(Call(peer, PING, Nothing()))
+
+
+def test_failed_work_tells_why_and_is_not_kept(serve, caller_of):
+    def fail(_request: Update) -> Statistics:
+        raise ValueError("no such prompt")
+
+    peer = serve([Route(UPDATE, fail)])
+    failure = refusal(caller_of(), peer, UPDATE, REQUEST, ID).failure
+    assert failure.kind is ErrorKind.FAILED
+    assert failure.message == "ValueError: no such prompt"
+    assert "Traceback" in failure.detail
+
+
+def test_silence_ends_with_a_deadline(caller_of):
+    from ppojob_trainer.rpc.client import Peer
+
+    caller = caller_of()
+    caller.default_deadline_seconds = 0.5
+    with pytest.raises(CallTimeout, match="no answer to update within 0.5 s"):
+        caller.call(Call(Peer("nobody", "127.0.0.1", 19_999, "reward"), UPDATE, REQUEST, ID))
+
+
+def test_what_the_watch_raises_ends_the_wait(serve, caller_of):
+    counter = Counter()
+    counter.gate.clear()
+    peer = serve([Route(UPDATE, counter)])
+
+    def watch() -> None:
+        raise RuntimeError("the role is lost")
+
+    with pytest.raises(RuntimeError, match="the role is lost"):
+        caller_of().call(Call(peer, UPDATE, REQUEST, ID), watch)
+    counter.gate.set()

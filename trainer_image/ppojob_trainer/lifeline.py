@@ -1,0 +1,112 @@
+"""The pipe between a process and the supervisor that started it.
+
+The process writes lines: a heartbeat a second from a thread of its own (a thread that cannot run,
+because the process is stopped or the interpreter is stuck, is what the supervisor must see),
+`ready` once it serves, and, before it fails, why. The supervisor reads them without ever blocking.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+
+BEAT_SECONDS = 1.0
+_BEAT = b"beat\n"
+_READY = b"ready\n"
+_ERROR = b"error "
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int | None = None) -> None:
+    """Ask the kernel to kill this process when the thread that started it ends.
+
+    Args:
+        parent_pid: the expected parent; a process whose parent is already gone ends at once.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent_pid is not None and os.getppid() != parent_pid:
+        os._exit(1)
+
+
+class Lifeline:
+    """The process's end of the pipe.
+
+    Args:
+        descriptor: the writing end, inherited from the supervisor.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._descriptor = descriptor
+        self._thread = threading.Thread(target=self._beat, name="lifeline", daemon=True)
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def tell_ready(self) -> None:
+        """Say that the process serves now."""
+        os.write(self._descriptor, _READY)
+
+    def tell_error(self, message: str) -> None:
+        """Say why the process will end; kept to one line of at most 2,000 characters."""
+        line = json.dumps(message[:2000]).encode()
+        os.write(self._descriptor, _ERROR + line + b"\n")
+
+    def _beat(self) -> None:
+        while not self._stop.wait(BEAT_SECONDS):
+            try:
+                os.write(self._descriptor, _BEAT)
+            except OSError:
+                # Nobody reads any more: the supervisor is gone, so this process has no pod.
+                sys.stderr.write("lifeline: the supervisor is gone; leaving\n")
+                os._exit(1)
+
+
+class LifelineReader:
+    """The supervisor's end: what one process has said so far.
+
+    Args:
+        descriptor: the reading end.
+        now: monotonic seconds at which the process was started.
+
+    Attributes:
+        last_beat: monotonic seconds of the last sign of life.
+        ready: whether it serves.
+        error: what it said before failing, or empty.
+    """
+
+    def __init__(self, descriptor: int, now: float) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._rest = b""
+        self.last_beat = now
+        self.ready = False
+        self.error = ""
+
+    def read(self, now: float) -> None:
+        """Take in whatever has arrived by `now`."""
+        while True:
+            try:
+                data = os.read(self._descriptor, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            self.last_beat = now
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._take(line)
+
+    def close(self) -> None:
+        """Close the pipe."""
+        os.close(self._descriptor)
+
+    def _take(self, line: bytes) -> None:
+        if line == _READY.strip():
+            self.ready = True
+        elif line.startswith(_ERROR):
+            self.error = str(json.loads(line[len(_ERROR) :]))

@@ -1,0 +1,108 @@
+"""What a process is told by its pod: the container contract, read once into one record."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppojob_api import contract
+from ppojob_api.run_config import RunConfig
+from ppojob_trainer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PodEnvironment:
+    """The contract's variables, parsed; docs/contract.md has the table.
+
+    Attributes:
+        config: the resolved run configuration.
+        role: role of this pod.
+        pod_index: index of this pod within its role.
+        address: IP address to bind.
+        keys: folder of the role's keys.
+        run_folder: folder of the run.
+        scratch: writable folder of the pod's own.
+        address_book: pod name -> IP address; empty where DNS resolves names.
+        die_with_parent: whether to end when the parent process does.
+    """
+
+    config: RunConfig
+    role: str
+    pod_index: int
+    address: str
+    keys: Path
+    run_folder: Path
+    scratch: Path
+    address_book: Mapping[str, str]
+    die_with_parent: bool
+
+    def host(self, name: str) -> str:
+        """Where to reach a pod: its address in the book, else its name."""
+        return self.address_book.get(name, name)
+
+
+@dataclass(frozen=True)
+class RankEnvironment:
+    """What a supervisor tells the processes that it starts.
+
+    Attributes:
+        rank: rank within the role's world.
+        local_rank: rank within the pod.
+        epoch: epoch of the role.
+    """
+
+    rank: int
+    local_rank: int
+    epoch: int
+
+
+def _value(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigError(f"environment: {name} is not set: the container contract needs it")
+    return value
+
+
+def _number(name: str) -> int:
+    value = _value(name)
+    if not value.isdecimal():
+        raise ConfigError(f"environment: {name}: got {value!r}: not a number from 0")
+    return int(value)
+
+
+def read_pod_environment() -> PodEnvironment:
+    """Read the variables that whoever started the pod has set.
+
+    Raises:
+        ConfigError: one is missing or not of its form.
+    """
+    book = os.environ.get(contract.ENV_ADDRESS_BOOK)
+    config = Path(_value(contract.ENV_CONFIG))
+    try:
+        return PodEnvironment(
+            config=RunConfig.from_json(config.read_bytes()),
+            role=_value(contract.ENV_ROLE),
+            pod_index=_number(contract.ENV_POD_INDEX),
+            address=_value(contract.ENV_POD_ADDRESS),
+            keys=Path(_value(contract.ENV_KEYS)),
+            run_folder=Path(_value(contract.ENV_RUN_FOLDER)),
+            scratch=Path(_value(contract.ENV_SCRATCH)),
+            address_book=json.loads(Path(book).read_text()) if book else {},
+            die_with_parent=os.environ.get(contract.ENV_DIE_WITH_PARENT) == "1",
+        )
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"environment: {problem}") from problem
+
+
+def read_rank_environment() -> RankEnvironment:
+    """Read the variables that the supervisor has set.
+
+    Raises:
+        ConfigError: one is missing or not a number.
+    """
+    return RankEnvironment(
+        rank=_number(contract.ENV_RANK),
+        local_rank=_number(contract.ENV_LOCAL_RANK),
+        epoch=_number(contract.ENV_EPOCH),
+    )

@@ -1,0 +1,79 @@
+"""What was already done: the answers of this step and the last, by request id.
+
+A controller that died, or lost a connection, asks again with the same id. Work that is done is
+answered from here; work under way is joined; nothing is done twice.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+
+from ppojob_trainer.rpc.wire import RequestId
+
+
+class RequestChangedError(Exception):
+    """The same request id came with another body: a defect of the caller, never served."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One piece of work: who waits for it and, once done, its answer.
+
+    Attributes:
+        method: name of the method.
+        digest: of the request's method and body.
+        waiting: (connection, call number) of everybody who asked.
+        answer: encoded body, or None while the work is under way.
+        is_error: whether the answer is a `Failure`.
+    """
+
+    method: str
+    digest: bytes
+    waiting: list[tuple[bytes, int]] = field(default_factory=list)
+    answer: bytes | None = None
+    is_error: bool = False
+
+
+class AnswerStore:
+    """Answers by request id; forgets what is older than the step before the newest one."""
+
+    def __init__(self) -> None:
+        self._entries: dict[RequestId, Entry] = {}
+        self._newest_step = 0
+
+    def ask(
+        self, request: RequestId, method: str, body: bytes, waiter: tuple[bytes, int]
+    ) -> tuple[Entry, bool]:
+        """Note that somebody asks; returns the entry and whether the work is new.
+
+        Raises:
+            RequestChangedError: the id is known with another method or body.
+        """
+        digest = hashlib.blake2b(method.encode() + b"\0" + body, digest_size=16).digest()
+        entry = self._entries.get(request)
+        if entry is None:
+            self._forget_before(request.step - 1)
+            entry = self._entries[request] = Entry(method, digest, [waiter])
+            return entry, True
+        if entry.digest != digest:
+            raise RequestChangedError(f"request {request} came again with another content")
+        if entry.answer is None:
+            entry.waiting.append(waiter)
+        return entry, False
+
+    def settle(self, request: RequestId, answer: bytes, *, is_error: bool) -> Entry:
+        """Keep the answer of work that is done; errors are told but not kept."""
+        entry = self._entries[request]
+        entry.answer = answer
+        entry.is_error = is_error
+        if is_error:
+            del self._entries[request]
+        return entry
+
+    def _forget_before(self, step: int) -> None:
+        """Drop answers of steps before `step`; work under way stays."""
+        if step <= self._newest_step:
+            return
+        self._newest_step = step
+        old = [id_ for id_, entry in self._entries.items() if id_.step < step and entry.answer]
+        for request in old:
+            del self._entries[request]

@@ -1,0 +1,219 @@
+"""The client side: calls to many peers at once, repeated until answered or given up.
+
+A call is sent again every few seconds under the same request id, so that a lost message or a
+connection that broke costs nothing; the server recognises it. While it waits, the caller's
+`watch` runs: it is what notices that a role is lost and raises.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+from ppojob_trainer.rpc.keys import KeyRing
+from ppojob_trainer.rpc.methods import Method
+from ppojob_trainer.rpc.wire import (
+    AnswerHeader,
+    ErrorKind,
+    Failure,
+    RequestHeader,
+    RequestId,
+    encode,
+)
+
+_ANSWER_HEADER = msgspec.msgpack.Decoder(AnswerHeader)
+_FAILURE = msgspec.msgpack.Decoder(Failure)
+_REPEAT_SECONDS = 5.0
+_WATCH_SECONDS = 0.5
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+class CallRefused(Exception):  # noqa: N818 - it is what happened, not a fault of this program
+    """A peer answered with an error.
+
+    Attributes:
+        peer: who answered.
+        failure: what it said.
+    """
+
+    def __init__(self, peer: str, method: str, failure: Failure) -> None:
+        super().__init__(f"{peer}: {method}: {failure.message}")
+        self.peer = peer
+        self.failure = failure
+
+    @property
+    def kind(self) -> ErrorKind:
+        """The class of the error."""
+        return self.failure.kind
+
+
+class CallTimeout(Exception):  # noqa: N818
+    """A peer did not answer within the deadline.
+
+    Attributes:
+        peer: who is silent.
+    """
+
+    def __init__(self, peer: str, method: str, seconds: float) -> None:
+        super().__init__(f"{peer}: no answer to {method} within {seconds:g} s")
+        self.peer = peer
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Somebody to call: a name for messages, an address, and the role whose key it must have."""
+
+    name: str
+    host: str
+    port: int
+    role: str
+
+
+@dataclass(frozen=True)
+class Call(Generic[Answer]):
+    """One call to one peer."""
+
+    peer: Peer
+    method: Method[Any, Answer]
+    request: msgspec.Struct
+    request_id: RequestId | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    call: Call[Any]
+    number: int
+    frames: list[bytes]
+    deadline: float
+    limit_seconds: float
+    repeat_at: float
+    answer: msgspec.Struct | None = None
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of bodies and headers that went through this caller's sockets."""
+
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass
+class Caller:
+    """Makes calls from one thread.
+
+    Attributes:
+        keys: the caller's key ring.
+        epoch: the controller's epoch, 0 for other roles.
+        default_deadline_seconds: for methods without one of their own.
+        traffic: what has passed.
+    """
+
+    keys: KeyRing
+    epoch: int = 0
+    default_deadline_seconds: float = 60.0
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def __post_init__(self) -> None:
+        self._context = zmq.Context()
+        self._sockets: dict[Peer, zmq.Socket[bytes]] = {}
+        self._numbers = itertools.count(1)
+
+    def close(self) -> None:
+        """Drop all connections."""
+        for socket in self._sockets.values():
+            socket.close(linger=0)
+        self._sockets.clear()
+        self._context.term()
+
+    def forget(self, peer: Peer) -> None:
+        """Drop the connection to a peer that has gone."""
+        socket = self._sockets.pop(peer, None)
+        if socket is not None:
+            socket.close(linger=0)
+
+    def call(self, call: Call[Answer], watch: Callable[[], None] | None = None) -> Answer:
+        """One call; see `call_all`."""
+        return self.call_all([call], watch)[0]
+
+    def call_all(
+        self, calls: Sequence[Call[Answer]], watch: Callable[[], None] | None = None
+    ) -> list[Answer]:
+        """Make the calls at once and wait for all; answers in the order of the calls.
+
+        Args:
+            calls: at most one under way a peer and method.
+            watch: runs about twice a second while waiting; what it raises ends the wait.
+
+        Raises:
+            CallRefused: a peer answered with an error; the first one is told.
+            CallTimeout: a peer is silent beyond the deadline.
+        """
+        pending = [self._send_first(call) for call in calls]
+        by_socket = {self._sockets[item.call.peer]: item.call.peer for item in pending}
+        poller = zmq.Poller()
+        for socket in by_socket:
+            poller.register(socket, zmq.POLLIN)
+        watch_at = time.monotonic() + _WATCH_SECONDS
+        while any(item.answer is None for item in pending):
+            for socket, _ in poller.poll(int(_WATCH_SECONDS * 500)):
+                self._receive(socket, pending)
+            now = time.monotonic()
+            if watch is not None and now >= watch_at:
+                watch()
+                watch_at = time.monotonic() + _WATCH_SECONDS
+            for item in pending:
+                self._follow_up(item, now)
+        return [item.answer for item in pending]  # type: ignore[misc]
+
+    def _send_first(self, call: Call[Any]) -> _Pending:
+        number = next(self._numbers)
+        header = RequestHeader(number, call.method.name, self.epoch, call.request_id)
+        limit = call.method.deadline_seconds or self.default_deadline_seconds
+        now = time.monotonic()
+        frames = [encode(header), encode(call.request)]
+        item = _Pending(call, number, frames, now + limit, limit, now + _REPEAT_SECONDS)
+        self._send(item)
+        return item
+
+    def _send(self, item: _Pending) -> None:
+        self._socket(item.call.peer).send_multipart(item.frames)
+        self.traffic.sent += sum(len(frame) for frame in item.frames)
+
+    def _follow_up(self, item: _Pending, now: float) -> None:
+        if item.answer is not None:
+            return
+        if now >= item.deadline:
+            raise CallTimeout(item.call.peer.name, item.call.method.name, item.limit_seconds)
+        if now >= item.repeat_at:
+            item.repeat_at = now + _REPEAT_SECONDS
+            self._send(item)
+
+    def _receive(self, socket: "zmq.Socket[bytes]", pending: list[_Pending]) -> None:
+        header_frame, body = socket.recv_multipart()
+        self.traffic.received += len(header_frame) + len(body)
+        header = _ANSWER_HEADER.decode(header_frame)
+        item = next((item for item in pending if item.number == header.call), None)
+        if item is None or item.answer is not None:
+            return
+        if header.error:
+            raise CallRefused(item.call.peer.name, item.call.method.name, _FAILURE.decode(body))
+        item.answer = msgspec.msgpack.decode(body, type=item.call.method.answer)
+
+    def _socket(self, peer: Peer) -> "zmq.Socket[bytes]":
+        if peer not in self._sockets:
+            socket = self._context.socket(zmq.DEALER)
+            socket.curve_publickey = self.keys.public[self.keys.role]
+            socket.curve_secretkey = self.keys.secret
+            socket.curve_serverkey = self.keys.public[peer.role]
+            socket.linger = 0
+            socket.reconnect_ivl = 50
+            socket.reconnect_ivl_max = 1000
+            socket.connect(f"tcp://{peer.host}:{peer.port}")
+            self._sockets[peer] = socket
+        return self._sockets[peer]

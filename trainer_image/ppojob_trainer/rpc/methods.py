@@ -1,0 +1,323 @@
+"""Every method of the control RPC, with its types, its limits and who may call it.
+
+A method with `once=True` is work: its request id makes repeating it safe, since the answer is kept
+for this step and the last. The others are questions that change nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from ppojob_trainer import failpoints
+from ppojob_trainer.rpc.wire import Nothing
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+CONTROLLER = "controller"
+MEBI = 1 << 20
+
+
+@dataclass(frozen=True)
+class Method(Generic[Request, Answer]):
+    """One method: its name, its schemas, and its bounds.
+
+    Attributes:
+        name: what the header carries.
+        request: schema of the request's body.
+        answer: schema of the answer's body.
+        callers: roles whose key may call it.
+        limit_bytes: largest request body that is read.
+        deadline_seconds: how long a caller waits; None means that the job's stage limit holds.
+        once: whether it is work with a request id.
+    """
+
+    name: str
+    request: type[Request]
+    answer: type[Answer]
+    callers: frozenset[str] = frozenset({CONTROLLER})
+    limit_bytes: int = 64 * MEBI
+    deadline_seconds: float | None = None
+    once: bool = True
+
+
+class RankState(msgspec.Struct, frozen=True):
+    """What a supervisor knows of one of its processes.
+
+    Attributes:
+        rank: number within the role.
+        pid: process id, 0 before it is started.
+        state: `starting`, `ready`, `exited` or `silent` (no heartbeat).
+        exit_code: as of `subprocess`: negative is a signal; None while it runs.
+        error: the first line of what it reported before it ended, or empty.
+    """
+
+    rank: int
+    pid: int
+    state: str
+    exit_code: int | None = None
+    error: str = ""
+
+
+class PodStatus(msgspec.Struct, frozen=True):
+    """A supervisor's account of its pod.
+
+    Attributes:
+        role: role of the pod.
+        pod: index of the pod within the role.
+        epoch: epoch whose ranks it runs; 0 before the first.
+        phase: `idle`, `starting`, `ready`, `lost` or `done`.
+        ranks: its processes.
+        reason: why the phase is `lost`, or how it is `done`.
+        exit_code: for the controller's pod: how the controller ended.
+        restarts: how often processes of this pod were started again.
+    """
+
+    role: str
+    pod: int
+    epoch: int
+    phase: str
+    ranks: tuple[RankState, ...] = ()
+    reason: str = ""
+    exit_code: int | None = None
+    restarts: int = 0
+
+
+class StartRanks(msgspec.Struct, frozen=True):
+    """Start the ranks of this epoch, after ending those of any earlier one."""
+
+    epoch: int
+
+
+class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt by its number in the data and its token ids."""
+
+    prompt: int
+    tokens: list[int]
+
+
+class Generate(msgspec.Struct, frozen=True):
+    """Generate `samples` responses for each prompt; the rows stay on the rank.
+
+    Attributes:
+        purpose: `train` or `validation`; the store of rows has one batch for each.
+        step: step of the loop, which goes into every sample's seed.
+        prompts: the prompts, in the order of the batch.
+        samples: responses a prompt.
+    """
+
+    purpose: str
+    step: int
+    prompts: list[PromptTokens]
+    samples: int
+
+
+class Generated(msgspec.Struct, frozen=True):
+    """Lengths of the responses (rows, prompt-major) and which of them ran into the limit."""
+
+    lengths: list[int]
+    truncated: list[bool]
+
+
+class SendTexts(msgspec.Struct, frozen=True):
+    """Send the responses of rows `[first, last)` as text to a reward pod.
+
+    Attributes:
+        purpose: whose rows.
+        step: step of the loop.
+        host: address or name of the reward pod.
+        port: port of its rank.
+        epoch: epoch of the reward role.
+        first: first row.
+        last: one past the last row.
+    """
+
+    purpose: str
+    step: int
+    host: str
+    port: int
+    epoch: int
+    first: int
+    last: int
+
+
+class Texts(msgspec.Struct, frozen=True):
+    """Responses as text, from the rank that owns the rows to a reward pod."""
+
+    purpose: str
+    first: int
+    texts: list[str]
+
+
+class ScoreItem(msgspec.Struct, frozen=True):
+    """What a scorer is told of a row besides its response.
+
+    Attributes:
+        row: number of the row in the batch.
+        data_source: what routes it to a scorer.
+        ground_truth: JSON of the truth.
+        extra_info: JSON of the free fields.
+    """
+
+    row: int
+    data_source: str
+    ground_truth: bytes
+    extra_info: bytes
+
+
+class Score(msgspec.Struct, frozen=True):
+    """Score rows whose text has arrived."""
+
+    purpose: str
+    items: list[ScoreItem]
+
+
+class RowScore(msgspec.Struct, frozen=True, array_like=True):
+    """The score of a row and the scorer's further variables, as JSON."""
+
+    row: int
+    score: float
+    extras: bytes
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """Scores in the order of the items."""
+
+    scores: list[RowScore]
+
+
+class Logprobs(msgspec.Struct, frozen=True):
+    """Compute log-probabilities of the train rows under the `policy` or the `reference`."""
+
+    model: str
+
+
+class Advantages(msgspec.Struct, frozen=True):
+    """Scores of the whole batch in row order, and the KL coefficient of this step."""
+
+    scores: list[float]
+    kl_coefficient: float
+
+
+class Update(msgspec.Struct, frozen=True):
+    """One optimizer step on the rows of these prompts (positions in the batch)."""
+
+    prompts: list[int]
+    kl_coefficient: float
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """Named numbers that go into the step's metrics."""
+
+    values: dict[str, float]
+
+
+class SyncWeights(msgspec.Struct, frozen=True):
+    """Bring the trainer's weights into the rollout engine, as this version."""
+
+    version: int
+
+
+class WriteRows(msgspec.Struct, frozen=True):
+    """Write the rows of a batch as this rank's part of a parquet folder.
+
+    Attributes:
+        purpose: whose rows.
+        folder: relative to the run folder.
+        scores: in row order.
+        data_sources: in prompt order.
+        ground_truths: JSON, in prompt order.
+        extras: the scorers' further variables as JSON, in row order.
+    """
+
+    purpose: str
+    folder: str
+    scores: list[float]
+    data_sources: list[str]
+    ground_truths: list[bytes]
+    extras: list[bytes]
+
+
+class SaveShards(msgspec.Struct, frozen=True):
+    """Write this rank's part of a commit into a folder relative to the run folder."""
+
+    folder: str
+
+
+class SavedFile(msgspec.Struct, frozen=True):
+    """A file of a commit: name within it, size in bytes, sha256 in hexadecimal."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """The files that a rank wrote."""
+
+    files: list[SavedFile]
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """Take the state of a commit (folder relative to the run folder), or of the base model."""
+
+    folder: str | None
+
+
+class ExportModel(msgspec.Struct, frozen=True):
+    """Write the model as a Hugging Face folder, relative to the run folder."""
+
+    folder: str
+
+
+RANK_ROLES = frozenset({"actorRollout"})
+
+STATUS = Method("status", Nothing, PodStatus, once=False, deadline_seconds=10)
+START = Method("start", StartRanks, PodStatus, once=False, deadline_seconds=30)
+PING = Method("ping", Nothing, Nothing, once=False, deadline_seconds=10)
+
+RESTORE = Method("restore", Restore, Nothing)
+SYNC_WEIGHTS = Method("sync_weights", SyncWeights, Statistics)
+GENERATE = Method("generate", Generate, Generated, limit_bytes=256 * MEBI)
+SEND_TEXTS = Method("send_texts", SendTexts, Nothing)
+PUT_TEXTS = Method("put_texts", Texts, Nothing, callers=RANK_ROLES, limit_bytes=256 * MEBI)
+SCORE = Method("score", Score, Scored, limit_bytes=256 * MEBI)
+LOGPROBS = Method("logprobs", Logprobs, Statistics)
+ADVANTAGES = Method("advantages", Advantages, Statistics)
+UPDATE = Method("update", Update, Statistics)
+WRITE_ROWS = Method("write_rows", WriteRows, Nothing, limit_bytes=256 * MEBI)
+SAVE_SHARDS = Method("save_shards", SaveShards, Saved)
+EXPORT_MODEL = Method("export_model", ExportModel, Nothing)
+
+SUPERVISOR_METHODS = (STATUS, START)
+ACTOR_ROLLOUT_METHODS = (
+    RESTORE,
+    SYNC_WEIGHTS,
+    GENERATE,
+    SEND_TEXTS,
+    LOGPROBS,
+    ADVANTAGES,
+    UPDATE,
+    WRITE_ROWS,
+    SAVE_SHARDS,
+    EXPORT_MODEL,
+)
+REWARD_METHODS = (PUT_TEXTS, SCORE)
+
+
+@dataclass(frozen=True)
+class AnswerPoints:
+    """The failpoints on both sides of handing out the answer of one method's work."""
+
+    before: str
+    after: str
+
+
+ANSWER_POINTS = {
+    method.name: AnswerPoints(
+        failpoints.declare(f"rpc.{method.name}.answer.before"),
+        failpoints.declare(f"rpc.{method.name}.answer.after"),
+    )
+    for method in ACTOR_ROLLOUT_METHODS + REWARD_METHODS
+}

@@ -1,0 +1,84 @@
+"""Frames on the wire: a small header and a body, both msgpack by schema.
+
+A message is two ZeroMQ frames, `[header, body]`. Nothing is pickled. A frame that does not match
+its schema, or is larger than the method allows, is answered with a `bad_request` and goes nowhere.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class RequestId(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Which piece of work a call asks for; never random, so a repeated call is recognised.
+
+    Attributes:
+        epoch: epoch of the role that is asked; a role that lost a rank gets the next one.
+        step: step of the loop, from 1; 0 for what happens before the first step.
+        stage: name of the stage, such as `update` or `validation/generate`.
+        index: mini-batch or chunk within the stage.
+    """
+
+    epoch: int
+    step: int
+    stage: str
+    index: int = 0
+
+
+class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
+    """What stands before the body of a request.
+
+    Attributes:
+        call: number of the call on this connection; the answer carries it back.
+        method: name of the method.
+        caller_epoch: epoch of the controller that calls; a lower one than seen is fenced off.
+        request_id: present for work that must be done once, absent for questions.
+    """
+
+    call: int
+    method: str
+    caller_epoch: int
+    request_id: RequestId | None = None
+
+
+class ErrorKind(StrEnum):
+    """Why a call was not answered."""
+
+    BAD_REQUEST = "bad_request"
+    FORBIDDEN = "forbidden"
+    FENCED = "fenced"
+    STALE_EPOCH = "stale_epoch"
+    FAILED = "failed"
+
+
+class AnswerHeader(msgspec.Struct, frozen=True, array_like=True):
+    """What stands before the body of an answer; `error` tells that the body is a `Failure`."""
+
+    call: int
+    error: bool = False
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Body of an answer that is an error.
+
+    Attributes:
+        kind: which class of error.
+        message: one line for a person.
+        detail: the traceback, or empty.
+    """
+
+    kind: ErrorKind
+    message: str
+    detail: str = ""
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """The body of a request or an answer that says nothing more."""
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """The msgpack bytes of a header or a body."""
+    return _ENCODER.encode(value)

@@ -1,0 +1,104 @@
+"""One process of a pod: started, watched by its lifeline, ended."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+from ppojob_api import contract
+from ppojob_trainer.lifeline import LifelineReader
+from ppojob_trainer.rpc.methods import RankState
+
+_STACK_DUMP_SECONDS = 0.5
+
+
+class Child:
+    """A process that the supervisor has started.
+
+    Args:
+        command: subcommand of this program, `rank` or `controller`.
+        environment: its whole environment.
+        rank: its number, for messages.
+        silent_seconds: without a heartbeat for this long it counts as silent.
+    """
+
+    def __init__(
+        self, command: str, environment: Mapping[str, str], rank: int, silent_seconds: float
+    ) -> None:
+        self._rank = rank
+        self._silent_seconds = silent_seconds
+        self._silent = False
+        reader, writer = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ppojob_trainer", command],
+                env={**environment, contract.ENV_LIFELINE: str(writer)},
+                stdin=subprocess.DEVNULL,
+                pass_fds=(writer,),
+            )
+        finally:
+            os.close(writer)
+        self._lifeline = LifelineReader(reader, time.monotonic())
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """As of `subprocess`: negative is a signal; None while it runs."""
+        return self._process.returncode
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it runs but gives no sign of life."""
+        return self._silent and self.exit_code is None
+
+    def watch(self) -> None:
+        """Take in what it said, and whether it has ended."""
+        now = time.monotonic()
+        self._lifeline.read(now)
+        self._process.poll()
+        self._silent = now - self._lifeline.last_beat > self._silent_seconds
+
+    def state(self) -> RankState:
+        """What is known of it."""
+        if self.exit_code is not None:
+            name = "exited"
+        elif self._silent:
+            name = "silent"
+        else:
+            name = "ready" if self._lifeline.ready else "starting"
+        return RankState(self._rank, self.pid, name, self.exit_code, self._lifeline.error)
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def dump_stacks(self) -> None:
+        """Have it write the stacks of all its threads to the log, if it still can."""
+        self.signal(signal.SIGUSR1)
+        time.sleep(_STACK_DUMP_SECONDS)
+
+    def end(self) -> None:
+        """Kill it and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+        self._lifeline.read(time.monotonic())
+        self._lifeline.close()
+
+    def describe_loss(self) -> str:
+        """Why it counts as lost, in one line."""
+        state = self.state()
+        if self.is_silent:
+            return f"rank {self._rank} (pid {self.pid}) gave no sign of life for {self._silent_seconds:g} s"
+        code = state.exit_code or 0
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        why = f": {state.error}" if state.error else ""
+        return f"rank {self._rank} (pid {self.pid}) ended by {how}{why}"

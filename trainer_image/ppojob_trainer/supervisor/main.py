@@ -1,0 +1,89 @@
+"""`ppojob_trainer supervise`: the process that a pod's container runs."""
+
+import logging
+import os
+import signal
+import time
+
+from ppojob_api import contract
+from ppojob_trainer.lifeline import die_with_parent
+from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
+from ppojob_trainer.rpc.keys import read_key_ring
+from ppojob_trainer.rpc.methods import START, STATUS
+from ppojob_trainer.rpc.server import Route, RpcServer
+from ppojob_trainer.supervisor.health import HealthServer
+from ppojob_trainer.supervisor.pod import Pod, PodPlan
+
+_log = logging.getLogger(__name__)
+_TICK_SECONDS = 0.05
+
+
+def plan_of(environment: PodEnvironment) -> PodPlan:
+    """What this pod runs, from the run configuration; pure but for the inherited environment."""
+    silent_seconds = float(environment.config.spec.timeouts.liveness_seconds)
+    if environment.role == "controller":
+        ranks, first_rank, threads = 1, 0, 1
+    else:
+        role = environment.config.topology.role(environment.role)
+        ranks, threads = role.ranks_per_pod, role.threads_per_rank
+        first_rank = environment.pod_index * ranks
+    return PodPlan(
+        role=environment.role,
+        pod=environment.pod_index,
+        ranks=ranks,
+        first_rank=first_rank,
+        silent_seconds=silent_seconds,
+        environment={
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            # Parked threads must not spin: another process may need the core.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "TOKENIZERS_PARALLELISM": "false",
+            "TMPDIR": str(environment.scratch),
+        },
+    )
+
+
+def supervise() -> int:
+    """Run the pod until it is told to end; answers the exit status of the container."""
+    environment = read_pod_environment()
+    if environment.die_with_parent:
+        die_with_parent()
+    pod = Pod(plan_of(environment))
+    ending: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = RpcServer(
+        environment.address,
+        contract.PORT_SUPERVISOR,
+        read_key_ring(environment.keys, environment.role),
+        [
+            Route(STATUS, lambda _: pod.status()),
+            Route(START, lambda request: pod.want_epoch(request.epoch)),
+        ],
+        epoch=None,
+    )
+    health = HealthServer(environment.address, contract.PORT_HEALTH, pod.status)
+    server.start()
+    health.start()
+    try:
+        while not ending:
+            pod.tick()
+            time.sleep(_TICK_SECONDS)
+        if pod.is_controller:
+            _let_controller_finish(pod)
+    finally:
+        pod.end()
+        health.close()
+        server.close()
+    return pod.status().exit_code or 0
+
+
+def _let_controller_finish(pod: Pod) -> None:
+    """Ask the controller to end its step, commit and leave, and wait for that."""
+    _log.info("asked to end; the controller finishes its step")
+    pod.pass_signal(signal.SIGTERM)
+    while pod.status().phase in {"starting", "ready"}:
+        pod.tick()
+        time.sleep(_TICK_SECONDS)

@@ -1,0 +1,153 @@
+"""What a supervisor decides: which processes run, and whether the role's epoch is lost.
+
+A role pod runs the ranks of one epoch and nothing in between: the first rank that ends or falls
+silent ends all of them, and the pod waits for the controller to start the next epoch. The
+controller's pod runs the controller, and starts it again by itself when it was killed, since
+nobody else could.
+"""
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from ppojob_api import contract
+from ppojob_trainer.rpc.methods import PodStatus
+from ppojob_trainer.supervisor.child import Child
+
+_log = logging.getLogger(__name__)
+_CONTROLLER_RESTARTS = 10
+
+
+@dataclass(frozen=True)
+class PodPlan:
+    """What a pod is to run.
+
+    Attributes:
+        role: role of the pod.
+        pod: index of the pod within its role.
+        ranks: ranks in this pod.
+        first_rank: rank of the first of them in the role's world.
+        silent_seconds: without a heartbeat for this long a process counts as lost.
+        environment: what its processes inherit.
+    """
+
+    role: str
+    pod: int
+    ranks: int
+    first_rank: int
+    silent_seconds: float
+    environment: dict[str, str]
+
+
+class Pod:
+    """The processes of one pod. `tick` runs on one thread; the rest may be called from any."""
+
+    def __init__(self, plan: PodPlan) -> None:
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._children: list[Child] = []
+        self._wanted_epoch = 1 if self.is_controller else 0
+        self._epoch = 0
+        self._phase = "idle"
+        self._reason = ""
+        self._restarts = 0
+        self._exit_code: int | None = None
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this is the controller's pod."""
+        return self._plan.role == "controller"
+
+    def want_epoch(self, epoch: int) -> PodStatus:
+        """Ask for the ranks of an epoch; an epoch that has begun or gone by changes nothing."""
+        with self._lock:
+            self._wanted_epoch = max(self._wanted_epoch, epoch)
+        return self.status()
+
+    def status(self) -> PodStatus:
+        """The pod as it is now."""
+        with self._lock:
+            return PodStatus(
+                role=self._plan.role,
+                pod=self._plan.pod,
+                epoch=self._epoch,
+                phase=self._phase,
+                ranks=tuple(child.state() for child in self._children),
+                reason=self._reason,
+                exit_code=self._exit_code,
+                restarts=self._restarts,
+            )
+
+    def tick(self) -> None:
+        """Look at the processes once and act."""
+        if self._wanted_epoch > self._epoch:
+            self._start_epoch(self._wanted_epoch)
+        for child in self._children:
+            child.watch()
+        if self._phase in {"starting", "ready"}:
+            self._judge()
+
+    def pass_signal(self, number: int) -> None:
+        """Hand a signal to the processes."""
+        for child in self._children:
+            child.signal(number)
+
+    def end(self) -> None:
+        """End all processes and wait until they are gone."""
+        for child in self._children:
+            child.end()
+        self._children = []
+
+    def _start_epoch(self, epoch: int) -> None:
+        self.end()
+        command = "controller" if self.is_controller else "rank"
+        children = [
+            Child(
+                command,
+                self._rank_environment(epoch, local_rank),
+                self._plan.first_rank + local_rank,
+                self._plan.silent_seconds,
+            )
+            for local_rank in range(self._plan.ranks)
+        ]
+        _log.info("%s: epoch %d: started %s", self._plan.role, epoch, [c.pid for c in children])
+        with self._lock:
+            self._restarts += 1 if self._epoch else 0
+            self._children = children
+            self._epoch = epoch
+            self._phase = "starting"
+            self._reason = ""
+
+    def _rank_environment(self, epoch: int, local_rank: int) -> dict[str, str]:
+        return {
+            **self._plan.environment,
+            contract.ENV_RANK: str(self._plan.first_rank + local_rank),
+            contract.ENV_LOCAL_RANK: str(local_rank),
+            contract.ENV_EPOCH: str(epoch),
+        }
+
+    def _judge(self) -> None:
+        lost = [child for child in self._children if child.exit_code is not None or child.is_silent]
+        if lost:
+            self._lose(lost[0])
+        elif self._phase == "starting" and all(c.state().state == "ready" for c in self._children):
+            with self._lock:
+                self._phase = "ready"
+
+    def _lose(self, culprit: Child) -> None:
+        if culprit.is_silent:
+            culprit.dump_stacks()
+        reason = culprit.describe_loss()
+        exit_code = culprit.exit_code
+        for child in self._children:
+            child.end()
+        _log.warning("%s: epoch %d is lost: %s", self._plan.role, self._epoch, reason)
+        killed = exit_code is None or exit_code < 0
+        again = self.is_controller and killed and self._restarts < _CONTROLLER_RESTARTS
+        with self._lock:
+            self._children = []
+            self._reason = reason
+            self._phase = "done" if self.is_controller and not again else "lost"
+            self._exit_code = exit_code
+            if again:
+                self._wanted_epoch = self._epoch + 1
