@@ -1,0 +1,196 @@
+"""Every metric there is: name, unit, meaning. docs/metrics.md is made from this table.
+
+    python -m ppojob_trainer.metrics.names > docs/metrics.md
+
+Names are verl's where verl has one. A part in angle brackets stands for any text without a slash
+(a data source may hold slashes).
+"""
+
+import functools
+import re
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+# Two runs with one seed agree in every key but these.
+UNREPEATABLE_KEYS: Final = frozenset({"time"})
+UNREPEATABLE_PREFIXES: Final = ("timing", "perf/", "rpc/", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table.
+
+    Attributes:
+        name: key in metrics.jsonl.
+        unit: what it is counted in.
+        meaning: one line.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+
+    def matches(self, key: str) -> bool:
+        """Whether a key of metrics.jsonl is this metric."""
+        return _pattern(self.name).fullmatch(key) is not None
+
+
+def _spread(prefix: str, unit: str, meaning: str) -> tuple[Metric, ...]:
+    return (
+        Metric(f"{prefix}/mean", unit, f"mean of {meaning}"),
+        Metric(f"{prefix}/max", unit, f"largest of {meaning}"),
+        Metric(f"{prefix}/min", unit, f"smallest of {meaning}"),
+    )
+
+
+METRICS: Final[tuple[Metric, ...]] = (
+    Metric("training/global_step", "steps", "steps done, this one included"),
+    Metric("training/epoch", "epochs", "pass over the data, from 0"),
+    Metric(
+        "training/rollout_probs_diff_max",
+        "probability",
+        "largest distance of trainer's and sampler's probability of a token",
+    ),
+    Metric("training/rollout_probs_diff_mean", "probability", "mean of the same"),
+    Metric("training/rollout_probs_diff_std", "probability", "standard deviation of the same"),
+    Metric(
+        "training/rollout_actor_probs_pearson_corr",
+        "1",
+        "correlation of trainer's and sampler's probabilities",
+    ),
+    Metric(
+        "training/zero_signal_groups",
+        "share",
+        "prompts whose samples all have the same advantage, 0",
+    ),
+    Metric("actor/loss", "1", "all terms of the loss"),
+    Metric("actor/pg_loss", "1", "policy term of the loss"),
+    Metric("actor/pg_clipfrac", "share", "trained tokens whose ratio was clipped"),
+    Metric("actor/pg_clipfrac_lower", "share", "trained tokens clipped by the dual clip"),
+    Metric("actor/ppo_kl", "nats a token", "mean of old minus new log-probability"),
+    Metric("actor/entropy", "nats a token", "mean entropy before the update"),
+    Metric("actor/entropy_loss", "nats a token", "entropy as the loss aggregates it"),
+    Metric("actor/kl_loss", "nats a token", "KL to the reference, as the loss aggregates it"),
+    Metric("actor/kl_coef", "1", "coefficient of the KL term in the loss"),
+    Metric(
+        "actor/reward_kl_penalty", "nats a token", "mean KL to the reference, taken off the reward"
+    ),
+    Metric("actor/reward_kl_penalty_coeff", "1", "its coefficient in this step"),
+    Metric("actor/grad_norm", "1", "norm of the gradient before clipping"),
+    Metric("actor/lr", "1", "learning rate of the last optimizer step"),
+    *_spread("critic/score", "reward", "what the reward functions gave, a response"),
+    *_spread("critic/rewards", "reward", "the same less penalties"),
+    *_spread("critic/advantages", "1", "advantages, over trained tokens"),
+    *_spread("critic/returns", "1", "returns, over trained tokens"),
+    *_spread("response_length", "tokens", "response lengths, the end token included"),
+    Metric("response_length/clip_ratio", "share", "responses that a length limit ended"),
+    *_spread("response_length_non_aborted", "tokens", "lengths of responses that were not aborted"),
+    Metric("response_length_non_aborted/clip_ratio", "share", "of those, ended by a length limit"),
+    Metric("response/aborted_ratio", "share", "responses aborted or empty"),
+    *_spread("prompt_length", "tokens", "prompt lengths"),
+    Metric("prompt_length/clip_ratio", "share", "prompts as long as the limit"),
+    Metric("global_seqlen/mean", "tokens", "mean tokens a data-parallel rank"),
+    Metric("global_seqlen/max", "tokens", "most tokens of a rank, rows as they came"),
+    Metric("global_seqlen/min", "tokens", "fewest tokens of a rank, rows as they came"),
+    Metric("global_seqlen/minmax_diff", "tokens", "difference of the two"),
+    Metric("global_seqlen/balanced_max", "tokens", "most tokens of a rank as computed"),
+    Metric("global_seqlen/balanced_min", "tokens", "fewest tokens of a rank as computed"),
+    Metric("timing_s/step", "s", "the whole step"),
+    Metric("timing_s/unaccounted", "s", "time of the step that no stage accounts for"),
+    Metric(
+        "timing_s/<stage>",
+        "s",
+        "a stage: gen, reward, old_log_prob, ref, adv, update_actor, testing and more",
+    ),
+    Metric(
+        "timing_per_token_ms/<stage>",
+        "ms",
+        "a stage's time a token: gen over response tokens, others over all",
+    ),
+    Metric(
+        "perf/total_num_tokens",
+        "tokens",
+        "prompt and response tokens; a prompt counts once a response",
+    ),
+    Metric("perf/time_per_step", "s", "the whole step"),
+    Metric("perf/throughput", "tokens/s", "tokens a second and device (GPU, or rank on the CPU)"),
+    Metric("perf/unaccounted_share", "share", "part of the step that no stage accounts for"),
+    Metric("perf/<figure>", "-", "other figures of speed"),
+    Metric("rpc/<figure>", "-", "figures of the controller's socket"),
+    Metric("memory/<figure>", "GB", "memory of the ranks"),
+    Metric("val-core/<data source>/acc/mean@<n>", "share", "right answers; mean@1 is always there"),
+    Metric(
+        "val-core/<data source>/acc/best@<n>/<moment>",
+        "share",
+        "mean or std over bootstraps: any of n samples is right",
+    ),
+    Metric(
+        "val-core/<data source>/acc/maj@<n>/<moment>",
+        "share",
+        "mean or std over bootstraps: the most common answer of n is right",
+    ),
+    Metric(
+        "val-aux/<data source>/<variable>/mean@<n>", "-", "mean over samples, then over prompts"
+    ),
+    Metric(
+        "val-aux/<data source>/<variable>/std@<n>",
+        "-",
+        "standard deviation over a prompt's samples",
+    ),
+    Metric(
+        "val-aux/<data source>/<variable>/best@<n>/<moment>",
+        "-",
+        "mean or std over bootstraps of the largest of n",
+    ),
+    Metric(
+        "val-aux/<data source>/<variable>/worst@<n>/<moment>",
+        "-",
+        "mean or std over bootstraps of the smallest of n",
+    ),
+    Metric(
+        "val-aux/<data source>/<variable>/maj@<n>/<moment>",
+        "-",
+        "mean or std over bootstraps of the majority's value",
+    ),
+)
+
+
+def find(key: str) -> Metric | None:
+    """The table's row of a key; None for a key that nobody has named."""
+    return next((metric for metric in METRICS if metric.matches(key)), None)
+
+
+def is_repeatable(key: str) -> bool:
+    """Whether two runs with one seed must agree in a key of metrics.jsonl."""
+    return key not in UNREPEATABLE_KEYS and not key.startswith(UNREPEATABLE_PREFIXES)
+
+
+def render() -> str:
+    """docs/metrics.md."""
+    head = (
+        "# Metrics\n\n"
+        "Made from `ppojob_trainer/metrics/names.py` by "
+        "`python -m ppojob_trainer.metrics.names > docs/metrics.md`.\n\n"
+        "One JSON object a step in `metrics.jsonl`, with `step` and `time` (unix seconds). NaN and "
+        "infinity are written as null. Two runs with one seed agree in every key but `time` and "
+        f"those that begin with {', '.join(f'`{prefix}`' for prefix in UNREPEATABLE_PREFIXES)}.\n\n"
+        "| name | unit | meaning |\n| --- | --- | --- |\n"
+    )
+    rows = (f"| `{metric.name}` | {metric.unit} | {metric.meaning} |\n" for metric in METRICS)
+    return head + "".join(rows).replace(
+        "|p(trainer) - p(sampler)|", "\\|p(trainer) - p(sampler)\\|"
+    )
+
+
+@functools.cache
+def _pattern(name: str) -> re.Pattern[str]:
+    parts = re.split(r"(<[a-z ]+>)", name)
+    wild = {"<data source>": ".+", "<n>": "[0-9]+", "<moment>": "(mean|std)"}
+    return re.compile(
+        "".join(wild.get(p, "[^/]+") if p.startswith("<") else re.escape(p) for p in parts)
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

@@ -1,0 +1,181 @@
+"""Statistics of one step, from numbers that the ranks send: one row is one response.
+
+Names and meanings are verl's (``compute_data_metrics`` and kin), so that dashboards carry over.
+Means are exact sums divided once, so they do not depend on the order of rows, nor on the layout.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+_T = TypeVar("_T")
+
+ABORTED: Final = "abort"
+CLIPPED: Final = "length"
+
+# verl divides generation by response tokens and these by all tokens.
+_STAGES_OVER_ALL_TOKENS: Final = ("ref", "values", "adv", "update_critic", "update_actor")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean, largest and smallest of some values; NaN where there are none.
+
+    Attributes:
+        mean: arithmetic mean.
+        max: largest.
+        min: smallest.
+    """
+
+    mean: float
+    max: float
+    min: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Of all values; the mean is correctly rounded."""
+        if not values:
+            return cls(mean=math.nan, max=math.nan, min=math.nan)
+        return cls(
+            mean=_exact_sum(values) / len(values), max=float(max(values)), min=float(min(values))
+        )
+
+    def named(self, prefix: str) -> dict[str, float]:
+        """As metrics ``<prefix>/mean``, ``/max`` and ``/min``."""
+        return {f"{prefix}/mean": self.mean, f"{prefix}/max": self.max, f"{prefix}/min": self.min}
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """What the controller knows of the step's rows, in any one order.
+
+    Attributes:
+        scores: (rows,) what the reward functions gave.
+        rewards: (rows,) the same with penalties (KL in the reward).
+        prompt_tokens: (rows,) length of each row's prompt.
+        response_tokens: (rows,) length of each response, the end token included.
+        finish_reasons: (rows,) ``stop``, ``length`` or ``abort``.
+    """
+
+    scores: Sequence[float]
+    rewards: Sequence[float]
+    prompt_tokens: Sequence[int]
+    response_tokens: Sequence[int]
+    finish_reasons: Sequence[str]
+
+    def __post_init__(self) -> None:
+        columns = (self.rewards, self.prompt_tokens, self.response_tokens, self.finish_reasons)
+        assert all(len(column) == len(self.scores) for column in columns), "columns of one step"
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and response tokens; a prompt counts once a response, as in verl."""
+        return sum(self.prompt_tokens) + sum(self.response_tokens)
+
+
+def row_metrics(
+    rows: StepRows, *, max_prompt_tokens: int, advantages: Spread, returns: Spread
+) -> dict[str, float]:
+    """Scores, rewards, advantages and lengths.
+
+    Departs from verl: ``response_length/clip_ratio`` counts responses that the limit ended, where
+    verl counts those as long as the limit, also ones whose last token is the end token, and misses
+    those that the model's own length ended; a row counts as aborted by its finish reason too.
+
+    Args:
+        rows: of the step.
+        max_prompt_tokens: limit of a prompt.
+        advantages: over the trained tokens of all ranks.
+        returns: likewise.
+    """
+    pairs = zip(rows.response_tokens, rows.finish_reasons, strict=True)
+    is_aborted = [length == 0 or reason == ABORTED for length, reason in pairs]
+    is_clipped = [reason == CLIPPED for reason in rows.finish_reasons]
+    at_limit = [length == max_prompt_tokens for length in rows.prompt_tokens]
+    return {
+        **Spread.of(_without(rows.scores, is_aborted)).named("critic/score"),
+        **Spread.of(_without(rows.rewards, is_aborted)).named("critic/rewards"),
+        **advantages.named("critic/advantages"),
+        **returns.named("critic/returns"),
+        **Spread.of(rows.response_tokens).named("response_length"),
+        "response_length/clip_ratio": _share(is_clipped),
+        **Spread.of(_without(rows.response_tokens, is_aborted)).named(
+            "response_length_non_aborted"
+        ),
+        "response_length_non_aborted/clip_ratio": _share(_without(is_clipped, is_aborted)),
+        "response/aborted_ratio": _share(is_aborted),
+        **Spread.of(rows.prompt_tokens).named("prompt_length"),
+        "prompt_length/clip_ratio": _share(at_limit),
+    }
+
+
+def balance_metrics(given: Sequence[int], balanced: Sequence[int]) -> dict[str, float]:
+    """How evenly the tokens lie on the data-parallel ranks.
+
+    Args:
+        given: (ranks,) tokens a rank, in the order in which rows came.
+        balanced: (ranks,) tokens a rank as they are computed.
+    """
+    return {
+        "global_seqlen/min": float(min(given)),
+        "global_seqlen/max": float(max(given)),
+        "global_seqlen/minmax_diff": float(max(given) - min(given)),
+        "global_seqlen/balanced_min": float(min(balanced)),
+        "global_seqlen/balanced_max": float(max(balanced)),
+        "global_seqlen/mean": sum(given) / len(given),
+    }
+
+
+def speed_metrics(
+    rows: StepRows, stage_seconds: Mapping[str, float], *, step_seconds: float, num_devices: int
+) -> dict[str, float]:
+    """Tokens a second and milliseconds a token.
+
+    Args:
+        rows: of the step.
+        stage_seconds: time of each stage, by its short name (``gen``).
+        step_seconds: time of the whole step.
+        num_devices: GPUs of the job, or ranks where there is none.
+    """
+    response_tokens = sum(rows.response_tokens)
+    tokens_of_stage = dict.fromkeys(_STAGES_OVER_ALL_TOKENS, rows.total_tokens)
+    tokens_of_stage["gen"] = response_tokens
+    return {
+        "perf/total_num_tokens": float(rows.total_tokens),
+        "perf/time_per_step": step_seconds,
+        "perf/throughput": _ratio(rows.total_tokens, step_seconds * num_devices),
+        **{
+            f"timing_per_token_ms/{stage}": _ratio(1000.0 * stage_seconds[stage], tokens)
+            for stage, tokens in sorted(tokens_of_stage.items())
+            if stage in stage_seconds
+        },
+    }
+
+
+def progress_metrics(step: int, epoch: int) -> dict[str, float]:
+    """Where the run stands.
+
+    Args:
+        step: steps done, this one included.
+        epoch: pass over the data, from 0.
+    """
+    return {"training/global_step": float(step), "training/epoch": float(epoch)}
+
+
+def _exact_sum(values: Sequence[float]) -> float:
+    if all(map(math.isfinite, values)):
+        return math.fsum(values)
+    return sum(values)  # fsum refuses infinities of both signs
+
+
+def _without(values: Sequence[_T], excluded: Sequence[bool]) -> list[_T]:
+    return [value for value, is_out in zip(values, excluded, strict=True) if not is_out]
+
+
+def _share(claims: Sequence[bool]) -> float:
+    return sum(claims) / len(claims) if claims else math.nan
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan

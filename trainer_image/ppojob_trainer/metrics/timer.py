@@ -1,0 +1,72 @@
+"""Where a step's time goes: flat stages, and what none of them accounts for."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+
+class StepTimer:
+    """Times the stages of one step; the step begins when this is made.
+
+    Stages do not nest: else a second would count twice and the rest could not be told. A stage
+    that comes again adds up.
+
+    Args:
+        clock: seconds, never falling.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._running: str | None = None
+        self._seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """Time a stage.
+
+        Args:
+            stage: its short name, as in ``timing_s/<stage>``.
+        """
+        assert self._running is None, f"stage {stage} begins inside {self._running}"
+        self._running = stage
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + self._clock() - began
+            self._running = None
+
+    def finish(self) -> "StepTimes":
+        """End the step."""
+        assert self._running is None, f"stage {self._running} still runs"
+        return StepTimes(dict(self._seconds), self._clock() - self._began)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The times of a finished step.
+
+    Attributes:
+        stages: seconds of each stage, in the order in which they began.
+        step_seconds: of the whole step.
+    """
+
+    stages: Mapping[str, float]
+    step_seconds: float
+
+    @property
+    def unaccounted_seconds(self) -> float:
+        """Time of the step that no stage accounts for."""
+        return max(0.0, self.step_seconds - sum(self.stages.values()))
+
+    def metrics(self) -> dict[str, float]:
+        """``timing_s/<stage>``, ``timing_s/step``, ``timing_s/unaccounted`` and its share."""
+        share = self.unaccounted_seconds / self.step_seconds if self.step_seconds else 0.0
+        return {
+            **{f"timing_s/{stage}": seconds for stage, seconds in self.stages.items()},
+            "timing_s/step": self.step_seconds,
+            "timing_s/unaccounted": self.unaccounted_seconds,
+            "perf/unaccounted_share": share,
+        }

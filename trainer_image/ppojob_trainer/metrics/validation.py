@@ -1,0 +1,164 @@
+"""Validation statistics as verl counts them: mean@N, std@N, best@n, worst@n, maj@n.
+
+Each prompt has N samples. What n of them would give (the best, the worst, the majority's answer)
+is estimated by 1000 bootstraps of n draws with replacement, seed 42; then prompts are averaged.
+The draws depend on N and n alone and are numpy's legacy stream, so the figures equal verl's.
+"""
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_BOOTSTRAPS: Final = 1000
+SEED: Final = 42
+EXACT_SCORE: Final = 1.0
+CORE_VARIABLE: Final = "acc"
+VOTE_VARIABLE: Final = "pred"
+
+_CORE_STATISTICS: Final = ("mean@", "best@", "maj@")
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationRow:
+    """One scored sample.
+
+    Attributes:
+        data_source: of the prompt.
+        prompt_id: which prompt; its samples share it.
+        score: what the reward function gave.
+        extras: what else it gave: numbers become variables of their own; ``acc`` says whether the
+            answer is right, ``pred`` (a string) is the answer that the majority is taken of.
+    """
+
+    data_source: str
+    prompt_id: int
+    score: float
+    extras: Mapping[str, float | str]
+
+    def variables(self) -> dict[str, float]:
+        """Numbers of the sample; ``acc`` is 1 for an exact score where the function is silent."""
+        numbers = {
+            name: float(value) for name, value in self.extras.items() if not isinstance(value, str)
+        }
+        exact = float(self.score == EXACT_SCORE)
+        return {CORE_VARIABLE: exact, **numbers, "reward": self.score}
+
+
+def validation_metrics(rows: Iterable[ValidationRow]) -> dict[str, float]:
+    """All ``val-core/...`` and ``val-aux/...`` metrics.
+
+    Core are mean, best and maj of ``acc`` at the largest n; the rest is aux. A variable counts
+    where every sample of its data source has it.
+
+    Departs from verl: ``acc`` exists for every data source, not only where the function gives it,
+    and ``mean@1`` also for N > 1 (the expected value of one sample, which is mean@N).
+
+    Args:
+        rows: samples of one prompt in the order of their sample index.
+
+    Returns:
+        ``val-core/<data source>/<variable>/<statistic>`` to value, sorted.
+    """
+    sources: dict[str, dict[int, list[ValidationRow]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        sources[row.data_source][row.prompt_id].append(row)
+    found: dict[str, float] = {}
+    for source, prompts in sources.items():
+        for variable, statistics in _source_statistics(list(prompts.values())).items():
+            largest = max(map(_samples_of, statistics))
+            for statistic, value in statistics.items():
+                is_core = variable == CORE_VARIABLE and statistic.startswith(_CORE_STATISTICS)
+                is_core = is_core and _samples_of(statistic) in (largest, 1)
+                found[f"val-{'core' if is_core else 'aux'}/{source}/{variable}/{statistic}"] = value
+    return dict(sorted(found.items()))
+
+
+def prompt_statistics(values: Sequence[float], votes: Sequence[str] | None) -> dict[str, float]:
+    """Statistics of one prompt's samples.
+
+    Args:
+        values: (N,) of one variable.
+        votes: (N,) answers of the samples; None leaves out maj@n.
+
+    Returns:
+        ``mean@N``, ``mean@1``, and for N > 1 ``std@N`` (of the population) and, for n of 2, 4, ...
+        and N, ``best@n``, ``worst@n`` and ``maj@n`` with ``/mean`` and ``/std`` over bootstraps.
+    """
+    num_samples = len(values)
+    array = np.asarray(values, dtype=np.float64)
+    mean = float(array.mean())
+    found = {f"mean@{num_samples}": mean, "mean@1": mean}
+    if num_samples == 1:
+        return found
+    found[f"std@{num_samples}"] = float(array.std())
+    codes = None if votes is None else np.unique(np.asarray(votes), return_inverse=True)[1]
+    for size in _subset_sizes(num_samples):
+        drawn = _draws(num_samples, size)
+        reduced = {"best": array[drawn].max(axis=1), "worst": array[drawn].min(axis=1)}
+        if codes is not None:
+            reduced["maj"] = _majority_values(array[drawn], codes[drawn])
+        for name, results in reduced.items():
+            found[f"{name}@{size}/mean"] = float(results.mean())
+            found[f"{name}@{size}/std"] = float(results.std())
+    return found
+
+
+def _source_statistics(prompts: list[list[ValidationRow]]) -> dict[str, dict[str, float]]:
+    """Variable to statistic to its mean over prompts."""
+    samples = [[row.variables() for row in rows] for rows in prompts]
+    shared = set.intersection(*(set(variables) for rows in samples for variables in rows))
+    has_votes = all(
+        isinstance(row.extras.get(VOTE_VARIABLE), str) for rows in prompts for row in rows
+    )
+    found: dict[str, dict[str, float]] = {}
+    for variable in sorted(shared):
+        gathered: dict[str, list[float]] = defaultdict(list)
+        for rows, numbers in zip(prompts, samples, strict=True):
+            votes = [str(row.extras[VOTE_VARIABLE]) for row in rows] if has_votes else None
+            values = [variables[variable] for variables in numbers]
+            for statistic, value in prompt_statistics(values, votes).items():
+                gathered[statistic].append(value)
+        found[variable] = {name: float(np.mean(values)) for name, values in gathered.items()}
+    return found
+
+
+def _subset_sizes(num_samples: int) -> list[int]:
+    """2, 4, 8, ... below N, and N."""
+    sizes = []
+    size = 2
+    while size < num_samples:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, num_samples]
+
+
+def _samples_of(statistic: str) -> int:
+    """The n of ``best@n/mean``."""
+    return int(statistic.partition("@")[2].partition("/")[0])
+
+
+@functools.lru_cache(maxsize=64)
+def _draws(num_samples: int, size: int) -> NDArray[np.int64]:
+    """(1000, size) sample indices; the same for every prompt, as verl seeds anew each time."""
+    stream = np.random.RandomState(SEED)
+    drawn: NDArray[np.int64] = stream.randint(0, num_samples, size=(NUM_BOOTSTRAPS, size))
+    drawn.setflags(write=False)
+    return drawn
+
+
+def _majority_values(values: NDArray[np.float64], codes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Value of the first draw that has the most common answer; of equals, the answer drawn first.
+
+    Args:
+        values: (bootstraps, n).
+        codes: (bootstraps, n) answers as numbers.
+    """
+    counts = (codes[:, :, None] == codes[:, None, :]).sum(axis=2)
+    first = counts.argmax(axis=1)
+    majority: NDArray[np.float64] = values[np.arange(len(values)), first]
+    return majority
