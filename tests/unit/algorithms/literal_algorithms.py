@@ -1,0 +1,174 @@
+"""The algorithms once more, as slow and as literal as the papers write them.
+
+Loops over tokens in plain Python floats, nothing of the product, no tensors. A *column* is a list
+of rows, a row a list of numbers, one a token; `mask` is such a column of booleans.
+"""
+
+import math
+from statistics import mean, stdev
+
+Column = list[list[float]]
+Mask = list[list[bool]]
+
+
+def scores(rewards: Column, mask: Mask) -> list[float | None]:
+    """Sum of the trained tokens' rewards; None where a row has no trained token."""
+    result: list[float | None] = []
+    for row, trained in zip(rewards, mask, strict=True):
+        kept = [r for r, m in zip(row, trained, strict=True) if m]
+        result.append(math.fsum(kept) if kept else None)
+    return result
+
+
+def peers(i: int, values: list[float | None], groups: list[int]) -> list[int]:
+    """Rows with a score in the group of row i, row i included."""
+    return [j for j in range(len(values)) if groups[j] == groups[i] and values[j] is not None]
+
+
+def on_tokens(values: list[float], mask: Mask) -> Column:
+    return [
+        [value if m else 0.0 for m in trained] for value, trained in zip(values, mask, strict=True)
+    ]
+
+
+def grpo(rewards: Column, mask: Mask, groups: list[int], normalize_by_std: bool = True) -> Column:
+    s = scores(rewards, mask)
+    result = []
+    for i, own in enumerate(s):
+        if own is None:
+            result.append(0.0)
+            continue
+        group = [s[j] for j in peers(i, s, groups)]
+        baseline, std = (0.0, 1.0) if len(group) == 1 else (mean(group), stdev(group))
+        result.append((own - baseline) / (std + 1e-6 if normalize_by_std else 1.0))
+    return on_tokens(result, mask)
+
+
+def rloo(rewards: Column, mask: Mask, groups: list[int]) -> Column:
+    s = scores(rewards, mask)
+    result = []
+    for i, own in enumerate(s):
+        others = [s[j] for j in peers(i, s, groups) if j != i]
+        baseline = mean(others) if others else 0.0
+        result.append(0.0 if own is None else own - baseline)
+    return on_tokens(result, mask)
+
+
+def opo(rewards: Column, mask: Mask, groups: list[int]) -> Column:
+    s = scores(rewards, mask)
+    lengths = [sum(trained) for trained in mask]
+    result = []
+    for i, own in enumerate(s):
+        group = peers(i, s, groups)
+        baseline = 0.0
+        if len(group) > 1:
+            weighted = math.fsum(lengths[j] * s[j] for j in group)
+            baseline = weighted / sum(lengths[j] for j in group)
+        result.append(0.0 if own is None else own - baseline)
+    return on_tokens(result, mask)
+
+
+def whiten(values: Column, mask: Mask) -> Column:
+    kept = []
+    for row, trained in zip(values, mask, strict=True):
+        kept += [v for v, m in zip(row, trained, strict=True) if m]
+    if len(kept) < 2:
+        return [[0.0 for _ in row] for row in values]
+    center = mean(kept)
+    variance = math.fsum((v - center) ** 2 for v in kept) / (len(kept) - 1)
+    scale = math.sqrt(variance + 1e-8)
+    return [
+        [(v - center) / scale if m else 0.0 for v, m in zip(row, trained, strict=True)]
+        for row, trained in zip(values, mask, strict=True)
+    ]
+
+
+def discounted_returns(rewards: Column, mask: Mask, gamma: float) -> Column:
+    """Σ γ^d r over the trained tokens from t on, d the trained tokens in between."""
+    result = []
+    for row, trained in zip(rewards, mask, strict=True):
+        returns = []
+        for t in range(len(row)):
+            total, discount = 0.0, 1.0
+            for k in range(t, len(row)):
+                if trained[k]:
+                    total += discount * row[k]
+                    discount *= gamma
+            returns.append(total if trained[t] else 0.0)
+        result.append(returns)
+    return result
+
+
+def reinforce_plus_plus(rewards: Column, mask: Mask, groups: list[int], gamma: float) -> Column:
+    return whiten(discounted_returns(rewards, mask, gamma), mask)
+
+
+def reinforce_plus_plus_baseline(rewards: Column, mask: Mask, groups: list[int]) -> Column:
+    return whiten(grpo(rewards, mask, groups, normalize_by_std=False), mask)
+
+
+def clip_loss(
+    logprob: float, old: float, advantage: float, low: float, high: float, dual: float | None
+) -> float:
+    ratio = math.exp(min(max(logprob - old, -20.0), 20.0))
+    clipped = min(max(ratio, 1.0 - low), 1.0 + high)
+    loss = max(-advantage * ratio, -advantage * clipped)
+    if advantage < 0.0 and dual is not None:
+        loss = min(loss, -advantage * dual)
+    return loss
+
+
+def clip_flags(
+    logprob: float, old: float, advantage: float, low: float, high: float, dual: float | None
+) -> tuple[bool, bool, bool]:
+    """Whether the upper bound, the lower bound, the dual clip decides the loss."""
+    ratio = math.exp(min(max(logprob - old, -20.0), 20.0))
+    return (
+        advantage > 0.0 and ratio > 1.0 + high,
+        advantage < 0.0 and ratio < 1.0 - low,
+        advantage < 0.0 and dual is not None and ratio > dual,
+    )
+
+
+def aggregate(
+    values: Column, mask: Mask, mode: str, tokens: float, sequences: float, scale: float
+) -> float:
+    total = 0.0
+    for row, trained in zip(values, mask, strict=True):
+        count = sum(trained)
+        for value, m in zip(row, trained, strict=True):
+            if not m:
+                continue
+            if mode == "token_mean":
+                total += value / tokens
+            elif mode == "token_sum":
+                total += value
+            elif mode == "sequence_mean_token_sum":
+                total += value / sequences
+            elif mode == "sequence_mean_token_sum_norm":
+                total += value / sequences / scale
+            elif mode == "sequence_mean_token_mean":
+                total += value / count / sequences
+    return total
+
+
+def kl(logprob: float, ref: float, estimator: str) -> float:
+    if estimator == "k1":
+        return logprob - ref
+    if estimator == "k2":
+        return (logprob - ref) ** 2 / 2.0
+    if estimator == "abs":
+        return abs(logprob - ref)
+    d = min(max(ref - logprob, -20.0), 20.0)
+    return min(math.exp(d) - d - 1.0, 10.0)
+
+
+def logprob_and_entropy(
+    logits: list[float], target: int, temperature: float
+) -> tuple[float, float]:
+    scaled = [z / temperature for z in logits]
+    top = max(scaled)
+    norm = math.fsum(math.exp(z - top) for z in scaled)
+    logprobs = [z - top - math.log(norm) for z in scaled]
+    entropy = -math.fsum(math.exp(p) * p for p in logprobs if p > -math.inf)
+    return logprobs[target], entropy

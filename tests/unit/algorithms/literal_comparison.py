@@ -1,0 +1,149 @@
+"""Compares an implementation with the literal forms; raises AssertionError where they differ.
+
+The implementation is an argument: the tests of the algorithms pass the product's modules, the test
+of planted errors passes modules with one line changed and expects the AssertionError.
+"""
+
+import math
+from types import ModuleType
+
+import literal_algorithms as literal
+import torch
+from ragged_batches import Batch
+from torch import Tensor
+
+CLIP_CASES = ((0.2, 0.2, 3.0), (0.1, 0.3, None), (0.2, 0.28, 1.5))
+AGGREGATIONS = (
+    "token_mean",
+    "token_sum",
+    "sequence_mean_token_sum",
+    "sequence_mean_token_sum_norm",
+    "sequence_mean_token_mean",
+)
+ESTIMATORS = ("k1", "k2", "k3", "abs")
+
+
+def assert_close(actual: Tensor, expected: list[float], tolerance: float = 1e-6) -> None:
+    """Every |actual - expected| is at most tolerance * max(1, |expected|)."""
+    values = actual.detach().flatten().tolist()
+    assert len(values) == len(expected)
+    for i, (a, b) in enumerate(zip(values, expected, strict=True)):
+        assert math.isfinite(a), f"entry {i}: {a}"
+        assert abs(a - b) <= tolerance * max(1.0, abs(b)), f"entry {i}: {a} is not {b}"
+
+
+def flatten(column: list[list[float]]) -> list[float]:
+    return [value for row in column for value in row]
+
+
+def compare_advantages(advantages: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    rewards, mask, groups = batch.rewards, batch.mask, batch.groups
+    columns = (batch.flat("rewards", dtype), batch.flat_mask, batch.lengths, batch.row_groups)
+    group_cases = (
+        ("grpo", {}, literal.grpo(rewards, mask, groups)),
+        ("grpo", {"normalize_by_std": False}, literal.grpo(rewards, mask, groups, False)),
+        ("rloo", {}, literal.rloo(rewards, mask, groups)),
+        ("opo", {}, literal.opo(rewards, mask, groups)),
+        (
+            "reinforce_plus_plus_baseline",
+            {},
+            literal.reinforce_plus_plus_baseline(rewards, mask, groups),
+        ),
+    )
+    for name, options, expected in group_cases:
+        result = advantages.ADVANTAGES[name](*columns, **options)
+        assert_close(result.advantages, flatten(expected))
+        assert_close(result.returns, flatten(expected))
+    for gamma in (1.0, 0.9):
+        result = advantages.ADVANTAGES["reinforce_plus_plus"](*columns, gamma=gamma)
+        assert_close(result.returns, flatten(literal.discounted_returns(rewards, mask, gamma)))
+        expected = literal.reinforce_plus_plus(rewards, mask, groups, gamma)
+        assert_close(result.advantages, flatten(expected))
+
+
+def compare_policy_loss(policy_loss: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    new, old = batch.flat("logprobs", dtype), batch.flat("old_logprobs", dtype)
+    weights = batch.flat("advantages", dtype)
+    tokens = list(
+        zip(
+            flatten(batch.logprobs),
+            flatten(batch.old_logprobs),
+            flatten(batch.advantages),
+            flatten(batch.mask),
+            strict=True,
+        )
+    )
+    for low, high, dual in CLIP_CASES:
+        result = policy_loss.clip(
+            new, old, weights, clip_low=low, clip_high=high, dual_clip=dual, mask=batch.flat_mask
+        )
+        expected = [
+            literal.clip_loss(p, q, a, low, high, dual) if m else 0.0 for p, q, a, m in tokens
+        ]
+        assert_close(result.loss, expected)
+        flags = [
+            literal.clip_flags(p, q, a, low, high, dual) if m else (False, False, False)
+            for p, q, a, m in tokens
+        ]
+        assert result.clipped_high.tolist() == [flag[0] for flag in flags]
+        assert result.clipped_low.tolist() == [flag[1] for flag in flags]
+        assert result.dual_clipped.tolist() == [flag[2] for flag in flags]
+        assert_close(result.log_ratio, [p - q if m else 0.0 for p, q, _, m in tokens])
+
+
+def compare_aggregate(aggregate: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    values = batch.flat("advantages", dtype)
+    for mode in AGGREGATIONS:
+        result = aggregate.aggregate(
+            values,
+            batch.flat_mask,
+            batch.lengths,
+            mode,
+            global_tokens=17.0,
+            global_sequences=5.0,
+            scale_tokens=32.0,
+        )
+        expected = literal.aggregate(batch.advantages, batch.mask, mode, 17.0, 5.0, 32.0)
+        assert_close(result, [expected])
+
+
+def compare_kl(kl: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    new, ref = batch.flat("logprobs", dtype), batch.flat("ref_logprobs", dtype)
+    tokens = list(
+        zip(
+            flatten(batch.logprobs),
+            flatten(batch.ref_logprobs),
+            flatten(batch.rewards),
+            flatten(batch.mask),
+            strict=True,
+        )
+    )
+    for estimator in ESTIMATORS:
+        result = kl.kl_estimate(new, ref, estimator, mask=batch.flat_mask)
+        expected = [literal.kl(p, q, estimator) if m else 0.0 for p, q, _, m in tokens]
+        assert_close(result, expected)
+        assert_close(kl.kl_estimate(new, ref, estimator + "+", mask=batch.flat_mask), expected)
+        penalized = kl.apply_kl_penalty(batch.flat("rewards", dtype), result, 0.25)
+        assert_close(
+            penalized,
+            [r - 0.25 * k for (_, _, r, _), k in zip(tokens, expected, strict=True)],
+        )
+
+
+def compare_logprobs(logprobs: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    """Takes the log-probability columns as if each token had those three logits and a zero."""
+    columns = (batch.logprobs, batch.old_logprobs, batch.ref_logprobs)
+    rows = [[*logits, 0.0] for logits in zip(*map(flatten, columns), strict=True)]
+    targets = [i % 4 for i in range(len(rows))]
+    for temperature in (1.0, 0.5, 1.7):
+        actual, entropy = logprobs.token_logprobs(
+            torch.tensor(rows, dtype=dtype).reshape(-1, 4),
+            torch.tensor(targets, dtype=torch.int64),
+            temperature,
+        )
+        expected = [
+            literal.logprob_and_entropy(row, target, temperature)
+            for row, target in zip(rows, targets, strict=True)
+        ]
+        assert_close(actual, [e[0] for e in expected])
+        assert_close(entropy, [e[1] for e in expected])

@@ -1,0 +1,118 @@
+"""Batches of ragged rows to try the algorithms on: drawn by hypothesis, or a fixed list."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows as nested lists (for the literal forms), and the same as flat columns.
+
+    Every number is exact in float32, so both precisions see the same input.
+    """
+
+    groups: list[int]
+    mask: list[list[bool]]
+    rewards: list[list[float]]
+    advantages: list[list[float]]
+    logprobs: list[list[float]]
+    old_logprobs: list[list[float]]
+    ref_logprobs: list[list[float]]
+
+    @property
+    def lengths(self) -> Tensor:
+        return torch.tensor([len(row) for row in self.mask], dtype=torch.int64)
+
+    @property
+    def flat_mask(self) -> Tensor:
+        return torch.tensor([m for row in self.mask for m in row], dtype=torch.bool)
+
+    @property
+    def row_groups(self) -> Tensor:
+        return torch.tensor(self.groups, dtype=torch.int64)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(sum(row) for row in self.mask)
+
+    def flat(self, name: str, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([v for row in getattr(self, name) for v in row], dtype=dtype)
+
+    def flat_poisoned(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The column with a NaN at every masked token."""
+        return torch.where(self.flat_mask, self.flat(name, dtype), torch.nan)
+
+
+# Multiples of 1/64 are exact in float32, and so are their differences.
+def _steps(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.integers(round(low * 64), round(high * 64)).map(lambda n: n / 64)
+
+
+# Few values, so that groups of equal scores are common; 0.1 and 0.7 round in sums.
+_REWARDS = st.sampled_from([0.0, 0.0, 1.0, -1.0, 0.1, 0.7, 2.5]).map(
+    lambda x: float(torch.tensor(x, dtype=torch.float32))
+)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    """One to eight rows of up to six tokens in up to four groups, masked tokens anywhere."""
+    lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=8))
+    groups = [draw(st.sampled_from([0, 3, 4, 11])) for _ in lengths]
+
+    def column(values: st.SearchStrategy) -> list[list]:
+        return [draw(st.lists(values, min_size=n, max_size=n)) for n in lengths]
+
+    return Batch(
+        groups=groups,
+        mask=column(st.sampled_from([True, True, True, False])),
+        rewards=column(_REWARDS),
+        advantages=column(_steps(-3.0, 3.0)),
+        logprobs=column(_steps(-4.0, 0.0)),
+        old_logprobs=column(_steps(-4.0, 0.0)),
+        ref_logprobs=column(_steps(-4.0, 0.0)),
+    )
+
+
+def for_any_batch(test: Callable[[Batch], None]) -> Callable[[], None]:
+    """Run a test on drawn batches.
+
+    Without hypothesis' deadline: the first call of an operator may load libraries, for seconds on
+    a busy machine.
+    """
+    return settings(deadline=None, max_examples=60)(given(batches())(test))
+
+
+def fixed_batches() -> list[Batch]:
+    """Twelve batches that never change, for comparisons that must come out the same each time."""
+    source = random.Random(20240203)
+
+    def column(lengths: list[int], low: float, high: float) -> list[list[float]]:
+        return [
+            [source.randint(round(low * 64), round(high * 64)) / 64 for _ in range(n)]
+            for n in lengths
+        ]
+
+    result = []
+    for _ in range(12):
+        lengths = [source.randint(1, 6) for _ in range(source.randint(2, 9))]
+        result.append(
+            Batch(
+                groups=[source.choice([0, 3, 4]) for _ in lengths],
+                mask=[[source.random() < 0.7 for _ in range(n)] for n in lengths],
+                rewards=column(lengths, -1.0, 1.0),
+                advantages=column(lengths, -3.0, 3.0),
+                logprobs=column(lengths, -4.0, 0.0),
+                old_logprobs=column(lengths, -4.0, 0.0),
+                ref_logprobs=column(lengths, -4.0, 0.0),
+            )
+        )
+    return result

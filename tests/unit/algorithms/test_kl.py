@@ -1,0 +1,160 @@
+import math
+
+import literal_algorithms as literal
+import pytest
+import torch
+from literal_comparison import ESTIMATORS, compare_kl, flatten
+from ragged_batches import DTYPES, Batch, fixed_batches, for_any_batch
+
+from ppojob_trainer.algorithms import kl as module
+from ppojob_trainer.algorithms.kl import KL, KlController, apply_kl_penalty, kl_estimate
+
+
+@for_any_batch
+def test_equal_to_the_literal_form(batch: Batch):
+    for dtype in DTYPES:
+        compare_kl(module, batch, dtype)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        # the policy gives the token 0.5, the reference 0.25: d = log 0.25 - log 0.5 = -0.6931472
+        ("k1", 0.6931472),
+        ("k2", 0.2402265),
+        # 0.25 / 0.5 + 0.6931472 - 1
+        ("k3", 0.1931472),
+        ("abs", 0.6931472),
+    ],
+)
+def test_by_hand(estimator: str, expected: float):
+    new, ref = torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.25)])
+    assert kl_estimate(new, ref, estimator).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_direction_of_the_estimators_that_have_one():
+    # swapped: the policy gives the token 0.25, the reference 0.5: k1 = log 0.5, k3 = 2 - log 2 - 1
+    new, ref = torch.tensor([math.log(0.25)]), torch.tensor([math.log(0.5)])
+    assert kl_estimate(new, ref, "k1").item() == pytest.approx(-0.6931472, abs=1e-6)
+    assert kl_estimate(new, ref, "k3").item() == pytest.approx(0.3068528, abs=1e-6)
+
+
+def test_k1_and_k3_estimate_the_divergence():
+    # Their means under the policy are the exact KL of two distributions over three tokens.
+    p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    exact = (p * (p / q).log()).sum()
+    for estimator in ("k1", "k3"):
+        mean = (p * kl_estimate(p.log(), q.log(), estimator)).sum()
+        assert mean.item() == pytest.approx(exact.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_k3_is_cut_off_like_verls(dtype: torch.dtype):
+    # d = 30 -> 20 -> e^20 - 21, at most 10; d = -30 -> -20 -> e^-20 + 19, at most 10
+    new = torch.tensor([-30.0, 0.0, -2.0], dtype=dtype, requires_grad=True)
+    ref = torch.tensor([0.0, -30.0, 0.0], dtype=dtype)
+    value = kl_estimate(new, ref, "k3")
+    assert value.tolist() == pytest.approx([10.0, 10.0, math.exp(2) - 3], rel=1e-6)
+    (gradient,) = torch.autograd.grad(value.sum(), new)
+    assert gradient.tolist() == pytest.approx([0.0, 0.0, 1 - math.exp(2)], rel=1e-6)
+
+
+def test_plus_keeps_the_value_and_takes_the_gradient_of_k2():
+    # k2's gradient is log pi - log ref, also where k3 is cut off and has none
+    new = torch.tensor([-30.0, -1.0], dtype=torch.float64, requires_grad=True)
+    ref = torch.tensor([0.0, -2.0], dtype=torch.float64)
+    for estimator in ("k1", "k3", "abs"):
+        value = kl_estimate(new, ref, estimator + "+")
+        assert torch.equal(value, kl_estimate(new, ref, estimator))
+        (gradient,) = torch.autograd.grad(value.sum(), new)
+        assert gradient.tolist() == [-30.0, 1.0]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_gradient_equals_finite_differences_of_the_literal_form(estimator: str):
+    step = 1e-6
+    for batch in fixed_batches():
+        new = batch.flat("logprobs", torch.float64).requires_grad_()
+        ref = batch.flat("ref_logprobs", torch.float64)
+        value = kl_estimate(new, ref, estimator, mask=batch.flat_mask)
+        (gradient,) = torch.autograd.grad(value.sum(), new)
+        columns = (batch.logprobs, batch.ref_logprobs, batch.mask)
+        tokens = zip(*map(flatten, columns), strict=True)
+        for slope, (p, q, trained) in zip(gradient.tolist(), tokens, strict=True):
+            up, down = literal.kl(p + step, q, estimator), literal.kl(p - step, q, estimator)
+            expected = (up - down) / (2 * step) if trained else 0.0
+            assert slope == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@for_any_batch
+def test_masked_tokens_change_neither_value_nor_gradient(batch: Batch):
+    for estimator in (*KL, "k1+", "k3+"):
+        values, gradients = [], []
+        for column in (batch.flat, batch.flat_poisoned):
+            new = column("logprobs", torch.float64).requires_grad_()
+            ref = column("ref_logprobs", torch.float64)
+            value = kl_estimate(new, ref, estimator, mask=batch.flat_mask)
+            values.append(value.detach())
+            gradients.extend(torch.autograd.grad(value.sum(), new))
+        assert torch.equal(*values)
+        assert torch.equal(*gradients)
+        assert not gradients[1][~batch.flat_mask].any()
+
+
+@pytest.mark.parametrize("estimator", ["k4", "", "+", "low_var_kl", "k3++"])
+def test_unknown_estimators_are_refused(estimator: str):
+    with pytest.raises(ValueError, match=r"estimator: got .*: unknown; must be one of k1, k2, k3"):
+        kl_estimate(torch.zeros(1), torch.zeros(1), estimator)
+
+
+def test_penalty_by_hand():
+    # 1 - 0.1 * 2 and 0 - 0.1 * -0.5; nothing of it is differentiated
+    kl = torch.tensor([2.0, -0.5], requires_grad=True)
+    result = apply_kl_penalty(torch.tensor([1.0, 0.0]), kl, 0.1)
+    assert result.tolist() == pytest.approx([0.8, 0.05])
+    assert not result.requires_grad
+
+
+def test_fixed_controller_never_moves():
+    controller = KlController(0.2)
+    controller.update(current_kl=100.0, num_responses=100000)
+    assert controller.coefficient == 0.2
+
+
+@pytest.mark.parametrize(
+    ("current", "expected"),
+    [
+        # target 0.1, horizon 1000, 50 responses, coefficient 0.2
+        (0.1, 0.2),
+        (0.11, 0.2 * (1 + 0.1 * 50 / 1000)),
+        # an error of 4 counts as 0.2, one of -1 as -0.2
+        (0.5, 0.2 * (1 + 0.2 * 50 / 1000)),
+        (0.0, 0.2 * (1 - 0.2 * 50 / 1000)),
+    ],
+)
+def test_adaptive_controller_by_hand(current: float, expected: float):
+    controller = KlController(0.2, target=0.1, horizon=1000)
+    controller.update(current_kl=current, num_responses=50)
+    assert controller.coefficient == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_resumed_controller_goes_on_as_if_undisturbed():
+    measured = [0.3, 0.02, 0.1, 0.15]
+    undisturbed = KlController(0.2, target=0.1, horizon=1000)
+    for value in measured:
+        undisturbed.update(value, 50)
+    before = KlController(0.2, target=0.1, horizon=1000)
+    for value in measured[:2]:
+        before.update(value, 50)
+    after = KlController(0.2, target=0.1, horizon=1000)
+    after.load_state_dict(before.state_dict())
+    for value in measured[2:]:
+        after.update(value, 50)
+    assert after.coefficient == undisturbed.coefficient != 0.2
+
+
+@pytest.mark.parametrize("options", [{"target": 0.0}, {"target": 0.1, "horizon": 0}])
+def test_senseless_controllers_are_refused(options: dict):
+    with pytest.raises(ValueError, match="must be above 0"):
+        KlController(0.2, **options)

@@ -1,0 +1,92 @@
+import pytest
+import torch
+from ragged_batches import Batch, for_any_batch
+
+from ppojob_trainer.algorithms import masked
+
+# Three rows of 3, 1 and 2 tokens; the middle token of the first and the only one of the second
+# are masked.
+VALUES = torch.tensor([1.0, 100.0, 2.0, 100.0, 4.0, 8.0], dtype=torch.float64)
+MASK = torch.tensor([True, False, True, False, True, True])
+LENGTHS = torch.tensor([3, 1, 2])
+
+
+def test_row_sum_counts_trained_tokens_only():
+    # 1 + 2, nothing, 4 + 8
+    assert masked.row_sum(VALUES, MASK, LENGTHS).tolist() == [3.0, 0.0, 12.0]
+
+
+def test_row_count():
+    counts = masked.row_count(MASK, LENGTHS)
+    assert counts.tolist() == [2, 0, 2]
+    assert counts.dtype == torch.int64
+
+
+def test_row_mean_of_a_row_without_trained_tokens_is_zero():
+    # 3 / 2, 0, 12 / 2
+    assert masked.row_mean(VALUES, MASK, LENGTHS).tolist() == [1.5, 0.0, 6.0]
+
+
+def test_masked_sum_and_mean():
+    # 1 + 2 + 4 + 8 = 15 over 4 tokens
+    assert masked.masked_sum(VALUES, MASK).item() == 15.0
+    assert masked.masked_mean(VALUES, MASK).item() == 3.75
+    assert masked.masked_mean(VALUES, torch.zeros(6, dtype=torch.bool)).item() == 0.0
+
+
+def test_whiten_by_hand():
+    # 1, 2, 4, 8: mean 3.75; squares 7.5625 + 3.0625 + 0.0625 + 18.0625 = 28.75;
+    # unbiased variance 28.75 / 3 = 9.58333333; root with 1e-8 added 3.0956959
+    expected = [-2.75 / 3.0956959, 0.0, -1.75 / 3.0956959, 0.0, 0.25 / 3.0956959, 4.25 / 3.0956959]
+    assert masked.whiten(VALUES, MASK).tolist() == pytest.approx(expected, abs=1e-7)
+
+
+def test_whiten_of_less_than_two_tokens_is_zero():
+    one = torch.tensor([False, False, True, False, False, False])
+    assert masked.whiten(VALUES, one).tolist() == [0.0] * 6
+    assert masked.whiten(VALUES, torch.zeros(6, dtype=torch.bool)).tolist() == [0.0] * 6
+
+
+def test_whiten_does_not_hide_a_nan_that_is_trained():
+    values = VALUES.clone()
+    values[4] = torch.nan
+    assert masked.whiten(values, MASK)[MASK].isnan().all()
+    only = torch.tensor([False, False, False, False, True, False])
+    assert masked.whiten(values, only)[4].isnan()
+
+
+def test_empty_columns_have_empty_rows():
+    empty = torch.zeros(0, dtype=torch.float32)
+    no_mask = torch.zeros(0, dtype=torch.bool)
+    assert masked.row_sum(empty, no_mask, torch.tensor([0, 0])).tolist() == [0.0, 0.0]
+    assert masked.row_sum(empty, no_mask, torch.zeros(0, dtype=torch.int64)).tolist() == []
+    assert masked.masked_mean(empty, no_mask).item() == 0.0
+
+
+def test_lengths_that_do_not_fit_are_refused():
+    with pytest.raises(RuntimeError, match="lengths"):
+        masked.row_sum(VALUES, MASK, torch.tensor([3, 1, 4]))
+
+
+@for_any_batch
+def test_masked_tokens_change_neither_values_nor_gradients(batch: Batch):
+    for reduce in (
+        lambda v: masked.row_sum(v, batch.flat_mask, batch.lengths).square().sum(),
+        lambda v: masked.row_mean(v, batch.flat_mask, batch.lengths).square().sum(),
+        lambda v: masked.masked_mean(v, batch.flat_mask).square(),
+    ):
+        clean = batch.flat("logprobs", torch.float64).requires_grad_()
+        poisoned = batch.flat_poisoned("logprobs", torch.float64).requires_grad_()
+        expected, actual = reduce(clean), reduce(poisoned)
+        assert torch.equal(actual, expected)
+        (expected_gradient,) = torch.autograd.grad(expected, clean)
+        (gradient,) = torch.autograd.grad(actual, poisoned)
+        assert torch.equal(gradient, expected_gradient)
+        assert not gradient[~batch.flat_mask].any()
+
+
+def test_gradients_of_row_sums():
+    values = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    values.requires_grad_()
+    assert torch.autograd.gradcheck(lambda v: masked.row_sum(v, MASK, LENGTHS), (values,))
+    assert torch.autograd.gradcheck(lambda v: masked.row_mean(v, MASK, LENGTHS), (values,))
