@@ -1,18 +1,19 @@
-"""A manifest file to plain values, strictly: what two YAML readers read differently is refused.
+"""Manifests in YAML, read strictly: what two YAML readers read differently is refused.
 
 kubectl reads YAML 1.1, most of Python's tools something else, and a job must mean the same to
 both: so `no` (a boolean there, a string here), `010` (8 or 10), `1_000` and `1:30` (90) have to be
-quoted or rewritten. Duplicate keys, tags, tabs and invisible characters are refused, all with
-`file:row:column`.
+quoted or rewritten; writing quotes them. Duplicate keys, tags, tabs and invisible characters are
+refused, all with `file:row:column`.
 """
 
+import io
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from pydantic import JsonValue
 from ruamel.yaml import YAML
@@ -29,12 +30,15 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
     StreamEndEvent,
 )
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import SafeRepresenter
 
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, printable, shown
 from ppojob_api.well_known import MANIFEST_BYTES_LIMIT
 
 DEPTH_LIMIT: Final = 32
 NODE_LIMIT: Final = 20_000
+LINE_WIDTH: Final = 100
 FORBIDDEN_CHARACTERS_SHOWN: Final = 20
 STDIN_NAME: Final = "<stdin>"
 
@@ -108,6 +112,35 @@ def read_bytes(data: bytes, name: str) -> Manifest:
     reader = _Reader(name, text.count("\n") + 1)
     value = reader.read(text)
     return Manifest(name, value, tuple(reader.problems), tuple(reader.doubtful))
+
+
+def to_yaml(value: Any) -> str:
+    """Plain values as YAML that every reader reads the same; keys stay in their order."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Representer = _Representer
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.width = LINE_WIDTH
+    yaml.allow_unicode = False
+    text = io.StringIO()
+    yaml.dump(value, text)
+    return text.getvalue()
+
+
+class _Representer(SafeRepresenter):
+    """Quotes what some reader takes for something else than text; no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(representer: SafeRepresenter, text: str) -> ScalarNode:
+    doubtful = _YAML_1_1_BOOLEAN.fullmatch(text) or _YAML_1_1_NUMBER.fullmatch(text)
+    style = '"' if doubtful or not text.isprintable() else None
+    return representer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Representer.add_representer(str, _represent_text)
 
 
 def _unfit_bytes(data: bytes, name: str) -> Problem | None:
