@@ -77,9 +77,14 @@ class Manifest:
     doubtful: tuple[tuple[str | int, ...], ...] = ()
 
 
+def display_name(path: str) -> str:
+    """How messages call a file."""
+    return STDIN_NAME if path == "-" else printable(path)
+
+
 def read_file(path: str) -> Manifest:
     """Read a manifest; `-` is standard input. Reads no more than the limit of a manifest."""
-    name = STDIN_NAME if path == "-" else printable(path)
+    name = display_name(path)
     try:
         if path == "-":
             data = sys.stdin.buffer.read(MANIFEST_BYTES_LIMIT + 1)

@@ -15,6 +15,7 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, GrpoSpec, ReinforcePlus
 from ppojob_api.v1alpha1.job import Metadata, PPOJob, PPOJobSpec
 from ppojob_api.v1alpha1.roles import ReferenceRole, RolePods, RolesSpec
 from ppojob_api.v1alpha1.section import Section
+from ppojob_api.v1alpha1.training import DataSpec
 
 # Sections that decide the weights; what is missing may change between a run and its resumption.
 TRAJECTORY_SECTIONS = (
@@ -143,7 +144,7 @@ def _resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
             "model": spec.model.model_copy(
                 update={"tokenizer_path": spec.model.tokenizer_path or spec.model.path}
             ),
-            "data": data.model_copy(update={"seed": spec.seed if data.seed is None else data.seed}),
+            "data": _resolved_data(spec),
             "algorithm": _resolved_algorithm(spec),
             "rollout": rollout.model_copy(
                 update={
@@ -154,6 +155,14 @@ def _resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
             "roles": _resolved_roles(spec),
         }
     )
+
+
+def _resolved_data(spec: PPOJobSpec) -> DataSpec:
+    data = spec.data
+    # Without a drawn order a seed would be a setting without effect.
+    if data.seed is not None or not data.shuffle:
+        return data
+    return data.model_copy(update={"seed": spec.seed})
 
 
 def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:

@@ -1,0 +1,110 @@
+"""`ppojob plan`: what a manifest would run, with every default written out."""
+
+from collections.abc import Iterator
+
+import click
+
+from ppojob_api import manifest, run_config
+from ppojob_api.run_config import RunConfig
+from ppojob_api.topology import RoleTopology
+from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+from ppojob_cli.validate import EXIT_WRONG_INPUT, rendered, validate_file
+
+
+def plan_lines(config: RunConfig) -> Iterator[str]:
+    """The plan of a run as lines of text."""
+    yield f"PPOJob {config.namespace}/{config.name}, configuration {config.digest()[:12]}"
+    yield ""
+    yield "Roles"
+    for role in config.topology.roles:
+        yield f"  {_role_line(role)}"
+    yield ""
+    yield "One step"
+    yield from (f"  {line}" for line in _step_lines(config.spec))
+    yield ""
+    yield "Run"
+    yield from (f"  {line}" for line in _run_lines(config.spec))
+    yield ""
+    yield "Resolved spec"
+    text = manifest.to_yaml(config.spec.model_dump(mode="json"))
+    yield from (f"  {line}" for line in text.splitlines())
+
+
+def _role_line(role: RoleTopology) -> str:
+    if role.colocated_with is not None:
+        return f"{role.role:<13} in the ranks of {role.colocated_with}"
+    parts = [
+        _count(len(role.pods), "pod"),
+        f"{_count(role.ranks_per_pod, 'rank')} each",
+        f"{_count(role.threads_per_rank, 'thread')} a rank",
+        _count(role.gpus_per_pod, "GPU") + " a pod" if role.gpus_per_pod else "CPU",
+    ]
+    last = f" ... {role.pods[-1].host}" if len(role.pods) > 1 else ""
+    return f"{role.role:<13} {', '.join(parts)}: {role.pods[0].host}{last}"
+
+
+def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
+    algorithm, data = spec.algorithm, spec.data
+    responses = algorithm.prompts_per_step * algorithm.samples_per_prompt
+    yield (
+        f"{_count(algorithm.prompts_per_step, 'prompt')} x "
+        f"{_count(algorithm.samples_per_prompt, 'sample')} = {_count(responses, 'response')}, "
+        f"at most {responses * data.max_response_tokens} response tokens"
+    )
+    part = algorithm.mini_batch_prompts or algorithm.prompts_per_step
+    mini_batches = algorithm.prompts_per_step // part
+    updates = mini_batches * algorithm.epochs
+    yield (
+        f"{_count(mini_batches, 'mini-batch', 'mini-batches')} of {_count(part, 'prompt')} x "
+        f"{_count(algorithm.epochs, 'epoch')} = {_count(updates, 'optimizer step')}"
+    )
+    prompt_and_response = data.max_prompt_tokens + data.max_response_tokens
+    yield (
+        f"micro-batches of {spec.training.micro_batch_tokens} tokens; "
+        f"the longest prompt and response take {prompt_and_response}"
+    )
+
+
+def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
+    steps, algorithm = spec.steps, spec.algorithm
+    if steps.total is not None:
+        prompts = steps.total * algorithm.prompts_per_step
+        responses = prompts * algorithm.samples_per_prompt
+        yield f"{_count(steps.total, 'step')}: {prompts} prompts, {responses} responses"
+    else:
+        yield f"{_count(steps.epochs or 0, 'pass', 'passes')} over the training data"
+    times = [
+        "first" if steps.validate_first else "",
+        f"every {_count(steps.validate_every, 'step')}" if steps.validate_every else "",
+        "last" if steps.validate_last else "",
+    ]
+    validation = ", ".join(time for time in times if time) if spec.data.validation else ""
+    yield f"validation: {validation or 'never'}"
+    every = spec.checkpoint.every
+    commits = f"every {_count(every, 'step')} and last" if every else "last"
+    yield f"commits: {commits}; the last {spec.checkpoint.keep_last} are kept"
+
+
+def _count(number: int, noun: str, plural: str | None = None) -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+@click.command("plan")
+@click.argument("file", metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="Print the run configuration as JSON.")
+def plan(file: str, *, as_json: bool) -> None:
+    """Show roles, ranks, batch arithmetic and every default of FILE; - is standard input.
+
+    Starts nothing, and reads neither model nor data.
+    """
+    judged = validate_file(file)
+    if not isinstance(judged, PPOJob):
+        for line in rendered(judged):
+            click.echo(line, err=True)
+        raise SystemExit(EXIT_WRONG_INPUT)
+    config = run_config.resolve(judged)
+    if as_json:
+        click.echo(config.to_json().decode("ascii"))
+        return
+    for line in plan_lines(config):
+        click.echo(line)

@@ -1,0 +1,92 @@
+"""`ppojob validate`: every problem of every file, one a line, before anything is started."""
+
+from collections.abc import Iterable, Sequence
+
+import click
+
+from ppojob_api import manifest, validation
+from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.v1alpha1.job import PPOJob
+
+EXIT_WRONG_INPUT = 2
+
+
+def validate_file(path: str) -> list[Problem] | PPOJob:
+    """Read and judge one manifest.
+
+    Args:
+        path: A file, or `-` for standard input.
+
+    Returns:
+        The job, or all that is wrong with the file and with the job in it.
+    """
+    read = manifest.read_file(path)
+    problems = list(read.problems)
+    if problems and read.value is None:
+        return problems
+    judged = validation.validate(read.value, doubtful=read.doubtful)
+    if isinstance(judged, list):
+        return problems + judged
+    return problems or judged
+
+
+def rendered(problems: Iterable[Problem], *, name: str | None = None) -> list[str]:
+    """Problems as lines.
+
+    Args:
+        problems: What to show.
+        name: The file, where a reader could take one file's problems for another's.
+    """
+    lines = []
+    for problem in problems:
+        in_file = name is None or problem.where == name or problem.where.startswith(f"{name}:")
+        lines.append(str(problem) if in_file else f"{name}: {problem}")
+    return lines
+
+
+def validate_files(paths: Sequence[str]) -> list[tuple[str, list[Problem] | PPOJob]]:
+    """Judge several files; a job that two of them describe is a problem of the second.
+
+    Args:
+        paths: Files, or `-` for standard input.
+
+    Returns:
+        Every file's name with its job or its problems, in the order given.
+    """
+    results: list[tuple[str, list[Problem] | PPOJob]] = []
+    first: dict[tuple[str, str], str] = {}
+    for path in paths:
+        name, judged = manifest.display_name(path), validate_file(path)
+        if isinstance(judged, PPOJob):
+            key = (judged.metadata.namespace, judged.metadata.name)
+            if key in first:
+                judged = [_same_job(judged, first[key])]
+            first.setdefault(key, name)
+        results.append((name, judged))
+    return results
+
+
+def _same_job(job: PPOJob, other: str) -> Problem:
+    why = f"{other} describes the job {job.metadata.namespace}/{job.metadata.name} already"
+    name = shown(job.metadata.name)
+    return Problem("metadata.name", name, why, "another name", ReasonCode.DUPLICATE)
+
+
+@click.command("validate")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+def validate(files: tuple[str, ...]) -> None:
+    """Check PPOJob manifests; - is standard input.
+
+    Prints every problem of every FILE as one line, `where: got: why; what is allowed`, and ends
+    with status 2 if there is any.
+    """
+    results = validate_files(files)
+    for name, judged in results:
+        if isinstance(judged, PPOJob):
+            job = f"{judged.metadata.namespace}/{judged.metadata.name}"
+            click.echo(f"{name}: ok: PPOJob {job}")
+            continue
+        for line in rendered(judged, name=name if len(results) > 1 else None):
+            click.echo(line, err=True)
+    if any(isinstance(judged, list) for _, judged in results):
+        raise SystemExit(EXIT_WRONG_INPUT)
