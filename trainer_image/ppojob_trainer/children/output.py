@@ -29,6 +29,12 @@ class OutputLog:
         self._kept += piece[:room]
         self._dropped += max(0, len(piece) - room)
 
+    @property
+    def last_line(self) -> str:
+        """The last line kept so far: of a process that ended, usually why."""
+        lines = self._kept.decode("utf-8", errors="backslashreplace").splitlines()
+        return printable(lines[-1], 200) if lines else ""
+
     def flush(self) -> None:
         """Log what was collected, and begin anew."""
         for line in self._kept.decode("utf-8", errors="backslashreplace").splitlines():

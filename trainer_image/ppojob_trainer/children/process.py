@@ -23,7 +23,7 @@ class ChildTimeout(Exception):  # noqa: N818  it says what happened
 
 
 class ChildDied(Exception):  # noqa: N818
-    """The child ended, or broke its side of the protocol, instead of answering."""
+    """The child ended, or broke the protocol, instead of answering; reads on from "the child"."""
 
 
 class BoundedProcess:
@@ -108,7 +108,7 @@ class BoundedProcess:
             ChildDied: it ended or answered with garbage. What was left of it has been killed.
         """
         if not self.is_alive:
-            raise ChildDied("it has been ended before")
+            raise ChildDied("has been ended before")
         deadline = time.monotonic() + seconds
         try:
             answer = self._exchange(memoryview(pack_frame(body)), deadline)
@@ -166,7 +166,7 @@ class BoundedProcess:
         try:
             return buffer.feed(piece)
         except FrameError as error:
-            raise ChildDied(f"it broke the protocol: {error}") from None
+            raise ChildDied(f"broke the protocol: {error}") from None
 
     def _take_output(self) -> bool:
         """Move one piece of output to the log; False at its end."""
@@ -187,8 +187,11 @@ class BoundedProcess:
         try:
             code = self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
-            return "it closed its answers"
-        return f"killed by signal {code - 128}" if code > 128 else f"ended with status {code}"
+            return "closed its answers"
+        self._drain()
+        ended = f"was killed by signal {code - 128}" if code > 128 else f"ended with status {code}"
+        last = self._output.last_line
+        return f"{ended} ({last})" if last else ended
 
 
 def _environment(threads: int) -> dict[str, str]:

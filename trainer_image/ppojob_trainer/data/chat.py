@@ -135,8 +135,8 @@ class ChatTokenizer:
                 "itself; other variables of the template"
             )
         request = RenderChats(
-            [msgspec.Raw(msgspec.json.encode(messages)) for messages in conversations],
-            msgspec.Raw(msgspec.json.encode({**self._files.special_tokens, **given})),
+            [[dict(message) for message in messages] for messages in conversations],
+            {**self._files.special_tokens, **given},
         )
         rendered = self._call(request, RENDER_SECONDS)
         texts = [outcome.text for outcome in rendered]
@@ -145,6 +145,21 @@ class ChatTokenizer:
             self._error(outcome) if outcome.refusal else encoding.ids
             for outcome, encoding in zip(rendered, encodings, strict=True)
         ]
+
+    def encode_prompts(
+        self, prompts: Sequence[str | Messages], variables: Mapping[str, Json] | None = None
+    ) -> list[list[int] | BadChatTemplate]:
+        """Tokenise prompts of both kinds: text as it is, messages by the template.
+
+        Raises:
+            BadChatTemplate: as ``encode_chats``.
+        """
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
+        encodings = self._files.tokenizer.encode_batch(texts, add_special_tokens=False)
+        of_texts = iter([encoding.ids for encoding in encodings])
+        of_chats = iter(self.encode_chats(chats, variables) if chats else [])
+        return [next(of_texts if isinstance(prompt, str) else of_chats) for prompt in prompts]
 
     def close(self) -> None:
         """End the child. The tokenizer can still be used; a new child starts when needed."""

@@ -33,15 +33,14 @@ def serve(requests: int, answers: int) -> None:
                 outcomes = [_refused(refusal)]
         else:
             assert template is not None, "a template is compiled before it is rendered"
-            variables = msgspec.json.decode(request.variables, type=dict[str, Json])
-            outcomes = [_render(template, chat, variables) for chat in request.conversations]
+            chats = request.conversations
+            outcomes = [_render(template, chat, request.variables) for chat in chats]
         write_frame(answers, msgspec.msgpack.encode(outcomes))
 
 
 def _render(
-    template: jinja2.Template, conversation: msgspec.Raw, variables: dict[str, Json]
+    template: jinja2.Template, messages: list[dict[str, Json]], variables: dict[str, Json]
 ) -> Rendered:
-    messages = msgspec.json.decode(conversation, type=list[dict[str, Json]])
     try:
         return Rendered(text=render(template, messages, variables))
     except TemplateRefusal as refusal:

@@ -1,5 +1,7 @@
 """What a tokenizer and the child that renders its template say to each other."""
 
+from typing import Any
+
 import msgspec
 
 
@@ -19,12 +21,12 @@ class RenderChats(msgspec.Struct, frozen=True, tag=True):
     """Render conversations with the compiled template.
 
     Attributes:
-        conversations: each a JSON list of messages.
-        variables: JSON object of what the template sees besides the messages.
+        conversations: each a list of messages.
+        variables: what the template sees besides the messages.
     """
 
-    conversations: list[msgspec.Raw]
-    variables: msgspec.Raw
+    conversations: list[list[dict[str, Any]]]
+    variables: dict[str, Any]
 
 
 class Rendered(msgspec.Struct, frozen=True):

@@ -95,7 +95,7 @@ def _read_object(path: Path) -> dict[str, Json]:
     if not path.is_file():
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Json])
+        return msgspec.json.decode(path.read_bytes(), type=dict)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path}: got a file that cannot be read: {error}; a JSON object"
@@ -134,9 +134,8 @@ def _add_missing_tokens(
     missing += [
         AddedToken(text, normalized=False, special=True) for text in special_tokens.values()
     ]
-    new = {
-        token.content: token for token in missing if tokenizer.token_to_id(token.content) is None
-    }
+    known = tokenizer.get_vocab(with_added_tokens=True)
+    new = {token.content: token for token in missing if token.content not in known}
     if new:
         tokenizer.add_tokens(list(new.values()))
 

@@ -1,0 +1,205 @@
+"""What is wrong with a data file before its first row is read."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ppojob_trainer.data.json_lines import JsonLines
+from ppojob_trainer.data.parquet_rows import ParquetRows
+from ppojob_trainer.data.problems import DataProblem, DataReason
+from ppojob_trainer.data.row_file import RowFile
+
+MAX_COLUMNS = 10_000
+MAX_FOOTER_BYTES = 64 * 1024 * 1024
+MAX_CHUNK_BYTES = 1 << 30
+_LISTED_COLUMNS = 20
+_MAGIC = b"PAR1"
+_ENCRYPTED_MAGIC = b"PARE"
+_JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
+_REWRITE = "a parquet file; write it again"
+
+Format = Literal["auto", "parquet", "jsonl"]
+
+
+def open_row_file(
+    path: str,
+    form: Format,
+    columns: tuple[str, ...],
+    *,
+    required: tuple[str, ...] = (),
+    root: Path | None = None,
+) -> RowFile | DataProblem:
+    """Open a data file, or say why it cannot be used.
+
+    Args:
+        path: the file.
+        form: its format; "auto" goes by the ending, parquet where it tells nothing.
+        columns: the columns that will be asked for.
+        required: those of them that must be there.
+        root: folder that the file must lie in, symbolic links resolved; None for anywhere.
+    """
+    problem = _path_problem(path, root)
+    if problem is not None:
+        return problem
+    if form == "auto":
+        form = "jsonl" if path.endswith(_JSON_ENDINGS) else "parquet"
+    if form == "jsonl":
+        return JsonLines(path)
+    opened = _open_parquet(path)
+    if isinstance(opened, DataProblem):
+        return opened
+    problem = _parquet_problem(path, opened, columns) or _missing_column(path, opened, required)
+    if problem is not None:
+        opened.close()
+        return problem
+    return ParquetRows(path, opened, columns)
+
+
+def _path_problem(path: str, root: Path | None) -> DataProblem | None:
+    resolved = Path(path).resolve()
+    if root is not None and not resolved.is_relative_to(root.resolve()):
+        return DataProblem(
+            path,
+            str(resolved),
+            "it leads out of the data folder",
+            f"a file below {root}",
+            DataReason.OUTSIDE_ROOT,
+        )
+    try:
+        facts = os.stat(path)
+    except PermissionError:
+        return _no_permission(path, "a folder above it may not be entered")
+    except OSError as error:
+        return DataProblem(
+            path,
+            "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror),
+            f"looked for as uid {os.getuid()} in {Path.cwd()}",
+            "a parquet or JSON-lines file; wildcards are not expanded",
+            DataReason.FILE_MISSING,
+        )
+    if not stat.S_ISREG(facts.st_mode):
+        kind = "a folder" if stat.S_ISDIR(facts.st_mode) else "no regular file"
+        return DataProblem(
+            path, kind, "rows are read from files", "one file each", DataReason.NOT_A_FILE
+        )
+    if not os.access(path, os.R_OK):
+        return _no_permission(
+            path, f"mode {stat.filemode(facts.st_mode)}, owner {facts.st_uid}:{facts.st_gid}"
+        )
+    if facts.st_size == 0:
+        return DataProblem(
+            path, "0 bytes", "there are no rows in it", "at least one row", DataReason.EMPTY_DATASET
+        )
+    return None
+
+
+def _no_permission(path: str, facts: str) -> DataProblem:
+    return DataProblem(
+        path,
+        facts,
+        f"uid {os.getuid()} may not read it",
+        "a file that this user may read",
+        DataReason.NO_PERMISSION,
+    )
+
+
+def _open_parquet(path: str) -> pq.ParquetFile | DataProblem:
+    with open(path, "rb") as file:
+        head = file.read(8)
+        file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        tail = file.read(8)
+    if tail[-4:] == _ENCRYPTED_MAGIC:
+        return DataProblem(
+            path, "an encrypted file", "no keys are known", _REWRITE, DataReason.NOT_PARQUET
+        )
+    if head[:4] != _MAGIC or tail[-4:] != _MAGIC:
+        why = "no parquet file" if head[:4] != _MAGIC else "the end of the file is missing"
+        return DataProblem(
+            path,
+            f"first bytes {head!r}, last bytes {tail!r}",
+            why,
+            "a parquet file, or format: jsonl",
+            DataReason.NOT_PARQUET,
+        )
+    footer = int.from_bytes(tail[:4], "little")
+    if footer > MAX_FOOTER_BYTES:
+        return DataProblem(
+            path,
+            f"a footer of {footer} bytes",
+            "too many columns or row groups to be data",
+            f"at most {MAX_FOOTER_BYTES} bytes",
+            DataReason.TOO_LARGE,
+        )
+    try:
+        return pq.ParquetFile(
+            path,
+            buffer_size=1 << 20,
+            pre_buffer=False,
+            page_checksum_verification=True,
+            # An extension type is code that a file asks for: only what is stored is read.
+            arrow_extensions_enabled=False,
+        )
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        return DataProblem(path, "a damaged footer", reason, _REWRITE, DataReason.NOT_PARQUET)
+
+
+def _parquet_problem(
+    path: str, file: pq.ParquetFile, columns: tuple[str, ...]
+) -> DataProblem | None:
+    facts = file.metadata
+    if facts.num_columns > MAX_COLUMNS:
+        return DataProblem(
+            path,
+            f"{facts.num_columns} columns",
+            "not a table of prompts",
+            f"at most {MAX_COLUMNS}",
+            DataReason.TOO_LARGE,
+        )
+    if facts.num_rows == 0:
+        return DataProblem(
+            path,
+            f"0 rows in {facts.num_row_groups} row groups",
+            "there is nothing to draw from",
+            "at least one row",
+            DataReason.EMPTY_DATASET,
+        )
+    for group in range(facts.num_row_groups):
+        for position in range(facts.num_columns):
+            chunk = facts.row_group(group).column(position)
+            name = chunk.path_in_schema.partition(".")[0]
+            if name in columns and chunk.total_uncompressed_size > MAX_CHUNK_BYTES:
+                return DataProblem(
+                    f"{path}:row group {group}:{name}",
+                    f"{chunk.total_uncompressed_size} bytes",
+                    "too much to decode at one time",
+                    "smaller row groups, such as of 1000 rows",
+                    DataReason.TOO_LARGE,
+                )
+    return None
+
+
+def _missing_column(
+    path: str, file: pq.ParquetFile, required: tuple[str, ...]
+) -> DataProblem | None:
+    found = file.schema_arrow.names
+    missing = [name for name in required if name not in found]
+    if not missing:
+        return None
+    listed = ", ".join(found[:_LISTED_COLUMNS]) + (", ..." if len(found) > _LISTED_COLUMNS else "")
+    return DataProblem(
+        f"{path}:{missing[0]}",
+        "no such column",
+        f"the columns are {listed}",
+        "a column of that name, or spec.data.promptKey and dataSourceKey",
+        DataReason.COLUMN_MISSING,
+    )
+
+
+def extension_columns(file: RowFile) -> list[tuple[str, str]]:
+    """Columns whose file asks for an Arrow extension type, with its name."""
+    return file.extension_columns() if isinstance(file, ParquetRows) else []

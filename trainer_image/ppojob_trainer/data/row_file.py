@@ -1,0 +1,72 @@
+"""What the data set asks of a file of rows, whatever its format."""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+MAX_CELL_BYTES = 16 * 1024 * 1024
+"""One row of text beyond this is a mistake or an attack."""
+
+Row = Mapping[str, object]
+"""Cells by column name, as the format's reader gives them; ``columns.py`` says what they mean."""
+
+
+class Undecodable:
+    """Stands in a row for text that is not UTF-8."""
+
+    def __repr__(self) -> str:
+        return "bytes that are not UTF-8"
+
+
+class BadRow(Exception):  # noqa: N818  the row is bad
+    """A row, or all from here on, cannot be read.
+
+    Attributes:
+        place: ``file:row`` or a larger part of the file.
+        got: what is there.
+        why: what is wrong with it.
+        allowed: what to write instead.
+    """
+
+    def __init__(self, place: str, got: str, why: str, allowed: str) -> None:
+        self.place = place
+        self.got = got
+        self.why = why
+        self.allowed = allowed
+        super().__init__(f"{place}: got {got}: {why}; {allowed}")
+
+
+class RowFile(Protocol):
+    """One open file: read once from the front, then row by row in any order.
+
+    Neither keeps more than a few megabytes in memory, whatever the size of the file.
+    """
+
+    @property
+    def path(self) -> str:
+        """As the specification names it."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows; of JSON lines only after the pass over ``rows``."""
+        ...
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        """Yield every row in order, with what cannot be read in its place."""
+        ...
+
+    def read(self, number: int) -> Row:
+        """Read one row.
+
+        Raises:
+            BadRow: the file is no longer what it was.
+        """
+        ...
+
+    def place(self, number: int) -> str:
+        """``file:row`` as people count rows of this format."""
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...

@@ -1,0 +1,314 @@
+"""The one pass over the data at the start: check every row, tokenise it, remember which to keep."""
+
+import hashlib
+import itertools
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ppojob_api.v1alpha1.training import DataFile, DataSpec
+from ppojob_trainer.data.chat import BadChatTemplate, ChatTokenizer
+from ppojob_trainer.data.columns import BadCell, Cells, ColumnNames, read_cells
+from ppojob_trainer.data.file_checks import extension_columns, open_row_file
+from ppojob_trainer.data.problems import DataProblem, DataReason, Findings
+from ppojob_trainer.data.row_file import BadRow, RowFile
+from ppojob_trainer.json_value import Json
+
+_BATCH_ROWS = 256
+_READ_BYTES = 1 << 20
+_KEYS = 8
+
+
+class RewardChecks(Protocol):
+    """What the reward side knows about rows: which it can score."""
+
+    def data_source_problem(self, data_source: str) -> str | None:
+        """Say what is allowed, where no scorer knows the data source."""
+        ...
+
+    def ground_truth_problem(self, data_source: str, ground_truth: Json) -> str | None:
+        """Say what is allowed, where the ground truth is not of the scorer's form."""
+        ...
+
+
+@dataclass(slots=True)
+class Scan:
+    """What one pass found.
+
+    Attributes:
+        files: open, in order.
+        digests: SHA-256 of each file's bytes, in hex.
+        kept: numbers, over all files, of the rows to draw from.
+        total: rows seen.
+        dropped: rows left out as too long.
+        errors: what must be mended.
+        warnings: what is worth knowing.
+        prompt_keys: eight-byte digest of every prompt seen, where asked for.
+        row_keys: the same of (data source, split, index), 0 where a row has no index.
+    """
+
+    files: list[RowFile] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    kept: array[int] = field(default_factory=lambda: array("q"))
+    total: int = 0
+    dropped: int = 0
+    errors: Findings = field(default_factory=Findings)
+    warnings: Findings = field(default_factory=Findings)
+    prompt_keys: array[int] = field(default_factory=lambda: array("Q"))
+    row_keys: array[int] = field(default_factory=lambda: array("Q"))
+
+    def place(self, number: int) -> str:
+        """``file:row`` of a row of the concatenated files."""
+        for file in self.files:
+            if number < file.num_rows:
+                return file.place(number)
+            number -= file.num_rows
+        raise IndexError(number)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self.files:
+            file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A readable row on its way through the tokenizer."""
+
+    number: int
+    file: RowFile
+    place: str
+    cells: Cells
+
+
+@dataclass(slots=True)
+class Scanner:
+    """Scans the files of one data set.
+
+    Attributes:
+        spec: columns, limits and the policy for long prompts.
+        chat: tokenizer.
+        rewards: what the reward side can score; None for no check (a custom function).
+        max_rows: only the first rows; None for all.
+        root: folder that files must lie in; None for anywhere.
+        with_keys: also collect keys that find duplicates.
+    """
+
+    spec: DataSpec
+    chat: ChatTokenizer
+    rewards: RewardChecks | None = None
+    max_rows: int | None = None
+    root: Path | None = None
+    with_keys: bool = False
+
+    def scan(self, files: Sequence[DataFile]) -> Scan:
+        """Read every row once. Files stay open; nothing of a row is kept but its number."""
+        scan = Scan()
+        control = self.chat.control_tokens
+        try:
+            rows = self._rows(scan, files)
+            while batch := list(itertools.islice(rows, _BATCH_ROWS)):
+                self._take(scan, batch, control)
+        except BadChatTemplate as error:
+            self._add_template_error(scan, error)
+        if not scan.errors and not scan.kept:
+            scan.errors.add(self._nothing_left(scan))
+        return scan
+
+    def _rows(self, scan: Scan, files: Sequence[DataFile]) -> Iterator[_Candidate]:
+        names = ColumnNames(self.spec.prompt_key, self.spec.data_source_key)
+        self._open(scan, files, names)
+        for file in scan.files:
+            yield from self._rows_of(scan, file, names)
+
+    def _open(self, scan: Scan, files: Sequence[DataFile], names: ColumnNames) -> None:
+        required = (names.prompt, names.data_source)
+        for data_file in files:
+            opened = open_row_file(
+                data_file.path, data_file.format, names.all, required=required, root=self.root
+            )
+            if isinstance(opened, DataProblem):
+                scan.errors.add(opened)
+                continue
+            scan.files.append(opened)
+            scan.digests.append(file_digest(data_file.path))
+            for column, extension in extension_columns(opened):
+                scan.warnings.add(_extension_warning(opened.path, column, extension))
+
+    def _rows_of(self, scan: Scan, file: RowFile, names: ColumnNames) -> Iterator[_Candidate]:
+        for in_file, row in enumerate(file.rows()):
+            if scan.total == self.max_rows:
+                return
+            scan.total += 1
+            place = file.place(in_file)
+            if isinstance(row, BadRow):
+                scan.errors.add(_bad_row(row), file=file.path)
+                continue
+            try:
+                cells = read_cells(row, names)
+            except BadCell as bad:
+                _add_cell(scan.errors, bad, file.path, place)
+                continue
+            yield _Candidate(scan.total - 1, file, place, cells)
+        if file.num_rows == 0:
+            scan.errors.add(
+                DataProblem(
+                    file.path,
+                    "no rows",
+                    "there is nothing to draw from",
+                    "at least one row",
+                    DataReason.EMPTY_DATASET,
+                )
+            )
+
+    def _take(self, scan: Scan, candidates: list[_Candidate], control: tuple[str, ...]) -> None:
+        prompts = [candidate.cells.prompt for candidate in candidates]
+        encoded = self.chat.encode_prompts(prompts, self.spec.apply_chat_template_kwargs)
+        for candidate, ids in zip(candidates, encoded, strict=True):
+            self._check_reward(scan, candidate)
+            self._warn_of_control_tokens(scan, candidate, control)
+            if self.with_keys:
+                _add_keys(scan, candidate.cells)
+            if isinstance(ids, BadChatTemplate):
+                self._add_refusal(scan, candidate, ids)
+            elif self._keeps(scan, candidate, len(ids)):
+                scan.kept.append(candidate.number)
+
+    def _keeps(self, scan: Scan, candidate: _Candidate, length: int) -> bool:
+        limit = self.spec.max_prompt_tokens
+        if length <= limit or self.spec.overlong_prompts.startswith("truncate"):
+            return True
+        if self.spec.overlong_prompts == "drop":
+            scan.dropped += 1
+            return False
+        scan.errors.add(
+            DataProblem(
+                f"{candidate.place}:{self.spec.prompt_key}",
+                f"{length} tokens",
+                f"longer than spec.data.maxPromptTokens {limit}",
+                "a larger maxPromptTokens, or spec.data.overlongPrompts: drop, truncate_left, "
+                "truncate_right or truncate_middle",
+                DataReason.OVERLONG_PROMPT,
+            ),
+            file=candidate.file.path,
+        )
+        return False
+
+    def _check_reward(self, scan: Scan, candidate: _Candidate) -> None:
+        if self.rewards is None:
+            return
+        cells = candidate.cells
+        allowed = self.rewards.data_source_problem(cells.data_source)
+        if allowed is not None:
+            column, got = self.spec.data_source_key, repr(cells.data_source)
+            why, reason = "no scorer knows it", DataReason.UNKNOWN_DATA_SOURCE
+        else:
+            allowed = self.rewards.ground_truth_problem(cells.data_source, cells.ground_truth)
+            column, got = "reward_model.ground_truth", _short(cells.ground_truth)
+            why, reason = (
+                f"the reward of {cells.data_source} needs it",
+                DataReason.GROUND_TRUTH,
+            )
+        if allowed is not None:
+            bad = BadCell(column, got, why, allowed, reason)
+            _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
+
+    def _warn_of_control_tokens(
+        self, scan: Scan, candidate: _Candidate, control: tuple[str, ...]
+    ) -> None:
+        prompt = candidate.cells.prompt
+        if isinstance(prompt, str):
+            return  # text prompts bring their own control tokens
+        for message in prompt:
+            content = str(message["content"])
+            found = next((token for token in control if token in content), None)
+            if found is not None:
+                bad = BadCell(
+                    self.spec.prompt_key,
+                    repr(found),
+                    "a control token within a message is tokenised as one",
+                    "fine where it is meant",
+                    DataReason.SPECIAL_TOKEN,
+                )
+                _add_cell(scan.warnings, bad, candidate.file.path, candidate.place)
+                return
+
+    def _add_refusal(self, scan: Scan, candidate: _Candidate, error: BadChatTemplate) -> None:
+        scan.errors.add(
+            DataProblem(
+                f"{candidate.place}:{self.spec.prompt_key}",
+                "a conversation that the chat template refuses",
+                error.problems[0].partition(": got ")[2],
+                "messages that the template takes, such as user and assistant in turn",
+                DataReason.BAD_CHAT_TEMPLATE,
+            ),
+            file=candidate.file.path,
+        )
+
+    def _add_template_error(self, scan: Scan, error: BadChatTemplate) -> None:
+        where, _, rest = error.problems[0].partition(": got ")
+        got, _, reason = rest.partition(": ")
+        why, _, allowed = reason.rpartition("; ")
+        scan.errors.add(DataProblem(where, got, why, allowed, DataReason.BAD_CHAT_TEMPLATE))
+
+    def _nothing_left(self, scan: Scan) -> DataProblem:
+        return DataProblem(
+            "spec.data",
+            f"{scan.dropped} of {scan.total} rows dropped",
+            f"no prompt is within maxPromptTokens {self.spec.max_prompt_tokens}",
+            "a larger maxPromptTokens, or overlongPrompts: truncate_left",
+            DataReason.NO_ROWS_LEFT,
+        )
+
+
+def file_digest(path: str) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(_READ_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _add_cell(findings: Findings, bad: BadCell, file: str, place: str) -> None:
+    # Mistakes of one column are one line, whichever message or field of it they are in.
+    column = bad.column.partition(".")[0].partition("[")[0]
+    findings.add(
+        DataProblem(f"{place}:{bad.column}", bad.got, bad.why, bad.allowed, bad.reason_code),
+        file=file,
+        column=column,
+    )
+
+
+def _bad_row(row: BadRow) -> DataProblem:
+    reason = DataReason.DAMAGED_PARQUET if ":row group " in row.place else DataReason.BAD_LINE
+    return DataProblem(row.place, row.got, row.why, row.allowed, reason)
+
+
+def _extension_warning(path: str, column: str, extension: str) -> DataProblem:
+    return DataProblem(
+        f"{path}:{column}",
+        f"extension type {extension!r}",
+        "no extension is loaded for a data file; its stored form is read",
+        "fine; plain columns say the same",
+        DataReason.EXTENSION_TYPE,
+    )
+
+
+def _short(value: Json) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _add_keys(scan: Scan, cells: Cells) -> None:
+    scan.prompt_keys.append(_key(cells.prompt))
+    index = cells.extra_info.get("index")
+    split = cells.extra_info.get("split")
+    scan.row_keys.append(0 if index is None else _key([cells.data_source, split, index]))
+
+
+def _key(value: Json | list[dict[str, Json]]) -> int:
+    digest = hashlib.blake2b(repr(value).encode(), digest_size=_KEYS).digest()
+    return int.from_bytes(digest, "little") or 1
