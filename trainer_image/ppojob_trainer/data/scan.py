@@ -51,13 +51,13 @@ class Scan:
 
     files: list[RowFile] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
-    kept: array[int] = field(default_factory=lambda: array("q"))
+    kept: "array[int]" = field(default_factory=lambda: array("q"))
     total: int = 0
     dropped: int = 0
     errors: Findings = field(default_factory=Findings)
     warnings: Findings = field(default_factory=Findings)
-    prompt_keys: array[int] = field(default_factory=lambda: array("Q"))
-    row_keys: array[int] = field(default_factory=lambda: array("Q"))
+    prompt_keys: "array[int]" = field(default_factory=lambda: array("Q"))
+    row_keys: "array[int]" = field(default_factory=lambda: array("Q"))
 
     def place(self, number: int) -> str:
         """``file:row`` of a row of the concatenated files."""
