@@ -2,4 +2,4 @@
 
 from typing import TypeAlias
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
