@@ -85,8 +85,8 @@ class RunConfig(Section):
         """SHA-256 of the canonical JSON, as 64 hex digits."""
         return hashlib.sha256(self.to_json()).hexdigest()
 
-    def trajectory_digest(self) -> str:
-        """SHA-256 of what decides the weights; a resumed run must agree in it.
+    def trajectory_json(self) -> bytes:
+        """Canonical JSON of what decides the weights; a resumed run must agree in it.
 
         Length of the run, loggers, time limits and checkpoints may change on the way; with a
         cosine schedule the length decides the learning rate, so there it counts.
@@ -95,7 +95,7 @@ class RunConfig(Section):
         parts: dict[str, Any] = {key: spec[key] for key in TRAJECTORY_SECTIONS}
         if self.spec.optimizer.schedule == "cosine":
             parts["steps"] = {key: spec["steps"][key] for key in ("total", "epochs")}
-        return hashlib.sha256(_canonical(parts)).hexdigest()
+        return _canonical({"spec": parts})
 
     def job(self) -> PPOJob:
         """The manifest that resolves to this configuration; `job.yaml` of a run folder."""
