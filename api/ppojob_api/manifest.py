@@ -34,6 +34,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, printable, shown
+from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.well_known import MANIFEST_BYTES_LIMIT
 
 DEPTH_LIMIT: Final = 32
@@ -117,6 +118,11 @@ def read_bytes(data: bytes, name: str) -> Manifest:
     reader = _Reader(name, text.count("\n") + 1)
     value = reader.read(text)
     return Manifest(name, value, tuple(reader.problems), tuple(reader.doubtful))
+
+
+def dump(job: PPOJob) -> str:
+    """A job as a manifest that `read_bytes` reads back, without its status."""
+    return to_yaml(job.model_dump(mode="json", exclude={"status"}))
 
 
 def to_yaml(value: Any) -> str:

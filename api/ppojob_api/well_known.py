@@ -1,4 +1,4 @@
-"""Names that the operator, the pods and people agree on: keys, environment, ports, limits."""
+"""Names that the operator, the pods and people agree on: the resource, keys, children, limits."""
 
 from typing import Final, Literal
 

@@ -8,7 +8,7 @@ from ppojob_api import manifest, run_config
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
-from ppojob_cli.validate import EXIT_WRONG_INPUT, rendered, validate_file
+from ppojob_cli.validate import EXIT_WRONG_INPUT, render_problems, validate_file
 
 
 def plan_lines(config: RunConfig) -> Iterator[str]:
@@ -99,7 +99,7 @@ def plan(file: str, *, as_json: bool) -> None:
     """
     judged = validate_file(file)
     if not isinstance(judged, PPOJob):
-        for line in rendered(judged):
+        for line in render_problems(judged):
             click.echo(line, err=True)
         raise SystemExit(EXIT_WRONG_INPUT)
     config = run_config.resolve(judged)

@@ -1,12 +1,14 @@
 """`ppojob validate`: every problem of every file, one a line, before anything is started."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import click
 
 from ppojob_api import manifest, validation
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_trainer.errors import ConfigError
 
 EXIT_WRONG_INPUT = 2
 
@@ -30,7 +32,19 @@ def validate_file(path: str) -> list[Problem] | PPOJob:
     return problems or judged
 
 
-def rendered(problems: Iterable[Problem], *, name: str | None = None) -> list[str]:
+def load_job(path: str | Path) -> PPOJob:
+    """The job of a file, for commands that go on with it.
+
+    Raises:
+        ConfigError: The file or the job in it is wrong; all problems at once.
+    """
+    judged = validate_file(str(path))
+    if isinstance(judged, PPOJob):
+        return judged
+    raise ConfigError(render_problems(judged))
+
+
+def render_problems(problems: Iterable[Problem], *, name: str | None = None) -> list[str]:
     """Problems as lines.
 
     Args:
@@ -86,7 +100,7 @@ def validate(files: tuple[str, ...]) -> None:
             job = f"{judged.metadata.namespace}/{judged.metadata.name}"
             click.echo(f"{name}: ok: PPOJob {job}")
             continue
-        for line in rendered(judged, name=name if len(results) > 1 else None):
+        for line in render_problems(judged, name=name if len(results) > 1 else None):
             click.echo(line, err=True)
     if any(isinstance(judged, list) for _, judged in results):
         raise SystemExit(EXIT_WRONG_INPUT)
