@@ -1,0 +1,221 @@
+"""Durable writes: old or new after a kill at every point, clear errors when the disk refuses."""
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppojob_trainer import durable, failpoints
+from ppojob_trainer.errors import InjectedFault, StorageError
+
+FILE = durable.point("test_durable.file", *durable.FILE_ACTS)
+LINE = durable.point("test_durable.line", *durable.LINE_ACTS)
+TREE = durable.point("test_durable.tree", *durable.REMOVE_ACTS)
+CUT = durable.point("test_durable.cut", *durable.TRUNCATE_ACTS)
+MOVE = durable.point("test_durable.move", *durable.RENAME_ACTS)
+
+OLD, NEW = b"old" * 1000, b"new" * 5000
+
+lines = st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line), max_size=6)
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    failpoints.arm({})
+
+
+def arm(text: str) -> None:
+    failpoints.arm({failpoints.POINT_VARIABLE: text, failpoints.ENABLE_VARIABLE: "1"})
+
+
+def run_in_fork(action) -> int:
+    """Wait status of a forked process that does the action and leaves with 0."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
+
+
+def points(name: str) -> list[str]:
+    return [point for point in failpoints.all_points() if point.startswith(f"{name}.")]
+
+
+def test_every_act_has_a_point_on_both_sides():
+    acts = ("write", "fsync", "rename", "fsync_folder")
+    assert set(points(FILE)) == {f"{FILE}.{a}.{side}" for a in acts for side in ("before", "after")}
+
+
+@pytest.mark.parametrize("point", points("test_durable.file"))
+def test_killed_write_file_leaves_old_or_new(tmp_path: Path, point: str):
+    path = tmp_path / "file"
+    path.write_bytes(OLD)
+
+    def write():
+        arm(f"{point}=kill")
+        durable.write_file(path, NEW, FILE)
+
+    assert run_in_fork(write) == signal.SIGKILL
+    is_renamed = point.endswith("rename.after") or ".fsync_folder." in point
+    assert path.read_bytes() == (NEW if is_renamed else OLD)
+    durable.write_file(path, NEW, FILE)
+    assert path.read_bytes() == NEW
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("point", points("test_durable.line"))
+def test_killed_append_leaves_whole_lines(tmp_path: Path, point: str):
+    path = tmp_path / "journal"
+    if "fsync_folder" not in point:
+        durable.append_line(path, b"one", LINE)
+
+    def write():
+        arm(f"{point}=kill")
+        durable.append_line(path, b"two", LINE)
+
+    before = durable.read_lines(path)
+    assert run_in_fork(write) == signal.SIGKILL
+    is_written = not point.endswith("write.before")
+    assert durable.read_lines(path) == ([*before, b"two"] if is_written else before)
+
+
+@given(written=lines, cut=st.integers(min_value=0), more=st.binary(max_size=9))
+def test_any_torn_tail_is_left_out_and_cut(tmp_path_factory, written, cut, more):
+    path = tmp_path_factory.mktemp("torn") / "journal"
+    for line in written:
+        durable.append_line(path, line, LINE)
+    data = path.read_bytes() if written else b""
+    torn = data[: cut % (len(data) + 1)]
+    path.write_bytes(torn)
+    whole = torn.count(b"\n")
+    assert durable.read_lines(path) == written[:whole]
+    assert path.read_bytes() == torn, "reading touches nothing"
+    line = more.replace(b"\n", b"")
+    durable.append_line(path, line, LINE)
+    assert path.read_bytes() == b"".join(one + b"\n" for one in [*written[:whole], line])
+
+
+def test_a_torn_tail_longer_than_the_window_is_cut(tmp_path: Path):
+    path = tmp_path / "journal"
+    path.write_bytes(b"one\n" + b"x" * 200_000)
+    durable.append_line(path, b"two", LINE)
+    assert path.read_bytes() == b"one\ntwo\n"
+    path.write_bytes(b"x" * 200_000)
+    durable.append_line(path, b"two", LINE)
+    assert path.read_bytes() == b"two\n"
+
+
+def test_an_absent_journal_is_empty(tmp_path: Path):
+    assert durable.read_lines(tmp_path / "none") == []
+
+
+def test_injected_fault_passes_through(tmp_path: Path):
+    arm(f"{FILE}.fsync.before=raise")
+    with pytest.raises(InjectedFault):
+        durable.write_file(tmp_path / "file", NEW, FILE)
+    assert not (tmp_path / "file").exists()
+
+
+def test_remove_tree_takes_folders_files_links_and_nothing(tmp_path: Path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("a")
+    for name in ("link", "file", "a", "absent"):
+        durable.remove_tree(tmp_path / name, TREE)
+    assert os.listdir(tmp_path) == []
+
+
+def test_truncate_and_rename(tmp_path: Path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"12345")
+    durable.truncate(tmp_path / "file", 2, CUT)
+    durable.rename(tmp_path / "file", tmp_path / "folder" / "file", MOVE)
+    assert (tmp_path / "folder" / "file").read_bytes() == b"12"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
+def test_refusals_of_the_disk_name_path_and_free_space(tmp_path: Path, number: int):
+    with pytest.raises(StorageError) as caught:
+        durable.raise_storage_error(tmp_path / "no" / "file", "write", OSError(number, "x"))
+    text = str(caught.value)
+    assert text.startswith(f"{tmp_path}/no/file: write failed: {os.strerror(number)}; ")
+    assert "MiB and" in text
+    assert caught.value.path == tmp_path / "no" / "file"
+
+
+def test_faults_of_the_program_stay_what_they_are(tmp_path: Path):
+    with pytest.raises(FileNotFoundError):
+        durable.write_file(tmp_path / "no" / "file", NEW, FILE)
+
+
+def test_file_too_large_leaves_the_old_content(tmp_path: Path):
+    """RLIMIT_FSIZE: the refusal comes in the middle of the write."""
+    path, journal = tmp_path / "file", tmp_path / "journal"
+    path.write_bytes(OLD)
+    durable.append_line(journal, b"one", LINE)
+
+    def write():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        with pytest.raises(StorageError, match="File too large"):
+            durable.write_file(path, NEW, FILE)
+        with pytest.raises(StorageError, match="File too large"):
+            durable.append_line(journal, b"x" * 5000, LINE)
+
+    assert run_in_fork(write) == 0
+    assert path.read_bytes() == OLD
+    assert journal.read_bytes() == b"one\n"
+    assert sorted(os.listdir(tmp_path)) == ["file", "journal"]
+
+
+FULL_DISK = """
+import subprocess, sys
+from pathlib import Path
+from ppojob_trainer import durable
+from ppojob_trainer.errors import StorageError
+folder = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=True)
+name = durable.point("child.file", *durable.FILE_ACTS)
+durable.write_file(folder / "file", b"old", name)
+def refused(text):
+    try:
+        durable.write_file(folder / "file", b"n" * 100_000, name)
+    except StorageError as error:
+        assert text in str(error), error
+        assert (folder / "file").read_bytes() == b"old"
+        assert [path.name for path in folder.iterdir()] == ["file"]
+        return
+    raise AssertionError("not refused")
+refused("No space left on device; 0 MiB")
+subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+refused("Read-only file system")
+"""
+
+
+def test_full_and_read_only_disk(tmp_path: Path):
+    unshare = shutil.which("unshare")
+    allowed = unshare and subprocess.run(
+        [unshare, "-rm", "mount", "-t", "tmpfs", "none", tmp_path], capture_output=True
+    )
+    if not allowed or allowed.returncode:
+        pytest.skip("no mount namespaces here; RLIMIT_FSIZE covers the path")
+    child = subprocess.run(
+        [str(unshare), "-rm", sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert child.returncode == 0, child.stderr

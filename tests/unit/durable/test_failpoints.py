@@ -1,0 +1,164 @@
+"""Failpoints: parsing, arming, and what each action does to a real process."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppojob_trainer import failpoints
+from ppojob_trainer.errors import ConfigError, InjectedFault
+from ppojob_trainer.failpoints import Action, Armed
+
+FIRST = failpoints.declare("test.first")
+SECOND = failpoints.declare("test.second")
+
+CHILD = """
+from ppojob_trainer import failpoints
+point = failpoints.declare("child.point")
+for number in range(4):
+    failpoints.hit(point)
+    print(number, flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    failpoints.arm({})
+
+
+def environment(text: str, **more: str) -> dict[str, str]:
+    return {failpoints.POINT_VARIABLE: text, failpoints.ENABLE_VARIABLE: "1", **more}
+
+
+def run_child(text: str, **more: str) -> tuple[int, list[str]]:
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        env=os.environ | environment(text, **more),
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    return child.returncode, child.stdout.split()
+
+
+def test_unarmed_points_do_nothing():
+    failpoints.arm({})
+    for _ in range(3):
+        failpoints.hit(FIRST)
+
+
+@pytest.mark.parametrize(
+    ("text", "armed"),
+    [
+        ("a.b=kill", [Armed("a.b", 1, Action.KILL)]),
+        ("a.b@3=stop", [Armed("a.b", 3, Action.STOP)]),
+        (
+            "a.b=kill_group; c.d@2=raise",
+            [Armed("a.b", 1, Action.KILL_GROUP), Armed("c.d", 2, Action.RAISE)],
+        ),
+        ("", []),
+    ],
+)
+def test_parse(text: str, armed: list[Armed]):
+    assert list(failpoints.parse(environment(text))) == armed
+
+
+@pytest.mark.parametrize(
+    "text", ["a.b", "a.b=", "a.b=die", "=kill", "a.b@0=kill", "a.b@x=kill", ";"]
+)
+def test_wrong_arming_says_what_is_allowed(text: str):
+    with pytest.raises(ConfigError, match=r"PPOJOB_FAILPOINT: got .*write <name>\[@<n, from 1>\]="):
+        failpoints.parse(environment(text))
+
+
+@pytest.mark.parametrize("enabled", [{}, {failpoints.ENABLE_VARIABLE: "0"}])
+def test_armed_without_enabling_is_refused(enabled: dict[str, str]):
+    with pytest.raises(ConfigError, match="PPOJOB_ENABLE_FAILPOINTS=1"):
+        failpoints.arm({failpoints.POINT_VARIABLE: "test.first=kill"} | enabled)
+
+
+def test_raises_at_the_nth_hit_only():
+    failpoints.arm(environment("test.first@2=raise"))
+    failpoints.hit(FIRST)
+    failpoints.hit(SECOND)
+    with pytest.raises(InjectedFault, match=r"test\.first@2=raise"):
+        failpoints.hit(FIRST)
+    failpoints.hit(FIRST)
+
+
+def test_two_armings_of_one_point_both_fire():
+    failpoints.arm(environment("test.first=raise;test.first@2=raise"))
+    for _ in range(2):
+        with pytest.raises(InjectedFault):
+            failpoints.hit(FIRST)
+
+
+def test_typing_error_in_a_name_is_refused():
+    failpoints.arm(environment("test.first=kill;test.frist=kill"))
+    with pytest.raises(ConfigError, match=r"test\.frist"):
+        failpoints.refuse_unknown()
+
+
+def test_declaring_twice_or_badly_is_a_fault_of_ours():
+    for name in ("test.first", "Test.x", "nodot", "a..b"):
+        with pytest.raises(AssertionError):
+            failpoints.declare(name)
+
+
+def test_hitting_an_undeclared_point_is_a_fault_of_ours():
+    failpoints.arm(environment("test.first@9=raise"))
+    with pytest.raises(AssertionError, match="never declared"):
+        failpoints.hit("test.undeclared")
+
+
+def test_all_points_names_what_is_declared():
+    assert {FIRST, SECOND} <= set(failpoints.all_points())
+    assert list(failpoints.all_points()) == sorted(failpoints.all_points())
+
+
+@pytest.mark.parametrize("action", ["kill", "kill_group"])
+def test_kill_takes_the_process_at_the_nth_hit(action: str):
+    assert run_child(f"child.point@3={action}") == (-signal.SIGKILL, ["0", "1"])
+
+
+def test_once_fires_once_over_restarts(tmp_path: Path):
+    once = {failpoints.ONCE_VARIABLE: str(tmp_path)}
+    armed = "child.point@2=kill;child.point@3=kill"
+    assert run_child(armed, **once) == (-signal.SIGKILL, ["0"])
+    assert run_child(armed, **once) == (-signal.SIGKILL, ["0", "1"])
+    assert run_child(armed, **once) == (0, ["0", "1", "2", "3"])
+
+
+def test_stop_stops_at_the_point_and_goes_on():
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        env=os.environ | environment("child.point@2=stop"),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _, status = os.waitpid(child.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        os.kill(child.pid, signal.SIGCONT)
+        output, _ = child.communicate(timeout=20)
+        assert output.split() == ["0", "1", "2", "3"]
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_environment_is_read_at_the_first_hit_where_no_entry_point_did():
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        env=os.environ | {failpoints.POINT_VARIABLE: "child.point=kill"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert child.returncode == 1
+    assert "failpoints are for tests" in child.stderr
