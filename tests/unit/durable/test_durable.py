@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -37,17 +36,28 @@ def arm(text: str) -> None:
     failpoints.arm({failpoints.POINT_VARIABLE: text, failpoints.ENABLE_VARIABLE: "1"})
 
 
-def run_in_fork(action) -> int:
-    """Wait status of a forked process that does the action and leaves with 0."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            action()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitpid(child, 0)[1]
+CHILD = """
+import resource, signal, sys
+from pathlib import Path
+from ppojob_trainer import durable
+from ppojob_trainer.errors import StorageError
+FILE = durable.point("test_durable.file", *durable.FILE_ACTS)
+LINE = durable.point("test_durable.line", *durable.LINE_ACTS)
+path = Path(sys.argv[1])
+"""
+
+
+def run_child(code: str, path: Path, armed: str = "") -> tuple[int, str]:
+    """Exit code (negative: by a signal) and stderr of a process that runs the code."""
+    armed_environment = {failpoints.POINT_VARIABLE: armed, failpoints.ENABLE_VARIABLE: "1"}
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD + code, str(path)],
+        env=os.environ | armed_environment,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    return child.returncode, child.stderr
 
 
 def points(name: str) -> list[str]:
@@ -63,12 +73,8 @@ def test_every_act_has_a_point_on_both_sides():
 def test_killed_write_file_leaves_old_or_new(tmp_path: Path, point: str):
     path = tmp_path / "file"
     path.write_bytes(OLD)
-
-    def write():
-        arm(f"{point}=kill")
-        durable.write_file(path, NEW, FILE)
-
-    assert run_in_fork(write) == signal.SIGKILL
+    code = f"durable.write_file(path, {NEW!r}, FILE)"
+    assert run_child(code, path, f"{point}=kill")[0] == -signal.SIGKILL
     is_renamed = point.endswith("rename.after") or ".fsync_folder." in point
     assert path.read_bytes() == (NEW if is_renamed else OLD)
     durable.write_file(path, NEW, FILE)
@@ -81,13 +87,9 @@ def test_killed_append_leaves_whole_lines(tmp_path: Path, point: str):
     path = tmp_path / "journal"
     if "fsync_folder" not in point:
         durable.append_line(path, b"one", LINE)
-
-    def write():
-        arm(f"{point}=kill")
-        durable.append_line(path, b"two", LINE)
-
     before = durable.read_lines(path)
-    assert run_in_fork(write) == signal.SIGKILL
+    code = "durable.append_line(path, b'two', LINE)"
+    assert run_child(code, path, f"{point}=kill")[0] == -signal.SIGKILL
     is_written = not point.endswith("write.before")
     assert durable.read_lines(path) == ([*before, b"two"] if is_written else before)
 
@@ -161,21 +163,27 @@ def test_faults_of_the_program_stay_what_they_are(tmp_path: Path):
         durable.write_file(tmp_path / "no" / "file", NEW, FILE)
 
 
+TOO_LARGE = """
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+def refused(write):
+    try:
+        write()
+    except StorageError as error:
+        assert "File too large" in str(error), error
+        return
+    raise AssertionError("not refused")
+refused(lambda: durable.write_file(path / "file", b"n" * 10_000, FILE))
+refused(lambda: durable.append_line(path / "journal", b"x" * 5000, LINE))
+"""
+
+
 def test_file_too_large_leaves_the_old_content(tmp_path: Path):
     """RLIMIT_FSIZE: the refusal comes in the middle of the write."""
     path, journal = tmp_path / "file", tmp_path / "journal"
     path.write_bytes(OLD)
     durable.append_line(journal, b"one", LINE)
-
-    def write():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        with pytest.raises(StorageError, match="File too large"):
-            durable.write_file(path, NEW, FILE)
-        with pytest.raises(StorageError, match="File too large"):
-            durable.append_line(journal, b"x" * 5000, LINE)
-
-    assert run_in_fork(write) == 0
+    assert run_child(TOO_LARGE, tmp_path) == (0, "")
     assert path.read_bytes() == OLD
     assert journal.read_bytes() == b"one\n"
     assert sorted(os.listdir(tmp_path)) == ["file", "journal"]

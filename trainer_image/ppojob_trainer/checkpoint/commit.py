@@ -144,9 +144,11 @@ class CommitStore:
         durable.write_file(pending.folder / MANIFEST_NAME, manifest.encode(sealed), MANIFEST_POINT)
         for folder in _folders_below(pending.folder):
             durable.fsync_folder(folder, PARTIAL_POINT)
+        damaged = self.root / f".{target.name}.damaged"
         if target.exists():
-            durable.rename(target, self.root / f".{target.name}.damaged", REPLACE_POINT)
+            durable.rename(target, damaged, REPLACE_POINT)
         durable.rename(pending.folder, target, SEAL_POINT)
+        durable.remove_tree(damaged, SWEEP_POINT)
         self._verified.add(pending.step)
         self._point_latest(target)
         return Commit(folder=target, manifest=sealed)

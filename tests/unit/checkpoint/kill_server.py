@@ -1,0 +1,102 @@
+"""Forks one process an order, so that hundreds of real kills cost no import of torch each.
+
+Reads JSON lines {"script": name, "root": folder, "arm": failpoints or "", "once": folder or ""}
+from stdin, runs the script in a forked child, and answers with the child's exit code (negative: by
+which signal it ended).
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+from ppojob_trainer import failpoints
+from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.checkpoint.export import export_model
+from ppojob_trainer.checkpoint.journal import CommitSealed, Journal
+from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, RoleState
+from ppojob_trainer.checkpoint.tensors import write_shard
+
+UID = "uid-1"
+CONFIG = b'{"spec":{"seed":1}}'
+
+
+def tensors(step: int) -> dict[str, torch.Tensor]:
+    return {
+        "weight": torch.arange(48, dtype=torch.float32).view(6, 8) * step,
+        "moment": torch.full((5,), step / 3),
+        "steps": torch.tensor(step),
+    }
+
+
+def progress(step: int) -> Progress:
+    return Progress(
+        step=step,
+        policy_version=step,
+        data=DataCursor(epoch=0, cursor=4 * step, sha256="d" * 64),
+        kl_coefficient=None,
+        metrics_lines=step + 1,
+        tokens=100 * step,
+        seconds=1.0 * step,
+        roles=(RoleState(role="actor_rollout", world_size=2, epoch=1, optimizer_steps=step),),
+    )
+
+
+def open_store(root: Path, uid: str = UID, config: bytes = CONFIG) -> CommitStore:
+    return CommitStore(root / "checkpoints", job_uid=uid, config=config)
+
+
+def make_commit(store: CommitStore, step: int) -> None:
+    pending = store.begin(step)
+    files = [
+        write_shard(
+            pending.folder, f"actor/rank-{rank}/{kind}.safetensors", part, role="actor", rank=rank
+        )
+        for rank in (0, 1)
+        for kind, part in (("model", tensors(step + rank)), ("rng", {"cpu": torch.arange(9)}))
+    ]
+    store.seal(pending, progress(step), files)
+
+
+def commit_two(root: Path) -> None:
+    """Go on from step 1 to step 2; every kind of act of a commit happens once at least."""
+    store = open_store(root)
+    journal = Journal(root / "journal.jsonl")
+    found = store.recover().commit
+    if found is None or found.step < 2:
+        make_commit(store, 2)
+        journal.append(CommitSealed(time=0.0, step=2, size_bytes=0))
+    store.prune(1)
+
+
+def export(root: Path) -> None:
+    export_model(
+        root / "export", tensors(2).items(), model_folder=root / "model", dtype=torch.bfloat16
+    )
+
+
+SCRIPTS = {"commit_two": commit_two, "export": export}
+
+
+def _serve(order: dict[str, str]) -> int:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            environ = {failpoints.POINT_VARIABLE: order["arm"], failpoints.ENABLE_VARIABLE: "1"}
+            failpoints.arm(environ)
+            SCRIPTS[order["script"]](Path(order["root"]))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(_serve(json.loads(line)), flush=True)

@@ -1,0 +1,120 @@
+"""A process killed at every failpoint of a commit: the commit before or the new one, never half."""
+
+import hashlib
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppojob_trainer import failpoints
+from ppojob_trainer.checkpoint import commit, export, journal, tensors
+
+MODULES = (commit, export, journal, tensors)  # their import declares the points
+
+COMMIT_POINTS = [
+    point for point in failpoints.all_points() if point.startswith(("checkpoint.", "journal."))
+]
+EXPORT_POINTS = [point for point in failpoints.all_points() if point.startswith("export.")]
+
+
+def tree(root: Path) -> dict[str, str]:
+    """Every file and link below a folder, with its content."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.is_symlink():
+            found[name] = f"-> {path.readlink()}"
+        elif path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+@pytest.fixture(scope="module")
+def begun(scripts, tmp_path_factory) -> Path:
+    """Step 1 is sealed, step 2 is sealed and damaged, and two unsealed folders lie about."""
+    root = tmp_path_factory.mktemp("begun")
+    store = scripts.open_store(root)
+    scripts.make_commit(store, 1)
+    scripts.make_commit(store, 2)
+    checkpoints = root / "checkpoints"
+    (checkpoints / "step-000002" / "config.json").unlink()
+    (checkpoints / ".step-000003.0.partial" / "actor").mkdir(parents=True)
+    (checkpoints / ".step-000001.damaged").mkdir()
+    return root
+
+
+@pytest.fixture(scope="module")
+def undisturbed(begun: Path, run_process, tmp_path_factory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("undisturbed") / "run"
+    shutil.copytree(begun, root, symlinks=True)
+    assert run_process("commit_two", root) == 0
+    return tree(root)
+
+
+def test_the_undisturbed_run_ends_with_step_2_alone(undisturbed):
+    assert {name.split("/")[1] for name in undisturbed if "/" in name} == {"step-000002", "latest"}
+    assert undisturbed["checkpoints/latest"] == "-> step-000002"
+
+
+@pytest.mark.parametrize("point", COMMIT_POINTS)
+def test_killed_anywhere_then_the_same_again(
+    scripts, run_process, begun, undisturbed, tmp_path, point
+):
+    root = tmp_path / "run"
+    shutil.copytree(begun, root, symlinks=True)
+    assert run_process("commit_two", root, f"{point}=kill") == -signal.SIGKILL, "point was not hit"
+    found = scripts.open_store(root).latest().commit
+    assert found is not None
+    assert found.step in (1, 2)
+    for entry in found.entries("actor", 1):
+        if entry.path.endswith("model.safetensors"):
+            read = tensors.read_shard(found.folder, entry)
+            expected = scripts.tensors(found.step + 1)
+            assert all(torch.equal(read[name], expected[name]) for name in expected)
+    assert (root / "checkpoints" / "latest" / "manifest.json").exists(), "latest never dangles"
+    assert run_process("commit_two", root) == 0
+    assert without_journal(tree(root)) == without_journal(undisturbed)
+
+
+def without_journal(files: dict[str, str]) -> dict[str, str]:
+    """Killed between seal and journal, the next life has nothing to write there."""
+    return {name: content for name, content in files.items() if name != "journal.jsonl"}
+
+
+@pytest.mark.parametrize(
+    "point", ["checkpoint.seal.rename.before", "checkpoint.shard.write.middle"]
+)
+def test_killed_twice_in_a_row(run_process, begun, undisturbed, tmp_path, point):
+    root = tmp_path / "run"
+    shutil.copytree(begun, root, symlinks=True)
+    for armed in (point, "checkpoint.sweep.remove.before", point):
+        assert run_process("commit_two", root, f"{armed}=kill") == -signal.SIGKILL
+    assert run_process("commit_two", root) == 0
+    assert without_journal(tree(root)) == without_journal(undisturbed)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("model")
+    (root / "model").mkdir()
+    (root / "model" / "config.json").write_text('{"hidden_size": 8}')
+    (root / "model" / "tokenizer.json").write_text("{}")
+    return root
+
+
+@pytest.mark.parametrize("point", EXPORT_POINTS)
+def test_an_export_is_whole_or_not_there(run_process, model, tmp_path, point):
+    """The second export is killed: replacing one has more acts than the first."""
+    root = tmp_path / "run"
+    shutil.copytree(model, root)
+    assert run_process("export", root) == 0
+    whole = tree(root / "export")
+    assert set(whole) == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert run_process("export", root, f"{point}=kill") == -signal.SIGKILL, "point was not hit"
+    assert tree(root / "export") in (whole, {})
+    assert run_process("export", root) == 0
+    assert tree(root / "export") == whole
+    assert sorted(os.listdir(root)) == ["export", "model"]
