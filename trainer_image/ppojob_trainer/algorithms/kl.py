@@ -140,7 +140,8 @@ class KlController:
         """Adapt β to what was measured.
 
         Args:
-            current_kl: mean KL of the step, in nats a token.
+            current_kl: KL of the step in nats a token, as in verl the mean over the responses of
+                each response's mean.
             num_responses: responses of the step.
         """
         if self._target is None:

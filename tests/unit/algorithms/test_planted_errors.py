@@ -1,0 +1,205 @@
+"""Shows that the comparison with the literal forms can fail, and for which mistakes.
+
+Each case changes one piece of the product's source, loads the algorithms with that change, and runs
+the very comparison that the property tests run, on batches that never change. A comparison that
+accepts the mistake fails here, and so does a case whose piece of source no longer exists.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+from literal_comparison import (
+    compare_advantages,
+    compare_aggregate,
+    compare_kl,
+    compare_logprobs,
+    compare_policy_loss,
+)
+from ragged_batches import Batch, fixed_batches
+
+PACKAGE = "ppojob_trainer.algorithms"
+
+COMPARISONS: dict[str, Callable[[ModuleType, Batch, torch.dtype], None]] = {
+    "advantages": compare_advantages,
+    "policy_loss": compare_policy_loss,
+    "aggregate": compare_aggregate,
+    "kl": compare_kl,
+    "logprobs": compare_logprobs,
+}
+
+# In the order in which they import each other, so that each finds the changed ones before it.
+MODULES = ("masked", "group_scores", *COMPARISONS)
+
+# (name, module that is changed, its source, what stands there instead, comparison that must fail)
+MISTAKES = (
+    # masked: shared by all
+    ("mask dropped from row sums", "masked", "zero_outside(values, mask), lengths)",
+     "values, lengths)", "advantages"),
+    ("mask turned round", "masked", "torch.where(mask, values, values.new_zeros(()))",
+     "torch.where(mask, values.new_zeros(()), values)", "aggregate"),
+    ("mask dropped from sums", "masked", "return zero_outside(values, mask).sum()",
+     "return values.sum()", "aggregate"),
+    ("row mean over all tokens", "masked", "counts = row_count(mask, lengths).clamp",
+     "counts = lengths.clamp", "aggregate"),
+    ("row mean is a sum", "masked", "lengths) / counts.to(values.dtype)", "lengths)", "aggregate"),
+    ("whitening keeps the mean", "masked", "kept - mean, mask", "kept, mask", "advantages"),
+    ("whitening counts masked tokens", "masked", "count = int(mask.sum())",
+     "count = mask.numel()", "advantages"),
+    ("whitening divides by the variance", "masked", "torch.rsqrt(variance + WHITEN_EPSILON)",
+     "1.0 / (variance + WHITEN_EPSILON)", "advantages"),
+    ("whitening variance is biased", "masked", "/ (count - 1)", "/ count", "advantages"),
+    ("whitening epsilon too large", "masked", "WHITEN_EPSILON = 1e-8", "WHITEN_EPSILON = 1e-4",
+     "advantages"),
+    # group_scores
+    ("groups not sorted", "group_scores", "members[torch.argsort(groups[members], stable=True)]",
+     "members", "advantages"),
+    ("masked rows are members", "group_scores", "counts > 0", "counts >= 0", "advantages"),
+    ("baseline added", "group_scores", "self.offset - self.groups", "self.offset + self.groups",
+     "advantages"),
+    ("a row alone has no score", "group_scores", "self.alone, self.base,", "self.alone, 0.0,",
+     "advantages"),
+    ("a row alone keeps half its score", "group_scores", "members.spread(scores[members.first])",
+     "members.spread(scores[members.first] * 0.5)", "advantages"),
+    ("written on masked tokens", "group_scores",
+     "zero_outside(torch.repeat_interleave(rows, self.lengths), self.mask)",
+     "torch.repeat_interleave(rows, self.lengths)", "advantages"),
+    # advantages
+    ("grpo: deviation is biased", "advantages", "(members.sizes - 1).clamp(min=1)",
+     "members.sizes", "advantages"),
+    ("grpo: variance for deviation", "advantages", ".clamp(min=1)).sqrt()", ".clamp(min=1))",
+     "advantages"),
+    ("grpo: always normalized", "advantages", "if normalize_by_std:", "if True:", "advantages"),
+    ("grpo: never normalized", "advantages", "if normalize_by_std:", "if False:", "advantages"),
+    ("grpo: a row alone is scaled by 0", "advantages", "torch.where(scores.alone, 1.0,",
+     "torch.where(scores.alone, 0.0,", "advantages"),
+    ("grpo: epsilon too large", "advantages", "STD_EPSILON = 1e-6", "STD_EPSILON = 1e-4",
+     "advantages"),
+    ("rloo: own score stays in the baseline", "advantages", "sizes / (sizes - 1), 1.0", "1.0, 1.0",
+     "advantages"),
+    ("opo: baseline not weighted by length", "advantages", "members.sum(scores.counts)",
+     "members.sizes", "advantages"),
+    ("reinforce++: no discount", "advantages", "+= gamma * returns", "+= returns", "advantages"),
+    ("reinforce++: return of the token before", "advantages", "returns[at + 1]", "returns[at - 1]",
+     "advantages"),
+    ("reinforce++: rows run into each other", "advantages", "trained = row_count(mask, lengths)",
+     "trained = mask.sum().reshape(1)", "advantages"),
+    ("reinforce++: sign flipped", "advantages", "rewards = token_rewards",
+     "rewards = -token_rewards", "advantages"),
+    ("reinforce++: advantages are not whitened", "advantages",
+     "Advantages(whiten(returns, mask).to(dtype)", "Advantages(returns.to(dtype)", "advantages"),
+    ("reinforce++ baseline: not whitened", "advantages", "whiten(scores.to_tokens(values), mask)",
+     "scores.to_tokens(values)", "advantages"),
+    # policy_loss
+    ("clip: sign flipped", "policy_loss", "torch.maximum(-advantages * ratio, -advantages * bound",
+     "torch.maximum(advantages * ratio, advantages * bound", "policy_loss"),
+    ("clip: minimum for maximum", "policy_loss", "torch.maximum(", "torch.minimum(", "policy_loss"),
+    ("clip: sides swapped", "policy_loss", "1.0 - clip_low, 1.0 + clip_high",
+     "1.0 - clip_high, 1.0 + clip_low", "policy_loss"),
+    ("clip: lower side missing", "policy_loss", "1.0 - clip_low, 1.0 + clip_high",
+     "0.0, 1.0 + clip_high", "policy_loss"),
+    ("clip: upper side missing", "policy_loss", "1.0 - clip_low, 1.0 + clip_high",
+     "1.0 - clip_low, 1e9", "policy_loss"),
+    ("clip: ratio upside down", "policy_loss",
+     "zero_outside(logprobs, mask) - zero_outside(old_logprobs, mask)",
+     "zero_outside(old_logprobs, mask) - zero_outside(logprobs, mask)", "policy_loss"),
+    ("clip: log-ratio for ratio", "policy_loss", "log_ratio.exp()", "1.0 + log_ratio",
+     "policy_loss"),
+    ("clip: log-ratio cut off too early", "policy_loss", "LOG_RATIO_LIMIT = 20.0",
+     "LOG_RATIO_LIMIT = 2.0", "policy_loss"),
+    ("clip: dual clip missing", "policy_loss", "if dual_clip is not None:\n        ceiling",
+     "if False:\n        ceiling", "policy_loss"),
+    ("clip: dual clip on gains too", "policy_loss",
+     "torch.where(negative, torch.minimum(loss, ceiling), loss)", "torch.minimum(loss, ceiling)",
+     "policy_loss"),
+    ("clip: dual clip has the wrong sign", "policy_loss", "ceiling = -advantages",
+     "ceiling = advantages", "policy_loss"),
+    ("clip: mask dropped", "policy_loss", "advantages = zero_outside(advantages, mask)", "",
+     "policy_loss"),
+    ("clip: flags swapped", "policy_loss", "clipped_low=negative & (ratio < bounded)",
+     "clipped_low=(advantages > 0.0) & (ratio > bounded)", "policy_loss"),
+    ("clip: flag without the sign", "policy_loss", "(advantages > 0.0) & (ratio > bounded)",
+     "ratio > bounded", "policy_loss"),
+    # aggregate
+    ("token mean by sequences", "aggregate", "/ part.global_tokens", "/ part.global_sequences",
+     "aggregate"),
+    ("token mean by own tokens", "aggregate", "/ part.global_tokens", "/ part.mask.sum()",
+     "aggregate"),
+    ("token sum is a mean", "aggregate",
+     '"token_sum": _token_sum,', '"token_sum": _token_mean,', "aggregate"),
+    ("sequence sum by tokens", "aggregate",
+     "part.mask) / part.global_sequences", "part.mask) / part.global_tokens", "aggregate"),
+    ("scale forgotten", "aggregate", " / part.scale_tokens", "", "aggregate"),
+    ("sequence mean by own rows", "aggregate", ".sum() / part.global_sequences", ".mean()",
+     "aggregate"),
+    ("sequence mean forgets its own mean", "aggregate",
+     '"sequence_mean_token_mean": _sequence_mean_token_mean',
+     '"sequence_mean_token_mean": _sequence_mean_token_sum', "aggregate"),
+    # kl
+    ("k1: direction swapped", "kl", "return logprobs - ref_logprobs",
+     "return ref_logprobs - logprobs", "kl"),
+    ("k2: without the half", "kl", "0.5 * (logprobs", "(logprobs", "kl"),
+    ("k2: not squared", "kl", ".square()", ".abs()", "kl"),
+    ("k3: direction swapped", "kl", "(ref_logprobs - logprobs).clamp",
+     "(logprobs - ref_logprobs).clamp", "kl"),
+    ("k3: log term has the wrong sign", "kl", "exp() - difference - 1.0",
+     "exp() + difference - 1.0", "kl"),
+    ("k3: not cut off", "kl", "K3_LIMIT = 10.0", "K3_LIMIT = 1e9", "kl"),
+    ("abs: sign kept", "kl", "(logprobs - ref_logprobs).abs()", "(logprobs - ref_logprobs)", "kl"),
+    ("kl: mask dropped", "kl", "ref_logprobs = zero_outside(ref_logprobs, mask)", "", "kl"),
+    ("plus: value of k2", "kl", "value.detach() + (surrogate - surrogate.detach())", "surrogate",
+     "kl"),
+    ("penalty added", "kl", "token_rewards - coefficient", "token_rewards + coefficient", "kl"),
+    ("penalty without coefficient", "kl", "coefficient * kl)", "kl)", "kl"),
+    # logprobs
+    ("temperature multiplied", "logprobs", "/ temperature,", "* temperature,", "logprobs"),
+    ("temperature ignored", "logprobs", "/ temperature,", ",", "logprobs"),
+    ("entropy has the wrong sign", "logprobs", "entropy = -(", "entropy = (", "logprobs"),
+    ("entropy without probabilities", "logprobs", "log_p.exp() * finite", "finite", "logprobs"),
+    ("normalized over tokens", "logprobs", "temperature, dim=-1)", "temperature, dim=0)",
+     "logprobs"),
+)  # fmt: skip
+
+
+def load(
+    monkeypatch: pytest.MonkeyPatch, changed: str | None = None, old: str = "", new: str = ""
+) -> dict[str, ModuleType]:
+    """The algorithms, loaded afresh with one piece of one module's source replaced."""
+    modules = {}
+    for name in MODULES:
+        spec = importlib.util.find_spec(f"{PACKAGE}.{name}")
+        assert spec is not None
+        assert spec.origin is not None
+        with open(spec.origin, encoding="utf-8") as file:
+            source = file.read()
+        if name == changed:
+            assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {name}.py"
+            source = source.replace(old, new)
+        module = ModuleType(spec.name)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        exec(compile(source, spec.origin, "exec"), module.__dict__)
+        modules[name] = module
+    return modules
+
+
+def compare_all(modules: dict[str, ModuleType], name: str) -> None:
+    for batch in fixed_batches():
+        COMPARISONS[name](modules[name], batch, torch.float64)
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_the_source_as_it_is_passes(name: str, monkeypatch: pytest.MonkeyPatch):
+    compare_all(load(monkeypatch), name)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake[0] for mistake in MISTAKES])
+def test_a_mistake_is_caught(
+    mistake: tuple[str, str, str, str, str], monkeypatch: pytest.MonkeyPatch
+):
+    _, changed, old, new, comparison = mistake
+    modules = load(monkeypatch, changed, old, new)
+    with pytest.raises(AssertionError):
+        compare_all(modules, comparison)
