@@ -1,0 +1,62 @@
+# Everything a person does here; `make help` lists it. A fresh clone needs Python 3.11 or 3.12 and make.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+LOCKS := requirements/uv.txt requirements/cpu.txt pyproject.toml
+
+.PHONY: help setup demo test check bench bench-long lock generate clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.installed ## install everything into .venv (about a minute, 6 GB)
+
+# Hashed requirements first, then ourselves without dependencies: overrides do not travel in a wheel.
+$(VENV)/.installed: $(LOCKS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(UV) || $(BIN)/python -m pip install --quiet --require-hashes -r requirements/uv.txt
+	$(UV) pip sync --quiet --require-hashes requirements/cpu.txt
+	$(UV) pip install --quiet --no-deps --no-build-isolation --editable .
+	@ldconfig -p | grep -q libnuma.so.1 || { test "$$(id -u)" = 0 \
+	  && (apt-get update -qq && apt-get install -qq -y libnuma1) >/dev/null; } \
+	  || echo "vLLM needs libnuma1: sudo apt-get install libnuma1"
+	touch $@
+
+demo: setup ## train a real small model by GRPO on this machine (under 20 minutes on 2 cores)
+	$(BIN)/ppojob model smollm2 --output models/smollm2-135m
+	$(BIN)/ppojob data addition --output data/addition
+	$(BIN)/ppojob run examples/addition-grpo.yaml $(if $(SEED),--set spec.seed=$(SEED) --output runs/addition-grpo-$(SEED))
+
+test: setup ## every test that needs no cluster (at most 25 minutes)
+	$(BIN)/python -m pytest -m "not long and not gpu"
+
+check: setup ## lint, types, import contracts, spelling, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python -m ppojob_api.crd | diff -u crds/ppojobs.yaml -
+	$(BIN)/python -m ppojob_trainer.metrics.names | diff -u docs/metrics.md -
+
+generate: setup ## write what is generated: the CRD and the table of metrics
+	$(BIN)/python -m ppojob_api.crd > crds/ppojobs.yaml
+	$(BIN)/python -m ppojob_trainer.metrics.names > docs/metrics.md
+
+bench: setup ## measure the claims, print a table, write bench.json
+	$(BIN)/python benchmarks/bench.py
+
+bench-long: setup ## the whole kill matrix (hours)
+	$(BIN)/python -m pytest -m long
+
+lock: ## pin the requirements anew, with hashes and without addresses
+	$(UV) pip compile pyproject.toml --extra cpu --extra operator --group dev $(COMPILE) -o requirements/cpu.txt
+	$(UV) pip compile pyproject.toml --extra cuda --extra operator --group dev $(COMPILE) -o requirements/cuda.txt
+	echo "uv" | $(UV) pip compile - $(COMPILE) -o requirements/uv.txt
+COMPILE := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
+
+clean: ## remove environments, models, data and runs
+	rm -rf $(VENV) .venv-* models data runs bench.json

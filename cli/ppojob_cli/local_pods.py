@@ -1,0 +1,156 @@
+"""Pods as processes on this machine: the containers that the operator would make, run here.
+
+What a cluster would give a pod comes from folders: mounts are folders of the run, names are in an
+address book, the pod's address is one of 127.0.1.0/24.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ppojob_api import contract
+from ppojob_api.run_config import RunConfig
+from ppojob_cli.addresses import Addresses
+from ppojob_operator.build.pods import CONFIG_FILE, InMount, Literal, Pod, PodAddress, pods
+from ppojob_trainer.rpc.keys import write_key_folders
+from ppojob_trainer.rpc.methods import PodStatus
+
+MOUNTS_FOLDER = ".pods"
+"""Keys, addresses and scratch of the pods that run now; made anew by each run."""
+
+_END_SECONDS = 10.0
+_HTTP_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class RunningPod:
+    """A pod and the process that is its container."""
+
+    pod: Pod
+    address: str
+    process: subprocess.Popen[bytes]
+
+    def status(self) -> PodStatus | None:
+        """What its supervisor says; None while it does not answer."""
+        url = f"http://{self.address}:{contract.PORT_HEALTH}/status"
+        try:
+            with urllib.request.urlopen(url, timeout=_HTTP_SECONDS) as answer:  # noqa: S310
+                return msgspec.json.decode(answer.read(), type=PodStatus)
+        except OSError:
+            return None
+
+
+class LocalPods:
+    """All pods of a job.
+
+    Args:
+        config: what they run.
+        run_folder: the mount `run` of all of them.
+    """
+
+    def __init__(self, config: RunConfig, run_folder: Path) -> None:
+        self._config = config
+        self._run_folder = run_folder
+        self._addresses = Addresses()
+        self._mounts = run_folder.absolute() / MOUNTS_FOLDER
+        self._group: int | None = None
+        self.pods: list[RunningPod] = []
+
+    @property
+    def controller(self) -> RunningPod:
+        """The controller's pod."""
+        return next(running for running in self.pods if running.pod.role == "controller")
+
+    def start(self) -> None:
+        """Make all pods. Call from the main thread: pods end with the thread that started them."""
+        shutil.rmtree(self._mounts, ignore_errors=True)
+        self._mounts.mkdir(mode=0o700)
+        planned = pods(self._config)
+        addresses = {pod.host: self._addresses.take() for pod in planned}
+        roles = tuple(dict.fromkeys(pod.role for pod in planned))
+        write_key_folders(self._mounts / "keys", roles)
+        (self._mounts / "config").mkdir()
+        (self._mounts / "config" / CONFIG_FILE).write_bytes(self._config.to_json())
+        book = self._mounts / "addresses.json"
+        book.write_text(json.dumps(addresses))
+        (self._run_folder / "logs").mkdir(exist_ok=True)
+        for pod in planned:
+            self._start_pod(pod, addresses[pod.host], book)
+
+    def dead(self) -> list[RunningPod]:
+        """Pods whose supervisor has ended, which none does by itself."""
+        return [running for running in self.pods if running.process.poll() is not None]
+
+    def ask_to_stop(self) -> None:
+        """Have the controller end its step, commit and leave."""
+        self.controller.process.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """End all pods, and kill those that take too long; leaves nothing behind."""
+        for running in self.pods:
+            if running.pod.role != "controller":
+                running.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + _END_SECONDS
+        for running in self.pods:
+            if running.pod.role == "controller":
+                running.process.kill()
+            try:
+                running.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                running.process.kill()
+                running.process.wait()
+        self._kill_group()
+        self._addresses.close()
+        shutil.rmtree(self._mounts, ignore_errors=True)
+
+    def _start_pod(self, pod: Pod, address: str, book: Path) -> None:
+        scratch = self._mounts / "scratch" / pod.name
+        scratch.mkdir(parents=True)
+        folders = {
+            "config": self._mounts / "config",
+            "keys": self._mounts / "keys" / pod.role,
+            "run": self._run_folder.absolute(),
+            "scratch": scratch,
+        }
+        environment = {**os.environ}
+        for name, value in pod.environment.items():
+            match value:
+                case Literal(text):
+                    environment[name] = text
+                case InMount(mount, path):
+                    environment[name] = str(folders[mount] / path)
+                case PodAddress():
+                    environment[name] = address
+        environment[contract.ENV_ADDRESS_BOOK] = str(book)
+        environment[contract.ENV_DIE_WITH_PARENT] = "1"
+        python, *arguments = pod.argv
+        assert python == "python"
+        with (self._run_folder / "logs" / f"{pod.name}.log").open("ab") as log:
+            # One process group for all pods, not the terminal's: Ctrl-C is the runner's to handle.
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=self._group or 0,
+            )
+        self._group = self._group or process.pid
+        self.pods.append(RunningPod(pod, address, process))
+
+    def _kill_group(self) -> None:
+        """Kill what a pod that was killed may have left in the group."""
+        if self._group is not None:
+            try:
+                os.killpg(self._group, signal.SIGKILL)
+            except ProcessLookupError:
+                return

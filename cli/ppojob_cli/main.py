@@ -1,0 +1,35 @@
+"""`ppojob`, also installed as the kubectl plugin `kubectl-ppojob`: one program, heavy parts late."""
+
+import importlib
+
+import click
+
+_COMMANDS = {
+    "run": ("ppojob_cli.run", "run"),
+    "validate": ("ppojob_cli.validate", "validate"),
+    "plan": ("ppojob_cli.plan", "plan"),
+    "data": ("ppojob_cli.data", "data"),
+    "model": ("ppojob_cli.model", "model"),
+}
+
+
+class LateGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the order in which a newcomer needs them."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.group(cls=LateGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ppojob", prog_name="ppojob")
+def main() -> None:
+    """Reinforcement-learning post-training of language models, on Kubernetes or on this machine."""

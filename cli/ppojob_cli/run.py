@@ -1,0 +1,129 @@
+"""`ppojob run FILE`: a job on this machine, by the very containers that a cluster would run."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from ppojob_api import contract
+from ppojob_api.manifest import to_yaml
+from ppojob_api.run_config import RunConfig, resolve
+from ppojob_cli.view import View, open_view
+from ppojob_cli.local_pods import LocalPods
+from ppojob_cli.preflight import check_machine, engine_facts
+from ppojob_cli.run_folder import locked
+from ppojob_cli.summary import finished_summary
+from ppojob_cli.validate import load_job, render_problems
+from ppojob_trainer.errors import ConfigError
+
+_POLL_SECONDS = 0.25
+
+
+class Interrupts:
+    """Counts Ctrl-C: the first asks, the second insists."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._take)
+
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Run folder; default: runs/<name of the job>. The same command goes on where a run ended.",
+)
+@click.option("--plain", is_flag=True, help="Plain lines instead of the live view.")
+def run(file: Path, output: Path | None, plain: bool) -> None:
+    """Run a PPOJob manifest on this machine, or go on with it after an interruption.
+
+    Exit status: 0 done, 2 the input is wrong and nothing was started, 3 the job failed,
+    130 interrupted (the first Ctrl-C ends the step and commits, the second stops at once).
+    """
+    try:
+        status = run_job(file, output, plain=plain)
+    except ConfigError as problem:
+        for line in problem.problems:
+            click.echo(line, err=True)
+        status = contract.EXIT_INVALID
+    sys.exit(status)
+
+
+def run_job(file: Path, output: Path | None, *, plain: bool) -> int:
+    """Check everything, then run; answers the exit status.
+
+    Raises:
+        ConfigError: the input is wrong; all problems at once, and nothing was started.
+    """
+    interrupts = Interrupts()
+    config = resolve(load_job(file), facts=engine_facts())
+    problems = check_machine(config)
+    if problems:
+        raise ConfigError(render_problems(problems))
+    folder = output or Path("runs") / config.name
+    with locked(folder):
+        view = open_view(config, folder, plain=plain)
+        summary = finished_summary(folder, config)
+        if summary is not None:
+            view.already_done(summary)
+            return contract.EXIT_DONE
+        write_job(folder, config)
+        return _run_pods(config, folder, view, interrupts)
+
+
+def _run_pods(config: RunConfig, folder: Path, view: View, interrupts: Interrupts) -> int:
+    pods = LocalPods(config, folder)
+    try:
+        pods.start()
+        with view:
+            return _follow(pods, view, interrupts)
+    finally:
+        pods.end()
+
+
+def _follow(pods: LocalPods, view: View, interrupts: Interrupts) -> int:
+    """Watch the job until its controller has ended."""
+    asked = False
+    while True:
+        if interrupts.count > 1:
+            view.note("stopped at once; the last commit stands")
+            return contract.EXIT_INTERRUPTED
+        if interrupts.count == 1 and not asked:
+            asked = True
+            view.note("ending the step, then committing; Ctrl-C again stops at once")
+            pods.ask_to_stop()
+        if pods.controller.process.poll() is not None and asked:
+            view.refresh()
+            return pods.controller.process.returncode
+        dead = pods.dead()
+        if dead:
+            view.note(f"pod {dead[0].pod.name} ended; see its log")
+            return contract.EXIT_FAILED
+        status = pods.controller.status()
+        view.refresh()
+        if status is not None and status.phase == "done":
+            view.outcome(status)
+            return status.exit_code if status.exit_code in _STATUSES else contract.EXIT_FAILED
+        time.sleep(_POLL_SECONDS)
+
+
+_STATUSES = {
+    contract.EXIT_DONE,
+    contract.EXIT_INVALID,
+    contract.EXIT_FAILED,
+    contract.EXIT_INTERRUPTED,
+}
+
+
+def write_job(folder: Path, config: RunConfig) -> None:
+    """Write the manifest as resolved, for people and for the record."""
+    job = config.job().model_dump(mode="json", by_alias=True, exclude={"status"})
+    (folder / "job.yaml").write_text(to_yaml(job))

@@ -1,0 +1,43 @@
+"""The folder of a run: who owns it now, and what it is a run of."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ppojob_trainer.errors import ConfigError
+
+LOCK_FILE = ".lock"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Own a run folder while the block runs; it is made where it is absent.
+
+    The kernel drops the lock when the process ends, however it ends.
+
+    Raises:
+        ConfigError: another process owns it, or it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as problem:
+        raise ConfigError(
+            f"--output: got {folder}: {problem.strerror}; a folder that can be written"
+        ) from problem
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 32, 0).decode().strip()
+            raise ConfigError(
+                f"--output: got {folder}: process {owner} runs a job there; "
+                "wait for it, end it, or give another folder"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

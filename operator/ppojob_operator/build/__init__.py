@@ -1,0 +1,1 @@
+"""What a job is made of, as pure functions of its run configuration."""

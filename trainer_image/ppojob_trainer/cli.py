@@ -1,0 +1,49 @@
+"""The entry of every process of a job; the heavy parts are imported by the command that needs them.
+
+Who a process is comes from its environment (the container contract), so the commands take no
+argument: `supervise` is PID 1 of a pod, `controller` and `rank` are what it starts.
+"""
+
+import logging
+import os
+import sys
+
+from ppojob_api import contract
+from ppojob_trainer import failpoints
+from ppojob_trainer.errors import PPOJobError
+
+COMMANDS = ("supervise", "controller", "rank")
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; answers the exit status."""
+    if len(arguments) != 1 or arguments[0] not in COMMANDS:
+        sys.stderr.write(f"usage: python -m ppojob_trainer {'|'.join(COMMANDS)}\n")
+        return contract.EXIT_INVALID
+    command = arguments[0]
+    role = os.environ.get(contract.ENV_ROLE, "?")
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s {role} {command} %(levelname)s %(message)s",
+    )
+    try:
+        failpoints.arm()
+        return _run(command)
+    except PPOJobError as problem:
+        logging.getLogger(__name__).error("%s", problem)
+        return problem.exit_status
+
+
+def _run(command: str) -> int:
+    if command == "supervise":
+        from ppojob_trainer.supervisor.main import supervise
+
+        return supervise()
+    if command == "controller":
+        from ppojob_trainer.controller.main import run_controller
+
+        return run_controller()
+    from ppojob_trainer.workers.main import run_rank
+
+    return run_rank()

@@ -1,0 +1,75 @@
+"""What the controller knows of a batch of rows: their prompts, lengths and scores; no token.
+
+Rows are prompt-major: row `p * samples + s` is sample `s` of prompt `p` of the batch.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.rpc.methods import PromptTokens, RowScore, ScoreItem
+
+
+@dataclass
+class Batch:
+    """The rows of one generation phase.
+
+    Attributes:
+        purpose: `train` or `validation`.
+        prompts: in the order of the batch.
+        samples: rows a prompt.
+        lengths: (rows,) response tokens.
+        truncated: (rows,) whether a response ran into the limit.
+        scores: (rows,) from the reward functions.
+        extras: (rows,) the scorers' further variables, JSON objects.
+    """
+
+    purpose: str
+    prompts: list[PromptRow]
+    samples: int
+    lengths: list[int] = field(default_factory=list)
+    truncated: list[bool] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    extras: list[bytes] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of responses."""
+        return len(self.prompts) * self.samples
+
+    def prompt_of(self, row: int) -> PromptRow:
+        """The prompt that a row answers."""
+        return self.prompts[row // self.samples]
+
+    def prompt_tokens(self) -> list[PromptTokens]:
+        """The prompts as the ranks are told of them."""
+        return [PromptTokens(prompt.index, list(prompt.token_ids)) for prompt in self.prompts]
+
+    def score_items(self, first: int, last: int) -> list[ScoreItem]:
+        """What the scorers are told of rows `[first, last)`."""
+        items = []
+        for row in range(first, last):
+            prompt = self.prompt_of(row)
+            items.append(
+                ScoreItem(
+                    row,
+                    prompt.data_source,
+                    msgspec.json.encode(prompt.ground_truth),
+                    msgspec.json.encode(prompt.extra_info),
+                )
+            )
+        return items
+
+    def take_scores(self, scores: list[RowScore]) -> None:
+        """Keep scores that arrived in any order."""
+        ordered = sorted(scores, key=lambda score: score.row)
+        self.scores = [score.score for score in ordered]
+        self.extras = [score.extras for score in ordered]
+
+
+def shares(rows: int, parts: int) -> list[tuple[int, int]]:
+    """Cut `rows` into at most `parts` runs `[first, last)` that differ by one row at most."""
+    parts = min(parts, rows)
+    edges = [rows * part // parts for part in range(parts + 1)]
+    return list(zip(edges[:-1], edges[1:], strict=True))

@@ -1,0 +1,85 @@
+"""When a commit is due, and how it comes about: ranks write, the controller seals."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.checkpoint.files import FileEntry
+from ppojob_trainer.checkpoint.journal import CommitSealed, Journal
+from ppojob_trainer.checkpoint.manifest import Progress
+from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.rpc.methods import SAVE_SHARDS, Saved, SaveShards
+from ppojob_trainer.rpc.wire import RequestId
+
+
+@dataclass
+class Commits:
+    """Makes the commits of a job.
+
+    Attributes:
+        roles: the processes of the job.
+        stateful: roles whose state a commit holds.
+        store: where commits lie.
+        journal: what happened.
+        run_folder: what paths told to ranks are relative to.
+        every: steps between commits; None: only when asked.
+        keep_last: commits that stay.
+    """
+
+    roles: Roles
+    stateful: tuple[RoleGroup, ...]
+    store: CommitStore
+    journal: Journal
+    run_folder: Path
+    every: int | None
+    keep_last: int
+    _newest: int | None = field(default=None)
+
+    def is_due(self, progress: Progress) -> bool:
+        """Whether the state behind a step must be committed before the next begins."""
+        if self.every is None or progress.step == 0 or progress.step % self.every:
+            return False
+        return not self.is_committed(progress)
+
+    def is_committed(self, progress: Progress) -> bool:
+        """Whether a commit of this step exists."""
+        if self._newest is None:
+            self._newest = max(self.store.steps(), default=0)
+        return self._newest == progress.step
+
+    def save(self, progress: Progress) -> None:
+        """Commit the state of all stateful roles and of the loop.
+
+        Raises:
+            RoleLost: a rank was lost while it wrote; the commits before stand.
+            StorageError: the disk refused; the commits before stand.
+        """
+        # The folder carries the epoch of the ranks that write: those of an older one find it gone.
+        epoch = max(group.epoch for group in self.stateful)
+        pending = self.store.begin(progress.step, epoch=epoch)
+        request = SaveShards(str(pending.folder.relative_to(self.run_folder)))
+        files = []
+        for group in self.stateful:
+            answers = self.roles.ask(
+                group,
+                SAVE_SHARDS,
+                [request] * len(group.ranks),
+                RequestId(0, progress.step, "save_shards"),
+            )
+            files += _entries(group.name, answers)
+        commit = self.store.seal(pending, progress, files)
+        size_bytes = sum(entry.size_bytes for entry in commit.manifest.files)
+        self.journal.append(
+            CommitSealed(time=time.time(), step=progress.step, size_bytes=size_bytes)
+        )
+        self._newest = progress.step
+        self.store.prune(self.keep_last)
+
+
+def _entries(role: str, answers: list[Saved]) -> list[FileEntry]:
+    return [
+        FileEntry(path=file.path, size_bytes=file.size, sha256=file.sha256, role=role, rank=rank)
+        for rank, answer in enumerate(answers)
+        for file in answer.files
+    ]

@@ -1,0 +1,245 @@
+"""The loop: step after step until the job is done, whatever is lost on the way.
+
+    fit:      stand up (fresh, beside living ranks, or from the last commit)
+              validate once if asked
+              for each step:  rollout, reward, advantages, update, weight sync
+                              validate when due; metrics; journal; commit when due
+              commit, export
+
+All state of the loop is one record, `Progress`. It changes at one place, behind a step, and is in
+the journal before anybody acts on it; so a step that is begun again does the same work, and the
+ranks answer what they did already from memory.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer import failpoints
+from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone
+from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.controller.commits import Commits
+from ppojob_trainer.controller.evaluation import Evaluation
+from ppojob_trainer.controller.kl_controller import next_coefficient
+from ppojob_trainer.controller.progress import Progress as Reporter
+from ppojob_trainer.controller.records import (
+    Records,
+    clock_metrics,
+    evaluation_metrics,
+    rows_folder,
+    step_rows,
+    training_metrics,
+)
+from ppojob_trainer.controller.recovery import Recovery
+from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.training_step import StepResult, TrainingStep
+from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.order import PromptOrder
+from ppojob_trainer.errors import RoleLost
+from ppojob_trainer.metrics.timer import StepTimer
+from ppojob_trainer.rpc.methods import EXPORT_MODEL, ExportModel
+from ppojob_trainer.rpc.wire import RequestId
+
+_log = logging.getLogger(__name__)
+STEP_BEGIN = failpoints.declare("controller.step.begin")
+STEP_COMPUTED = failpoints.declare("controller.step.computed")
+STEP_RECORDED = failpoints.declare("controller.step.recorded")
+STEP_JOURNALED = failpoints.declare("controller.step.journaled")
+EXPORT_FOLDER = "export"
+
+
+@dataclass
+class Loop:
+    """One job's loop over its roles.
+
+    Attributes:
+        spec: the job.
+        total_steps: steps of the whole job.
+        roles: the processes of the job.
+        actor: the policy's role.
+        dataset: the training prompts.
+        order: in which they are drawn.
+        training: one step.
+        evaluation: held-out prompts; None where there are none.
+        records: metrics and rows.
+        commits: of everything.
+        recovery: gets roles and records to a common state.
+        journal: what happened.
+        reporter: tells people.
+        stop_requested: whether somebody asked to end behind this step.
+    """
+
+    spec: PPOJobSpec
+    total_steps: int
+    roles: Roles
+    actor: RoleGroup
+    dataset: PromptDataset
+    order: PromptOrder
+    training: TrainingStep
+    evaluation: Evaluation | None
+    records: Records
+    commits: Commits
+    recovery: Recovery
+    journal: Journal
+    reporter: Reporter
+    stop_requested: Callable[[], bool]
+
+    def fit(self) -> Progress:
+        """Train to the end, or until asked to stop; everything done is committed.
+
+        Raises:
+            JobFailed: a stage failed as it would again, or roles are lost over and over.
+            StorageError: the disk refused.
+        """
+        position = self.recovery.take_over()
+        progress = self._standing(lambda: self.recovery.stand_up(position), self.recovery.fresh)
+        while True:
+            try:
+                while not self._is_over(progress):
+                    progress = self._advance(progress)
+                self._settle(progress)
+                return progress
+            except RoleLost as loss:
+                progress = self._recovered(loss, progress)
+
+    def _is_over(self, progress: Progress) -> bool:
+        if self.commits.is_due(progress):
+            self.reporter.report(stage="save_checkpoint")
+            self.commits.save(progress)
+        return progress.step >= self.total_steps or self.stop_requested()
+
+    def _advance(self, progress: Progress) -> Progress:
+        """The first validation, or one step; returns the state behind it."""
+        if self._validates_first(progress):
+            return self._record(self._first_validation(progress))
+        return self._record(self._step(progress))
+
+    def _validates_first(self, progress: Progress) -> bool:
+        asked = self.evaluation is not None and self.spec.steps.validate_first
+        return asked and progress.step == 0 and progress.metrics_lines == 0
+
+    def _first_validation(self, progress: Progress) -> "Outcome":
+        timer = StepTimer()
+        self.reporter.report(phase="Training", step=0, stage="testing")
+        with timer("testing"):
+            metrics = self._validate(0)
+        metrics |= clock_metrics(None, timer.finish(), num_devices=1)
+        return Outcome(msgspec.structs.replace(progress, metrics_lines=1), metrics)
+
+    def _step(self, progress: Progress) -> "Outcome":
+        failpoints.hit(STEP_BEGIN)
+        step = progress.step + 1
+        timer = StepTimer()
+        self.reporter.report(phase="Training", step=step, stage="gen", message="")
+        with timer("data"):
+            cursor = progress.data
+            self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
+            indices = self.order.next_batch(self.spec.algorithm.prompts_per_step)
+            prompts = self.dataset.rows(indices)
+        coefficient = progress.kl_coefficient or 0.0
+        result = self.training.run(step, prompts, coefficient, timer)
+        with timer("write_rows"):
+            self.training.stages.write_rows(result.batch, step, rows_folder("train", step))
+        metrics = training_metrics(
+            result,
+            step=step,
+            epoch=self.order.epoch,
+            max_prompt_tokens=self.spec.data.max_prompt_tokens,
+        )
+        if self._validates_after(step):
+            self.reporter.report(stage="testing")
+            with timer("testing"):
+                metrics |= self._validate(step)
+        failpoints.hit(STEP_COMPUTED)
+        rows = step_rows(result)
+        times = timer.finish()
+        metrics |= clock_metrics(rows, times, num_devices=len(self.actor.ranks))
+        return Outcome(
+            msgspec.structs.replace(
+                progress,
+                step=step,
+                policy_version=step,
+                data=DataCursor(**self.order.state_dict(), sha256=cursor.sha256),
+                kl_coefficient=self._next_kl(progress, result),
+                metrics_lines=progress.metrics_lines + 1,
+                tokens=progress.tokens + rows.total_tokens,
+                seconds=progress.seconds + times.step_seconds,
+                roles=tuple(
+                    msgspec.structs.replace(
+                        role,
+                        epoch=self.roles.group(role.role).epoch,
+                        optimizer_steps=role.optimizer_steps + result.num_updates,
+                    )
+                    for role in progress.roles
+                ),
+            ),
+            metrics,
+        )
+
+    def _validates_after(self, step: int) -> bool:
+        if self.evaluation is None:
+            return False
+        steps = self.spec.steps
+        is_due = steps.validate_every is not None and step % steps.validate_every == 0
+        return is_due or (steps.validate_last and step == self.total_steps)
+
+    def _validate(self, step: int) -> dict[str, float]:
+        assert self.evaluation is not None
+        batch = self.evaluation.run(step)
+        self.evaluation.stages.write_rows(batch, step, rows_folder(batch.purpose, step))
+        return evaluation_metrics(batch)
+
+    def _next_kl(self, progress: Progress, result: StepResult) -> float | None:
+        kl, measured = self.spec.algorithm.kl, result.advantaged.kl
+        if progress.kl_coefficient is None or measured is None or kl.controller == "fixed":
+            return progress.kl_coefficient
+        rows = result.batch.num_rows
+        return next_coefficient(
+            progress.kl_coefficient, measured, rows, target=kl.target, horizon=kl.horizon
+        )
+
+    def _record(self, outcome: "Outcome") -> Progress:
+        """Metrics first, then the journal: a step that the journal knows has its line."""
+        progress = outcome.progress
+        self.records.sinks.write(progress.step, outcome.metrics)
+        failpoints.hit(STEP_RECORDED)
+        self.journal.append(StepDone(time=time.time(), progress=progress))
+        failpoints.hit(STEP_JOURNALED)
+        return progress
+
+    def _settle(self, progress: Progress) -> None:
+        """Commit what is not committed, and export when the job is done."""
+        self.reporter.report(phase="Finishing", stage="save_checkpoint")
+        if progress.step > 0 and not self.commits.is_committed(progress):
+            self.commits.save(progress)
+        if progress.step >= self.total_steps and self.spec.checkpoint.export:
+            self.reporter.report(stage="export")
+            id_ = RequestId(0, progress.step, "export_model")
+            self.roles.ask(self.actor, EXPORT_MODEL, [ExportModel(EXPORT_FOLDER)], id_)
+            self.journal.append(Exported(time=time.time(), step=progress.step))
+
+    def _recovered(self, loss: RoleLost, progress: Progress) -> Progress:
+        return self._standing(lambda: self.recovery.recover(loss, progress), progress)
+
+    def _standing(self, stand: Callable[[], Progress], before: Progress) -> Progress:
+        """Bring the job onto its feet, also when roles are lost while it gets up."""
+        while True:
+            try:
+                progress = stand()
+            except RoleLost as loss:
+                stand = lambda loss=loss: self.recovery.recover(loss, before)  # type: ignore[misc] # noqa: E731
+                continue
+            self.records.cut_to(progress)
+            return progress
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The state behind a step, and its metrics, before either is written down."""
+
+    progress: Progress
+    metrics: dict[str, float]

@@ -1,0 +1,247 @@
+"""`ppojob_trainer controller`: builds the loop of a job, runs it, and says how it ended."""
+
+import contextlib
+import datetime
+import faulthandler
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppojob_api import contract
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal
+from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, RoleState
+from ppojob_trainer.controller.commits import Commits
+from ppojob_trainer.controller.evaluation import Evaluation
+from ppojob_trainer.controller.fit import Loop
+from ppojob_trainer.controller.progress import Progress as Reporter
+from ppojob_trainer.controller.records import Records
+from ppojob_trainer.controller.recovery import Recovery
+from ppojob_trainer.controller.roles import Roles, role_group
+from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.summary import write_summary
+from ppojob_trainer.controller.training_step import TrainingStep, forward_passes
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.order import PromptOrder, epoch_order
+from ppojob_trainer.errors import ConfigError, PPOJobError
+from ppojob_trainer.lifeline import Lifeline, die_with_parent
+from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
+from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
+from ppojob_trainer.rpc.client import Caller
+from ppojob_trainer.rpc.keys import read_key_ring
+
+_log = logging.getLogger(__name__)
+CHECKPOINTS_FOLDER = "checkpoints"
+METRICS_FILE = "metrics.jsonl"
+STATEFUL_ROLES = ("actorRollout",)
+
+
+class StopRequest:
+    """Remembers that somebody asked the job to end behind its step."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def __call__(self) -> bool:
+        """Whether the job is to end."""
+        return self._asked
+
+    def _ask(self, *_: object) -> None:
+        self._asked = True
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The data of a job, open."""
+
+    train: PromptDataset
+    validation: PromptDataset | None
+
+
+def run_controller() -> int:
+    """Drive the job to its end; answers the exit status."""
+    die_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    lifeline = Lifeline(int(os.environ[contract.ENV_LIFELINE]))
+    lifeline.start()
+    stop = StopRequest()
+    environment = read_pod_environment()
+    reporter = Reporter(environment.run_folder)
+    try:
+        with contextlib.ExitStack() as stack:
+            loop = build_loop(environment, reporter, stop, stack)
+            lifeline.tell_ready()
+            progress = loop.fit()
+            is_done = progress.step >= loop.total_steps
+            phase = "Succeeded" if is_done else "Interrupted"
+            write_summary(environment.run_folder, environment.config, progress, phase)
+            reporter.report(phase=phase, step=progress.step, stage="", message="")
+            return contract.EXIT_DONE if is_done else contract.EXIT_INTERRUPTED
+    except PPOJobError as problem:
+        return _fail(str(problem), problem.exit_status, reporter, lifeline)
+    except Exception as problem:
+        _log.exception("the controller failed")
+        message = f"{type(problem).__name__}: {problem}"
+        return _fail(message, contract.EXIT_FAILED, reporter, lifeline)
+
+
+def _fail(message: str, status: int, reporter: Reporter, lifeline: Lifeline) -> int:
+    _log.error("%s", message)
+    reporter.report(phase="Failed", message=message)
+    lifeline.tell_error(message)
+    return status
+
+
+def build_loop(
+    environment: PodEnvironment,
+    reporter: Reporter,
+    stop: StopRequest,
+    stack: contextlib.ExitStack,
+) -> Loop:
+    """Wire the loop of a job.
+
+    Raises:
+        ConfigError: data, keys or commits do not fit the job.
+    """
+    spec, run_folder = environment.config.spec, environment.run_folder
+    root = run_folder / CHECKPOINTS_FOLDER
+    store = CommitStore(
+        root,
+        job_uid=environment.config.uid,
+        config=environment.config.trajectory_json(),
+    )
+    journal = Journal(root / JOURNAL_NAME)
+    prompts = _open_prompts(spec, journal.read(), stack)
+    order = PromptOrder(len(prompts.train), spec.data.seed or 0, shuffle=spec.data.shuffle)
+    roles = _roles(environment, stack)
+    actor = roles.group("actorRollout")
+    stages = RolloutStages(roles, actor, roles.group("reward"))
+    records = Records(_sinks(spec, run_folder, stack), run_folder)
+    stateful = tuple(group for group in roles.groups if group.is_stateful)
+    total_steps = _total_steps(spec, order)
+    reporter.report(total_steps=total_steps)
+    return Loop(
+        spec=spec,
+        total_steps=total_steps,
+        roles=roles,
+        actor=actor,
+        dataset=prompts.train,
+        order=order,
+        training=TrainingStep(
+            roles=roles,
+            actor=actor,
+            stages=stages,
+            algorithm=spec.algorithm,
+            passes=forward_passes(spec.algorithm),
+            mini_batch_order=lambda step, epoch: mini_batch_order(spec, step, epoch),
+        ),
+        evaluation=Evaluation(stages, prompts.validation, spec.rollout.validation.samples)
+        if prompts.validation
+        else None,
+        records=records,
+        commits=Commits(
+            roles=roles,
+            stateful=stateful,
+            store=store,
+            journal=journal,
+            run_folder=run_folder,
+            every=spec.checkpoint.every,
+            keep_last=spec.checkpoint.keep_last,
+        ),
+        recovery=Recovery(
+            roles=roles,
+            journal=journal,
+            store=store,
+            records=records,
+            run_folder=run_folder,
+            fresh=_fresh(spec, prompts.train.digest, len(actor.ranks)),
+            reporter=reporter,
+        ),
+        journal=journal,
+        reporter=reporter,
+        stop_requested=stop,
+    )
+
+
+def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
+    """The order of a step's prompts in one epoch over them: a pure function of the seed."""
+    size = spec.algorithm.prompts_per_step
+    if not spec.algorithm.shuffle_mini_batches:
+        return list(range(size))
+    passes = step * spec.algorithm.epochs + epoch
+    return [int(position) for position in epoch_order(size, spec.seed, passes)]
+
+
+def _open_prompts(spec: PPOJobSpec, events: list[Event], stack: contextlib.ExitStack) -> Prompts:
+    # A chat template may ask for the date: a resumed run must see the day on which it began.
+    began = datetime.datetime.fromtimestamp(events[0].time) if events else None
+    model = Path(spec.model.path)
+    tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
+    template = Path(spec.model.chat_template) if spec.model.chat_template else None
+    chat = stack.enter_context(ChatTokenizer(model, tokenizer, template, now=began))
+    train = stack.enter_context(
+        PromptDataset.open(spec.data.train, spec.data, chat, max_rows=spec.data.max_train_rows)
+    )
+    if len(train) < spec.algorithm.prompts_per_step:
+        raise ConfigError(
+            f"spec.algorithm.promptsPerStep: got {spec.algorithm.prompts_per_step}: the training "
+            f"data has {len(train)} usable rows; at most that many, or more data"
+        )
+    validation = None
+    if spec.data.validation:
+        validation = stack.enter_context(
+            PromptDataset.open(
+                spec.data.validation, spec.data, chat, max_rows=spec.data.max_validation_rows
+            )
+        )
+    for dataset in (train, validation):
+        for warning in dataset.warnings if dataset else ():
+            _log.warning("%s", warning)
+    return Prompts(train, validation)
+
+
+def _roles(environment: PodEnvironment, stack: contextlib.ExitStack) -> Roles:
+    spec = environment.config.spec
+    keys = read_key_ring(environment.keys, environment.role)
+    caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
+    stack.callback(caller.close)
+    groups = tuple(
+        role_group(topology, environment.host, is_stateful=topology.role in STATEFUL_ROLES)
+        for topology in environment.config.topology.with_own_pods
+        if topology.role != "controller"
+    )
+    return Roles(caller, groups, spec.timeouts.startup_seconds)
+
+
+def _sinks(spec: PPOJobSpec, run_folder: Path, stack: contextlib.ExitStack) -> Sinks:
+    sinks: list[Sink] = [JsonLines(run_folder / METRICS_FILE)]
+    if "tensorboard" in spec.loggers:
+        sinks.append(TensorBoard(run_folder / "tensorboard"))
+    all_sinks = Sinks(tuple(sinks))
+    stack.callback(all_sinks.close)
+    return all_sinks
+
+
+def _total_steps(spec: PPOJobSpec, order: PromptOrder) -> int:
+    if spec.steps.total is not None:
+        return spec.steps.total
+    return (spec.steps.epochs or 1) * order.batches_per_epoch(spec.algorithm.prompts_per_step)
+
+
+def _fresh(spec: PPOJobSpec, data_digest: str, actor_ranks: int) -> Progress:
+    uses_kl = spec.algorithm.kl.in_ != "none"
+    return Progress(
+        step=0,
+        policy_version=0,
+        data=DataCursor(epoch=0, cursor=0, sha256=data_digest),
+        kl_coefficient=spec.algorithm.kl.coefficient if uses_kl else None,
+        metrics_lines=0,
+        tokens=0,
+        seconds=0.0,
+        roles=(RoleState(role="actorRollout", world_size=actor_ranks, epoch=0, optimizer_steps=0),),
+    )

@@ -1,0 +1,54 @@
+"""Where a restarted controller finds its job: a pure reading of the journal."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ppojob_trainer.checkpoint.journal import (
+    ControllerStarted,
+    EpochStarted,
+    Event,
+    Resumed,
+    StepDone,
+)
+from ppojob_trainer.checkpoint.manifest import Progress
+
+
+@dataclass(frozen=True)
+class Position:
+    """What the journal says at its end.
+
+    Attributes:
+        controller_epoch: of the last controller; 0 before the first.
+        role_epochs: last epoch begun of each role.
+        progress: state behind the last step that the present stateful ranks finished, or were
+            restored to; None when they were started and never restored.
+    """
+
+    controller_epoch: int
+    role_epochs: dict[str, int]
+    progress: Progress | None
+
+
+def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position:
+    """Fold the journal.
+
+    Args:
+        events: oldest first.
+        stateful: roles whose new epoch holds no state until it is restored.
+    """
+    controller_epoch = 0
+    role_epochs: dict[str, int] = {}
+    progress: Progress | None = None
+    for event in events:
+        match event:
+            case ControllerStarted():
+                controller_epoch = event.epoch
+            case EpochStarted():
+                role_epochs[event.role] = event.epoch
+                if event.role in stateful:
+                    progress = None
+            case Resumed() | StepDone():
+                progress = event.progress
+            case _:
+                pass
+    return Position(controller_epoch, role_epochs, progress)

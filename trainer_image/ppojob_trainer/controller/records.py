@@ -1,0 +1,113 @@
+"""What a job leaves for people: metrics a step, rows a step; cut back when steps are thrown away."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ppojob_trainer import durable
+from ppojob_trainer.checkpoint.manifest import Progress
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.training_step import StepResult
+from ppojob_trainer.metrics.sinks import Sinks
+from ppojob_trainer.metrics.step_metrics import (
+    Spread,
+    StepRows,
+    progress_metrics,
+    row_metrics,
+    speed_metrics,
+)
+from ppojob_trainer.metrics.timer import StepTimes
+from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
+from ppojob_trainer.rpc.methods import SpreadOf
+
+ROWS_CUT_POINT = durable.point("rows.cut", *durable.REMOVE_ACTS)
+ROW_FOLDERS = {"train": "rollouts", "validation": "validation"}
+_STEP = re.compile(r"step-(\d{6,})\.parquet")
+
+
+def rows_folder(purpose: str, step: int) -> str:
+    """Folder of a step's rows, relative to the run folder."""
+    return f"{ROW_FOLDERS[purpose]}/step-{step:06d}.parquet"
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a run.
+
+    Attributes:
+        sinks: where metrics go.
+        run_folder: where rows are.
+    """
+
+    sinks: Sinks
+    run_folder: Path
+
+    def cut_to(self, progress: Progress) -> None:
+        """Forget what lies beyond a state: it will come again."""
+        has_lines = progress.step > 0 or progress.metrics_lines > 0
+        last = progress.step if has_lines else -1
+        self.sinks.cut_after(last)
+        for name in ROW_FOLDERS.values():
+            folder = self.run_folder / name
+            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+                match = _STEP.fullmatch(path.name)
+                if match and int(match[1]) > last:
+                    durable.remove_tree(path, ROWS_CUT_POINT)
+
+
+def _spread(values: SpreadOf) -> Spread:
+    return Spread(mean=values.mean, max=values.max, min=values.min)
+
+
+def step_rows(result: StepResult) -> StepRows:
+    """The step's rows as the statistics want them."""
+    batch = result.batch
+    return StepRows(
+        scores=batch.scores,
+        rewards=result.advantaged.row_rewards,
+        prompt_tokens=[len(batch.prompt_of(row).token_ids) for row in range(batch.num_rows)],
+        response_tokens=batch.lengths,
+        finish_reasons=["length" if truncated else "stop" for truncated in batch.truncated],
+    )
+
+
+def training_metrics(
+    result: StepResult, *, step: int, epoch: int, max_prompt_tokens: int
+) -> dict[str, float]:
+    """Everything about a step that does not depend on the clock."""
+    return {
+        **progress_metrics(step, epoch),
+        **row_metrics(
+            step_rows(result),
+            max_prompt_tokens=max_prompt_tokens,
+            advantages=_spread(result.advantaged.advantages),
+            returns=_spread(result.advantaged.returns),
+        ),
+        **result.statistics,
+    }
+
+
+def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) -> dict[str, float]:
+    """What depends on the clock: names that begin with `timing` or `perf/`."""
+    speed = (
+        speed_metrics(rows, times.stages, step_seconds=times.step_seconds, num_devices=num_devices)
+        if rows
+        else {}
+    )
+    return {**times.metrics(), **speed}
+
+
+def evaluation_metrics(batch: Batch) -> dict[str, float]:
+    """verl's `val-core` and `val-aux` numbers of a validation batch."""
+    rows = [
+        ValidationRow(
+            data_source=batch.prompt_of(row).data_source,
+            prompt_id=batch.prompt_of(row).index,
+            score=batch.scores[row],
+            extras=msgspec.json.decode(batch.extras[row]),
+        )
+        for row in range(batch.num_rows)
+    ]
+    return validation_metrics(rows)

@@ -1,0 +1,185 @@
+"""How a job gets onto its feet: at its start, after its controller was killed, after a lost role.
+
+A stateless role that is lost (reward) is started again and the step goes on: what the others did is
+answered from their memory. A stateful role that is lost takes everybody back to the last commit.
+A controller that comes back finds living ranks where the journal says they are, and goes on beside
+them without a step run again.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ppojob_trainer
+from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.checkpoint.journal import (
+    CommitRefused,
+    ControllerStarted,
+    EpochStarted,
+    Journal,
+    Resumed,
+    Rewound,
+)
+from ppojob_trainer.checkpoint.manifest import Progress
+from ppojob_trainer.checkpoint.resume import resume_point
+from ppojob_trainer.controller.position import Position, read_position
+from ppojob_trainer.controller.progress import Progress as Reporter
+from ppojob_trainer.controller.records import Records
+from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.errors import JobFailed, RoleLost
+from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS, Restore, SyncWeights
+from ppojob_trainer.rpc.wire import RequestId
+
+_log = logging.getLogger(__name__)
+LOSSES_WITHOUT_PROGRESS = 3
+
+
+@dataclass
+class Recovery:
+    """Brings roles and records to a common state.
+
+    Attributes:
+        roles: the processes of the job.
+        journal: what happened.
+        store: the commits.
+        records: metrics and rows, cut back on a rewind.
+        run_folder: what paths told to ranks are relative to.
+        fresh: state of a job that has not begun.
+        reporter: tells people.
+    """
+
+    roles: Roles
+    journal: Journal
+    store: CommitStore
+    records: Records
+    run_folder: Path
+    fresh: Progress
+    reporter: Reporter
+    _losses: list[int] = field(default_factory=list)
+    _restarts: int = 0
+
+    @property
+    def _stateful(self) -> list[RoleGroup]:
+        return [group for group in self.roles.groups if group.is_stateful]
+
+    def take_over(self) -> Position:
+        """Become the controller: a new epoch that fences off any earlier one."""
+        stateful = frozenset(group.name for group in self._stateful)
+        position = read_position(self.journal.read(), stateful)
+        epoch = position.controller_epoch + 1
+        self.roles.caller.epoch = epoch
+        self.journal.append(
+            ControllerStarted(
+                time=time.time(), epoch=epoch, code_version=ppojob_trainer.__version__
+            )
+        )
+        for group in self.roles.groups:
+            group.epoch = position.role_epochs.get(group.name, 0)
+        return position
+
+    def stand_up(self, position: Position) -> Progress:
+        """The state to go on from, with all roles serving.
+
+        Raises:
+            RoleLost: a role was lost on the way.
+        """
+        if position.progress is not None and self._all_live():
+            _log.info("the ranks live; going on behind step %d", position.progress.step)
+            self.records.cut_to(position.progress)
+            self._start_missing()
+            return position.progress
+        return self._rewind(0, "start")
+
+    def recover(self, loss: RoleLost, progress: Progress) -> Progress:
+        """Start a lost role again, and go back as far as that costs.
+
+        Raises:
+            RoleLost: another role was lost on the way.
+            JobFailed: roles are lost again and again, and no step gets done.
+        """
+        self._count(loss, progress.step)
+        self.reporter.report(phase="Recovering", message=str(loss), restarts=self._restarts)
+        _log.warning("%s", loss)
+        group = self.roles.group(loss.role)
+        if group.is_stateful:
+            return self._rewind(progress.step, loss.reason)
+        self._start(group)
+        self.roles.wait_ready([group])
+        return progress
+
+    def _count(self, loss: RoleLost, step: int) -> None:
+        self._restarts += 1
+        self._losses = [at for at in self._losses if at >= step] + [step]
+        if len(self._losses) > LOSSES_WITHOUT_PROGRESS:
+            raise JobFailed(
+                f"{loss}: the {len(self._losses)}th loss without a step done in between "
+                f"(step {step}); the logs of the pods have the evidence"
+            )
+
+    def _all_live(self) -> bool:
+        return all(
+            group.epoch > 0 and self.roles.is_ready(group, group.epoch) for group in self._stateful
+        )
+
+    def _start(self, group: RoleGroup) -> None:
+        epoch = group.epoch + 1
+        self.journal.append(
+            EpochStarted(
+                time=time.time(), role=group.name, epoch=epoch, world_size=len(group.ranks)
+            )
+        )
+        self.roles.start(group, epoch)
+
+    def _start_missing(self) -> None:
+        """Start the stateless roles that do not serve, and wait for all."""
+        missing = [
+            group
+            for group in self.roles.groups
+            if not group.is_stateful
+            and (group.epoch == 0 or not self.roles.is_ready(group, group.epoch))
+        ]
+        for group in missing:
+            self._start(group)
+        self.roles.wait_ready(self.roles.groups)
+
+    def _rewind(self, from_step: int, reason: str) -> Progress:
+        found = resume_point(self.store, self.journal.read())
+        for refusal in found.refusals:
+            _log.warning("commit refused: %s", refusal)
+            self.journal.append(
+                CommitRefused(
+                    time=time.time(),
+                    step=refusal.step,
+                    file=refusal.file,
+                    reason=refusal.reason,
+                )
+            )
+        progress = found.commit.manifest.progress if found.commit else self.fresh
+        self.journal.append(
+            Rewound(time=time.time(), from_step=from_step, to_step=progress.step, reason=reason)
+        )
+        self.records.cut_to(progress)
+        for group in self._stateful:
+            self._start(group)
+        self._start_missing()
+        folder = found.commit.folder.relative_to(self.run_folder) if found.commit else None
+        self._restore(progress, str(folder) if folder else None)
+        return progress
+
+    def _restore(self, progress: Progress, folder: str | None) -> None:
+        for group in self._stateful:
+            self.roles.ask(
+                group,
+                RESTORE,
+                [Restore(folder)] * len(group.ranks),
+                RequestId(0, progress.step, "restore"),
+            )
+        actor = self.roles.group("actorRollout")
+        self.roles.ask(
+            actor,
+            SYNC_WEIGHTS,
+            [SyncWeights(progress.policy_version)] * len(actor.ranks),
+            RequestId(0, progress.step, "restore/sync_weights"),
+        )
+        self.journal.append(Resumed(time=time.time(), progress=progress))

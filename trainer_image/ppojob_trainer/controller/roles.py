@@ -1,0 +1,185 @@
+"""The roles of a job as the controller sees them: who to ask, in which epoch, and who is lost."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from ppojob_api import contract
+from ppojob_api.topology import RoleTopology
+from ppojob_trainer.errors import ConfigError, Fenced, JobFailed, RoleLost
+from ppojob_trainer.pod_environment import PodEnvironment
+from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
+from ppojob_trainer.rpc.methods import START, STATUS, Method, PodStatus, StartRanks
+from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+_POLL_SECONDS = 0.2
+_LOSS_GRACE_SECONDS = 2.0
+
+
+@dataclass
+class RoleGroup:
+    """The processes of one role.
+
+    Attributes:
+        name: role.
+        supervisors: one a pod.
+        ranks: in the order of the role's world.
+        is_stateful: whether its loss costs the steps since the last commit.
+        epoch: the epoch that the controller speaks to; 0 before the first.
+    """
+
+    name: str
+    supervisors: tuple[Peer, ...]
+    ranks: tuple[Peer, ...]
+    is_stateful: bool
+    epoch: int = 0
+
+
+def role_group(
+    topology: RoleTopology, host: Callable[[str], str], *, is_stateful: bool
+) -> RoleGroup:
+    """The group of a role that has pods of its own."""
+    supervisors, ranks = [], []
+    for pod in topology.pods:
+        address = host(pod.host)
+        supervisors.append(
+            Peer(f"{pod.name} supervisor", address, contract.PORT_SUPERVISOR, topology.role)
+        )
+        for local_rank, rank in enumerate(topology.ranks_of(pod.index)):
+            port = contract.PORT_FIRST_RANK + local_rank
+            ranks.append(Peer(f"{topology.role} rank {rank}", address, port, topology.role))
+    return RoleGroup(topology.role, tuple(supervisors), tuple(ranks), is_stateful)
+
+
+@dataclass
+class Roles:
+    """Speaks to all roles; whatever waits here ends with `RoleLost` when a rank is lost.
+
+    Attributes:
+        caller: makes the calls.
+        groups: the roles that have pods.
+        startup_seconds: longest time from `start` to ready.
+    """
+
+    caller: Caller
+    groups: tuple[RoleGroup, ...]
+    startup_seconds: float
+
+    def group(self, name: str) -> RoleGroup:
+        """One role by its name."""
+        return next(group for group in self.groups if group.name == name)
+
+    def status(self, group: RoleGroup) -> list[PodStatus]:
+        """What the supervisors of a role say."""
+        return self.caller.call_all([Call(peer, STATUS, Nothing()) for peer in group.supervisors])
+
+    def is_ready(self, group: RoleGroup, epoch: int) -> bool:
+        """Whether all ranks of an epoch serve."""
+        return all(s.epoch == epoch and s.phase == "ready" for s in self.status(group))
+
+    def start(self, group: RoleGroup, epoch: int) -> None:
+        """Begin an epoch of a role; `wait_ready` waits for it."""
+        for peer in group.ranks:
+            self.caller.forget(peer)
+        group.epoch = epoch
+        self.caller.call_all([Call(peer, START, StartRanks(epoch)) for peer in group.supervisors])
+
+    def wait_ready(self, groups: Iterable[RoleGroup]) -> None:
+        """Wait until all ranks of these roles serve.
+
+        Raises:
+            RoleLost: a rank ended while starting.
+            JobFailed: it takes longer than the limit; names the ranks that are missing.
+        """
+        deadline = time.monotonic() + self.startup_seconds
+        waiting = list(groups)
+        while waiting:
+            self.watch()
+            waiting = [group for group in waiting if not self.is_ready(group, group.epoch)]
+            if waiting and time.monotonic() > deadline:
+                raise JobFailed(
+                    f"spec.timeouts.startupSeconds: {self.startup_seconds:g} s are over and "
+                    f"{self._missing(waiting)} do not serve; raise the limit or see their logs"
+                )
+            if waiting:
+                time.sleep(_POLL_SECONDS)
+
+    def watch(self) -> None:
+        """Ask all supervisors once.
+
+        Raises:
+            RoleLost: a role lost a rank, or a supervisor does not answer.
+            ConfigError: a rank found its input wrong, as it would again.
+        """
+        for group in self.groups:
+            if group.epoch == 0:
+                continue
+            try:
+                statuses = self.status(group)
+            except CallTimeout as silence:
+                raise RoleLost(group.name, str(silence)) from silence
+            for status in statuses:
+                if status.epoch != group.epoch or status.phase != "lost":
+                    continue
+                if status.exit_code == contract.EXIT_INVALID:
+                    raise ConfigError(status.reason)
+                raise RoleLost(group.name, f"pod {status.pod}: {status.reason}")
+
+    def ask(
+        self,
+        group: RoleGroup,
+        method: Method[Any, Answer],
+        requests: Sequence[msgspec.Struct],
+        request_id: RequestId,
+        ranks: Sequence[int] | None = None,
+    ) -> list[Answer]:
+        """Have ranks of a role do one piece of work, and wait for all of them.
+
+        Args:
+            group: the role.
+            method: what to do.
+            requests: one a rank that is asked.
+            request_id: which work; its epoch is filled in from the role.
+            ranks: who is asked; all by default.
+
+        Raises:
+            RoleLost: a rank was lost meanwhile, or does not answer in time.
+            JobFailed: the work itself failed, as it would again.
+            Fenced: another controller has taken over.
+        """
+        peers = group.ranks if ranks is None else [group.ranks[rank] for rank in ranks]
+        id_ = msgspec.structs.replace(request_id, epoch=group.epoch)
+        calls = [
+            Call(peer, method, request, id_) for peer, request in zip(peers, requests, strict=True)
+        ]
+        try:
+            return self.caller.call_all(calls, self.watch)
+        except CallTimeout as silence:
+            raise RoleLost(group.name, str(silence)) from silence
+        except CallRefused as refusal:
+            if refusal.kind is ErrorKind.FENCED:
+                raise Fenced(group.name, self.caller.epoch, self.caller.epoch + 1) from refusal
+            self._blame_loss_first()
+            detail = refusal.failure.detail
+            raise JobFailed(f"{refusal}" + (f"\n{detail}" if detail else "")) from refusal
+
+    def _blame_loss_first(self) -> None:
+        """A rank that fails because another one died must not be blamed: look who is lost."""
+        deadline = time.monotonic() + _LOSS_GRACE_SECONDS
+        while time.monotonic() < deadline:
+            self.watch()
+            time.sleep(_POLL_SECONDS)
+
+    def _missing(self, groups: Iterable[RoleGroup]) -> str:
+        missing = [
+            f"{group.name} rank {state.rank} ({state.state})"
+            for group in groups
+            for status in self.status(group)
+            for state in status.ranks
+            if state.state != "ready"
+        ]
+        return ", ".join(missing) or "their pods"

@@ -1,0 +1,1 @@
+"""Where tensors cross process borders: worlds, meshes, collectives. Nobody else opens c10d."""

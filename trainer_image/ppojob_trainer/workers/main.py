@@ -1,0 +1,75 @@
+"""`ppojob_trainer rank`: one rank of one epoch, from its first line to its end."""
+
+import faulthandler
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from ppojob_api import contract
+from ppojob_trainer.errors import PPOJobError
+from ppojob_trainer.lifeline import Lifeline, die_with_parent
+from ppojob_trainer.pod_environment import (
+    PodEnvironment,
+    RankEnvironment,
+    read_pod_environment,
+    read_rank_environment,
+)
+from ppojob_trainer.rpc.keys import KeyRing, read_key_ring
+from ppojob_trainer.rpc.server import Route, RpcServer
+
+_log = logging.getLogger(__name__)
+
+
+class Worker(Protocol):
+    """What a role's rank is to the process around it."""
+
+    def routes(self) -> list[Route]:
+        """The methods that it answers."""
+        ...
+
+
+WorkerFactory = Callable[[PodEnvironment, RankEnvironment, KeyRing], AbstractContextManager[Worker]]
+
+
+@contextmanager
+def _open_worker(
+    environment: PodEnvironment, rank: RankEnvironment, keys: KeyRing
+) -> Iterator[Worker]:
+    """Build the worker of a role; each role imports its own heavy parts, late."""
+    factory: WorkerFactory
+    if environment.role == "reward":
+        from ppojob_trainer.workers.reward import open_reward_worker as factory
+    else:
+        from ppojob_trainer.workers.actor_rollout import open_actor_rollout_worker as factory
+    with factory(environment, rank, keys) as worker:
+        yield worker
+
+
+def run_rank() -> int:
+    """Serve until killed; answers the exit status."""
+    die_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    lifeline = Lifeline(int(os.environ[contract.ENV_LIFELINE]))
+    lifeline.start()
+    try:
+        environment = read_pod_environment()
+        rank = read_rank_environment()
+        keys = read_key_ring(environment.keys, environment.role)
+        with _open_worker(environment, rank, keys) as worker:
+            port = contract.PORT_FIRST_RANK + rank.local_rank
+            server = RpcServer(environment.address, port, keys, worker.routes(), rank.epoch)
+            server.start()
+            lifeline.tell_ready()
+            server.work()
+    except PPOJobError as problem:
+        _log.error("%s", problem)
+        lifeline.tell_error(str(problem))
+        return problem.exit_status
+    except Exception as problem:
+        _log.exception("the rank failed")
+        lifeline.tell_error(f"{type(problem).__name__}: {problem}")
+        return contract.EXIT_FAILED
+    return contract.EXIT_DONE

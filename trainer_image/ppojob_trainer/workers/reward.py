@@ -1,0 +1,74 @@
+"""The reward role's rank: takes responses as text from the ranks that own them, and scores them.
+
+It holds no model, no GPU and a key that commands nobody, since it is where users' code runs: in
+child processes with a time limit, never in this one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from ppojob_trainer.errors import JobFailed
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.rewards.process import ScoringPool
+from ppojob_trainer.rewards.records import RewardItem
+from ppojob_trainer.rpc.keys import KeyRing
+from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE, RowScore, Score, Scored, ScoreItem, Texts
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import Nothing
+
+
+class RewardWorker:
+    """Answers `put_texts` and `score`.
+
+    Args:
+        pool: the processes that run scorers.
+    """
+
+    def __init__(self, pool: ScoringPool) -> None:
+        self._pool = pool
+        self._texts: dict[str, dict[int, str]] = {}
+
+    def routes(self) -> list[Route]:
+        """The methods of this role."""
+        return [Route(PUT_TEXTS, self._put_texts), Route(SCORE, self._score)]
+
+    def _put_texts(self, request: Texts) -> Nothing:
+        batch = self._texts.setdefault(request.purpose, {})
+        batch.update(enumerate(request.texts, start=request.first))
+        return Nothing()
+
+    def _score(self, request: Score) -> Scored:
+        batch = self._texts.pop(request.purpose, {})
+        missing = [item.row for item in request.items if item.row not in batch]
+        if missing:
+            raise JobFailed(f"score: the text of row {missing[0]} never arrived")
+        items = [_reward_item(item, batch[item.row]) for item in request.items]
+        results = self._pool.score(items)
+        return Scored(
+            [
+                RowScore(item.row, result.score, msgspec.json.encode(result.extras, order="sorted"))
+                for item, result in zip(items, results, strict=True)
+            ]
+        )
+
+
+def _reward_item(item: ScoreItem, response: str) -> RewardItem:
+    return RewardItem(
+        row=item.row,
+        data_source=item.data_source,
+        response=response,
+        ground_truth=msgspec.json.decode(item.ground_truth),
+        extra_info=msgspec.json.decode(item.extra_info),
+    )
+
+
+@contextmanager
+def open_reward_worker(
+    environment: PodEnvironment, _rank: RankEnvironment, _keys: KeyRing
+) -> Iterator[RewardWorker]:
+    """The worker with its processes, which end with the block."""
+    spec = environment.config.spec
+    with ScoringPool(spec.rewards, processes=spec.roles.reward.cpu) as pool:
+        yield RewardWorker(pool)
