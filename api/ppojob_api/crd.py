@@ -103,7 +103,8 @@ def _node(shape: Shape, path: str) -> dict[str, Any]:
     if shape.nullable:
         node["nullable"] = True
         if shape.kind == "enum":
-            node["enum"] = [*shape.choices, None]
+            # An API server takes no null for an enum, not even where the enum names it.
+            node["pattern"] = f"^({'|'.join(node.pop('enum'))})$"
     rules = [_validation(rule) for rule in RULES if path and rule.path == path]
     return {**node, "x-kubernetes-validations": rules} if rules else node
 

@@ -3,11 +3,14 @@
 Each rule repeats a check of `ppojob_api.checks`; those remain the full list, in their own words.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Final
 
 from ppojob_api.checks.arithmetic import GROUP_ESTIMATORS
 from ppojob_api.checks.support import UNSUPPORTED_TYPES
+from ppojob_api.shape import members
+from ppojob_api.v1alpha1.algorithm import KlSpec
 from ppojob_api.well_known import JOB_NAME_LIMIT, JOB_NAME_PATTERN
 
 # Sections that decide the weights, and the volume that holds them, stay as they were created.
@@ -71,10 +74,11 @@ NAME_RULES = (
     ),
 )
 
-# CEL writes `in`, a word of its own, as `__in__`.
-_KL_DEFAULTS = (
-    "self.estimator == 'k3' && self.coefficient == 0.001 && self.controller == 'fixed'"
-    " && self.target == 0.1 && self.horizon == 10000"
+# CEL writes `in`, a word of its own, as `__in__`. Its literals are those of JSON, strings included.
+_KL_DEFAULTS = " && ".join(
+    f"self.{name} == {json.dumps(member.default)}"
+    for name, member in members(KlSpec).items()
+    if name != "in"
 )
 
 ALGORITHM_RULES = (

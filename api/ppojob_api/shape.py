@@ -179,8 +179,8 @@ def _default(field: FieldInfo) -> Any:
     if value is PydanticUndefined:
         return None
     if isinstance(value, Section):
-        # The members have defaults of their own, which a server fills in by itself.
-        return {}
+        # Written out in full: an API server judges a default by the rules beside it as it stands.
+        return value.model_dump(mode="json", exclude_none=True)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -150,7 +150,7 @@ def cores(job: PPOJob) -> Iterator[Problem]:
         yield conflict(
             "spec.roles.actorRollout.cpu",
             pods.cpu,
-            f"{ranks} ranks of {topology.threads_per_rank(pods)} threads need {threads} cores",
+            f"{ranks} x threadsPerRank {topology.threads_per_rank(pods)} = {threads} threads",
             f"at least {threads}, or fewer threadsPerRank",
         )
 
