@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from typing import IO
@@ -78,6 +79,8 @@ class BoundedProcess:
         self._output_fd = self._process.stdout.fileno()
         for descriptor in (request_write, answer_read, self._output_fd):
             os.set_blocking(descriptor, False)
+        self._lifeline = lifeline_write
+        self._lock = threading.Lock()
         self._finalizer = weakref.finalize(
             self,
             _end,
@@ -121,10 +124,19 @@ class BoundedProcess:
 
     def kill(self) -> None:
         """End the child and all its descendants, and wait until they are gone. Idempotent."""
-        if self._finalizer.alive:
-            self._drain()
-            self._output.flush()
-        self._finalizer()
+        with self._lock:
+            if self._finalizer.alive:
+                self._drain()
+                self._output.flush()
+            self._finalizer()
+
+    def abort(self) -> None:
+        """Make a call that another thread is waiting for fail with ``ChildDied``, soon."""
+        with self._lock:
+            if self._finalizer.alive:
+                # Whatever arrives on the lifeline ends the child, just as its closing does.
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(self._lifeline, b"!")
 
     def _exchange(self, unsent: memoryview, deadline: float) -> bytes:
         """Move bytes both ways, and output to the log, until the answer is whole."""

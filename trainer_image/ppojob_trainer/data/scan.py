@@ -43,10 +43,12 @@ class Scan:
         kept: numbers, over all files, of the rows to draw from.
         total: rows seen.
         dropped: rows left out as too long.
+        prompt_kind: "text" or "messages", as the first row has it.
         errors: what must be mended.
         warnings: what is worth knowing.
         prompt_keys: eight-byte digest of every prompt seen, where asked for.
         row_keys: the same of (data source, split, index), 0 where a row has no index.
+        key_rows: numbers of the rows that the keys belong to.
     """
 
     files: list[RowFile] = field(default_factory=list)
@@ -58,6 +60,8 @@ class Scan:
     warnings: Findings = field(default_factory=Findings)
     prompt_keys: "array[int]" = field(default_factory=lambda: array("Q"))
     row_keys: "array[int]" = field(default_factory=lambda: array("Q"))
+    key_rows: "array[int]" = field(default_factory=lambda: array("q"))
+    prompt_kind: str = ""
 
     def place(self, number: int) -> str:
         """``file:row`` of a row of the concatenated files."""
@@ -167,10 +171,11 @@ class Scanner:
         prompts = [candidate.cells.prompt for candidate in candidates]
         encoded = self.chat.encode_prompts(prompts, self.spec.apply_chat_template_kwargs)
         for candidate, ids in zip(candidates, encoded, strict=True):
+            self._check_kind(scan, candidate)
             self._check_reward(scan, candidate)
             self._warn_of_control_tokens(scan, candidate, control)
             if self.with_keys:
-                _add_keys(scan, candidate.cells)
+                _add_keys(scan, candidate)
             if isinstance(ids, BadChatTemplate):
                 self._add_refusal(scan, candidate, ids)
             elif self._keeps(scan, candidate, len(ids)):
@@ -195,6 +200,19 @@ class Scanner:
             file=candidate.file.path,
         )
         return False
+
+    def _check_kind(self, scan: Scan, candidate: _Candidate) -> None:
+        kind = "text" if isinstance(candidate.cells.prompt, str) else "messages"
+        scan.prompt_kind = scan.prompt_kind or kind
+        if kind != scan.prompt_kind:
+            bad = BadCell(
+                self.spec.prompt_key,
+                kind,
+                f"{scan.place(0)} has {scan.prompt_kind}",
+                "one kind of prompt in all rows and files",
+                DataReason.SCHEMA_MISMATCH,
+            )
+            _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
 
     def _check_reward(self, scan: Scan, candidate: _Candidate) -> None:
         if self.rewards is None:
@@ -302,7 +320,9 @@ def _short(value: Json) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _add_keys(scan: Scan, cells: Cells) -> None:
+def _add_keys(scan: Scan, candidate: _Candidate) -> None:
+    cells = candidate.cells
+    scan.key_rows.append(candidate.number)
     scan.prompt_keys.append(_key(cells.prompt))
     index = cells.extra_info.get("index")
     split = cells.extra_info.get("split")

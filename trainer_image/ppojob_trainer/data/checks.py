@@ -1,0 +1,143 @@
+"""All that is wrong with a job's data, found before anything is started."""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.problems import DataProblem, DataReason
+from ppojob_trainer.data.scan import RewardChecks, Scan, Scanner
+
+Keys = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class DataReport:
+    """What the checks found.
+
+    Attributes:
+        errors: lines to mend; nothing may be started while there are any.
+        warnings: lines worth knowing.
+        train_rows: prompts to draw from.
+        validation_rows: held-out prompts.
+    """
+
+    errors: list[str]
+    warnings: list[str]
+    train_rows: int
+    validation_rows: int
+
+
+def check_files(
+    spec: DataSpec,
+    chat: ChatTokenizer,
+    *,
+    rewards: RewardChecks | None,
+    prompts_per_step: int,
+    root: Path | None = None,
+) -> DataReport:
+    """Read training and validation data once, row by row, in bounded memory.
+
+    Args:
+        spec: the job's data section.
+        chat: tokenizer of the policy.
+        rewards: what the reward side can score; None when a custom function takes every row.
+        prompts_per_step: size of a batch.
+        root: folder that files must lie in, symbolic links resolved; None for anywhere.
+    """
+    train = Scanner(
+        spec, chat, rewards, max_rows=spec.max_train_rows, root=root, with_keys=True
+    ).scan(spec.train)
+    validation = Scan()
+    if spec.validation:
+        validation = Scanner(
+            spec, chat, rewards, max_rows=spec.max_validation_rows, root=root, with_keys=True
+        ).scan(spec.validation)
+    errors = train.errors.lines() + validation.errors.lines()
+    if not train.errors and len(train.kept) < prompts_per_step:
+        errors.append(str(_too_few(len(train.kept), prompts_per_step)))
+    warnings = train.warnings.lines() + validation.warnings.lines()
+    for scan in (train, validation):
+        warnings += [str(problem) for problem in _duplicates(scan)]
+    warnings += [str(problem) for problem in _overlaps(train, validation)]
+    report = DataReport(errors, warnings, len(train.kept), len(validation.kept))
+    train.close()
+    validation.close()
+    return report
+
+
+def changed_files(expected: Mapping[str, str], found: Mapping[str, str]) -> list[DataProblem]:
+    """Compare the files of a resumed job with those that it was started with.
+
+    Args:
+        expected: digests by path, from the commit (``PromptDataset.file_digests``).
+        found: the same, now.
+    """
+    return [
+        DataProblem(
+            path,
+            f"SHA-256 {found.get(path, 'of no file')[:16]}",
+            f"the job was started with {digest[:16]}",
+            "the same file, or a job of another name",
+            DataReason.FILE_CHANGED,
+        )
+        for path, digest in expected.items()
+        if found.get(path) != digest
+    ]
+
+
+def _too_few(rows: int, batch: int) -> DataProblem:
+    return DataProblem(
+        "spec.data.train",
+        f"{rows} rows",
+        f"fewer than spec.algorithm.promptsPerStep {batch}: no batch can be drawn",
+        f"at least {batch} rows, or a smaller promptsPerStep",
+        DataReason.FEWER_ROWS_THAN_BATCH,
+    )
+
+
+def _duplicates(scan: Scan) -> list[DataProblem]:
+    """Rows that say they are the same one: equal data source, split and index."""
+    keys = _keys(scan.row_keys)
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    again = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != 0))
+    if not len(again):
+        return []
+    first, second = (int(order[again[0] + offset]) for offset in (0, 1))
+    return [
+        DataProblem(
+            f"{scan.place(scan.key_rows[second])}:extra_info.index",
+            f"{len(again)} rows with the data source, split and index of another",
+            f"the first repeats {scan.place(scan.key_rows[first])}",
+            "fine where rows are meant to count twice",
+            DataReason.DUPLICATE_ROW,
+        )
+    ]
+
+
+def _overlaps(train: Scan, validation: Scan) -> list[DataProblem]:
+    """Held-out prompts that are trained on."""
+    held_out = _keys(validation.prompt_keys)
+    seen = np.isin(held_out, _keys(train.prompt_keys))
+    if not seen.any():
+        return []
+    first = validation.key_rows[int(np.flatnonzero(seen)[0])]
+    return [
+        DataProblem(
+            f"{validation.place(first)}:prompt",
+            f"{int(seen.sum())} of {len(held_out)} held-out prompts",
+            "they are among the training prompts too",
+            "prompts that are not trained on, or validation tells nothing of new ones",
+            DataReason.OVERLAP,
+        )
+    ]
+
+
+def _keys(keys: "array[int]") -> Keys:
+    return np.frombuffer(keys, dtype=np.uint64) if len(keys) else np.empty(0, np.uint64)

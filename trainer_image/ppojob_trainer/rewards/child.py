@@ -1,0 +1,144 @@
+"""The child that runs reward functions.
+
+It trusts nothing of them: every call gets objects of its own, whatever it raises is an answer, and
+what they print cannot reach the pipes. Loops, bombs and deaths are the parent's and the guardian's
+to end (``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian``).
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from ppojob_trainer.children import guardian
+from ppojob_trainer.children.frames import read_frame, write_frame
+from ppojob_trainer.children.output import printable
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.custom import BadFunction, load_function, user_frames
+from ppojob_trainer.rewards.results import BadResult, read_result
+from ppojob_trainer.rewards.routing import SCORERS
+from ppojob_trainer.rewards.wire import (
+    Called,
+    CallFunction,
+    FunctionProblem,
+    FunctionSpec,
+    Loaded,
+    LoadFunctions,
+    ScorerRequest,
+)
+
+_LINE_CHARACTERS = 600
+
+
+class Functions:
+    """The loaded functions, called by position."""
+
+    def __init__(self) -> None:
+        self._functions: list[Callable[..., object]] = []
+        self._arguments: list[bytes] = []
+
+    def load(self, request: LoadFunctions) -> Loaded:
+        """Load all; say what is wrong with each that cannot be used."""
+        problems = []
+        for position, spec in enumerate(request.functions):
+            try:
+                self._functions.append(_load(spec))
+                self._arguments.append(spec.arguments)
+            except BadFunction as bad:
+                problems.append(
+                    FunctionProblem(position, bad.reason_code, bad.got, bad.why, bad.allowed)
+                )
+        return Loaded(problems)
+
+    def call(self, request: CallFunction) -> Called:
+        """Call a function with objects decoded for this call alone."""
+        function = self._functions[request.function]
+        arguments = msgspec.json.decode(self._arguments[request.function])
+        try:
+            value = function(
+                data_source=request.data_source,
+                solution_str=request.response,
+                ground_truth=msgspec.json.decode(request.ground_truth),
+                extra_info=msgspec.json.decode(request.extra_info),
+                **arguments,
+            )
+            score, extras = read_result(value)
+        except BadResult as bad:
+            return Called(request.number, reason_code=bad.reason_code, got=bad.got, why=bad.why)
+        except BaseException as error:  # SystemExit and its kin are answers too
+            return _raised(request.number, error)
+        return Called(request.number, score, extras)
+
+
+def serve(requests: int, answers: int) -> None:
+    """Answer requests until the parent closes its end."""
+    functions = Functions()
+    own = os.getpid()
+    decoder = msgspec.msgpack.Decoder(ScorerRequest)
+    while (body := read_frame(requests)) is not None:
+        request = decoder.decode(body)
+        answer = (
+            functions.load(request)
+            if isinstance(request, LoadFunctions)
+            else functions.call(request)
+        )
+        _flush()
+        if os.getpid() != own:  # the function forked, and its child came back here as well
+            os._exit(0)
+        write_frame(answers, msgspec.msgpack.encode(answer))
+
+
+def _load(spec: FunctionSpec) -> Callable[..., object]:
+    if spec.path:
+        return load_function(spec.path, spec.name, msgspec.json.decode(spec.arguments))
+    scorer = SCORERS.get(spec.name)
+    if scorer is None:
+        raise BadFunction(
+            "RewardFunction",
+            spec.name,
+            "no built-in scorer has this name",
+            f"one of {', '.join(SCORERS)}, or source.path",
+        )
+    return partial(_score_built_in, scorer.score)
+
+
+def _score_built_in(
+    score: Callable[..., object],
+    *,
+    data_source: str,
+    solution_str: str,
+    ground_truth: Json,
+    extra_info: dict[str, Json],
+    **arguments: Json,
+) -> object:
+    return score(solution_str, ground_truth, **arguments)
+
+
+def _raised(number: int, error: BaseException) -> Called:
+    reason = "RewardMemory" if isinstance(error, MemoryError) else "RewardRaised"
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # an exception whose own text raises
+        text = type(error).__name__
+    frames = " < ".join(reversed(user_frames(error))) or "no frame"
+    return Called(
+        number,
+        reason_code=reason,
+        got=printable(text, _LINE_CHARACTERS),
+        why=printable(f"it raised at {frames}", _LINE_CHARACTERS),
+    )
+
+
+def _flush() -> None:
+    """Send what was printed before the answer; a function may have closed the stream."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (ValueError, OSError, AttributeError):
+            continue
+
+
+if __name__ == "__main__":
+    sys.exit(guardian.run(serve, sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""Users' reward functions: found by path and name, checked before the first call."""
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ppojob_trainer.json_value import Json
+
+SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
+MODULE_NAME = "ppojob_custom_reward"
+_SHOWN_FRAMES = 5
+
+
+class BadFunction(Exception):  # noqa: N818  the function is bad
+    """A reward function cannot be used.
+
+    Attributes:
+        reason_code: stable word.
+        got: what is there.
+        why: what is wrong with it.
+        allowed: what to write instead.
+    """
+
+    def __init__(self, reason_code: str, got: str, why: str, allowed: str) -> None:
+        self.reason_code = reason_code
+        self.got = got
+        self.why = why
+        self.allowed = allowed
+        super().__init__(f"got {got}: {why}; {allowed}")
+
+
+def load_function(path: str, name: str, arguments: Mapping[str, Json]) -> Callable[..., object]:
+    """Import a Python file and take a function from it.
+
+    The file's folder is added at the end of the module path, so it can import its neighbours.
+
+    Args:
+        path: the file.
+        name: the function in it.
+        arguments: keyword arguments that every call will have.
+
+    Raises:
+        BadFunction: the file cannot be imported, or holds no such function.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise BadFunction("RewardModule", path, "no such file", "a Python file")
+    sys.path.append(str(file.resolve().parent))
+    spec = importlib.util.spec_from_file_location(MODULE_NAME, file)
+    if spec is None or spec.loader is None:
+        raise BadFunction("RewardModule", path, "no Python file", "a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE_NAME] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # the file is the user's: it may even call sys.exit
+        raise _import_problem(path, error) from None
+    if name not in vars(module):
+        names = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
+        raise BadFunction(
+            "RewardFunction",
+            name,
+            f"{path} has no such function",
+            f"one of {', '.join(names)}" if names else f"def {name}{SIGNATURE}",
+        )
+    return _checked(path, name, vars(module)[name], arguments)
+
+
+def user_frames(error: BaseException) -> list[str]:
+    """The last five frames of an exception, as ``file:line name``, without the one that caught."""
+    frames = traceback.extract_tb(error.__traceback__)[1:][-_SHOWN_FRAMES:]
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+
+
+def _checked(
+    path: str, name: str, function: object, arguments: Mapping[str, Json]
+) -> Callable[..., object]:
+    if not callable(function):
+        raise BadFunction(
+            "RewardFunction", f"{name} = {type(function).__name__}", "not callable", "a function"
+        )
+    if inspect.iscoroutinefunction(function):
+        raise BadFunction("RewardFunction", f"async def {name}", "it is not awaited", "def")
+    given = {"data_source", "solution_str", "ground_truth", "extra_info"} | arguments.keys()
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(given))
+    except TypeError as error:
+        raise BadFunction(
+            "RewardFunction",
+            f"{name}{inspect.signature(function)}",
+            f"{path}: it cannot be called with {', '.join(sorted(given))}: {error}",
+            f"def {name}{SIGNATURE}",
+        ) from None
+    except ValueError:
+        return function  # a builtin without a signature is found out by calling it
+    return function
+
+
+def _import_problem(path: str, error: BaseException) -> BadFunction:
+    if isinstance(error, SyntaxError):
+        return BadFunction(
+            "RewardModule", f"{path}:{error.lineno}", f"not Python: {error.msg}", "valid Python"
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return BadFunction(
+            "RewardModule",
+            path,
+            f"it imports {error.name}, which is not installed",
+            "a package of the reward pod's image, or a file beside this one",
+        )
+    place = next(reversed(user_frames(error)), path)
+    return BadFunction(
+        "RewardModule",
+        place,
+        f"importing it raised {type(error).__name__}: {str(error)[:200]}",
+        "a file that can be imported",
+    )

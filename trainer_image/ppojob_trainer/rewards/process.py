@@ -1,0 +1,286 @@
+"""Scores responses in child processes that are killed when they take too long."""
+
+import itertools
+import logging
+import math
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+import msgspec
+
+from ppojob_api.v1alpha1.rollout import RewardSpec
+from ppojob_trainer.children.frames import FrameError
+from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
+from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
+from ppojob_trainer.rewards.records import NO_ANSWER, RewardItem, RewardResult
+from ppojob_trainer.rewards.routing import SCORERS, route
+from ppojob_trainer.rewards.wire import Called, CallFunction, FunctionSpec, Loaded, LoadFunctions
+
+OnFailure = Literal["fail", "zero"]
+
+START_SECONDS = 120.0
+"""A reward file may import large libraries."""
+DEFAULT_MEMORY_BYTES = 4 * 1024**3
+BUILT_IN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A reward function of the job.
+
+    Attributes:
+        label: how messages name it.
+        spec: what the child loads.
+        weight: factor of its score.
+        seconds: time limit of a call.
+    """
+
+    label: str
+    spec: FunctionSpec
+    weight: float
+    seconds: float
+
+
+class ScoringPool:
+    """Children that score responses; each call has a time limit that nothing can outlive.
+
+    When a call is too slow, or its process dies, that process and everything it started are killed,
+    another is started, and the other responses are scored as if nothing had happened.
+
+    Args:
+        rewards: ``spec.rewards``; empty for the built-in scorer of each row's data source.
+        processes: children.
+        on_failure: what a failed call means. "fail": the job fails with ``RewardFailed``. "zero":
+            the response gets the score of a wrong answer, and ``failure`` among its extras.
+        memory_bytes: limit of each process's data.
+        log: where children's output goes.
+
+    Raises:
+        ConfigError: functions cannot be loaded; every problem, one line each.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[RewardSpec],
+        *,
+        processes: int = 1,
+        on_failure: OnFailure = "fail",
+        memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
+        log: logging.Logger | None = None,
+    ) -> None:
+        self._functions = _functions(rewards)
+        self._is_routed = not rewards
+        self._on_failure = on_failure
+        self._memory_bytes = memory_bytes
+        self._log = log or logging.getLogger(__name__)
+        self._idle: queue.SimpleQueue[BoundedProcess | None] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="scoring")
+        self._numbers = itertools.count(1)
+        self._children: set[BoundedProcess] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        try:
+            first = self._start()
+        except BaseException:
+            self._threads.shutdown()
+            raise
+        self._idle.put(first)
+        for _ in range(processes - 1):
+            self._idle.put(None)  # started when there is work for it
+
+    def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
+        """Score responses, several at one time; the answer is in their order.
+
+        Raises:
+            RewardFailed: a function raised, hung, died or returned nonsense, and the policy is to
+                fail. The rest is not scored.
+            NonFiniteReward: the same for NaN and infinity.
+        """
+        stop = threading.Event()
+        futures = [self._threads.submit(self._score_one, item, stop) for item in items]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            stop.set()
+            for future in futures:
+                future.cancel()
+
+    def close(self) -> None:
+        """End all children, at once also those that are at work. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            children = list(self._children)
+        for child in children:
+            child.abort()
+        self._threads.shutdown(cancel_futures=True)
+        for child in children:
+            child.kill()
+
+    def __enter__(self) -> Self:
+        """Give the pool itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End all children."""
+        self.close()
+
+    def _score_one(self, item: RewardItem, stop: threading.Event) -> RewardResult:
+        if stop.is_set():
+            raise RewardFailed(f"row {item.row}", "not scored: another response failed")
+        chosen = self._chosen(item)
+        answers: list[tuple[_Function, Called]] = []
+        for position in chosen:
+            function = self._functions[position]
+            answer = self._call(position, function, item)
+            if answer.reason_code and self._on_failure == "fail":
+                stop.set()
+                raise _failure(function, item, answer)
+            answers.append((function, answer))
+        return _combined(answers)
+
+    def _chosen(self, item: RewardItem) -> list[int]:
+        if not self._is_routed:
+            return list(range(len(self._functions)))
+        name = route(item.data_source)
+        if name is None:
+            raise RewardFailed(
+                f"row {item.row}",
+                f"got data source {item.data_source!r}: no scorer knows it; "
+                f"one for {', '.join(SCORERS)}, or a function in spec.rewards",
+            )
+        return [list(SCORERS).index(name)]
+
+    def _call(self, position: int, function: _Function, item: RewardItem) -> Called:
+        """Call one function in an idle child; what goes wrong becomes an answer."""
+        number = next(self._numbers)
+        request = CallFunction(
+            number,
+            position,
+            item.data_source,
+            item.response,
+            msgspec.json.encode(item.ground_truth),
+            msgspec.json.encode(item.extra_info),
+        )
+        child = self._idle.get()
+        try:
+            if child is None or not child.is_alive:
+                child = self._start()
+            body = child.call(msgspec.msgpack.encode(request), function.seconds)
+            answer = msgspec.msgpack.decode(body, type=Called)
+            if answer.number != number:
+                child.kill()
+                return Called(number, reason_code="RewardDied", got="an answer to another call")
+            return answer
+        except ChildTimeout:
+            return Called(
+                number,
+                reason_code="RewardTimeout",
+                got=f"no score after {function.seconds:g} s",
+                why="killed with everything it had started",
+            )
+        except (ChildDied, FrameError, msgspec.MsgspecError) as death:
+            return Called(
+                number, reason_code="RewardDied", got="no score", why=f"its process {death}"
+            )
+        finally:
+            self._idle.put(child)
+
+    def _start(self) -> BoundedProcess:
+        with self._lock:
+            if self._is_closed:
+                raise RewardFailed("scoring", "the pool has been closed")
+            child = BoundedProcess(
+                "ppojob_trainer.rewards.child", memory_bytes=self._memory_bytes, log=self._log
+            )
+            self._children = {old for old in self._children if old.is_alive} | {child}
+        try:
+            request = LoadFunctions([function.spec for function in self._functions])
+            body = child.call(msgspec.msgpack.encode(request), START_SECONDS)
+            loaded = msgspec.msgpack.decode(body, type=Loaded)
+        except (ChildTimeout, ChildDied) as error:
+            child.kill()
+            reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
+            raise ConfigError(
+                f"spec.rewards: got files whose import {reason}: functions cannot be loaded; "
+                "files that can be imported"
+            ) from None
+        if loaded.problems:
+            child.kill()
+            raise ConfigError(
+                f"{self._functions[problem.position].label}: got {problem.got}: {problem.why}; "
+                f"{problem.allowed}"
+                for problem in loaded.problems
+            )
+        return child
+
+
+def _functions(rewards: Sequence[RewardSpec]) -> list[_Function]:
+    """What the children load: the job's functions, or every scorer where rows are routed."""
+    if not rewards:
+        return [
+            _Function(name, FunctionSpec(name, "", b"{}"), 1.0, BUILT_IN_SECONDS)
+            for name in SCORERS
+        ]
+    return [
+        _Function(
+            f"spec.rewards[{position}].function",
+            FunctionSpec(
+                reward.function,
+                (reward.source.path or "") if reward.source else "",
+                msgspec.json.encode(reward.arguments),
+            ),
+            reward.weight,
+            reward.time_limit_seconds,
+        )
+        for position, reward in enumerate(rewards)
+    ]
+
+
+def _failure(function: _Function, item: RewardItem, answer: Called) -> RewardFailed:
+    where = f"{function.label} {function.spec.name!r}: row {item.row}"
+    if answer.reason_code == "NonFiniteReward":
+        return NonFiniteReward(where, _number(answer.got))
+    why = f": {answer.why}" if answer.why else ""
+    return RewardFailed(where, f"{answer.reason_code}: got {answer.got}{why}")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:  # an integer of more digits than are shown
+        return math.inf
+
+
+def _combined(answers: list[tuple[_Function, Called]]) -> RewardResult:
+    """The weighted sum, and the values that go with it.
+
+    Values of one function keep their names; of several they are ``<function>/<name>``, with each
+    function's own score as ``<function>/score``.
+    """
+    score = sum(function.weight * answer.score for function, answer in answers)
+    failures = [answer.reason_code for _, answer in answers if answer.reason_code]
+    extras: dict[str, float | str] = {}
+    if len(answers) == 1:
+        extras |= answers[0][1].extras
+    else:
+        for function, answer in answers:
+            name = function.spec.name
+            extras[f"{name}/score"] = answer.score
+            extras |= {f"{name}/{key}": value for key, value in answer.extras.items()}
+    if failures:
+        extras["failure"] = failures[0]
+        extras["pred"] = NO_ANSWER
+    shared = (answer.extras for _, answer in answers)
+    given = next((found["acc"] for found in shared if "acc" in found), None)
+    extras["acc"] = score if given is None else given
+    return RewardResult(score, extras)

@@ -1,0 +1,111 @@
+"""What a reward function may return, and everything else it does return."""
+
+import math
+from collections.abc import Mapping
+from typing import Protocol, SupportsFloat, runtime_checkable
+
+from ppojob_trainer.children.output import printable
+
+LARGEST_SCORE = 3.4028234663852886e38
+"""Scores become float32: beyond its largest number they are infinite."""
+_SHOWN_CHARACTERS = 80
+_EXTRA_CHARACTERS = 1_024
+
+
+class BadResult(Exception):  # noqa: N818  the result is bad
+    """A reward function returned something unusable.
+
+    Attributes:
+        reason_code: ``NonFiniteReward`` or ``BadRewardResult``.
+        got: what it returned, in at most 80 characters.
+        why: what is wrong with it.
+    """
+
+    def __init__(self, reason_code: str, got: str, why: str) -> None:
+        self.reason_code = reason_code
+        self.got = got
+        self.why = why
+        super().__init__(f"{reason_code}: got {got}: {why}")
+
+
+@runtime_checkable
+class _ZeroDimensional(Protocol):
+    """A numpy scalar or array, or a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def item(self) -> SupportsFloat: ...
+
+
+@runtime_checkable
+class _OnDevice(Protocol):
+    @property
+    def is_cuda(self) -> bool: ...
+
+
+def read_result(value: object) -> tuple[float, dict[str, float | str]]:
+    """Take a number, or a mapping with one under "score" and named values besides.
+
+    Numbers are Python's, numpy's and CPU tensors' scalars, and booleans. A value of None under
+    another key is left out.
+
+    Returns:
+        The score, and what goes with it.
+
+    Raises:
+        BadResult: it is anything else.
+    """
+    if not isinstance(value, Mapping):
+        return _number(value, "a number or a dict with a score"), {}
+    if "score" not in value:
+        keys = ", ".join(map(str, value)) or "nothing"
+        raise BadResult("BadRewardResult", shown(value), f'the dict has {keys} but no "score"')
+    score = _number(value["score"], '"score" is a number')
+    extras: dict[str, float | str] = {}
+    for key, extra in value.items():
+        if key == "score" or extra is None:
+            continue
+        if not isinstance(key, str):
+            raise BadResult("BadRewardResult", shown(key), "names of values are text")
+        extras[key] = _extra(extra, key)
+    return score, extras
+
+
+def shown(value: object) -> str:
+    """A value's repr in one line of at most 80 characters, whatever its repr does."""
+    try:
+        text = repr(value)
+    except Exception as error:  # users' objects
+        text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
+    return printable(text, _SHOWN_CHARACTERS)
+
+
+def _extra(value: object, key: str) -> float | str:
+    if isinstance(value, str):
+        return value[:_EXTRA_CHARACTERS]
+    return _number(value, f"{key!r} is a number or text")
+
+
+def _number(value: object, wanted: str) -> float:
+    number = _plain(value)
+    if isinstance(number, bool | int | float):
+        try:
+            as_float = float(number)
+        except OverflowError:
+            as_float = math.inf
+        if math.isfinite(as_float) and abs(as_float) <= LARGEST_SCORE:
+            return as_float
+        raise BadResult("NonFiniteReward", shown(number), f"{wanted}, finite in float32")
+    raise BadResult(
+        "BadRewardResult", f"{type(value).__name__} {shown(value)}", f"not a number: {wanted}"
+    )
+
+
+def _plain(value: object) -> object:
+    """The Python number in a zero-dimensional array or CPU tensor; anything else as it is."""
+    if isinstance(value, bool | int | float) or not isinstance(value, _ZeroDimensional):
+        return value
+    if isinstance(value, _OnDevice) and value.is_cuda:
+        raise BadResult("BadRewardResult", "a tensor on a GPU", "return result.item() instead")
+    return value.item() if tuple(value.shape) == () else value

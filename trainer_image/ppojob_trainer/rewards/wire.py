@@ -1,0 +1,82 @@
+"""What the scoring pool and its children say to each other."""
+
+import msgspec
+
+
+class FunctionSpec(msgspec.Struct, frozen=True):
+    """One reward function.
+
+    Attributes:
+        name: of a built-in scorer, or of the function in ``path``.
+        path: Python file of the user; empty for a built-in scorer.
+        arguments: JSON object of keyword arguments.
+    """
+
+    name: str
+    path: str
+    arguments: bytes
+
+
+class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
+    """Load these; calls name them by position."""
+
+    functions: list[FunctionSpec]
+
+
+class FunctionProblem(msgspec.Struct, frozen=True):
+    """Why a function cannot be used."""
+
+    position: int
+    reason_code: str
+    got: str
+    why: str
+    allowed: str
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """Answer to ``LoadFunctions``: empty when all is well."""
+
+    problems: list[FunctionProblem]
+
+
+class CallFunction(msgspec.Struct, frozen=True, tag=True):
+    """Score one response with one function.
+
+    Attributes:
+        number: of the call; the answer repeats it.
+        function: position in ``LoadFunctions``.
+        data_source: of the row.
+        response: text to score.
+        ground_truth: JSON.
+        extra_info: JSON object.
+    """
+
+    number: int
+    function: int
+    data_source: str
+    response: str
+    ground_truth: bytes
+    extra_info: bytes
+
+
+class Called(msgspec.Struct, frozen=True):
+    """Answer to ``CallFunction``.
+
+    Attributes:
+        number: that of the call.
+        score: what the function gave.
+        extras: what it gave besides.
+        reason_code: empty where it gave a usable answer; else why not, with the two below.
+        got: what it returned or raised, in one line.
+        why: what is wrong with it.
+    """
+
+    number: int
+    score: float = 0.0
+    extras: dict[str, float | str] = {}
+    reason_code: str = ""
+    got: str = ""
+    why: str = ""
+
+
+ScorerRequest = LoadFunctions | CallFunction
