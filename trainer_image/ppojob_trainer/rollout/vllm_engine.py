@@ -1,0 +1,358 @@
+"""Rollouts with vLLM, in the trainer's process. The only file that imports vLLM (0.32).
+
+Order in a rank: the role's torch world first, then this engine, then the training model. vLLM
+builds its groups over whatever default group it finds; it neither owns nor ends that world.
+
+Four things about vLLM on the CPU cost time to find, and each has its line and its test here:
+
+- Linear layers are re-packed when they are loaded, so new weights go in layer by layer through
+  vLLM's reload, and a tied `lm_head`, which no checkpoint names, keeps its old packing unless it is
+  packed again.
+- A seeded request whose prompt is prefilled in chunks crashes (a CPU generator has no offset), so
+  prompts are never chunked.
+- The default block of 128 tokens is longer than many prompts, and only whole blocks are shared.
+- It replaces `torch.set_num_threads`, seeds every global generator and sets `LD_PRELOAD`.
+"""
+
+import gc
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from ppojob_trainer.rollout.admission import check_request
+from ppojob_trainer.rollout.checkpoint_names import checkpoint_names, key_value_bytes_per_token
+from ppojob_trainer.rollout.process_state import process_state_kept, random_state_kept
+from ppojob_trainer.rollout.protocol import (
+    Finished,
+    FinishReason,
+    Request,
+    RolloutError,
+    SamplingParams,
+)
+
+# Read by vLLM while it is imported. The engine core runs in this process. Its warnings speak of
+# what is chosen here on purpose (eager mode, seeds, the CPU without Triton).
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+with process_state_kept(own_environment="VLLM_"):
+    import vllm
+    from vllm.distributed import parallel_state
+    from vllm.inputs.engine import tokens_input
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine import FinishReason as VllmFinishReason
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+logger = logging.getLogger(__name__)
+
+# The smallest block of vLLM's fast CPU attention: a prompt is shared by whole blocks only.
+_CPU_BLOCK_TOKENS = 32
+# Prompts prefilled in one step on the CPU: enough that a whole phase starts together.
+_CPU_PREFILL_TOKENS = 8192
+# Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
+_CPU_KV_CACHE_BYTES = 4 << 30
+# Without `kv_cache_gib` on a GPU: the share that vLLM may fill; the trainer keeps the rest.
+_GPU_MEMORY_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """What an engine is built from.
+
+    Attributes:
+        model_folder: A Hugging Face folder with safetensors.
+        dtype: Type of weights and key-value cache.
+        device: Where it runs; must be what the installed vLLM is built for.
+        max_model_tokens: Longest prompt and response together.
+        max_sequences: Rows that run at once; further ones wait.
+        kv_cache_bytes: Of the key-value cache; None: room for all rows at full length (CPU, at
+            most 4 GiB), or half of the device with the weights (GPU).
+        trust_remote_code: Run model code from the folder.
+    """
+
+    model_folder: Path
+    dtype: torch.dtype
+    device: Literal["cpu", "cuda"]
+    max_model_tokens: int
+    max_sequences: int
+    kv_cache_bytes: int | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request under way."""
+
+    number: int  # of submission
+    request: Request
+    vllm_id: str
+
+
+class VllmEngine:
+    """A `RolloutEngine` over vLLM's `LLMEngine`."""
+
+    def __init__(self, settings: VllmSettings) -> None:
+        """Load the model. Collective over the role's world, if there is one."""
+        self._settings = settings
+        config = AutoConfig.from_pretrained(
+            settings.model_folder, trust_remote_code=settings.trust_remote_code
+        )
+        self._vocab_size = int(config.vocab_size)
+        self._names = checkpoint_names(settings.model_folder, config)
+        self._owns_world = not dist.is_initialized()
+        with process_state_kept(own_environment="VLLM_"):
+            self._engine = LLMEngine.from_engine_args(_engine_args(settings, config))
+        # It would end torch's default world, which belongs to the role, when the engine is freed.
+        self._engine.engine_core._finalizer.detach()
+        self._policy_version = 0
+        self._submitted = 0
+        self._rows: dict[str, _Row] = {}
+        self._aborted: list[tuple[_Row, Finished]] = []
+        self._unusable: str | None = None
+
+    @property
+    def policy_version(self) -> int:
+        """See `RolloutEngine`."""
+        return self._policy_version
+
+    def submit(self, request: Request) -> None:
+        """See `RolloutEngine`."""
+        self._refuse_unusable(f"submit {request.request_id!r}")
+        if request.request_id in self._rows:
+            raise ValueError(f"request {request.request_id!r}: the id is already in use")
+        check_request(
+            request,
+            max_model_tokens=self._settings.max_model_tokens,
+            vocab_size=self._vocab_size,
+        )
+        vllm_id = self._engine.add_request(
+            request.request_id,
+            tokens_input(list(request.prompt)),
+            _sampling(request.sampling, request.seed),
+        )
+        self._rows[request.request_id] = _Row(self._submitted, request, vllm_id)
+        self._submitted += 1
+
+    def step(self) -> list[Finished]:
+        """See `RolloutEngine`."""
+        self._refuse_unusable("step")
+        ended, self._aborted = self._aborted, []
+        if self._engine.has_unfinished_requests():
+            try:
+                with random_state_kept():
+                    outputs = self._engine.step()
+            except Exception:
+                self._unusable = "a step failed"
+                raise
+            for output in outputs:
+                ended.append((self._rows.pop(output.request_id), self._finished(output)))
+        return [finished for _, finished in sorted(ended, key=lambda pair: pair[0].number)]
+
+    def has_work(self) -> bool:
+        """See `RolloutEngine`."""
+        return bool(self._rows or self._aborted)
+
+    def abort(self, request_id: str) -> None:
+        """See `RolloutEngine`."""
+        row = self._rows.pop(request_id, None)
+        if row is None:
+            return
+        # vLLM drops what an aborted request has drawn; its record still holds it.
+        state = self._engine.output_processor.request_states[row.vllm_id]
+        output = state.make_request_output([], None, VllmFinishReason.ABORT, None)
+        self._engine.abort_request([row.vllm_id], internal=True)
+        self._aborted.append((row, self._finished(output)))
+
+    def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """See `RolloutEngine`.
+
+        Tensors are cast one at a time, and layers are rebuilt one at a time: beyond the engine's
+        own weights, memory for about one layer is needed.
+        """
+        self._refuse_unusable("load_weights")
+        self._refuse_busy("load_weights")
+        try:
+            with process_state_kept(own_environment="VLLM_"), torch.no_grad():
+                self._engine.collective_rpc(
+                    "reload_weights", kwargs={"weights_iterator": self._checked(tensors)}
+                )
+                self._engine.apply_model(_repack_tied_heads)
+        except Exception as error:
+            self._unusable = "loading weights failed"
+            if isinstance(error, RolloutError):
+                raise
+            raise RolloutError(f"load_weights: vLLM refused the weights: {error}") from error
+        self._policy_version = version
+        self.reset_cache()
+
+    def reset_cache(self) -> None:
+        """See `RolloutEngine`."""
+        self._refuse_unusable("reset_cache")
+        self._refuse_busy("reset_cache")
+        if not self._engine.reset_prefix_cache():
+            raise RolloutError("reset_cache: vLLM still holds blocks of ended requests")
+
+    def sleep(self) -> None:
+        """Drop weights and cache from the GPU; on the CPU vLLM cannot, and both stay in memory."""
+        self._refuse_busy("sleep")
+        if self._settings.device == "cuda":
+            self._engine.sleep(level=2)
+        self._unusable = self._unusable or "it is asleep"
+
+    def wake(self) -> None:
+        """See `RolloutEngine`."""
+        if self._unusable == "it is asleep":
+            if self._settings.device == "cuda":
+                self._engine.wake_up()
+            self._unusable = None
+
+    def close(self) -> None:
+        """See `RolloutEngine`. The role's world, if it was there before, stays."""
+        if self._unusable == "it is closed":
+            return
+        self._unusable = "it is closed"
+        self._rows.clear()
+        self._aborted.clear()
+        core = self._engine.engine_core.engine_core
+        core.structured_output_manager.clear_backend()
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()
+        del self._engine, core
+        gc.unfreeze()
+        gc.collect()
+        parallel_state.destroy_model_parallel()
+        if self._owns_world:
+            parallel_state.destroy_distributed_environment()
+        elif parallel_state._WORLD is not None:
+            parallel_state._WORLD.destroy()
+            parallel_state._WORLD = None
+
+    def _refuse_unusable(self, what: str) -> None:
+        if self._unusable is not None:
+            raise RolloutError(f"{what}: the engine cannot be used: {self._unusable}")
+
+    def _refuse_busy(self, what: str) -> None:
+        if self.has_work():
+            raise RolloutError(f"{what}: requests are in flight; finish or abort them first")
+
+    def _checked(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Cast on the way through; vLLM itself would only warn of missing names."""
+        missing = set(self._names)
+        for name, tensor in tensors:
+            if name not in self._names and name != "lm_head.weight":
+                raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
+            missing.discard(name)
+            yield name, tensor.detach().to(self._settings.dtype)
+        if missing:
+            raise RolloutError(
+                f"load_weights: {len(missing)} tensors missing, first {min(missing)}"
+            )
+
+    def _finished(self, output: RequestOutput) -> Finished:
+        completion = output.outputs[0]
+        reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+        if completion.finish_reason not in reasons:
+            raise RolloutError(
+                f"request {output.request_id!r}: vLLM ended it with {completion.finish_reason!r}"
+            )
+        tokens = tuple(completion.token_ids)
+        logprobs = tuple(completion.logprobs.logprobs) if tokens else ()
+        if len(logprobs) != len(tokens):
+            raise RolloutError(
+                f"request {output.request_id!r}: vLLM gave {len(logprobs)} log-probabilities for "
+                f"{len(tokens)} tokens"
+            )
+        return Finished(
+            output.request_id,
+            tokens,
+            logprobs,
+            reasons[completion.finish_reason],
+            self._policy_version,
+        )
+
+
+def _engine_args(settings: VllmSettings, config: AutoConfig) -> vllm.EngineArgs:
+    """Translate settings; what differs by device is told apart here and nowhere else."""
+    common = {
+        "model": str(settings.model_folder),
+        "dtype": str(settings.dtype).removeprefix("torch."),
+        "trust_remote_code": settings.trust_remote_code,
+        "skip_tokenizer_init": True,
+        "max_model_len": settings.max_model_tokens,
+        "max_num_seqs": settings.max_sequences,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": 1,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        # One engine a rank; several ranks of a role each have their own.
+        "distributed_executor_backend": "uni",
+        "seed": 0,
+    }
+    if settings.device == "cuda":
+        return vllm.EngineArgs(
+            **common,
+            enable_sleep_mode=True,
+            kv_cache_memory_bytes=settings.kv_cache_bytes,
+            gpu_memory_utilization=_GPU_MEMORY_SHARE,
+        )
+    return vllm.EngineArgs(
+        **common,
+        # Compiling takes longer than a small model's whole run.
+        enforce_eager=True,
+        block_size=_CPU_BLOCK_TOKENS,
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=max(settings.max_model_tokens, _CPU_PREFILL_TOKENS),
+        kv_cache_memory_bytes=settings.kv_cache_bytes or _cpu_cache_bytes(settings, config),
+    )
+
+
+def _cpu_cache_bytes(settings: VllmSettings, config: AutoConfig) -> int:
+    """Room for all rows at full length within the limit, and for one in any case."""
+    blocks = -(-settings.max_model_tokens // _CPU_BLOCK_TOKENS)
+    per_row = blocks * _CPU_BLOCK_TOKENS * key_value_bytes_per_token(config, settings.dtype)
+    # vLLM keeps one block for itself.
+    rows = settings.max_sequences + 1
+    return max(min(rows * per_row, _CPU_KV_CACHE_BYTES), 2 * per_row)
+
+
+def _sampling(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
+    """Translate; at temperature 0 nothing is cut off, as the protocol says."""
+    greedy = sampling.temperature == 0.0
+    return vllm.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=1.0 if greedy else sampling.top_p,
+        top_k=-1 if greedy else sampling.top_k,
+        seed=seed,
+        max_tokens=sampling.max_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _repack_tied_heads(model: nn.Module) -> None:
+    """Pack an output head again that shares the embedding's weight.
+
+    A reload rebuilds the layers that it is given tensors for. A tied head has none of its own: its
+    weight is the embedding's and thus new, its packed copy (CPU only) is of the old one.
+    """
+    layers = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
+    for layer in layers:
+        shared = sum(other.weight is layer.weight for other in layers) > 1
+        if shared and hasattr(layer, "cpu_linear"):
+            layer.quant_method.process_weights_after_loading(layer)
