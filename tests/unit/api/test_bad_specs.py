@@ -1,0 +1,138 @@
+"""Every wrong setting gives its own line, word for word: the table is bad_specs.txt."""
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppojob_api import manifest, validation
+from ppojob_api.problem import Problem
+
+TABLE = Path(__file__).with_name("bad_specs.txt")
+
+GOOD_JOB: dict[str, Any] = {
+    "apiVersion": "ppojob.dev/v1alpha1",
+    "kind": "PPOJob",
+    "metadata": {"name": "sum"},
+    "spec": {
+        "model": {"path": "/models/m"},
+        "data": {"train": [{"path": "a.parquet"}], "validation": [{"path": "b.jsonl"}]},
+        "algorithm": {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8},
+        "steps": {"total": 20},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    changes: tuple[str, ...]
+    expected: tuple[str, ...]
+
+
+def read_table() -> list[Case]:
+    cases = []
+    for block in TABLE.read_text().split("\n\n"):
+        lines = [line for line in block.splitlines() if line and not line.startswith("#")]
+        if lines:
+            name, *rest = lines
+            changes = tuple(line for line in rest if not line.startswith("=> "))
+            expected = tuple(line.removeprefix("=> ") for line in rest if line.startswith("=> "))
+            cases.append(Case(name, changes, expected))
+    return cases
+
+
+def changed_job(changes: list[str] | tuple[str, ...]) -> dict[str, Any]:
+    job = copy.deepcopy(GOOD_JOB)
+    for change in changes:
+        path, _, text = change.partition(": ")
+        *above, last = path.split(".")
+        section = job
+        for key in above:
+            section = section.setdefault(key, {})
+        if text == "!remove":
+            del section[last]
+        else:
+            merge(section, {last: value_of(text)})
+    return job
+
+
+def value_of(text: str) -> Any:
+    read = manifest.read_bytes(f"value: {text}".encode(), "case")
+    assert not read.problems, read.problems
+    assert isinstance(read.value, dict)
+    return read.value["value"]
+
+
+def merge(section: dict[str, Any], changes: dict[str, Any]) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and value and isinstance(section.get(key), dict):
+            merge(section[key], value)
+        else:
+            section[key] = value
+
+
+CASES = read_table()
+
+
+def test_the_job_that_the_cases_change_is_good() -> None:
+    assert not isinstance(validation.validate(GOOD_JOB), list)
+
+
+def test_the_table_is_as_long_as_promised() -> None:
+    assert len(CASES) >= 100
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_wrong_setting(case: Case) -> None:
+    problems = validation.validate(changed_job(case.changes))
+    assert isinstance(problems, list), "nothing was found"
+    assert [f"{p.reason_code} {p}" for p in problems] == list(case.expected)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_one_line_with_all_parts(case: Case) -> None:
+    problems = validation.validate(changed_job(case.changes))
+    assert isinstance(problems, list)
+    for problem in problems:
+        assert all((problem.where, problem.got, problem.why, problem.allowed))
+        assert "\n" not in str(problem)
+        assert str(problem).isprintable()
+
+
+def test_judging_does_not_change_the_manifest() -> None:
+    value = changed_job(["spec.algorithm.type: grp0", "spec.data.train: [{pth: a}, 5]"])
+    before = json.dumps(value)
+    validation.validate(value)
+    assert json.dumps(value) == before
+
+
+def test_a_wrong_field_silences_only_the_rules_that_read_it() -> None:
+    value = changed_job(
+        ['spec.algorithm.promptsPerStep: "16"', "spec.algorithm.miniBatchPrompts: 32"]
+    )
+    lines = found(value)
+    assert [line.split(":")[0] for line in lines] == ["spec.algorithm.promptsPerStep"]
+    value["spec"]["steps"]["epochs"] = 2
+    assert [line.split(":")[0] for line in found(value)] == [
+        "spec.algorithm.promptsPerStep",
+        "spec.steps.epochs",
+    ]
+
+
+def test_what_a_server_writes_into_metadata_is_no_mistake() -> None:
+    value = changed_job([])
+    value["metadata"] |= {"creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "7"}
+    value["metadata"] |= {"managedFields": [{}], "generation": 3, "uid": "u"}
+    assert not isinstance(validation.validate(value), list)
+
+
+def found(value: object) -> list[str]:
+    problems: Any = validation.validate(value)
+    assert isinstance(problems, list)
+    assert all(isinstance(problem, Problem) for problem in problems)
+    return [str(problem) for problem in problems]
