@@ -1,8 +1,9 @@
 """The controller's journal: what happened, in order, one fsynced JSON line an event.
 
 It lies beside the checkpoints, so a restarted controller knows behind which step the living ranks
-stand (what they did of the next one is in their own memory, by request id), and that commits once existed even where all of them are gone. A
-torn last line was never acknowledged and is cut; any other line that does not parse is damage.
+stand (what they did of the next one is in their own memory, by request id), and that commits once
+existed even where all of them are gone. A torn last line was never acknowledged and is cut; any
+other line that does not parse is damage.
 """
 
 from pathlib import Path

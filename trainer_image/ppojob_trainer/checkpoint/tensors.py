@@ -11,11 +11,12 @@ Format: https://huggingface.co/docs/safetensors (8 bytes length, JSON header, da
 import concurrent.futures
 import hashlib
 import json
+import math
 import mmap
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import torch
@@ -46,10 +47,13 @@ _DTYPES: Final = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 _HEADER_LIMIT_BYTES: Final = 100 << 20
 
 
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _TensorHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
 
 
 def write_shard(
@@ -230,10 +234,8 @@ def _view(mapping: mmap.mmap, base: int, header: _TensorHeader, name: str) -> Te
     if dtype is None:
         raise DamagedCommit(name, f"got dtype {header.dtype}: known are {', '.join(_DTYPES)}")
     start, end = header.data_offsets
-    count = 1
-    for size in header.shape:
-        count *= size
-    if not 0 <= start <= end <= len(mapping) - base or end - start != count * dtype.itemsize:
+    count = math.prod(header.shape)
+    if not start <= end <= len(mapping) - base or end - start != count * dtype.itemsize:
         raise DamagedCommit(name, f"got offsets {start} to {end}: they do not fit its shape")
     if count == 0:
         return torch.empty(header.shape, dtype=dtype)

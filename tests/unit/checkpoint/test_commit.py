@@ -1,0 +1,364 @@
+"""Commits: damage is refused by name, foreign ones are refused by the item that differs."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from ppojob_trainer.checkpoint import manifest
+from ppojob_trainer.checkpoint.files import FileEntry
+from ppojob_trainer.checkpoint.journal import (
+    CommitsDiscarded,
+    CommitSealed,
+    EpochStarted,
+    Journal,
+    Rewound,
+    StepDone,
+    last_sealed,
+)
+from ppojob_trainer.checkpoint.resume import resume_point
+from ppojob_trainer.checkpoint.tensors import read_shard, write_shard
+from ppojob_trainer.errors import CannotResume, CheckpointLost, DamagedCommit, StorageError
+
+FILES = (
+    "actor/rank-0/model.safetensors",
+    "actor/rank-0/rng.safetensors",
+    "actor/rank-1/model.safetensors",
+    "actor/rank-1/rng.safetensors",
+    "config.json",
+    "manifest.json",
+)
+
+
+@pytest.fixture(scope="module")
+def pristine(scripts, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("pristine")
+    for step in (1, 2, 3):
+        scripts.make_commit(scripts.open_store(root), step)
+    return root
+
+
+@pytest.fixture
+def root(pristine: Path, tmp_path: Path) -> Path:
+    shutil.copytree(pristine, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flip_first(path: Path) -> None:
+    flip(path, 0)
+
+
+def flip_last(path: Path) -> None:
+    flip(path, path.stat().st_size - 1)
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b" ")
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def take_from_commit_before(path: Path) -> None:
+    shutil.copy(str(path).replace("step-000003", "step-000002"), path)
+
+
+DAMAGES = (
+    truncate,
+    empty,
+    flip_first,
+    flip_last,
+    grow,
+    remove,
+    replace_by_folder,
+    take_from_commit_before,
+)
+
+
+def test_the_manifest_lists_every_file_with_its_owner(scripts, root: Path):
+    commit = scripts.open_store(root).latest().commit
+    assert commit is not None
+    assert tuple(entry.path for entry in commit.manifest.files) == FILES[:-1]
+    assert [entry.path for entry in commit.entries("actor", 1)] == [FILES[2], FILES[3]]
+    assert commit.manifest.progress == scripts.progress(3)
+    assert os.readlink(root / "checkpoints" / "latest") == "step-000003"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+def test_each_damage_is_refused_by_name_and_the_commit_before_is_used(
+    scripts, root: Path, file: str, damage
+):
+    before = (root / "checkpoints" / "step-000003" / file).read_bytes()
+    damage(root / "checkpoints" / "step-000003" / file)
+    unchanged = damage is take_from_commit_before and (
+        (root / "checkpoints" / "step-000003" / file).read_bytes() == before
+    )
+    found = scripts.open_store(root).recover()
+    assert found.commit is not None
+    if unchanged:  # configuration and RNG are the same in both commits
+        assert found.commit.step == 3
+        return
+    assert found.commit.step == 2
+    assert [refusal.file for refusal in found.refusals] == [f"step-000003/{file}"]
+    assert found.refusals[0].reason
+    assert os.readlink(root / "checkpoints" / "latest") == "step-000002"
+
+
+def test_two_shards_swapped_are_noticed(scripts, root: Path):
+    folder = root / "checkpoints" / "step-000003" / "actor"
+    (folder / "rank-0").rename(folder / "x")
+    (folder / "rank-1").rename(folder / "rank-0")
+    (folder / "x").rename(folder / "rank-1")
+    found = scripts.open_store(root).latest()
+    assert found.commit is not None
+    assert found.commit.step == 2
+    assert found.refusals[0].file == f"step-000003/{FILES[0]}"
+
+
+def test_two_damaged_commits_cost_two(scripts, root: Path):
+    flip_last(root / "checkpoints" / "step-000003" / FILES[0])
+    remove(root / "checkpoints" / "step-000002" / "manifest.json")
+    found = scripts.open_store(root).latest()
+    assert found.commit is not None
+    assert found.commit.step == 1
+    assert [refusal.step for refusal in found.refusals] == [3, 2]
+
+
+def test_no_whole_commit_left_is_never_a_start_from_nothing(scripts, root: Path):
+    for step in (1, 2, 3):
+        truncate(root / "checkpoints" / f"step-{step:06d}" / FILES[2])
+    with pytest.raises(CheckpointLost, match=r"step-000003/.*; step-000002/.*; step-000001/"):
+        scripts.open_store(root).latest()
+
+
+def test_a_commit_renamed_to_a_later_step_is_refused(scripts, root: Path):
+    checkpoints = root / "checkpoints"
+    (checkpoints / "step-000003").rename(checkpoints / "step-000009")
+    found = scripts.open_store(root).latest()
+    assert found.commit is not None
+    assert found.commit.step == 2
+    assert "got step 3" in found.refusals[0].reason
+
+
+def test_every_flipped_bit_of_a_manifest_is_noticed(pristine: Path):
+    data = (pristine / "checkpoints" / "step-000003" / "manifest.json").read_bytes()
+    manifest.decode(data, "m")
+    for position in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << bit
+            with pytest.raises(DamagedCommit, match=r"^m: "):
+                manifest.decode(bytes(flipped), "m")
+    for length in range(len(data)):
+        with pytest.raises(DamagedCommit):
+            manifest.decode(data[:length], "m")
+
+
+def test_a_manifest_without_an_item_is_refused(pristine: Path):
+    """Absent state never becomes a default: each field of it is asked for."""
+    data = (pristine / "checkpoints" / "step-000003" / "manifest.json").read_bytes()
+    body = json.loads(data)["manifest"]
+    for inner in (body, body["progress"], body["progress"]["data"], body["files"][0]):
+        for key in list(inner):
+            value = inner.pop(key)
+            forged = manifest._encode_envelope(1, msgspec.json.encode(body, order="sorted"))
+            with pytest.raises(DamagedCommit, match=key):
+                manifest.decode(forged, "m")
+            inner[key] = value
+
+
+def test_a_newer_format_is_not_damage(scripts, root: Path):
+    path = root / "checkpoints" / "step-000003" / "manifest.json"
+    path.write_bytes(manifest._encode_envelope(2, b'{"other":[]}'))
+    with pytest.raises(CannotResume, match=r"step-000003/manifest\.json: got format 2: .* 1;"):
+        scripts.open_store(root).latest()
+
+
+def test_another_job_is_refused_with_both_identities(scripts, root: Path):
+    with pytest.raises(CannotResume, match=r"got uid uid-1: this job is uid-2;"):
+        scripts.open_store(root, uid="uid-2").latest()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (b'{"spec":{"seed":2}}', r"^spec\.seed: got 2: commit step-000003 was made with 1;"),
+        (b'{"spec":{"kl":{"in":"loss"},"seed":1}}', r"^spec\.kl: got {.*}: .* with \(absent\);"),
+        (b'{"spec":{}}', r"^spec\.seed: got \(absent\): .* with 1;"),
+        (b'{"spec":{"seed":1.0}}', r"^spec\.seed: got 1\.0: .* with 1;"),
+        (b'{"spec":[1]}', r'^spec: got \[1\]: .* with {"seed": 1};'),
+    ],
+)
+def test_other_settings_are_refused_by_the_one_that_differs(scripts, root, config, message):
+    with pytest.raises(CannotResume, match=message) as caught:
+        scripts.open_store(root, config=config).latest()
+    assert caught.value.exit_status == 2
+    assert len(caught.value.problems) == 1
+
+
+def test_a_fresh_folder_has_no_commit(scripts, tmp_path: Path):
+    found = scripts.open_store(tmp_path).recover()
+    assert found.commit is None
+    assert found.refusals == ()
+
+
+def test_prune_keeps_the_last_whole_ones(scripts, root: Path):
+    store = scripts.open_store(root)
+    assert store.prune(2) == (1,)
+    assert store.steps() == (2, 3)
+    assert store.prune(2) == ()
+
+
+def test_prune_never_takes_the_newest_whole_one(scripts, root: Path):
+    flip_last(root / "checkpoints" / "step-000003" / FILES[0])
+    flip_last(root / "checkpoints" / "step-000002" / FILES[0])
+    assert scripts.open_store(root).prune(1) == ()
+    assert scripts.open_store(root).latest().commit.step == 1
+
+
+def test_sealing_again_keeps_what_is_sealed(scripts, root: Path):
+    """A controller that was killed between the rename and its journal asks again."""
+    before = (root / "checkpoints" / "step-000003" / "manifest.json").stat().st_ino
+    scripts.make_commit(scripts.open_store(root), 3)
+    assert (root / "checkpoints" / "step-000003" / "manifest.json").stat().st_ino == before
+    assert [p.name for p in (root / "checkpoints").iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_restarted_controller_finds_what_the_ranks_wrote(scripts, root: Path):
+    first = scripts.open_store(root).begin(4, epoch=2)
+    entry = write_shard(first.folder, "a/model", scripts.tensors(4), role="actor", rank=0)
+    store = scripts.open_store(root)
+    again = store.begin(4, epoch=2)
+    assert again == first
+    assert store.seal(again, scripts.progress(4), [entry]).entry("a/model") == entry
+
+
+def test_a_late_rank_of_an_older_epoch_finds_its_folder_gone(scripts, root: Path):
+    store = scripts.open_store(root)
+    old = store.begin(4, epoch=1)
+    store.begin(4, epoch=2)
+    with pytest.raises(FileNotFoundError):
+        write_shard(old.folder, "a/model", scripts.tensors(4), role="actor", rank=0)
+    with pytest.raises(FileNotFoundError):
+        write_shard(old.folder, "model", scripts.tensors(4), role="actor", rank=0)
+
+
+def test_seal_refuses_what_does_not_fit_the_answers(scripts, root: Path):
+    store = scripts.open_store(root)
+    pending = store.begin(4)
+    entry = write_shard(pending.folder, "a/model", scripts.tensors(4), role="actor", rank=0)
+    absent = msgspec.structs.replace(entry, path="a/other")
+    with pytest.raises(DamagedCommit, match="a/other: the file is missing"):
+        store.seal(pending, scripts.progress(4), [entry, absent])
+    with pytest.raises(DamagedCommit, match="a/model: no rank answered for this file"):
+        store.seal(pending, scripts.progress(4), [])
+    assert store.seal(pending, scripts.progress(4), [entry]).step == 4
+
+
+@pytest.mark.parametrize("path", ["", "/etc/x", "../x", "a/../../x", "a//b", "./a", "a/"])
+def test_entries_stay_inside_the_commit(path: str):
+    with pytest.raises(ValueError, match="not a plain path"):
+        FileEntry(path=path, size_bytes=1, sha256="", role="actor", rank=0)
+
+
+def test_what_the_commit_does_not_hold_is_never_skipped(scripts, root: Path):
+    commit = scripts.open_store(root).latest().commit
+    with pytest.raises(DamagedCommit, match="step-000003/optimizer: the commit does not hold"):
+        commit.entry("optimizer")
+    read = read_shard(commit.folder, commit.entry(FILES[0]))
+    assert torch.equal(read["weight"], scripts.tensors(3)["weight"])
+
+
+def test_too_little_space_is_said_before(scripts, root: Path):
+    store = scripts.open_store(root)
+    store.require_space(1)
+    with pytest.raises(StorageError, match=r"GiB free: one commit needs 1048576\.00 GiB"):
+        store.require_space(1 << 50)
+
+
+def test_discard_all(scripts, root: Path):
+    store = scripts.open_store(root)
+    assert store.discard_all() == (3, 2, 1)
+    assert os.listdir(root / "checkpoints") == []
+
+
+def test_commits_that_vanished_are_noticed_by_the_journal(scripts, root: Path):
+    store = scripts.open_store(root)
+    events = [CommitSealed(time=0.0, step=step, size_bytes=1) for step in (2, 3)]
+    assert resume_point(store, events).refusals == ()
+    shutil.rmtree(root / "checkpoints" / "step-000003")
+    found = resume_point(store, events)
+    assert found.commit is not None
+    assert found.commit.step == 2
+    assert [str(r) for r in found.refusals] == ["step-000003: the folder is missing"]
+    store.discard_all()
+    with pytest.raises(CheckpointLost, match="step 3 was sealed, and no commit is there"):
+        resume_point(store, events)
+    discarded = [*events, CommitsDiscarded(time=0.0, steps=(3, 2, 1))]
+    assert resume_point(store, discarded).commit is None
+
+
+def test_journal_gives_back_what_was_appended(scripts, tmp_path: Path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    assert journal.read() == []
+    events = [
+        EpochStarted(time=1.0, role="actor_rollout", epoch=1, world_size=2),
+        StepDone(time=2.0, progress=scripts.progress(1)),
+        CommitSealed(time=3.0, step=1, size_bytes=10),
+        Rewound(time=4.0, from_step=2, to_step=1, reason="a rank was lost"),
+    ]
+    for event in events:
+        journal.append(event)
+    assert journal.read() == events
+    with journal.path.open("ab") as file:
+        file.write(b'{"event":"step_d')
+    assert journal.read() == events
+    journal.append(events[0])
+    assert journal.read() == [*events, events[0]]
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{}", b'{"event":"unknown","time":1}', b'{"event":"finished","time":1}', b"\xff"]
+)
+def test_a_damaged_journal_line_is_named(tmp_path: Path, line: bytes):
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(CommitSealed(time=3.0, step=1, size_bytes=10))
+    with journal.path.open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(DamagedCommit, match=r"^journal\.jsonl:2: no event"):
+        journal.read()
+
+
+def test_last_sealed():
+    events = [CommitSealed(time=0.0, step=step, size_bytes=1) for step in (2, 4)]
+    assert last_sealed([]) is None
+    assert last_sealed(events) == 4
+    discarded = CommitsDiscarded(time=0.0, steps=(2, 4))
+    assert last_sealed([*events, discarded]) is None
+    assert last_sealed([*events, discarded, events[0]]) == 2

@@ -1,0 +1,133 @@
+"""The exported folder: what is taken over, its dtype, its bytes, its split."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from ppojob_trainer.checkpoint.export import export_model, plan_files
+from ppojob_trainer.errors import ConfigError
+
+WEIGHTS = {
+    "model.embed.weight": torch.arange(24.0).view(6, 4),
+    "model.norm.weight": torch.ones(4),
+    "model.steps": torch.tensor(3),
+}
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    contents = {
+        "config.json": '{"model_type": "llama", "torch_dtype": "float32"}',
+        "generation_config.json": "{}",
+        "tokenizer.json": "{}",
+        "tokenizer_config.json": "{}",
+        "chat_template.jinja": "theirs",
+        "LICENSE": "Apache",
+        "model.safetensors": "old weights",
+        "model.safetensors.index.json": "{}",
+        "pytorch_model.bin": "old weights",
+        "README.md": "a card of another model",
+        "optimizer.pt": "x",
+    }
+    for name, text in contents.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_is_in_an_export(model_folder: Path, tmp_path: Path):
+    target = tmp_path / "export"
+    export_model(target, WEIGHTS.items(), model_folder=model_folder, dtype=torch.bfloat16)
+    assert set(contents(target)) == {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "LICENSE",
+        "model.safetensors",
+    }
+    config = json.loads((target / "config.json").read_text())
+    assert config == {"model_type": "llama", "torch_dtype": "bfloat16", "dtype": "bfloat16"}
+    with safe_open(target / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert set(file.keys()) == set(WEIGHTS)
+        embed = file.get_tensor("model.embed.weight")
+        assert torch.equal(embed, WEIGHTS["model.embed.weight"].bfloat16())
+        assert file.get_tensor("model.steps").dtype == torch.int64
+
+
+def test_twice_gives_the_same_bytes(model_folder: Path, tmp_path: Path):
+    target = tmp_path / "export"
+    export_model(target, WEIGHTS.items(), model_folder=model_folder, dtype=torch.float32)
+    first = contents(target)
+    (target / "stray").touch()
+    backwards = reversed(WEIGHTS.items())
+    export_model(target, backwards, model_folder=model_folder, dtype=torch.float32)
+    assert contents(target) == first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "model"]
+
+
+def test_tokenizer_and_template_of_the_job(model_folder: Path, tmp_path: Path):
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text("other")
+    export_model(
+        tmp_path / "export",
+        WEIGHTS.items(),
+        model_folder=model_folder,
+        dtype=torch.float32,
+        tokenizer_folder=tokenizer,
+        chat_template="ours",
+    )
+    found = contents(tmp_path / "export")
+    assert found["tokenizer.json"] == b"other"
+    assert found["chat_template.jinja"] == b"ours"
+    assert "tokenizer_config.json" not in found
+
+
+def test_split_weights_have_an_index(model_folder: Path, tmp_path: Path):
+    target = tmp_path / "export"
+    export_model(
+        target,
+        WEIGHTS.items(),
+        model_folder=model_folder,
+        dtype=torch.float32,
+        max_file_bytes=100,
+    )
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 24 * 4 + 4 * 4 + 8
+    assert index["weight_map"] == {
+        "model.embed.weight": "model-00001-of-00002.safetensors",
+        "model.norm.weight": "model-00002-of-00002.safetensors",
+        "model.steps": "model-00002-of-00002.safetensors",
+    }
+    for name, file in index["weight_map"].items():
+        with safe_open(target / file, "pt") as opened:
+            assert torch.equal(opened.get_tensor(name), WEIGHTS[name])
+
+
+def test_plan_files_counts_stored_bytes():
+    plan = plan_files(WEIGHTS, torch.bfloat16, 64)
+    assert plan == [["model.embed.weight", "model.norm.weight", "model.steps"]]
+    assert plan_files(WEIGHTS, torch.bfloat16, 1) == [[name] for name in sorted(WEIGHTS)]
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_no_configuration_is_said(model_folder: Path, tmp_path: Path, text: str | None):
+    (model_folder / "config.json").unlink()
+    if text is not None:
+        (model_folder / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"model/config\.json: got no model configuration"):
+        export_model(
+            tmp_path / "export", WEIGHTS.items(), model_folder=model_folder, dtype=torch.float32
+        )
+    assert not (tmp_path / "export").exists()

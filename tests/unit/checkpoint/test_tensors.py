@@ -1,0 +1,140 @@
+"""Shard files: read back as they were, equal bytes for equal tensors, readable by others."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppojob_trainer.checkpoint import files, tensors
+from ppojob_trainer.errors import DamagedCommit
+
+DTYPES = sorted(tensors._DTYPE_NAMES, key=str)
+
+shapes = st.lists(st.integers(min_value=0, max_value=4), max_size=3).map(tuple)
+named = st.dictionaries(
+    st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"),
+    st.tuples(shapes, st.sampled_from(DTYPES), st.integers(0, 2**31)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def make(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    stream = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 2, shape, generator=stream).to(dtype)
+
+
+@settings(max_examples=60, deadline=None)
+@given(named)
+def test_tensors_come_back_bit_for_bit(tmp_path_factory, spec):
+    path = tmp_path_factory.mktemp("shard") / "file"
+    given_tensors = {name: make(*parts) for name, parts in spec.items()}
+    size_bytes, sha256 = tensors.write_tensors(path, given_tensors)
+    data = path.read_bytes()
+    assert (size_bytes, sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    read = tensors.read_tensors(path)
+    theirs = safetensors.torch.load(data)
+    assert read.keys() == theirs.keys() == given_tensors.keys()
+    for name, tensor in given_tensors.items():
+        for found in (read[name], theirs[name]):
+            assert found.dtype == tensor.dtype
+            assert found.shape == tensor.shape
+            assert found.reshape(-1).view(torch.uint8).tolist() == (
+                tensor.reshape(-1).view(torch.uint8).tolist()
+            )
+
+
+def test_the_order_of_names_changes_no_byte(tmp_path: Path):
+    parts = {name: make((3, 5), dtype, 1) for name, dtype in zip("zaqx", DTYPES, strict=False)}
+    backwards = dict(reversed(parts.items()))
+    first = tensors.write_tensors(tmp_path / "a", parts)
+    assert tensors.write_tensors(tmp_path / "b", backwards) == first
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_strided_tensors_and_parameters(tmp_path: Path):
+    base = torch.arange(12.0).view(3, 4)
+    given_tensors = {"t": base.t(), "p": torch.nn.Parameter(base[:, 1])}
+    tensors.write_tensors(tmp_path / "a", given_tensors)
+    read = tensors.read_tensors(tmp_path / "a")
+    assert torch.equal(read["t"], base.t())
+    assert torch.equal(read["p"], base[:, 1])
+
+
+def test_special_values_keep_their_bits(tmp_path: Path):
+    special = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45])
+    tensors.write_tensors(tmp_path / "a", {"x": special})
+    read = tensors.read_tensors(tmp_path / "a")["x"]
+    assert torch.equal(read.view(torch.int32), special.view(torch.int32))
+
+
+def test_conversion_takes_floating_tensors_only(tmp_path: Path):
+    given_tensors = {"w": torch.tensor([1.0, 1 / 3]), "n": torch.tensor([7])}
+    tensors.write_tensors(tmp_path / "a", given_tensors, dtype=torch.bfloat16)
+    read = tensors.read_tensors(tmp_path / "a")
+    assert torch.equal(read["w"], given_tensors["w"].bfloat16())
+    assert read["n"].dtype == torch.int64
+
+
+def test_tensors_larger_than_a_chunk(tmp_path: Path):
+    big = torch.arange(3 * files.CHUNK_BYTES // 4 + 5, dtype=torch.int32)
+    _, sha256 = tensors.write_tensors(tmp_path / "a", {"big": big, "small": torch.ones(3)})
+    assert files.sha256_of(tmp_path / "a")[1] == sha256
+    assert torch.equal(tensors.read_tensors(tmp_path / "a")["big"], big)
+
+
+def test_writing_to_a_read_tensor_changes_no_file(tmp_path: Path):
+    entry = tensors.write_shard(tmp_path, "x/y/file", {"x": torch.ones(4)}, role="actor", rank=3)
+    assert (entry.path, entry.role, entry.rank) == ("x/y/file", "actor", 3)
+    tensors.read_shard(tmp_path, entry)["x"].zero_()
+    assert tensors.read_shard(tmp_path, entry)["x"].tolist() == [1.0] * 4
+
+
+def test_a_shorter_file_replaces_a_longer_one(tmp_path: Path):
+    tensors.write_tensors(tmp_path / "a", {"x": torch.ones(1000)})
+    tensors.write_tensors(tmp_path / "a", {"x": torch.ones(1)})
+    assert tensors.read_tensors(tmp_path / "a")["x"].tolist() == [1.0]
+
+
+def forged(header: bytes, data: bytes = b"") -> bytes:
+    return len(header).to_bytes(8, "little") + header + data
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"abc",
+        (1 << 60).to_bytes(8, "little"),
+        forged(b"{"),
+        forged(b"[]"),
+        forged(b'{"x":{"dtype":"F32","shape":[1]}}'),
+        forged(b'{"x":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}', b"1234"),
+        forged(b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', b"1234"),
+        forged(b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"1234"),
+        forged(b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}', b"1234"),
+        forged(b'{"x":{"dtype":"F32","shape":[-1,-1],"data_offsets":[0,4]}}', b"1234"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_named(tmp_path: Path, content: bytes):
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(DamagedCommit, match=r"^shard"):
+        tensors.read_tensors(tmp_path / "a", name="shard")
+
+
+def test_read_shard_verifies(tmp_path: Path):
+    entry = tensors.write_shard(tmp_path, "a", {"x": torch.ones(64)}, role="actor", rank=0)
+    path = tmp_path / "a"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(DamagedCommit, match=r"/a: got sha256 .*; it was changed"):
+        tensors.read_shard(tmp_path, entry)
+    os.unlink(path)
+    with pytest.raises(DamagedCommit, match="/a: the file is missing"):
+        tensors.read_shard(tmp_path, entry)
