@@ -1,10 +1,12 @@
 """Compares an implementation with the literal forms; raises AssertionError where they differ.
 
 The implementation is an argument: the tests of the algorithms pass the product's modules, the test
-of planted errors passes modules with one line changed and expects the AssertionError.
+of planted errors passes modules with one line changed and expects the AssertionError. Masked tokens
+hold a NaN wherever the implementation is given the mask.
 """
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 
 import literal_algorithms as literal
@@ -36,9 +38,25 @@ def flatten(column: list[list[float]]) -> list[float]:
     return [value for row in column for value in row]
 
 
+def tokens_of(batch: Batch, *columns: str) -> list[tuple]:
+    """One tuple a token, of the named columns."""
+    return list(zip(*(flatten(getattr(batch, name)) for name in columns), strict=True))
+
+
+def slope(function: Callable[..., float], at: float, *rest: object) -> float:
+    """Derivative by the first argument, by central differences: off by 1e-9 of the third one."""
+    step = 3e-5
+    return (function(at + step, *rest) - function(at - step, *rest)) / (2.0 * step)
+
+
 def compare_advantages(advantages: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
     rewards, mask, groups = batch.rewards, batch.mask, batch.groups
-    columns = (batch.flat("rewards", dtype), batch.flat_mask, batch.lengths, batch.row_groups)
+    columns = (
+        batch.flat_poisoned("rewards", dtype),
+        batch.flat_mask,
+        batch.lengths,
+        batch.row_groups,
+    )
     group_cases = (
         ("grpo", {}, literal.grpo(rewards, mask, groups)),
         ("grpo", {"normalize_by_std": False}, literal.grpo(rewards, mask, groups, False)),
@@ -62,17 +80,10 @@ def compare_advantages(advantages: ModuleType, batch: Batch, dtype: torch.dtype)
 
 
 def compare_policy_loss(policy_loss: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
-    new, old = batch.flat("logprobs", dtype), batch.flat("old_logprobs", dtype)
-    weights = batch.flat("advantages", dtype)
-    tokens = list(
-        zip(
-            flatten(batch.logprobs),
-            flatten(batch.old_logprobs),
-            flatten(batch.advantages),
-            flatten(batch.mask),
-            strict=True,
-        )
+    new, old, weights = (
+        batch.flat_poisoned(name, dtype) for name in ("logprobs", "old_logprobs", "advantages")
     )
+    tokens = tokens_of(batch, "logprobs", "old_logprobs", "advantages", "mask")
     for low, high, dual in CLIP_CASES:
         result = policy_loss.clip(
             new, old, weights, clip_low=low, clip_high=high, dual_clip=dual, mask=batch.flat_mask
@@ -91,8 +102,25 @@ def compare_policy_loss(policy_loss: ModuleType, batch: Batch, dtype: torch.dtyp
         assert_close(result.log_ratio, [p - q if m else 0.0 for p, q, _, m in tokens])
 
 
+def compare_policy_gradient(policy_loss: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    names = ("logprobs", "old_logprobs", "advantages")
+    tokens = tokens_of(batch, *names, "mask")
+    for low, high, dual in CLIP_CASES:
+        new, old, weights = (batch.flat_poisoned(name, dtype) for name in names)
+        new.requires_grad_()
+        bounds = {"clip_low": low, "clip_high": high, "dual_clip": dual}
+        loss = policy_loss.clip(new, old, weights, mask=batch.flat_mask, **bounds).loss
+        assert loss.requires_grad
+        (gradient,) = torch.autograd.grad(loss.sum(), new)
+        expected = [
+            slope(literal.clip_loss, p, q, a, low, high, dual) if m else 0.0
+            for p, q, a, m in tokens
+        ]
+        assert_close(gradient, expected)
+
+
 def compare_aggregate(aggregate: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
-    values = batch.flat("advantages", dtype)
+    values = batch.flat_poisoned("advantages", dtype)
     for mode in AGGREGATIONS:
         result = aggregate.aggregate(
             values,
@@ -108,16 +136,8 @@ def compare_aggregate(aggregate: ModuleType, batch: Batch, dtype: torch.dtype) -
 
 
 def compare_kl(kl: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
-    new, ref = batch.flat("logprobs", dtype), batch.flat("ref_logprobs", dtype)
-    tokens = list(
-        zip(
-            flatten(batch.logprobs),
-            flatten(batch.ref_logprobs),
-            flatten(batch.rewards),
-            flatten(batch.mask),
-            strict=True,
-        )
-    )
+    new, ref = (batch.flat_poisoned(name, dtype) for name in ("logprobs", "ref_logprobs"))
+    tokens = tokens_of(batch, "logprobs", "ref_logprobs", "rewards", "mask")
     for estimator in ESTIMATORS:
         result = kl.kl_estimate(new, ref, estimator, mask=batch.flat_mask)
         expected = [literal.kl(p, q, estimator) if m else 0.0 for p, q, _, m in tokens]
@@ -128,6 +148,19 @@ def compare_kl(kl: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
             penalized,
             [r - 0.25 * k for (_, _, r, _), k in zip(tokens, expected, strict=True)],
         )
+
+
+def compare_kl_gradient(kl: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    tokens = tokens_of(batch, "logprobs", "ref_logprobs", "mask")
+    for estimator in (*ESTIMATORS, "k1+", "k2+", "k3+", "abs+"):
+        new, ref = (batch.flat_poisoned(name, dtype) for name in ("logprobs", "ref_logprobs"))
+        new.requires_grad_()
+        value = kl.kl_estimate(new, ref, estimator, mask=batch.flat_mask)
+        assert value.requires_grad
+        (gradient,) = torch.autograd.grad(value.sum(), new)
+        differentiated = "k2" if estimator.endswith("+") else estimator
+        expected = [slope(literal.kl, p, q, differentiated) if m else 0.0 for p, q, m in tokens]
+        assert_close(gradient, expected)
 
 
 def compare_logprobs(logprobs: ModuleType, batch: Batch, dtype: torch.dtype) -> None:

@@ -16,23 +16,28 @@ from literal_comparison import (
     compare_advantages,
     compare_aggregate,
     compare_kl,
+    compare_kl_gradient,
     compare_logprobs,
+    compare_policy_gradient,
     compare_policy_loss,
 )
 from ragged_batches import Batch, fixed_batches
 
 PACKAGE = "ppojob_trainer.algorithms"
 
-COMPARISONS: dict[str, Callable[[ModuleType, Batch, torch.dtype], None]] = {
-    "advantages": compare_advantages,
-    "policy_loss": compare_policy_loss,
-    "aggregate": compare_aggregate,
-    "kl": compare_kl,
-    "logprobs": compare_logprobs,
+# Comparison by name, with the module that it looks at.
+COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], None]]] = {
+    "advantages": ("advantages", compare_advantages),
+    "policy_loss": ("policy_loss", compare_policy_loss),
+    "policy_gradient": ("policy_loss", compare_policy_gradient),
+    "aggregate": ("aggregate", compare_aggregate),
+    "kl": ("kl", compare_kl),
+    "kl_gradient": ("kl", compare_kl_gradient),
+    "logprobs": ("logprobs", compare_logprobs),
 }
 
 # In the order in which they import each other, so that each finds the changed ones before it.
-MODULES = ("masked", "group_scores", *COMPARISONS)
+MODULES = ("masked", "group_scores", "advantages", "policy_loss", "aggregate", "kl", "logprobs")
 
 # (name, module that is changed, its source, what stands there instead, comparison that must fail)
 MISTAKES = (
@@ -123,6 +128,14 @@ MISTAKES = (
      "clipped_low=(advantages > 0.0) & (ratio > bounded)", "policy_loss"),
     ("clip: flag without the sign", "policy_loss", "(advantages > 0.0) & (ratio > bounded)",
      "ratio > bounded", "policy_loss"),
+    ("clip: NaN of a masked log-probability", "policy_loss", "zero_outside(logprobs, mask) -",
+     "logprobs -", "policy_loss"),
+    ("clip: masked by a product", "policy_loss", "log_ratio = zero_outside(logprobs, mask)",
+     "log_ratio = logprobs * mask", "policy_loss"),
+    ("clip: ratio has no gradient", "policy_loss", "log_ratio.exp()", "log_ratio.detach().exp()",
+     "policy_gradient"),
+    ("clip: clipped loss keeps its gradient", "policy_loss", "-advantages * bounded",
+     "-advantages * (bounded.detach() + ratio - ratio.detach())", "policy_gradient"),
     # aggregate
     ("token mean by sequences", "aggregate", "/ part.global_tokens", "/ part.global_sequences",
      "aggregate"),
@@ -152,6 +165,12 @@ MISTAKES = (
     ("kl: mask dropped", "kl", "ref_logprobs = zero_outside(ref_logprobs, mask)", "", "kl"),
     ("plus: value of k2", "kl", "value.detach() + (surrogate - surrogate.detach())", "surrogate",
      "kl"),
+    ("kl: no gradient", "kl", "value = KL[name](logprobs,", "value = KL[name](logprobs.detach(),",
+     "kl_gradient"),
+    ("plus: gradients of both", "kl", "value.detach() + (surrogate", "value + (surrogate",
+     "kl_gradient"),
+    ("plus: gradient of the estimator", "kl", "value.detach() + (surrogate - surrogate.detach())",
+     "value", "kl_gradient"),
     ("penalty added", "kl", "token_rewards - coefficient", "token_rewards + coefficient", "kl"),
     ("penalty without coefficient", "kl", "coefficient * kl)", "kl)", "kl"),
     # logprobs
@@ -186,8 +205,9 @@ def load(
 
 
 def compare_all(modules: dict[str, ModuleType], name: str) -> None:
+    module, compare = COMPARISONS[name]
     for batch in fixed_batches():
-        COMPARISONS[name](modules[name], batch, torch.float64)
+        compare(modules[module], batch, torch.float64)
 
 
 @pytest.mark.parametrize("name", COMPARISONS)

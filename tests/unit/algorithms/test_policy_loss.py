@@ -1,9 +1,8 @@
 import math
 
-import literal_algorithms as literal
 import pytest
 import torch
-from literal_comparison import CLIP_CASES, compare_policy_loss, flatten
+from literal_comparison import compare_policy_gradient, compare_policy_loss
 from ragged_batches import DTYPES, Batch, fixed_batches, for_any_batch
 
 from ppojob_trainer.algorithms import policy_loss
@@ -88,29 +87,9 @@ def test_the_first_update_has_the_plain_policy_gradient():
     assert torch.equal(gradient, -weights)
 
 
-@pytest.mark.parametrize("case", CLIP_CASES)
-def test_gradient_equals_finite_differences_of_the_literal_loss(case):
-    low, high, dual = case
-    step = 1e-6
-    for batch in fixed_batches():
-        new = batch.flat("logprobs", torch.float64).requires_grad_()
-        result = clip(
-            new,
-            batch.flat("old_logprobs", torch.float64),
-            batch.flat("advantages", torch.float64),
-            clip_low=low,
-            clip_high=high,
-            dual_clip=dual,
-            mask=batch.flat_mask,
-        )
-        (gradient,) = torch.autograd.grad(result.loss.sum(), new)
-        columns = (batch.logprobs, batch.old_logprobs, batch.advantages, batch.mask)
-        tokens = zip(*map(flatten, columns), strict=True)
-        for slope, (p, q, a, trained) in zip(gradient.tolist(), tokens, strict=True):
-            up = literal.clip_loss(p + step, q, a, low, high, dual)
-            down = literal.clip_loss(p - step, q, a, low, high, dual)
-            expected = (up - down) / (2 * step) if trained else 0.0
-            assert slope == pytest.approx(expected, rel=1e-6, abs=1e-6)
+@for_any_batch
+def test_gradient_equals_finite_differences_of_the_literal_loss(batch: Batch):
+    compare_policy_gradient(policy_loss, batch, torch.float64)
 
 
 @pytest.mark.parametrize("batch", fixed_batches()[:3])
@@ -124,23 +103,6 @@ def test_gradcheck(batch: Batch):
         return clip(logprobs, old, weights, mask=batch.flat_mask, **bounds).loss
 
     assert torch.autograd.gradcheck(loss, (new.requires_grad_(),))
-
-
-@for_any_batch
-def test_masked_tokens_change_neither_loss_nor_gradient(batch: Batch):
-    names = ("logprobs", "old_logprobs", "advantages")
-    losses, gradients = [], []
-    for column in (batch.flat, batch.flat_poisoned):
-        new, old, weights = (column(name, torch.float64) for name in names)
-        new.requires_grad_()
-        result = clip(
-            new, old, weights, clip_low=0.2, clip_high=0.2, dual_clip=3.0, mask=batch.flat_mask
-        )
-        losses.append(result.loss.detach())
-        gradients.extend(torch.autograd.grad(result.loss.sum(), new))
-    assert torch.equal(*losses)
-    assert torch.equal(*gradients)
-    assert not gradients[1][~batch.flat_mask].any()
 
 
 def test_a_nan_that_is_trained_is_seen():
