@@ -1,24 +1,24 @@
-"""The demo's step on TRL 1.16.0's GRPOTrainer, timed: the peer of `step_speed.py`.
+"""The step of a job of ours on TRL 1.16.0's GRPOTrainer, timed: the peer of `step_speed.py`.
 
-    .venv-trl/bin/python benchmarks/trl_peer.py --model FOLDER --prompts prompts.jsonl \
-        --output trl.jsonl [--steps 4] [--micro-batch 64] [--threads 2]
+    .venv-trl/bin/python benchmarks/trl_peer.py --work work.jsonl --output trl.jsonl
+        [--model FOLDER] [--steps 4] [--micro-batch 64] [--threads 2] [--cached-casts]
 
-Runs in the environment that `trl_environment.sh` makes. What is the same as in our run: the model
-folder, the prompts and their order (token for token, checked), the reward function (the very file
-of ours), 16 prompts x 8 samples, at most 32 new tokens, temperature 1, AdamW 2e-5 constant without
-weight decay, gradient clip 1, no KL, one iteration, token mean, bf16 autocast over fp32 weights,
-the number of threads. What was chosen in TRL's favour:
+Runs in the environment that `trl_environment.sh` makes, on what `peer_work.py` wrote. The same as
+in our run: the model folder, the prompts and their order (token for token, checked), the scorer
+(the very file of ours), prompts and samples a step, response limit, temperature, AdamW with its
+settings, gradient clip, no KL, one iteration, token mean, bf16 autocast over fp32 weights, and the
+number of threads. Chosen in TRL's favour:
 
-- all 128 responses are generated in one batch; TRL's transformers path pads to the longest prompt
-  of the batch, and the prompts here differ by few tokens;
-- the micro-batch is the quickest of those tried (--micro-batch; docs/adr/0003-the-trl-peer.md);
-- no activation checkpointing (TRL's default is on), sdpa attention, no logging, no saving;
-- --cached-casts holds one autocast region open around the whole generation, so that fp32 weights
-  are cast once a batch and not once a token. TRL does not offer this; it is measured apart.
+- all responses of a step are generated in one batch; its transformers path pads to the longest
+  prompt of the batch, and the demo's prompts are equally long;
+- the micro-batch is the quickest of those tried (docs/adr/0003-the-peer-of-the-step.md);
+- no activation checkpointing (TRL's default is on), sdpa attention, fused AdamW, no logging.
 
-Not used, with the reason: TRL's vLLM mode (TRL 1.16.0 supports vLLM 0.22 to 0.31 on accelerators,
-not 0.32 on a CPU); its transformers continuous batching (it casts the trained weights themselves
-to bf16 for good, which is not the same training).
+Not used, and why: TRL's vLLM mode (it takes vLLM 0.22 to 0.31 on accelerators; here is a CPU and
+0.32); transformers' continuous batching (TRL then casts the trained weights themselves to bf16 for
+good, which is another training); --cached-casts, which TRL does not offer: one autocast region
+around the whole generation, so that fp32 weights are cast once a batch and not once a token. It is
+there to see how much of the ratio is due to that.
 """
 
 from __future__ import annotations
@@ -32,25 +32,37 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
-
-SAMPLES_PER_PROMPT = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is set from outside, written into the first line of the output."""
+    """What is the same as in our run; the first line of the work."""
 
     model: str
-    prompts: str
+    prompts_per_step: int
+    samples_per_prompt: int
+    max_response_tokens: int
+    temperature: float
+    clip_low: float
+    clip_high: float
+    learning_rate: float
+    weight_decay: float
+    gradient_clip: float
+    threads: int
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.prompts_per_step * self.samples_per_prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What is TRL's own affair."""
+
     steps: int
     micro_batch: int
-    threads: int
-    prompts_per_step: int
-    max_response_tokens: int
-    learning_rate: float
     cached_casts: bool
 
 
@@ -67,27 +79,30 @@ class StepClock:
     share_exact: float = 0.0
 
 
-def read_prompts(settings: Settings, tokenizer: Any) -> list[dict[str, str]]:
+def read_work(path: Path) -> tuple[Settings, list[dict[str, Any]]]:
+    """Settings and prompt rows of `peer_work.py`."""
+    header, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return Settings(**header["settings"]), rows
+
+
+def training_rows(
+    rows: list[dict[str, Any]], num_rows: int, tokenizer: Any
+) -> list[dict[str, str]]:
     """Rows in the order of our run; refuses prompts that TRL would tokenize otherwise."""
-    rows = []
-    for number, line in enumerate(Path(settings.prompts).read_text().splitlines(), start=1):
-        row = json.loads(line)
+    if len(rows) < num_rows:
+        raise ValueError(f"--work: got {len(rows)} prompts: {num_rows} are needed")
+    for number, row in enumerate(rows, start=2):
         if tokenizer(row["prompt"])["input_ids"] != row["prompt_token_ids"]:
             raise ValueError(
-                f"{settings.prompts}:{number}: got a prompt that TRL's tokenizer reads otherwise: "
+                f"--work, line {number}: got a prompt that TRL's tokenizer reads otherwise: "
                 "the two runs would not do the same work"
             )
-        rows.append({"prompt": row["prompt"], "ground_truth": row["ground_truth"]})
-    wanted = settings.steps * settings.prompts_per_step
-    if len(rows) < wanted:
-        raise ValueError(f"{settings.prompts}: got {len(rows)} prompts: {wanted} are needed")
-    return rows[:wanted]
+    return [{key: row[key] for key in ("prompt", "ground_truth")} for row in rows[:num_rows]]
 
 
-def grpo_config(settings: Settings, folder: str) -> Any:
+def grpo_config(settings: Settings, choices: Choices, folder: str) -> Any:
     from trl import GRPOConfig
 
-    rows_per_step = settings.prompts_per_step * SAMPLES_PER_PROMPT
     return GRPOConfig(
         output_dir=folder,
         use_cpu=True,
@@ -96,18 +111,21 @@ def grpo_config(settings: Settings, folder: str) -> Any:
         learning_rate=settings.learning_rate,
         lr_scheduler_type="constant",
         warmup_steps=0,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        per_device_train_batch_size=settings.micro_batch,
-        gradient_accumulation_steps=rows_per_step // settings.micro_batch,
-        num_generations=SAMPLES_PER_PROMPT,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.gradient_clip,
+        optim="adamw_torch_fused",
+        per_device_train_batch_size=choices.micro_batch,
+        gradient_accumulation_steps=settings.rows_per_step // choices.micro_batch,
+        num_generations=settings.samples_per_prompt,
         max_completion_length=settings.max_response_tokens,
-        max_steps=settings.steps,
+        max_steps=choices.steps,
         loss_type="dapo",  # the mean over the tokens of the whole batch
+        epsilon=settings.clip_low,
+        epsilon_high=settings.clip_high,
         scale_rewards="group",
         beta=0.0,
         num_iterations=1,
-        temperature=1.0,
+        temperature=settings.temperature,
         top_k=0,
         top_p=1.0,
         use_vllm=False,
@@ -203,7 +221,7 @@ def write_line(output: TextIO, line: dict[str, Any]) -> None:
     print(text, flush=True)
 
 
-def run(settings: Settings, output: TextIO) -> None:
+def run(settings: Settings, choices: Choices, rows: list[dict[str, Any]], output: TextIO) -> None:
     import torch
     import transformers
     import trl
@@ -211,62 +229,51 @@ def run(settings: Settings, output: TextIO) -> None:
 
     torch.set_num_threads(settings.threads)
     tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model, padding_side="left")
-    rows = read_prompts(settings, tokenizer)
-    versions = {
-        "trl": trl.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    write_line(output, {"peer": versions, "settings": dataclasses.asdict(settings)})
+    num_rows = choices.steps * settings.prompts_per_step
+    dataset = Dataset.from_list(training_rows(rows, num_rows, tokenizer))
+    versions = {module.__name__: module.__version__ for module in (trl, torch, transformers)}
+    facts = {"settings": dataclasses.asdict(settings), "choices": dataclasses.asdict(choices)}
+    write_line(output, {"peer": versions, **facts})
     model = transformers.AutoModelForCausalLM.from_pretrained(
         settings.model, dtype=torch.float32, attn_implementation="sdpa"
     )
     clock = StepClock()
-    with scratch_folder() as folder:
-        trainer = timed_trainer(clock, cached_casts=settings.cached_casts)(
+    with tempfile.TemporaryDirectory(prefix="trl-peer-") as folder:
+        trainer = timed_trainer(clock, cached_casts=choices.cached_casts)(
             model=model,
             reward_funcs=reward_function(clock),
-            args=grpo_config(settings, folder),
-            train_dataset=Dataset.from_list(rows),
+            args=grpo_config(settings, choices, folder),
+            train_dataset=dataset,
             processing_class=tokenizer,
             callbacks=[step_lines(clock, output)],
         )
         trainer.train()
 
 
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="trl-peer-") as folder:
-        yield folder
-
-
-def parse(arguments: list[str] | None = None) -> tuple[Settings, Path]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--model", required=True, help="a Hugging Face folder")
-    parser.add_argument("--prompts", required=True, help="from prompt_order.py")
-    parser.add_argument("--output", required=True, type=Path)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--micro-batch", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prompts-per-step", type=int, default=16)
-    parser.add_argument("--max-response-tokens", type=int, default=32)
-    parser.add_argument("--learning-rate", type=float, default=2e-5)
-    parser.add_argument("--cached-casts", action="store_true")
-    options = vars(parser.parse_args(arguments))
-    output = options.pop("output")
-    return Settings(**options), output
-
-
 def main() -> int:
-    settings, path = parse()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", required=True, type=Path, help="from peer_work.py")
+    parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("--model", help="instead of the folder that the work names")
+    parser.add_argument("--threads", type=int, help="instead of the threads that the work names")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--micro-batch", type=int, default=64, help="rows a forward and backward")
+    parser.add_argument("--cached-casts", action="store_true", help="see above; not TRL's own")
+    options = parser.parse_args()
+    settings, rows = read_work(options.work)
+    replaced = {"model": options.model, "threads": options.threads}
+    settings = dataclasses.replace(
+        settings, **{name: value for name, value in replaced.items() if value is not None}
+    )
+    choices = Choices(options.steps, options.micro_batch, options.cached_casts)
     # Read when torch is first imported, so set before.
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     os.environ["HF_HUB_OFFLINE"] = "1"
-    with path.open("w") as output:
+    with options.output.open("w") as output:
         try:
-            run(settings, output)
+            run(settings, choices, rows, output)
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2

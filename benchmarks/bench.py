@@ -1,0 +1,229 @@
+"""Runs the benchmarks one after the other, prints one table and writes bench.json.
+
+    python benchmarks/bench.py [--run runs/demo] [--only NAME ...] [--output bench.json]
+
+A benchmark is a list of commands; its last one writes its claims to a file. What cannot run, runs
+too long or says nothing stands in the table as not held, with the reason: nothing is skipped
+silently. The exit status is 0 where every claim holds, else 1. Logs: .cache/bench/<name>.log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from claims import Claim
+from rich.console import Console
+from rich.table import Table
+from step_speed import STEP_SPEED
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRATCH = ROOT / ".cache" / "bench"
+NUM_PEER_STEPS = 4
+
+RPC_ROUND_TRIP = Claim("RPC round trip between processes, p50", 150.0, "us", at_least=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """Commands that end in claims.
+
+    Attributes:
+        name: how --only calls it.
+        commands: run in order from the root of the repository; the first failure ends it.
+        claims: what the last command has to measure; it may measure more.
+        needs: files without which it makes no sense, each with what makes it.
+        time_limit_seconds: for each command.
+    """
+
+    name: str
+    commands: tuple[tuple[str, ...], ...]
+    claims: tuple[Claim, ...]
+    needs: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+    time_limit_seconds: float = 900.0
+
+    @property
+    def claims_file(self) -> Path:
+        return SCRATCH / f"{self.name}.claims.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One entry of bench.json, and why it has no value where it has none."""
+
+    name: str
+    entry: Mapping[str, Any]
+    reason: str = ""
+
+
+def script(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, f"benchmarks/{name}", *arguments)
+
+
+def benchmarks(run: Path) -> tuple[Benchmark, ...]:
+    """All that is registered, in the order in which it runs."""
+    work, peer = str(SCRATCH / "work.jsonl"), str(SCRATCH / "trl.jsonl")
+    job, metrics = str(run / "job.yaml"), str(run / "metrics.jsonl")
+    size = ("--steps", str(NUM_PEER_STEPS))
+    made_by_demo = f"make demo writes {run}"
+    peer_python = ".venv-trl/bin/python"
+    return (
+        Benchmark(
+            name="rpc_round_trip",
+            commands=(script("rpc_round_trip.py", "--claims", claims_path("rpc_round_trip")),),
+            claims=(RPC_ROUND_TRIP,),
+            time_limit_seconds=120.0,
+        ),
+        Benchmark(
+            name="update_phase",
+            commands=(script("update_phase.py", "--claims", claims_path("update_phase")),),
+            claims=(),  # as its script states them
+        ),
+        Benchmark(
+            name="step_speed",
+            commands=(
+                ("benchmarks/trl_environment.sh",),
+                script("peer_work.py", "--job", job, *size, "--output", work),
+                (peer_python, "benchmarks/trl_peer.py", "--work", work, *size, "--output", peer),
+                script(
+                    *("step_speed.py", "--ours", metrics, "--peer", peer),
+                    *("--claims", claims_path("step_speed")),
+                ),
+            ),
+            claims=(STEP_SPEED,),
+            needs={run / "metrics.jsonl": made_by_demo, run / "job.yaml": made_by_demo},
+        ),
+    )
+
+
+def claims_path(name: str) -> str:
+    return str(SCRATCH / f"{name}.claims.json")
+
+
+def measure(benchmark: Benchmark) -> list[Outcome]:
+    """Runs one benchmark; whatever happens, it does not vanish from the result."""
+    benchmark.claims_file.unlink(missing_ok=True)
+    reason = cannot_start(benchmark) or first_failure(benchmark)
+    entries: dict[str, Any] = {}
+    if not reason:
+        try:
+            entries = json.loads(benchmark.claims_file.read_text())
+        except (OSError, ValueError) as error:
+            reason = f"its commands passed but left no claims ({error})"
+    outcomes = [Outcome(name, entry) for name, entry in entries.items()]
+    for claim in benchmark.claims:
+        if claim.name not in entries:
+            outcomes.append(Outcome(claim.name, claim.entry(None), reason or "was not claimed"))
+    if not outcomes:
+        nothing = {"value": None, "target": None, "unit": "", "holds": False}
+        outcomes.append(Outcome(benchmark.name, nothing, reason or "claimed nothing"))
+    return outcomes
+
+
+def cannot_start(benchmark: Benchmark) -> str:
+    for path, how in benchmark.needs.items():
+        if not path.is_file():
+            return f"{path}: not found; {how}"
+    for command in benchmark.commands:
+        if not (ROOT / file_of(command)).is_file():
+            return f"{file_of(command)}: not found"
+    return ""
+
+
+def file_of(command: tuple[str, ...]) -> str:
+    """The script that a command runs, below the root of the repository."""
+    return next(word for word in command if word.startswith("benchmarks/"))
+
+
+def first_failure(benchmark: Benchmark) -> str:
+    """Runs the commands; the reason of the first that failed, else an empty text."""
+    log = SCRATCH / f"{benchmark.name}.log"
+    with log.open("w") as output:
+        for command in benchmark.commands:
+            output.write(f"$ {' '.join(command)}\n")
+            output.flush()
+            reason = run_bounded(command, output, benchmark.time_limit_seconds)
+            if reason:
+                return f"{file_of(command)}: {reason}; {log}"
+    return ""
+
+
+def run_bounded(command: tuple[str, ...], output: Any, limit_seconds: float) -> str:
+    """Runs a command in a process group of its own and leaves nothing of it behind."""
+    try:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    except OSError as error:
+        return f"cannot be started ({error.strerror})"
+    try:
+        status = process.wait(limit_seconds)
+    except subprocess.TimeoutExpired:
+        return f"not done after {limit_seconds:.0f} s"
+    finally:
+        end_group(process)
+    return f"exit status {status}" if status else ""
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def table(outcomes: list[Outcome]) -> Table:
+    drawn = Table(title="bench")
+    for heading in ("claim", "value", "target", "unit", "holds"):
+        drawn.add_column(heading, justify="right" if heading in {"value", "target"} else "left")
+    for outcome in outcomes:
+        numbers = (outcome.entry["value"], outcome.entry["target"])
+        value, target = ("-" if number is None else f"{number:g}" for number in numbers)
+        holds = "yes" if outcome.entry["holds"] else "NO"
+        drawn.add_row(outcome.name, value, target, str(outcome.entry["unit"]), holds)
+    return drawn
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--run", type=Path, default=ROOT / "runs" / "demo", help="run of ours")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="names of benchmarks")
+    parser.add_argument("--output", type=Path, default=ROOT / "bench.json")
+    options = parser.parse_args(arguments)
+    registered = benchmarks(options.run.resolve())
+    names = [benchmark.name for benchmark in registered]
+    unknown = sorted(set(options.only or ()) - set(names))
+    if unknown:
+        print(
+            f"--only: got {', '.join(unknown)}: no such benchmark; {', '.join(names)}",
+            file=sys.stderr,
+        )
+        return 2
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    outcomes: list[Outcome] = []
+    for benchmark in registered:
+        if options.only and benchmark.name not in options.only:
+            continue
+        print(f"{benchmark.name} ...", file=sys.stderr, flush=True)
+        outcomes += measure(benchmark)
+    Console().print(table(outcomes))
+    for outcome in outcomes:
+        if outcome.reason:
+            print(f"{outcome.name}: not measured: {outcome.reason}")
+    entries = {outcome.name: dict(outcome.entry) for outcome in outcomes}
+    options.output.write_text(json.dumps(entries, indent=2) + "\n")
+    return 0 if all(outcome.entry["holds"] for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
