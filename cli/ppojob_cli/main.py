@@ -1,4 +1,4 @@
-"""`ppojob`, also installed as the kubectl plugin `kubectl-ppojob`: one program, heavy parts late."""
+"""`ppojob`, also the kubectl plugin `kubectl-ppojob`: one program, its heavy parts loaded late."""
 
 import importlib
 

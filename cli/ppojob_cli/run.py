@@ -11,12 +11,12 @@ import click
 from ppojob_api import contract
 from ppojob_api.manifest import to_yaml
 from ppojob_api.run_config import RunConfig, resolve
-from ppojob_cli.view import View, open_view
 from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.preflight import check_machine, engine_facts
 from ppojob_cli.run_folder import locked
 from ppojob_cli.summary import finished_summary
 from ppojob_cli.validate import load_job, render_problems
+from ppojob_cli.view import View, open_view
 from ppojob_trainer.errors import ConfigError
 
 _POLL_SECONDS = 0.25

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig
+from ppojob_api.well_known import ROLE_SLUGS, RoleName
 from ppojob_trainer.errors import ConfigError
 
 
@@ -28,7 +29,7 @@ class PodEnvironment:
     """
 
     config: RunConfig
-    role: str
+    role: RoleName
     pod_index: int
     address: str
     keys: Path
@@ -71,6 +72,16 @@ def _number(name: str) -> int:
     return int(value)
 
 
+def _role() -> RoleName:
+    value = _value(contract.ENV_ROLE)
+    for name in ROLE_SLUGS:
+        if name == value:
+            return name
+    raise ConfigError(
+        f"environment: {contract.ENV_ROLE}: got {value!r}: no role; one of {', '.join(ROLE_SLUGS)}"
+    )
+
+
 def read_pod_environment() -> PodEnvironment:
     """Read the variables that whoever started the pod has set.
 
@@ -82,7 +93,7 @@ def read_pod_environment() -> PodEnvironment:
     try:
         return PodEnvironment(
             config=RunConfig.from_json(config.read_bytes()),
-            role=_value(contract.ENV_ROLE),
+            role=_role(),
             pod_index=_number(contract.ENV_POD_INDEX),
             address=_value(contract.ENV_POD_ADDRESS),
             keys=Path(_value(contract.ENV_KEYS)),

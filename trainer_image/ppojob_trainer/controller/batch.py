@@ -3,6 +3,7 @@
 Rows are prompt-major: row `p * samples + s` is sample `s` of prompt `p` of the batch.
 """
 
+import itertools
 from dataclasses import dataclass, field
 
 import msgspec
@@ -72,4 +73,4 @@ def shares(rows: int, parts: int) -> list[tuple[int, int]]:
     """Cut `rows` into at most `parts` runs `[first, last)` that differ by one row at most."""
     parts = min(parts, rows)
     edges = [rows * part // parts for part in range(parts + 1)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))

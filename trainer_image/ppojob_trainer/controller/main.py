@@ -23,7 +23,11 @@ from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.roles import Roles, role_group
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.summary import write_summary
-from ppojob_trainer.controller.training_step import TrainingStep, forward_passes
+from ppojob_trainer.controller.training_step import (
+    TrainingStep,
+    forward_passes,
+    updates_per_step,
+)
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder, epoch_order
@@ -161,6 +165,7 @@ def build_loop(
             run_folder=run_folder,
             fresh=_fresh(spec, prompts.train.digest, len(actor.ranks)),
             reporter=reporter,
+            total_updates=total_steps * updates_per_step(spec.algorithm),
         ),
         journal=journal,
         reporter=reporter,

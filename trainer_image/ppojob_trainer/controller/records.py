@@ -1,4 +1,4 @@
-"""What a job leaves for people: metrics a step, rows a step; cut back when steps are thrown away."""
+"""What a job leaves for people: metrics and rows a step, cut back when steps are thrown away."""
 
 import re
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) 
 
 
 def evaluation_metrics(batch: Batch) -> dict[str, float]:
-    """verl's `val-core` and `val-aux` numbers of a validation batch."""
+    """Verl's `val-core` and `val-aux` numbers of a validation batch."""
     rows = [
         ValidationRow(
             data_source=batch.prompt_of(row).data_source,

@@ -23,12 +23,13 @@ from ppojob_trainer.checkpoint.journal import (
 )
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.checkpoint.resume import resume_point
+from ppojob_trainer.checkpoint.sealed import Commit
 from ppojob_trainer.controller.position import Position, read_position
 from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.errors import JobFailed, RoleLost
-from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS, Restore, SyncWeights
+from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS, Restore, SavedFile, SyncWeights
 from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Recovery:
         run_folder: what paths told to ranks are relative to.
         fresh: state of a job that has not begun.
         reporter: tells people.
+        total_updates: optimizer steps of the whole job.
     """
 
     roles: Roles
@@ -56,6 +58,7 @@ class Recovery:
     run_folder: Path
     fresh: Progress
     reporter: Reporter
+    total_updates: int
     _losses: list[int] = field(default_factory=list)
     _restarts: int = 0
 
@@ -163,18 +166,21 @@ class Recovery:
         for group in self._stateful:
             self._start(group)
         self._start_missing()
-        folder = found.commit.folder.relative_to(self.run_folder) if found.commit else None
-        self._restore(progress, str(folder) if folder else None)
+        self._restore(progress, found.commit)
         return progress
 
-    def _restore(self, progress: Progress, folder: str | None) -> None:
+    def _restore(self, progress: Progress, commit: Commit | None) -> None:
+        folder = str(commit.folder.relative_to(self.run_folder)) if commit else None
         for group in self._stateful:
-            self.roles.ask(
-                group,
-                RESTORE,
-                [Restore(folder)] * len(group.ranks),
-                RequestId(0, progress.step, "restore"),
-            )
+            requests = [
+                Restore(
+                    folder=folder,
+                    files=_files(commit, group.name, rank) if commit else [],
+                    total_updates=self.total_updates,
+                )
+                for rank in range(len(group.ranks))
+            ]
+            self.roles.ask(group, RESTORE, requests, RequestId(0, progress.step, "restore"))
         actor = self.roles.group("actorRollout")
         self.roles.ask(
             actor,
@@ -183,3 +189,11 @@ class Recovery:
             RequestId(0, progress.step, "restore/sync_weights"),
         )
         self.journal.append(Resumed(time=time.time(), progress=progress))
+
+
+def _files(commit: Commit, role: str, rank: int) -> list[SavedFile]:
+    """The files of one rank, as the ranks are told of them."""
+    return [
+        SavedFile(entry.path, entry.size_bytes, entry.sha256)
+        for entry in commit.entries(role, rank)
+    ]

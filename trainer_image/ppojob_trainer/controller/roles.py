@@ -10,7 +10,6 @@ import msgspec
 from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
 from ppojob_trainer.errors import ConfigError, Fenced, JobFailed, RoleLost
-from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
 from ppojob_trainer.rpc.methods import START, STATUS, Method, PodStatus, StartRanks
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId

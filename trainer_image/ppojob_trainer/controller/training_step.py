@@ -74,6 +74,11 @@ def mini_batches(algorithm: AlgorithmSpec, order: Callable[[int], list[int]]) ->
     return batches
 
 
+def updates_per_step(algorithm: AlgorithmSpec) -> int:
+    """Optimizer steps of a step."""
+    return len(mini_batches(algorithm, lambda _: list(range(algorithm.prompts_per_step))))
+
+
 def mean_of(statistics: list[Statistics]) -> Statistics:
     """The mean of each named number over the optimizer steps of a step."""
     return {
@@ -145,8 +150,8 @@ class TrainingStep:
         with timer("update_actor"):
             updates = self._update(step, kl_coefficient)
         with timer("update_weights"):
-            sync = self._ask(SYNC_WEIGHTS, SyncWeights(step), step, "sync_weights")
-        return StepResult(batch, advantaged, mean_of(updates) | sync.values, len(updates))
+            self._ask(SYNC_WEIGHTS, SyncWeights(step), step, "sync_weights")
+        return StepResult(batch, advantaged, mean_of(updates), len(updates))
 
     def _update(self, step: int, kl_coefficient: float) -> list[Statistics]:
         batches = mini_batches(self.algorithm, lambda epoch: self.mini_batch_order(step, epoch))

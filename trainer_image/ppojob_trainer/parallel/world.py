@@ -4,11 +4,12 @@ It must exist before the rollout engine is made: vLLM takes the default group as
 no other role may ever be in it.
 """
 
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def world_of_one(device: torch.device) -> Iterator[None]:
         device: `cpu` (gloo) or `cuda` (nccl).
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ import zmq
 
 from ppojob_trainer.errors import ConfigError
 
-SECRET_FILE = "role.key"  # noqa: S105
+SECRET_FILE = "role.key"
 PUBLIC_FILE = "public.json"
 
 
@@ -64,7 +64,8 @@ def read_key_ring(folder: Path, role: str) -> KeyRing:
     try:
         secret = (folder / SECRET_FILE).read_bytes().strip()
         public = {
-            name: key.encode() for name, key in json.loads((folder / PUBLIC_FILE).read_text()).items()
+            name: key.encode()
+            for name, key in json.loads((folder / PUBLIC_FILE).read_text()).items()
         }
         derived = zmq.curve_public(secret)
     except (OSError, ValueError) as problem:

@@ -200,6 +200,30 @@ class Advantages(msgspec.Struct, frozen=True):
     kl_coefficient: float
 
 
+class SpreadOf(msgspec.Struct, frozen=True, array_like=True):
+    """Mean, largest and smallest over the trained tokens of the batch."""
+
+    mean: float
+    max: float
+    min: float
+
+
+class Advantaged(msgspec.Struct, frozen=True):
+    """What the estimator saw and gave.
+
+    Attributes:
+        row_rewards: (rows,) scores with the KL penalty, summed over tokens.
+        advantages: over the trained tokens.
+        returns: over the trained tokens.
+        kl: mean KL to the reference over the trained tokens; None without a KL in the reward.
+    """
+
+    row_rewards: list[float]
+    advantages: SpreadOf
+    returns: SpreadOf
+    kl: float | None
+
+
 class Update(msgspec.Struct, frozen=True):
     """One optimizer step on the rows of these prompts (positions in the batch)."""
 
@@ -260,9 +284,17 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """Take the state of a commit (folder relative to the run folder), or of the base model."""
+    """Take the state of a commit, or of the base model.
+
+    Attributes:
+        folder: the commit's, relative to the run folder; None for the base model.
+        files: this rank's files of the commit.
+        total_updates: optimizer steps of the whole job, for schedules that end.
+    """
 
     folder: str | None
+    files: list[SavedFile]
+    total_updates: int
 
 
 class ExportModel(msgspec.Struct, frozen=True):
@@ -278,13 +310,13 @@ START = Method("start", StartRanks, PodStatus, once=False, deadline_seconds=30)
 PING = Method("ping", Nothing, Nothing, once=False, deadline_seconds=10)
 
 RESTORE = Method("restore", Restore, Nothing)
-SYNC_WEIGHTS = Method("sync_weights", SyncWeights, Statistics)
+SYNC_WEIGHTS = Method("sync_weights", SyncWeights, Nothing)
 GENERATE = Method("generate", Generate, Generated, limit_bytes=256 * MEBI)
 SEND_TEXTS = Method("send_texts", SendTexts, Nothing)
 PUT_TEXTS = Method("put_texts", Texts, Nothing, callers=RANK_ROLES, limit_bytes=256 * MEBI)
 SCORE = Method("score", Score, Scored, limit_bytes=256 * MEBI)
 LOGPROBS = Method("logprobs", Logprobs, Statistics)
-ADVANTAGES = Method("advantages", Advantages, Statistics)
+ADVANTAGES = Method("advantages", Advantages, Advantaged)
 UPDATE = Method("update", Update, Statistics)
 WRITE_ROWS = Method("write_rows", WriteRows, Nothing, limit_bytes=256 * MEBI)
 SAVE_SHARDS = Method("save_shards", SaveShards, Saved)

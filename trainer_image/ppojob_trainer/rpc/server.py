@@ -54,7 +54,7 @@ class _Work:
     body: msgspec.Struct
 
 
-class _Refusal(Exception):
+class _Refusal(Exception):  # noqa: N818 - a message that is refused is no fault of ours
     """A message that no handler will see."""
 
     def __init__(self, kind: ErrorKind, message: str) -> None:

@@ -97,7 +97,8 @@ class Child:
         """Why it counts as lost, in one line."""
         state = self.state()
         if self.is_silent:
-            return f"rank {self._rank} (pid {self.pid}) gave no sign of life for {self._silent_seconds:g} s"
+            who = f"rank {self._rank} (pid {self.pid})"
+            return f"{who} gave no sign of life for {self._silent_seconds:g} s"
         code = state.exit_code or 0
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         why = f": {state.error}" if state.error else ""

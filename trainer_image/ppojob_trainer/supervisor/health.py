@@ -24,7 +24,7 @@ class HealthServer:
 
     def __init__(self, address: str, port: int, status: Callable[[], PodStatus]) -> None:
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802 - http.server's name
+            def do_GET(self) -> None:
                 if self.path == "/healthz":
                     self._answer(b"ok\n", "text/plain")
                 elif self.path == "/status":

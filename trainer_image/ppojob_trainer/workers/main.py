@@ -4,11 +4,12 @@ import faulthandler
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ppojob_api import contract
+from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.lifeline import Lifeline, die_with_parent
 from ppojob_trainer.pod_environment import (
@@ -34,18 +35,15 @@ class Worker(Protocol):
 WorkerFactory = Callable[[PodEnvironment, RankEnvironment, KeyRing], AbstractContextManager[Worker]]
 
 
-@contextmanager
-def _open_worker(
-    environment: PodEnvironment, rank: RankEnvironment, keys: KeyRing
-) -> Iterator[Worker]:
-    """Build the worker of a role; each role imports its own heavy parts, late."""
-    factory: WorkerFactory
-    if environment.role == "reward":
-        from ppojob_trainer.workers.reward import open_reward_worker as factory
-    else:
-        from ppojob_trainer.workers.actor_rollout import open_actor_rollout_worker as factory
-    with factory(environment, rank, keys) as worker:
-        yield worker
+def _factory(role: RoleName) -> WorkerFactory:
+    """What builds the worker of a role; each role imports its own heavy parts, late."""
+    if role == "reward":
+        from ppojob_trainer.workers.reward import open_reward_worker
+
+        return open_reward_worker
+    from ppojob_trainer.workers.actor_rollout_start import open_actor_rollout_worker
+
+    return open_actor_rollout_worker
 
 
 def run_rank() -> int:
@@ -58,7 +56,7 @@ def run_rank() -> int:
         environment = read_pod_environment()
         rank = read_rank_environment()
         keys = read_key_ring(environment.keys, environment.role)
-        with _open_worker(environment, rank, keys) as worker:
+        with _factory(environment.role)(environment, rank, keys) as worker:
             port = contract.PORT_FIRST_RANK + rank.local_rank
             server = RpcServer(environment.address, port, keys, worker.routes(), rank.epoch)
             server.start()

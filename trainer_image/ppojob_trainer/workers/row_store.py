@@ -1,4 +1,4 @@
-"""The rows that a rank owns: born here from the engine's responses, kept flat, read by the stages."""
+"""The rows that a rank owns: born here from the engine's responses, kept flat."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ def own_rows(prompts: list[PromptTokens], samples: int, responses: list[Finished
 
 
 def rewards_on_last_token(experience: Experience, scores: Sequence[float]) -> Tensor:
-    """Token rewards (tokens,) float32 with each row's score on its last token, as verl places it."""
+    """Token rewards, (tokens,) float32: each row's score on its last token, as verl places it."""
     rewards = torch.zeros(experience.num_tokens, dtype=torch.float32)
     rewards[experience.offsets[1:] - 1] = torch.tensor(scores, dtype=torch.float32)
     return rewards

@@ -1,0 +1,148 @@
+"""The actor-rollout role's rank: it generates rows, owns them, and trains the policy on them.
+
+The policy's weights are here twice: as the trainer holds them, and as the rollout engine does; the
+stage `sync_weights` brings the second up to the first.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.checkpoint.export import export_model
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.rollout.protocol import Request, RolloutEngine, SamplingParams, generate
+from ppojob_trainer.rollout.seeds import Purpose, sample_seed
+from ppojob_trainer.rpc import methods
+from ppojob_trainer.rpc.client import Call, Caller, Peer
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import Nothing, RequestId
+from ppojob_trainer.workers.policy import Policy
+from ppojob_trainer.workers.row_store import OwnedRows, own_rows
+from ppojob_trainer.workers.rows_file import rows_table, write_part
+
+TRAIN = "train"
+
+
+@dataclass
+class ActorRolloutWorker:
+    """Answers the stages of the actor-rollout role.
+
+    Attributes:
+        spec: the job.
+        rank: this rank in the role's world.
+        run_folder: what paths in requests are relative to.
+        engine: generates.
+        policy: is trained.
+        chat: turns responses into text.
+        caller: sends texts to reward pods.
+    """
+
+    spec: PPOJobSpec
+    rank: int
+    run_folder: Path
+    engine: RolloutEngine
+    policy: Policy
+    chat: ChatTokenizer
+    caller: Caller
+    _rows: dict[str, OwnedRows] = field(default_factory=dict)
+
+    def routes(self) -> list[Route]:
+        """The methods of this role."""
+        return [
+            Route(methods.RESTORE, self._restore),
+            Route(methods.SYNC_WEIGHTS, self._sync_weights),
+            Route(methods.GENERATE, self._generate),
+            Route(methods.SEND_TEXTS, self._send_texts),
+            Route(methods.LOGPROBS, self._logprobs),
+            Route(methods.ADVANTAGES, self._advantages),
+            Route(methods.UPDATE, self._update),
+            Route(methods.WRITE_ROWS, self._write_rows),
+            Route(methods.SAVE_SHARDS, self._save_shards),
+            Route(methods.EXPORT_MODEL, self._export_model),
+        ]
+
+    def _restore(self, request: methods.Restore) -> Nothing:
+        self.policy.plan_updates(request.total_updates)
+        if request.folder is not None:
+            self.policy.load(self.run_folder / request.folder, request.files, self.rank)
+        return Nothing()
+
+    def _sync_weights(self, request: methods.SyncWeights) -> Nothing:
+        self.engine.load_weights(request.version, hf_named_tensors(self.policy.model))
+        return Nothing()
+
+    def _generate(self, request: methods.Generate) -> methods.Generated:
+        sampling = self._sampling(request.purpose)
+        purpose: Purpose = "train" if request.purpose == TRAIN else "validation"
+        requests = [
+            Request(
+                request_id=f"{position}/{sample}",
+                prompt=tuple(prompt.tokens),
+                sampling=sampling,
+                seed=sample_seed(self.spec.seed, request.step, prompt.prompt, sample, purpose),
+            )
+            for position, prompt in enumerate(request.prompts)
+            for sample in range(request.samples)
+        ]
+        responses = generate(self.engine, requests)
+        rows = own_rows(request.prompts, request.samples, responses)
+        self._rows[request.purpose] = rows
+        return methods.Generated(rows.experience.lengths.tolist(), rows.truncated)
+
+    def _sampling(self, purpose: str) -> SamplingParams:
+        rollout = self.spec.rollout
+        chosen = rollout if purpose == TRAIN else rollout.validation
+        ends = (*self.chat.eos_token_ids, *rollout.stop_token_ids)
+        return SamplingParams(
+            temperature=chosen.temperature,
+            top_p=chosen.top_p,
+            top_k=chosen.top_k,
+            max_tokens=self.spec.data.max_response_tokens,
+            stop_token_ids=tuple(dict.fromkeys(ends)),
+        )
+
+    def _send_texts(self, request: methods.SendTexts) -> Nothing:
+        rows = self._rows[request.purpose]
+        texts = [self.chat.decode(rows.response(r)) for r in range(request.first, request.last)]
+        peer = Peer("reward pod", request.host, request.port, "reward")
+        id_ = RequestId(request.epoch, request.step, f"{request.purpose}/put_texts", request.first)
+        body = methods.Texts(request.purpose, request.first, texts)
+        self.caller.call(Call(peer, methods.PUT_TEXTS, body, id_))
+        return Nothing()
+
+    def _logprobs(self, request: methods.Logprobs) -> methods.Statistics:
+        experience = self._rows[TRAIN].experience
+        return methods.Statistics(self.policy.add_logprobs(experience, request.model))
+
+    def _advantages(self, request: methods.Advantages) -> methods.Advantaged:
+        experience = self._rows[TRAIN].experience
+        return self.policy.add_advantages(experience, request.scores, request.kl_coefficient)
+
+    def _update(self, request: methods.Update) -> methods.Statistics:
+        rows = self._rows[TRAIN]
+        chosen = rows.experience.select(rows.rows_of(request.prompts))
+        return methods.Statistics(self.policy.update(chosen, request.kl_coefficient))
+
+    def _write_rows(self, request: methods.WriteRows) -> Nothing:
+        table = rows_table(self._rows[request.purpose], request, self.chat)
+        write_part(self.run_folder / request.folder, self.rank, table)
+        return Nothing()
+
+    def _save_shards(self, request: methods.SaveShards) -> methods.Saved:
+        return methods.Saved(self.policy.save(self.run_folder / request.folder, self.rank))
+
+    def _export_model(self, request: methods.ExportModel) -> Nothing:
+        model = self.spec.model
+        template = Path(model.chat_template).read_text() if model.chat_template else None
+        export_model(
+            self.run_folder / request.folder,
+            hf_named_tensors(self.policy.model),
+            model_folder=Path(model.path),
+            dtype=torch.float32 if model.dtype == "float32" else torch.bfloat16,
+            tokenizer_folder=Path(model.tokenizer_path or model.path),
+            chat_template=template,
+        )
+        return Nothing()
