@@ -1,0 +1,55 @@
+import subprocess
+import sys
+
+import pytest
+
+from ppojob_trainer.algorithms.kl_controller import KlController
+
+
+def test_fixed_controller_never_moves():
+    controller = KlController(0.2)
+    controller.update(current_kl=100.0, num_responses=100000)
+    assert controller.coefficient == 0.2
+
+
+@pytest.mark.parametrize(
+    ("current", "expected"),
+    [
+        # target 0.1, horizon 1000, 50 responses, coefficient 0.2
+        (0.1, 0.2),
+        (0.11, 0.2 * (1 + 0.1 * 50 / 1000)),
+        # an error of 4 counts as 0.2, one of -1 as -0.2
+        (0.5, 0.2 * (1 + 0.2 * 50 / 1000)),
+        (0.0, 0.2 * (1 - 0.2 * 50 / 1000)),
+    ],
+)
+def test_adaptive_controller_by_hand(current: float, expected: float):
+    controller = KlController(0.2, target=0.1, horizon=1000)
+    controller.update(current_kl=current, num_responses=50)
+    assert controller.coefficient == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_resumed_controller_goes_on_as_if_undisturbed():
+    measured = [0.3, 0.02, 0.1, 0.15]
+    undisturbed = KlController(0.2, target=0.1, horizon=1000)
+    for value in measured:
+        undisturbed.update(value, 50)
+    before = KlController(0.2, target=0.1, horizon=1000)
+    for value in measured[:2]:
+        before.update(value, 50)
+    after = KlController(0.2, target=0.1, horizon=1000)
+    after.load_state_dict(before.state_dict())
+    for value in measured[2:]:
+        after.update(value, 50)
+    assert after.coefficient == undisturbed.coefficient != 0.2
+
+
+@pytest.mark.parametrize("options", [{"target": 0.0}, {"target": 0.1, "horizon": 0}])
+def test_senseless_controllers_are_refused(options: dict):
+    with pytest.raises(ValueError, match="must be above 0"):
+        KlController(0.2, **options)
+
+
+def test_it_loads_without_torch():
+    code = "import sys, ppojob_trainer.algorithms.kl_controller; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

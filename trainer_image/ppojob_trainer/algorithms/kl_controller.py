@@ -1,0 +1,64 @@
+"""The coefficient of the KL penalty, from step to step.
+
+Numbers only: the controller's process holds it, and that process loads no torch.
+"""
+
+from collections.abc import Mapping
+
+MAX_PROPORTIONAL_ERROR = 0.2
+"""How far one step counts as off target at most."""
+
+
+class KlController:
+    """The coefficient β of the penalty, fixed or led towards a target.
+
+    Fine-Tuning Language Models from Human Preferences (arXiv:1909.08593), section 2.2:
+    `e = clip(kl / target - 1, -0.2, 0.2)`, `β ← β (1 + e n / horizon)`, n the responses seen since
+    the last update. Without a target β stays as it is.
+
+    Attributes:
+        coefficient: β to use now.
+    """
+
+    def __init__(
+        self, coefficient: float, *, target: float | None = None, horizon: int = 10000
+    ) -> None:
+        """Start at `coefficient`.
+
+        Args:
+            coefficient: the first β.
+            target: the KL to be held, in nats a token; None keeps β fixed.
+            horizon: how many responses it takes to change β by its own size at an error of 1.
+
+        Raises:
+            ValueError: if `target` or `horizon` is not positive.
+        """
+        if target is not None and target <= 0.0:
+            raise ValueError(f"target: got {target}: KL is positive; must be above 0")
+        if horizon <= 0:
+            raise ValueError(f"horizon: got {horizon}: a number of responses; must be above 0")
+        self.coefficient = coefficient
+        self._target = target
+        self._horizon = horizon
+
+    def update(self, current_kl: float, num_responses: int) -> None:
+        """Adapt β to what was measured.
+
+        Args:
+            current_kl: KL of the step in nats a token, as in verl the mean over the responses of
+                each response's mean.
+            num_responses: responses of the step.
+        """
+        if self._target is None:
+            return
+        error = current_kl / self._target - 1.0
+        error = min(max(error, -MAX_PROPORTIONAL_ERROR), MAX_PROPORTIONAL_ERROR)
+        self.coefficient *= 1.0 + error * num_responses / self._horizon
+
+    def state_dict(self) -> dict[str, float]:
+        """What a commit must hold for a resumed run to go on with the same β."""
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Take up a state that `state_dict` gave."""
+        self.coefficient = state["coefficient"]
