@@ -228,6 +228,13 @@ def test_a_fresh_folder_has_no_commit(scripts, tmp_path: Path):
     assert found.refusals == ()
 
 
+def test_is_whole_is_false_for_damaged_and_absent_ones(scripts, root: Path):
+    flip_last(root / "checkpoints" / "step-000002" / FILES[0])
+    store = scripts.open_store(root)
+    assert store.steps() == (1, 2, 3)
+    assert [store.is_whole(step) for step in (1, 2, 3, 4)] == [True, False, True, False]
+
+
 def test_prune_keeps_the_last_whole_ones(scripts, root: Path):
     store = scripts.open_store(root)
     assert store.prune(2) == (1,)

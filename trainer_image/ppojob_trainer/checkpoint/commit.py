@@ -123,7 +123,7 @@ class CommitStore:
         """
         assert progress.step == pending.step, f"{progress.step} is not {pending.step}"
         target = self.root / folder_name(pending.step)
-        if target.exists() and self._is_whole(pending.step):
+        if target.exists() and self.is_whole(pending.step):
             self._sweep(keep=None)
             self._point_latest(target)
             return self.read(pending.step)
@@ -166,6 +166,21 @@ class CommitStore:
             CannotResume: it is of another job, configuration or format.
         """
         return read_commit(self.root / folder_name(step), step, self._identity)
+
+    def is_whole(self, step: int) -> bool:
+        """Whether a step is sealed and undamaged; its bytes are checked once a process.
+
+        Raises:
+            CannotResume: it is of another job, configuration or format.
+        """
+        try:
+            commit = self.read(step)
+            if step not in self._verified:
+                commit.verify()
+                self._verified.add(step)
+        except DamagedCommit:
+            return False
+        return True
 
     def latest(self) -> Latest:
         """Find the newest commit that is whole, every byte of it checked.
@@ -224,7 +239,7 @@ class CommitStore:
             if kept >= keep_last:
                 self._remove(step)
                 removed.append(step)
-            elif self._is_whole(step):
+            elif self.is_whole(step):
                 kept += 1
         return tuple(removed)
 
@@ -253,16 +268,6 @@ class CommitStore:
                 f"got {free_bytes / 2**30:.2f} GiB free: one commit needs "
                 f"{needed_bytes / 2**30:.2f} GiB; free some, or name another volume",
             )
-
-    def _is_whole(self, step: int) -> bool:
-        try:
-            commit = self.read(step)
-            if step not in self._verified:
-                commit.verify()
-                self._verified.add(step)
-        except DamagedCommit:
-            return False
-        return True
 
     def _remove(self, step: int) -> None:
         """Rename out of sight first: a commit half removed must not look like a damaged one."""

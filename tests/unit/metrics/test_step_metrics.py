@@ -1,0 +1,199 @@
+"""Step statistics against hand-computed cases and slow loops."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppojob_trainer.metrics import names
+from ppojob_trainer.metrics.step_metrics import (
+    Spread,
+    StepRows,
+    balance_metrics,
+    progress_metrics,
+    row_metrics,
+    speed_metrics,
+)
+from ppojob_trainer.metrics.timer import StepTimer
+
+ROWS = StepRows(
+    scores=[1.0, 0.1, 0.0, 9.0],
+    rewards=[0.5, 0.1, -0.5, 9.0],
+    prompt_tokens=[10, 10, 20, 20],
+    response_tokens=[8, 4, 8, 0],
+    finish_reasons=["length", "stop", "stop", "abort"],
+)
+ADVANTAGES = Spread(mean=0.25, max=2.0, min=-1.0)
+
+numbers = st.floats(-1e6, 1e6)
+
+
+def metrics_of(rows: StepRows, max_prompt_tokens: int = 20) -> dict[str, float]:
+    return row_metrics(
+        rows, max_prompt_tokens=max_prompt_tokens, advantages=ADVANTAGES, returns=ADVANTAGES
+    )
+
+
+def test_hand_computed_rows():
+    found = metrics_of(ROWS)
+    expected = {
+        "critic/score/mean": 1.1 / 3,
+        "critic/score/max": 1.0,
+        "critic/score/min": 0.0,
+        "critic/rewards/mean": 0.1 / 3,
+        "critic/rewards/max": 0.5,
+        "critic/rewards/min": -0.5,
+        "critic/advantages/mean": 0.25,
+        "critic/advantages/max": 2.0,
+        "critic/advantages/min": -1.0,
+        "critic/returns/mean": 0.25,
+        "critic/returns/max": 2.0,
+        "critic/returns/min": -1.0,
+        "response_length/mean": 5.0,
+        "response_length/max": 8.0,
+        "response_length/min": 0.0,
+        "response_length/clip_ratio": 0.25,
+        "response_length_non_aborted/mean": 20 / 3,
+        "response_length_non_aborted/max": 8.0,
+        "response_length_non_aborted/min": 4.0,
+        "response_length_non_aborted/clip_ratio": 1 / 3,
+        "response/aborted_ratio": 0.25,
+        "prompt_length/mean": 15.0,
+        "prompt_length/max": 20.0,
+        "prompt_length/min": 10.0,
+        "prompt_length/clip_ratio": 0.5,
+    }
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected, abs=1e-15)
+
+
+def test_clip_ratio_departs_from_verl():
+    """verl counts rows 0 and 2, which are as long as the limit of 8; row 2 ended by itself."""
+    verl = sum(length == 8 for length in ROWS.response_tokens) / 4
+    assert verl == 0.5
+    assert metrics_of(ROWS)["response_length/clip_ratio"] == 0.25
+
+
+def test_all_aborted_is_nan_and_not_an_error():
+    rows = StepRows([1.0], [1.0], [3], [0], ["stop"])
+    found = metrics_of(rows)
+    assert math.isnan(found["critic/score/mean"])
+    assert math.isnan(found["response_length_non_aborted/clip_ratio"])
+    assert found["response/aborted_ratio"] == 1.0
+
+
+def test_columns_of_unequal_length_are_a_fault_of_ours():
+    with pytest.raises(AssertionError):
+        StepRows([1.0], [1.0, 2.0], [3], [0], ["stop"])
+
+
+@given(st.lists(numbers, min_size=1, max_size=50), st.randoms())
+def test_the_order_of_rows_changes_no_bit(values, random):
+    shuffled = list(values)
+    random.shuffle(shuffled)
+    first, second = Spread.of(values), Spread.of(shuffled)
+    assert first == second
+    slow = 0.0
+    for value in values:
+        slow += value
+    assert first.mean == pytest.approx(slow / len(values), rel=1e-9, abs=1e-6)
+    assert first.max == max(values)
+    assert first.min == min(values)
+
+
+def test_spread_of_non_finite_values():
+    spread = Spread.of([math.inf, -math.inf, 1.0])
+    assert math.isnan(spread.mean)
+    assert (spread.max, spread.min) == (math.inf, -math.inf)
+
+
+def test_speed_by_hand():
+    found = speed_metrics(
+        ROWS, {"gen": 2.0, "update_actor": 4.0, "reward": 1.0}, step_seconds=8.0, num_devices=2
+    )
+    assert found == {
+        "perf/total_num_tokens": 80.0,
+        "perf/time_per_step": 8.0,
+        "perf/throughput": 5.0,
+        "timing_per_token_ms/gen": 100.0,
+        "timing_per_token_ms/update_actor": 50.0,
+    }
+
+
+def test_balance_by_hand():
+    assert balance_metrics([10, 30, 20], [21, 20, 19]) == {
+        "global_seqlen/min": 10.0,
+        "global_seqlen/max": 30.0,
+        "global_seqlen/minmax_diff": 20.0,
+        "global_seqlen/balanced_min": 19.0,
+        "global_seqlen/balanced_max": 21.0,
+        "global_seqlen/mean": 20.0,
+    }
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_timer_by_hand():
+    clock = Clock()
+    timer = StepTimer(clock)
+    for stage, seconds in (("gen", 2.0), ("reward", 1.0), ("gen", 3.0)):
+        with timer(stage):
+            clock.now += seconds
+    clock.now += 2.0
+    times = timer.finish()
+    assert times.stages == {"gen": 5.0, "reward": 1.0}
+    assert times.metrics() == {
+        "timing_s/gen": 5.0,
+        "timing_s/reward": 1.0,
+        "timing_s/step": 8.0,
+        "timing_s/unaccounted": 2.0,
+        "perf/unaccounted_share": 0.25,
+    }
+
+
+def test_timer_counts_a_stage_that_fails():
+    clock = Clock()
+    timer = StepTimer(clock)
+
+    def fail() -> None:
+        with timer("gen"):
+            clock.now += 2.0
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert timer.finish().stages == {"gen": 2.0}
+
+
+def test_stages_do_not_nest():
+    timer = StepTimer(Clock())
+
+    def nest() -> None:
+        with timer("gen"), timer("reward"):
+            pass
+
+    with pytest.raises(AssertionError, match="reward begins inside gen"):
+        nest()
+
+
+def test_every_metric_has_a_row_in_the_table():
+    clock = Clock()
+    timer = StepTimer(clock)
+    with timer("gen"):
+        clock.now += 1.0
+    times = timer.finish()
+    keys = {
+        **metrics_of(ROWS),
+        **balance_metrics([1], [1]),
+        **speed_metrics(ROWS, times.stages, step_seconds=1.0, num_devices=1),
+        **progress_metrics(1, 0),
+        **times.metrics(),
+    }
+    assert [key for key in keys if names.find(key) is None] == []
