@@ -1,0 +1,197 @@
+"""`ppojob data`: prompts in verl's columns, made or converted on this machine."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec
+
+import click
+
+if TYPE_CHECKING:
+    from ppojob_trainer.data.generate import PromptForm
+    from ppojob_trainer.data.prompt_files import TaskRow
+
+P = ParamSpec("P")
+INPUT_WRONG = 2
+
+_output = click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder for train.parquet and test.parquet.",
+)
+_seed = click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of items and order."
+)
+_form = click.option(
+    "--prompt-form",
+    default="chat",
+    show_default=True,
+    type=click.Choice(["chat", "base"]),
+    help="Messages for a chat model, or text for a base model.",
+)
+
+
+def _rows(default: int | None) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    return click.option(
+        "--rows",
+        default=default,
+        show_default=default is not None,
+        type=click.IntRange(1),
+        help="Training rows." if default else "Training rows at most; all without it.",
+    )
+
+
+def _validation_rows(default: int) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    return click.option(
+        "--validation-rows",
+        default=default,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Held-out rows, none of them among the training rows.",
+    )
+
+
+class InputError(click.ClickException):
+    """Something that the user gave is wrong; nothing was written."""
+
+    exit_code = INPUT_WRONG
+
+    def show(self, file: object = None) -> None:
+        """Write the lines as they are."""
+        click.echo(self.message, err=True)
+
+
+@click.group()
+def data() -> None:
+    """Make prompts to train on."""
+
+
+@data.command()
+@_output
+@_rows(None)
+@_validation_rows(64)
+@_seed
+def addition(output: Path, rows: int | None, validation_rows: int, seed: int) -> None:
+    """Sums of three digits, after one worked example: the task of the demo."""
+    from ppojob_trainer.data import generate
+
+    with _reported():
+        task = generate.addition(rows=rows, held_out=validation_rows, seed=seed)
+    _write(output, task.train, task.held_out)
+
+
+@data.command()
+@_output
+@_rows(10_000)
+@_validation_rows(512)
+@_seed
+@_form
+@click.option(
+    "--operands",
+    nargs=2,
+    default=(3, 4),
+    show_default=True,
+    type=click.IntRange(2, 8),
+    metavar="MIN MAX",
+    help="How many numbers an item has.",
+)
+@click.option("--max-number", default=100, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--max-target", default=100, show_default=True, type=click.IntRange(1, 100_000))
+def countdown(
+    output: Path,
+    rows: int,
+    validation_rows: int,
+    seed: int,
+    prompt_form: "PromptForm",
+    operands: tuple[int, int],
+    max_number: int,
+    max_target: int,
+) -> None:
+    """Reach a target with given numbers (TinyZero); every item has a solution."""
+    from ppojob_trainer.data import generate
+
+    if operands[0] > operands[1]:
+        raise InputError(
+            f"--operands: got {operands[0]} {operands[1]}: the first is larger; MIN, then MAX"
+        )
+    with _reported():
+        task = generate.countdown(
+            rows=rows,
+            held_out=validation_rows,
+            seed=seed,
+            operands=operands,
+            max_number=max_number,
+            max_target=max_target,
+            form=prompt_form,
+        )
+    _write(output, task.train, task.held_out)
+
+
+@data.command()
+@_output
+@_rows(4_000)
+@_validation_rows(50)
+@_seed
+@_form
+@click.option("--digits", default=2, show_default=True, type=click.IntRange(1, 12))
+def multiply(
+    output: Path,
+    rows: int,
+    validation_rows: int,
+    seed: int,
+    prompt_form: "PromptForm",
+    digits: int,
+) -> None:
+    """Products of two numbers (TinyZero)."""
+    from ppojob_trainer.data import generate
+
+    with _reported():
+        task = generate.multiply(
+            rows=rows, held_out=validation_rows, seed=seed, digits=digits, form=prompt_form
+        )
+    _write(output, task.train, task.held_out)
+
+
+@data.command()
+@_output
+@click.option(
+    "--input",
+    "source",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder with train and test as .jsonl or .parquet.",
+)
+def gsm8k(output: Path, source: Path) -> None:
+    """GSM8K from local files, in verl's columns and wording."""
+    from ppojob_trainer.data.gsm8k_files import gsm8k_rows, source_file
+
+    train, test = source_file(source, "train"), source_file(source, "test")
+    if train is None or test is None:
+        missing = "train" if train is None else "test"
+        raise InputError(
+            f"{source}: got no {missing}.jsonl or {missing}.parquet: GSM8K is read from both "
+            "splits; the folder of its files"
+        )
+    _write(output, gsm8k_rows(train), gsm8k_rows(test))
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Turn what is wrong with the input into lines and exit status 2."""
+    from ppojob_trainer.errors import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        raise InputError(str(error)) from None
+
+
+def _write(output: Path, train: "Iterable[TaskRow]", test: "Iterable[TaskRow]") -> None:
+    from ppojob_trainer.data.prompt_files import write_split
+
+    for split, rows in (("train", train), ("test", test)):
+        with _reported():
+            path, count = write_split(output, split, rows)
+        click.echo(f"{path}: {count} rows")

@@ -1,0 +1,220 @@
+"""Tasks that need no download: sums, countdown, products."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from ppojob_trainer.data.prompt_files import TaskRow
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.json_value import Json
+
+PromptForm = Literal["chat", "base"]
+
+ADDITION_EXAMPLE = (3, 5, 4)
+_TRIES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Rows to train on, and rows held out that share no item with them."""
+
+    train: list[TaskRow]
+    held_out: list[TaskRow]
+
+
+def addition(*, rows: int | None = None, held_out: int = 64, seed: int = 0) -> Task:
+    """Sums of three digits 1 to 9, after one worked example.
+
+    Items are split by their sorted digits, so no held-out sum is a trained one in another order.
+    The example's own digits are never held out, since its sum is told in every prompt.
+
+    Args:
+        rows: training rows at most; None for all.
+        held_out: held-out rows.
+        seed: of the split and of the order.
+    """
+    chosen = random.Random(seed)
+    kinds: list[tuple[int, ...]] = list(itertools.combinations_with_replacement(range(1, 10), 3))
+    chosen.shuffle(kinds)
+    example = tuple(sorted(ADDITION_EXAMPLE))
+    kinds.remove(example)
+    kinds.append(example)
+    orders = {kind: sorted(set(itertools.permutations(kind))) for kind in kinds}
+    test: list[tuple[int, ...]] = []
+    while len(test) < held_out and len(kinds) > 1:
+        test += orders[kinds.pop(0)]
+    if len(test) < held_out:
+        raise ConfigError(
+            f"--validation-rows: got {held_out}: there are {len(test)} sums beside the example's; "
+            f"at most {len(test)}"
+        )
+    train = [digits for kind in kinds for digits in orders[kind]]
+    chosen.shuffle(train)
+    chosen.shuffle(test)
+    return Task(
+        [_addition_row(digits) for digits in train[:rows]],
+        [_addition_row(digits) for digits in test[:held_out]],
+    )
+
+
+def _addition_row(digits: tuple[int, ...]) -> TaskRow:
+    return TaskRow(
+        "ppojob/addition",
+        [
+            {"role": "user", "content": " + ".join(map(str, ADDITION_EXAMPLE))},
+            {"role": "assistant", "content": worked_sum(ADDITION_EXAMPLE)},
+            {"role": "user", "content": " + ".join(map(str, digits))},
+        ],
+        str(sum(digits)),
+    )
+
+
+def worked_sum(digits: tuple[int, ...]) -> str:
+    """A sum step by step, and "#### " with its result."""
+    lines = []
+    total = digits[0]
+    for digit in digits[1:]:
+        lines.append(f"{total} + {digit} = {total + digit}")
+        total += digit
+    return "\n".join([*lines, f"#### {total}"])
+
+
+def countdown(
+    *,
+    rows: int = 10_000,
+    held_out: int = 512,
+    seed: int = 0,
+    operands: tuple[int, int] = (3, 4),
+    max_number: int = 100,
+    max_target: int = 100,
+    form: PromptForm = "chat",
+) -> Task:
+    """Reach a target with given numbers, in TinyZero's words; every item has a solution.
+
+    No two items, trained or held out, have the same numbers and target.
+
+    Args:
+        rows: training rows.
+        held_out: held-out rows.
+        seed: of the items.
+        operands: how many numbers, from and to.
+        max_number: largest number.
+        max_target: largest target.
+        form: "chat" for messages; "base" for the text that TinyZero gives base models.
+    """
+    chosen = random.Random(seed)
+    seen: set[tuple[int, ...]] = set()
+    items: list[TaskRow] = []
+    for _ in range(_TRIES):
+        if len(items) == rows + held_out:
+            return Task(items[held_out:], items[:held_out])
+        numbers = [
+            chosen.randint(1, max_number) for _ in range(chosen.randint(operands[0], operands[1]))
+        ]
+        target = _reachable_target(numbers, chosen)
+        if target is None or not 1 <= target <= max_target:
+            continue
+        key = (target, *sorted(numbers))
+        if key not in seen:
+            seen.add(key)
+            items.append(_countdown_row(numbers, target, form))
+    raise ConfigError(
+        f"--rows: got {rows}: only {len(items)} different items were found; fewer rows, or larger "
+        "numbers"
+    )
+
+
+def _reachable_target(numbers: list[int], chosen: random.Random) -> int | None:
+    """Combine numbers at random until one is left; its value if it is an integer."""
+    values = [Fraction(number) for number in numbers]
+    while len(values) > 1:
+        left = values.pop(chosen.randrange(len(values)))
+        right = values.pop(chosen.randrange(len(values)))
+        results = [left + right, left - right, left * right]
+        if right != 0:
+            results.append(left / right)
+        values.append(chosen.choice(results))
+    return int(values[0]) if values[0].denominator == 1 else None
+
+
+def _countdown_row(numbers: list[int], target: int, form: PromptForm) -> TaskRow:
+    question = (
+        f"Using the numbers {numbers}, create an equation that equals {target}. You can use basic "
+        "arithmetic operations (+, -, *, /) and each number can only be used once. Show your work "
+        "in <think> </think> tags. And return the final answer in <answer> </answer> tags, for "
+        "example <answer> (1 + 2) / 3 </answer>."
+    )
+    ground_truth: dict[str, Json] = {"target": target, "numbers": [*numbers]}
+    return TaskRow("countdown", _tagged_prompt(question, form), ground_truth)
+
+
+def multiply(
+    *,
+    rows: int = 10_000,
+    held_out: int = 512,
+    seed: int = 0,
+    digits: int = 2,
+    form: PromptForm = "chat",
+) -> Task:
+    """Products of two numbers of so many digits, after TinyZero; no product is asked for twice.
+
+    Args:
+        rows: training rows.
+        held_out: held-out rows; none is a trained one turned round.
+        seed: of the items.
+        digits: digits of each factor.
+        form: "chat" for messages; "base" for text.
+    """
+    chosen = random.Random(seed)
+    low, high = 10 ** (digits - 1), 10**digits - 1
+    pairs = (high - low + 1) * (high - low + 2) // 2
+    if rows + held_out > pairs:
+        raise ConfigError(
+            f"--rows: got {rows} and {held_out} held out: there are {pairs} products of {digits} "
+            f"digits; at most {pairs - held_out}, or more digits"
+        )
+    items = [
+        _multiply_row(left, right, form)
+        for left, right in itertools.islice(_pairs(low, high, chosen), rows + held_out)
+    ]
+    return Task(items[held_out:], items[:held_out])
+
+
+def _pairs(low: int, high: int, chosen: random.Random) -> Iterator[tuple[int, int]]:
+    seen: set[tuple[int, int]] = set()
+    while True:
+        left, right = chosen.randint(low, high), chosen.randint(low, high)
+        key = (min(left, right), max(left, right))
+        if key not in seen:
+            seen.add(key)
+            yield left, right
+
+
+def _multiply_row(left: int, right: int, form: PromptForm) -> TaskRow:
+    question = (
+        f"Give me the answer of the following equation: {left} * {right}. Show your work in "
+        "<think> </think> tags. And return the final answer in <answer> </answer> tags, for "
+        "example <answer> 10 </answer>."
+    )
+    return TaskRow("multiply", _tagged_prompt(question, form), str(left * right))
+
+
+def _tagged_prompt(question: str, form: PromptForm) -> str | list[dict[str, str]]:
+    if form == "base":
+        return (
+            "A conversation between User and Assistant. The user asks a question, and the "
+            "Assistant solves it. The assistant first thinks about the reasoning process in the "
+            "mind and then provides the user with the answer.\n"
+            f"User: {question}\nAssistant: Let me solve this step by step.\n<think>"
+        )
+    return [
+        {
+            "role": "system",
+            "content": "You are a helpful assistant. You first thinks about the reasoning process "
+            "in the mind and then provides the user with the answer.",
+        },
+        {"role": "user", "content": question},
+    ]
