@@ -5,26 +5,13 @@ Each rule repeats a check of `ppojob_api.checks`; those remain the full list, in
 
 import json
 from dataclasses import dataclass
-from typing import Final
 
 from ppojob_api.checks.arithmetic import GROUP_ESTIMATORS
 from ppojob_api.checks.support import UNSUPPORTED_TYPES
+from ppojob_api.run_config import TRAJECTORY_SECTIONS
 from ppojob_api.shape import members
 from ppojob_api.v1alpha1.algorithm import KlSpec
 from ppojob_api.well_known import JOB_NAME_LIMIT, JOB_NAME_PATTERN
-
-# Sections that decide the weights, and the volume that holds them, stay as they were created.
-IMMUTABLE_SECTIONS: Final = (
-    "seed",
-    "model",
-    "data",
-    "algorithm",
-    "optimizer",
-    "training",
-    "rollout",
-    "rewards",
-    "roles",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +167,14 @@ RUN_RULES = (
     ),
 )
 
+# What decides the weights of a run stays as it was created.
 IMMUTABLE_RULES = tuple(
     Rule(
         f"spec.{section}",
         "self == oldSelf",
         f"spec.{section} decides the weights and cannot change; make a job of another name",
     )
-    for section in IMMUTABLE_SECTIONS
+    for section in TRAJECTORY_SECTIONS
 )
 
 RULES = (*NAME_RULES, *ALGORITHM_RULES, *RUN_RULES, *IMMUTABLE_RULES)

@@ -1,0 +1,252 @@
+"""Wrong files: what is wrong is named with its row and column, and nothing is guessed."""
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppojob_api import manifest
+from ppojob_api.well_known import MANIFEST_BYTES_LIMIT
+
+READERS_DIFFER = "YAML readers differ about the number that this is; write a plain decimal number"
+HIDES = (
+    "control, bidirectional and invisible characters hide what a manifest says; remove it, or"
+    ' write it as an escape between double quotes ("\\u...")'
+)
+
+CASES = {
+    "empty": (b"", ["Empty f:1:1: got nothing: the file is empty; one PPOJob"]),
+    "comments_only": (b"# a\n", ["Empty f:1:1: got nothing: the file is empty; one PPOJob"]),
+    "duplicate_key": (
+        b"a: 1\nb: 2\na: 3\n",
+        ['DuplicateKey f:3:1: got "a": the key is in line 1 already; each key once'],
+    ),
+    "duplicate_key_inside": (
+        b"s:\n  - {x: 1, x: 2}\n",
+        ['DuplicateKey f:2:12: got "x": the key is in line 2 already; each key once'],
+    ),
+    "tab": (
+        b"a:\n\tb: 1\n",
+        ["MalformedYaml f:2:1: got a tab: YAML is not indented by tabs; spaces"],
+    ),
+    "no": (
+        b"shuffle: no\n",
+        [
+            "AmbiguousScalar f:1:10: got no: some YAML readers take it for a boolean;"
+            " write true, false or quotes"
+        ],
+    ),
+    "on_as_key": (
+        b"on: 1\n",
+        [
+            "AmbiguousScalar f:1:1: got on: some YAML readers take it for a boolean;"
+            " write true, false or quotes"
+        ],
+    ),
+    "octal": (b"a: 010\n", [f"AmbiguousScalar f:1:4: got 010: {READERS_DIFFER} or quotes"]),
+    "underscore": (
+        b"a: 1_000\n",
+        [f"AmbiguousScalar f:1:4: got 1_000: {READERS_DIFFER} or quotes"],
+    ),
+    "sexagesimal": (b"a: 1:30\n", [f"AmbiguousScalar f:1:4: got 1:30: {READERS_DIFFER} or quotes"]),
+    "hexadecimal": (b"a: 0x1F\n", [f"AmbiguousScalar f:1:4: got 0x1F: {READERS_DIFFER} or quotes"]),
+    "nul": (b"a: 1\x00\n", [f"ForbiddenCharacter f:1:5: got the character U+0000: {HIDES}"]),
+    "bidirectional": (
+        "a: x\nb: \u202egnp\n".encode(),
+        [f"ForbiddenCharacter f:2:4: got the character U+202E: {HIDES}"],
+    ),
+    "zero_width": (
+        "na\u200bme: x\n".encode(),
+        [f"ForbiddenCharacter f:1:3: got the character U+200B: {HIDES}"],
+    ),
+    "not_utf8": (
+        b"a: 1\nb: \xff\n",
+        ["NotUtf8 f:2:4: got byte 0xff: the file is not UTF-8; text in UTF-8"],
+    ),
+    "utf16": (
+        "a: 1".encode("utf-16"),
+        ["NotUtf8 f:1:1: got byte 0xff: the file is not UTF-8; text in UTF-8"],
+    ),
+    "several_documents": (
+        b"a: 1\n---\nb: 2\n---\nc: 3\n",
+        [
+            "SeveralDocuments f:2:1: got 3 documents: a file holds one job, and none of these is"
+            " run; one PPOJob a file"
+        ],
+    ),
+    "python_tag": (
+        b"a: !!python/object/apply:os.system [ls]\n",
+        [
+            "UnsupportedYaml f:1:4: got the tag tag:yaml.org,2002:python/object/apply:os.system:"
+            " tags mean nothing to Kubernetes; plain nested YAML"
+        ],
+    ),
+    "own_tag": (
+        b"a: !secret x\n",
+        [
+            "UnsupportedYaml f:1:4: got the tag !secret: tags mean nothing to Kubernetes;"
+            " plain nested YAML"
+        ],
+    ),
+    "undefined_alias": (
+        b"a: *b\n",
+        ["UnsupportedYaml f:1:4: got *b: the anchor is not defined before it; plain nested YAML"],
+    ),
+    "alias_of_itself": (
+        b"a: &a [*a]\n",
+        ["UnsupportedYaml f:1:8: got *a: the anchor is not defined before it; plain nested YAML"],
+    ),
+    "list_as_key": (
+        b"? [a]\n: 1\n",
+        ["UnsupportedYaml f:1:3: got a list or an object: keys are words; plain nested YAML"],
+    ),
+    "too_deep": (
+        b"[" * 100,
+        ["UnsupportedYaml f:1:34: got more than 32 levels: nested too deeply; plain nested YAML"],
+    ),
+    "unclosed": (
+        b"a: [1, 2\n",
+        [
+            "MalformedYaml f:2:1: got malformed YAML: expected ',' or ']', but got"
+            " '<stream end>'; well-formed YAML"
+        ],
+    ),
+    "two_colons": (
+        b"a: b: c\n",
+        [
+            "MalformedYaml f:1:5: got malformed YAML: mapping values are not allowed here;"
+            " well-formed YAML"
+        ],
+    ),
+    "too_large": (
+        b"#" * (MANIFEST_BYTES_LIMIT + 1),
+        [
+            "TooLarge f: got more than 262144 bytes: the file is too large for a Kubernetes"
+            " object; at most 262144 bytes"
+        ],
+    ),
+    "several_mistakes": (
+        b"a: no\nb: 010\na: 1\n",
+        [
+            "AmbiguousScalar f:1:4: got no: some YAML readers take it for a boolean;"
+            " write true, false or quotes",
+            f"AmbiguousScalar f:2:4: got 010: {READERS_DIFFER} or quotes",
+            'DuplicateKey f:3:1: got "a": the key is in line 1 already; each key once',
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wrong_file(name: str) -> None:
+    data, expected = CASES[name]
+    problems = manifest.read_bytes(data, "f").problems
+    assert [f"{p.reason_code} {p}" for p in problems] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5),
+        ("1.0e-6", 1e-6),
+        ("-3", -3),
+        ("0", 0),
+        ("0.5", 0.5),
+        (".5", 0.5),
+        ("true", True),
+        ("FALSE", False),
+        ("~", None),
+        ("", None),
+        ('"no"', "no"),
+        ("'010'", "010"),
+        ("2026-01-01", "2026-01-01"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
+        ('{"a":\t1}', {"a": 1}),
+        ("&x [1]", [1]),
+    ],
+)
+def test_plain_values(text: str, value: object) -> None:
+    read = manifest.read_bytes(f"v: {text}\n".encode(), "f")
+    assert read.problems == ()
+    assert read.value == {"v": value}
+
+
+def test_byte_order_mark_is_no_mistake() -> None:
+    assert manifest.read_bytes(b"\xef\xbb\xbfa: 1\n", "f").value == {"a": 1}
+
+
+def test_anchors_are_written_out() -> None:
+    read = manifest.read_bytes(b"a: &x {p: 1}\nb: [*x, *x]\n", "f")
+    assert read.value == {"a": {"p": 1}, "b": [{"p": 1}, {"p": 1}]}
+
+
+def test_a_bomb_of_aliases_ends_quickly() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    start = time.monotonic()
+    (problem,) = manifest.read_bytes("\n".join(lines).encode(), "f").problems
+    assert problem.got == "more than 20000 values"
+    assert time.monotonic() - start < 2
+
+
+def test_many_forbidden_characters_end_quickly() -> None:
+    problems = manifest.read_bytes(b"\x01" * 200_000, "f").problems
+    assert len(problems) == manifest.FORBIDDEN_CHARACTERS_SHOWN
+
+
+def test_doubtful_values_are_not_judged_as_fields_too() -> None:
+    read = manifest.read_bytes(b"spec:\n  data:\n    train: [{path: no}]\n    shuffle: off\n", "f")
+    assert read.doubtful == (("spec", "data", "train", 0, "path"), ("spec", "data", "shuffle"))
+
+
+@pytest.mark.parametrize("path", ["/no/such/file", "/", "a\x00b"])
+def test_unreadable(path: str) -> None:
+    (problem,) = manifest.read_file(path).problems
+    assert problem.reason_code == "Unreadable"
+    assert str(problem).isprintable()
+
+
+def test_endless_file_is_read_to_the_limit_only() -> None:
+    (problem,) = manifest.read_file("/dev/zero").problems
+    assert problem.reason_code == "TooLarge"
+
+
+def test_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("a: 1\n")
+    assert manifest.read_file(str(path)).value == {"a": 1}
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise(data: bytes) -> None:
+    for problem in manifest.read_bytes(data, "f").problems:
+        assert str(problem).isprintable()
+
+
+@given(st.text(alphabet="ab:-[]{}&*!|>'\"%@`#?, \n\t01.eE_~", max_size=60))
+def test_no_text_raises(text: str) -> None:
+    for problem in manifest.read_bytes(text.encode(), "f").problems:
+        assert str(problem).isprintable()
+
+
+WORDS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+    st.sampled_from(
+        ["no", "on", "010", "1_0", "1:30", "1e5", ".inf", "~", "null", "true", "0x1", "-", "="]
+    ),
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_what_is_written_is_read_back(value: object) -> None:
+    text = manifest.to_yaml({"value": value})
+    read = manifest.read_bytes(text.encode(), "f")
+    assert read.problems == ()
+    assert read.value == {"value": value}

@@ -1,0 +1,202 @@
+"""The CRD is what the models say, and an API server can take it."""
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ppojob_api import crd, manifest, rules, run_config, shape, validation
+from ppojob_api.v1alpha1.job import PPOJob
+
+FILE = Path(__file__).parents[3] / "crds" / "ppojobs.yaml"
+
+GOOD_JOB: dict[str, Any] = {
+    "apiVersion": "ppojob.dev/v1alpha1",
+    "kind": "PPOJob",
+    "metadata": {"name": "sum"},
+    "spec": {
+        "model": {"path": "/models/m"},
+        "data": {"train": [{"path": "a.parquet"}]},
+        "algorithm": {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8},
+        "steps": {"total": 20},
+    },
+}
+
+# What an API server takes in a structural schema, out of all of JSON schema.
+STRUCTURAL_KEYS = {
+    "additionalProperties",
+    "default",
+    "description",
+    "enum",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "format",
+    "items",
+    "maximum",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "minimum",
+    "minItems",
+    "minLength",
+    "nullable",
+    "pattern",
+    "properties",
+    "required",
+    "type",
+    "x-kubernetes-list-type",
+    "x-kubernetes-preserve-unknown-fields",
+    "x-kubernetes-validations",
+}
+
+
+def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, node
+    for name, inner in node.get("properties", {}).items():
+        yield from nodes(inner, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            yield from nodes(node[key], f"{path}[]")
+
+
+NODES = dict(nodes(crd.schema()))
+
+
+def test_the_file_is_the_models() -> None:
+    assert FILE.read_text() == crd.render(), "run `make crds`"
+
+
+def test_fits_the_annotation_of_client_side_apply() -> None:
+    assert len(json.dumps(crd.definition())) < 256 * 1024 / 2
+
+
+@pytest.mark.parametrize("path", NODES)
+def test_structural(path: str) -> None:
+    node = NODES[path]
+    assert set(node) <= STRUCTURAL_KEYS
+    assert "type" in node
+    if node["type"] == "object" and path != ".metadata":
+        closed = {"properties", "additionalProperties", "x-kubernetes-preserve-unknown-fields"}
+        assert len(closed & set(node)) == 1
+    # A null never matches an enum in an API server.
+    assert not ("enum" in node and "nullable" in node)
+    # The cost of rules is estimated from these.
+    if node["type"] == "array":
+        assert "maxItems" in node
+    if path.startswith(".spec") and node["type"] == "string" and "enum" not in node:
+        assert "maxLength" in node or "pattern" in node
+
+
+def test_every_field_of_the_models_is_there_and_described() -> None:
+    schema_paths = {path.removeprefix(".").replace("[]", "") for path in NODES}
+    for path in shape.all_paths():
+        assert path in schema_paths
+    for path, node in NODES.items():
+        if path and not path.endswith("[]") and path not in {".apiVersion", ".kind", ".metadata"}:
+            assert node.get("description"), path
+
+
+def test_every_rule_stands_in_its_section() -> None:
+    written = sum(len(node.get("x-kubernetes-validations", [])) for node in NODES.values())
+    assert written == len(rules.RULES)
+    for rule in rules.RULES:
+        path = "." + rule.path if rule.path else ""
+        assert rule.expression in [r["rule"] for r in NODES[path]["x-kubernetes-validations"]]
+        assert "\n" not in rule.message
+        assert rule.field is None or rule.field in NODES[path]["properties"]
+
+
+def test_sections_that_decide_the_weights_are_immutable() -> None:
+    spec = NODES[".spec"]["properties"]
+    immutable = {
+        name
+        for name, node in spec.items()
+        for rule in node.get("x-kubernetes-validations", [])
+        if rule["rule"] == "self == oldSelf"
+    }
+    assert immutable == set(run_config.TRAJECTORY_SECTIONS)
+    # A section that may vanish would take its rule with it.
+    for name in immutable:
+        assert name in NODES[".spec"]["required"] or "default" in spec[name]
+
+
+def test_defaults_are_the_models() -> None:
+    # As an API server fills a job in, so do the models.
+    assert crd_defaults(copy.deepcopy(GOOD_JOB), crd.schema()) == without_nulls(
+        PPOJob.model_validate(GOOD_JOB).model_dump(mode="json")
+    )
+
+
+def crd_defaults(value: Any, node: dict[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [crd_defaults(item, node["items"]) for item in value]
+    if not isinstance(value, dict) or "properties" not in node:
+        return value
+    for name, inner in node["properties"].items():
+        if name not in value and "default" in inner:
+            value[name] = copy.deepcopy(inner["default"])
+        if name in value:
+            value[name] = crd_defaults(value[name], inner)
+    # An API server keeps metadata itself.
+    if "metadata" in value:
+        value["metadata"] = {"namespace": "default", "labels": {}, "annotations": {}} | value[
+            "metadata"
+        ]
+    return value
+
+
+def without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def test_defaults_fit_the_schema() -> None:
+    for path, node in NODES.items():
+        if "default" in node:
+            jsonschema.validate(node["default"], draft4(node))
+            assert path.startswith((".spec", ".status"))
+
+
+def test_a_resolved_job_fits_the_schema() -> None:
+    judged = validation.validate(GOOD_JOB)
+    assert isinstance(judged, PPOJob)
+    resolved = run_config.resolve(judged).job().model_dump(mode="json", exclude={"status"})
+    jsonschema.validate(resolved, draft4(crd.schema()))
+
+
+def draft4(node: dict[str, Any]) -> dict[str, Any]:
+    """The schema in the dialect that `jsonschema` reads; nullable becomes a second type."""
+    result = {key: value for key, value in node.items() if not key.startswith("x-")}
+    result["$schema"] = "http://json-schema.org/draft-04/schema#"
+    if "properties" in node:
+        result["properties"] = {k: draft4(v) for k, v in node["properties"].items()}
+        result["additionalProperties"] = False
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            result[key] = draft4(node[key])
+    if node.get("nullable"):
+        result["type"] = [node["type"], "null"]
+    if node.get("type") == "object" and len(node) <= 2:
+        result.pop("additionalProperties", None)
+    return result
+
+
+def test_printer_columns() -> None:
+    (version,) = crd.definition()["spec"]["versions"]
+    columns = version["additionalPrinterColumns"]
+    names = [column["name"].upper() for column in columns]
+    assert names == ["PHASE", "STEP", "REWARD", "TOKENS/S", "ETA", "AGE"]
+    for column in columns[:-1]:
+        assert column["jsonPath"] in NODES
+    assert version["subresources"] == {"status": {}}
+
+
+def test_readers_agree_about_the_file() -> None:
+    read = manifest.read_bytes(FILE.read_bytes(), "ppojobs.yaml")
+    assert read.problems == ()
+    assert read.value == crd.definition()

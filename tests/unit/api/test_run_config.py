@@ -1,0 +1,227 @@
+"""The resolved configuration: nothing open, the same bytes for the same job, and back again."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppojob_api import manifest, validation
+from ppojob_api.run_config import EngineFacts, RunConfig, resolve
+from ppojob_api.v1alpha1.job import PPOJob
+
+
+def job(**spec: Any) -> PPOJob:
+    base: dict[str, Any] = {
+        "model": {"path": "/models/m"},
+        "data": {"train": [{"path": "a.parquet"}], "validation": [{"path": "b.jsonl"}]},
+        "algorithm": {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8},
+        "steps": {"total": 20},
+    }
+    judged = validation.validate(
+        {
+            "apiVersion": "ppojob.dev/v1alpha1",
+            "kind": "PPOJob",
+            "metadata": {"name": "sum"},
+            "spec": base | spec,
+        }
+    )
+    assert isinstance(judged, PPOJob), judged
+    return judged
+
+
+def algorithm(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"type": kind, "promptsPerStep": 16, "samplesPerPrompt": 8, **settings}
+
+
+def test_defaults_are_written_out() -> None:
+    spec = resolve(job(seed=7)).spec
+    assert spec.algorithm.mini_batch_prompts == 16
+    assert spec.algorithm.grpo is not None
+    assert spec.algorithm.grpo.normalize_by_std is True
+    assert spec.algorithm.reinforce_plus_plus is None
+    assert spec.data.seed == 7
+    assert spec.model.tokenizer_path == "/models/m"
+    assert spec.rollout.max_model_tokens == 1024
+    assert spec.roles.reference is None
+    assert spec.roles.actor_rollout.ranks_per_replica == 1
+    assert spec.roles.actor_rollout.threads_per_rank == 1
+    assert spec.roles.actor_rollout.parallelism.data_shard == 1
+
+
+def test_what_is_given_stays() -> None:
+    data = {"train": [{"path": "a.parquet"}], "seed": 0}
+    model = {"path": "/models/m", "tokenizerPath": "/t"}
+    given_job = job(
+        seed=7,
+        data=data,
+        model=model,
+        algorithm=algorithm("grpo", miniBatchPrompts=4, grpo={"normalizeByStd": False}),
+        rollout={"maxModelTokens": 2048},
+    )
+    spec = resolve(given_job).spec
+    assert spec.algorithm.mini_batch_prompts == 4
+    assert spec.algorithm.grpo is not None
+    assert spec.algorithm.grpo.normalize_by_std is False
+    assert spec.data.seed == 0
+    assert spec.model.tokenizer_path == "/t"
+    assert spec.rollout.max_model_tokens == 2048
+
+
+def test_a_kl_brings_its_reference() -> None:
+    config = resolve(job(algorithm=algorithm("rloo", kl={"in": "loss"})))
+    assert config.spec.roles.reference is not None
+    assert config.spec.roles.reference.colocate_with == "actorRollout"
+    assert config.topology.role("reference").colocated_with == "actorRollout"
+
+
+def test_the_divisor_of_its_aggregation() -> None:
+    mode = "sequence_mean_token_sum_norm"
+    assert resolve(job()).spec.algorithm.loss_scale_tokens is None
+    spec = resolve(job(algorithm=algorithm("grpo", lossAggregation=mode))).spec
+    assert spec.algorithm.loss_scale_tokens == spec.data.max_response_tokens == 512
+
+
+def test_settings_of_reinforce() -> None:
+    spec = resolve(job(algorithm=algorithm("reinforce_plus_plus"))).spec
+    assert spec.algorithm.reinforce_plus_plus is not None
+    assert spec.algorithm.reinforce_plus_plus.gamma == 1.0
+    assert spec.algorithm.grpo is None
+
+
+def test_canonical_json_is_ascii_sorted_and_dense() -> None:
+    text = resolve(job(model={"path": "/models/größe"})).to_json().decode("ascii")
+    assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+
+
+def test_digest_is_the_same_in_every_process() -> None:
+    config = resolve(job(algorithm=algorithm("rloo", kl={"in": "loss"})))
+    program = (
+        "import sys; from ppojob_api.run_config import RunConfig;"
+        "print(RunConfig.from_json(sys.stdin.buffer.read()).digest())"
+    )
+    for seed in ("0", "1"):
+        run = subprocess.run(
+            [sys.executable, "-c", program],
+            input=config.to_json(),
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        )
+        assert run.stdout.decode().strip() == config.digest()
+    assert config.digest() == hashlib.sha256(config.to_json()).hexdigest()
+
+
+def test_facts_count_in_the_digest_and_not_in_the_trajectory() -> None:
+    one, other = (resolve(job(), facts=EngineFacts(torch=torch)) for torch in ("2.13.0", "2.14.0"))
+    assert one.digest() != other.digest()
+    assert one.trajectory_json() == other.trajectory_json()
+
+
+@pytest.mark.parametrize(
+    ("spec", "same"),
+    [
+        ({"steps": {"total": 40}}, True),
+        ({"loggers": ["console", "tensorboard"]}, True),
+        ({"checkpoint": {"keepLast": 5}}, True),
+        ({"timeouts": {"stageSeconds": 10}}, True),
+        ({"seed": 1}, False),
+        ({"optimizer": {"learningRate": 2.0e-6}}, False),
+        ({"algorithm": algorithm("rloo")}, False),
+        ({"roles": {"actorRollout": {"threadsPerRank": 2}}}, False),
+    ],
+)
+def test_what_decides_the_weights(spec: dict[str, Any], same: bool) -> None:
+    assert (resolve(job(**spec)).trajectory_json() == resolve(job()).trajectory_json()) is same
+
+
+def test_length_decides_the_weights_of_a_cosine() -> None:
+    cosine = {"schedule": "cosine"}
+    short, long = (resolve(job(optimizer=cosine, steps={"total": n})) for n in (20, 40))
+    assert short.trajectory_json() != long.trajectory_json()
+
+
+def test_spelling_does_not_count() -> None:
+    rate = resolve(job(optimizer={"learningRate": 1}))
+    assert rate.digest() == resolve(job(optimizer={"learningRate": 1.0})).digest()
+    assert resolve(job()).digest() == resolve(job(optimizer={}, rewards=[], seed=0)).digest()
+
+
+def test_uid_is_the_given_one_or_one_of_the_name() -> None:
+    assert resolve(job()).uid == resolve(job(seed=1)).uid
+    named = job().model_copy(update={"metadata": job().metadata.model_copy(update={"uid": "u"})})
+    assert resolve(named).uid == "u"
+
+
+@pytest.mark.parametrize("data", ["", "{}", "[]", "null", '{"name": "sum"}', b"\xff"])
+def test_other_text_is_refused(data: str | bytes) -> None:
+    with pytest.raises(ValueError, match="RunConfig"):
+        RunConfig.from_json(data)
+
+
+SPECS = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**31 - 1),
+        "algorithm": st.builds(
+            algorithm,
+            st.sampled_from(
+                ["grpo", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+            ),
+            miniBatchPrompts=st.sampled_from([None, 1, 4, 8, 16]),
+            entropyCoefficient=st.floats(0, 10),
+            kl=st.sampled_from(
+                [
+                    {},
+                    {"in": "loss", "estimator": "k1"},
+                    {"in": "reward", "controller": "adaptive", "target": 0.3},
+                ]
+            ),
+            lossAggregation=st.sampled_from(["token_mean", "sequence_mean_token_sum_norm"]),
+        ),
+        "optimizer": st.fixed_dictionaries(
+            {
+                "learningRate": st.floats(1e-12, 1.0),
+                "betas": st.lists(st.floats(0, 0.999), min_size=2, max_size=2),
+            }
+        ),
+        "model": st.fixed_dictionaries(
+            {"path": st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=20)}
+        ),
+        "roles": st.fixed_dictionaries(
+            {
+                "actorRollout": st.sampled_from([{}, {"gpusPerReplica": 1}, {"cpu": 8}]),
+                "reward": st.fixed_dictionaries({"replicas": st.integers(1, 4)}),
+            }
+        ),
+        "data": st.fixed_dictionaries(
+            {
+                "train": st.just([{"path": "a.parquet"}]),
+                "validation": st.just([{"path": "b.parquet"}]),
+                "shuffle": st.booleans(),
+                "applyChatTemplateKwargs": st.dictionaries(
+                    st.text(max_size=4), st.booleans() | st.floats(allow_nan=False), max_size=2
+                ),
+            }
+        ),
+    }
+)
+
+
+@given(SPECS.filter(lambda spec: "://" not in spec["model"]["path"]))
+def test_round_trips(spec: dict[str, Any]) -> None:
+    config = resolve(job(**spec))
+    again = RunConfig.from_json(config.to_json())
+    assert again == config
+    assert again.to_json() == config.to_json()
+    assert again.digest() == config.digest()
+    # What is resolved is a manifest itself, and resolves to itself.
+    read = manifest.read_bytes(manifest.dump(config.job()).encode(), "job.yaml")
+    assert read.problems == ()
+    judged = validation.validate(read.value)
+    assert isinstance(judged, PPOJob), judged
+    assert resolve(judged).to_json() == config.to_json()

@@ -1,0 +1,92 @@
+"""Pods and ranks of a job, by hand."""
+
+from typing import Any
+
+import pytest
+
+from ppojob_api import topology
+from ppojob_api.topology import Topology
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.well_known import JOB_NAME_LIMIT, ROLE_SLUGS, pod_name, workload_name
+
+
+def build(**roles: Any) -> Topology:
+    spec = PPOJobSpec.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"train": [{"path": "a.parquet"}]},
+            "algorithm": {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
+            "steps": {"total": 1},
+            "roles": roles,
+        }
+    )
+    return topology.build("sum", spec)
+
+
+def test_smallest_job() -> None:
+    job = build()
+    assert [role.role for role in job.roles] == ["controller", "actorRollout", "reward"]
+    assert all(role.world_size == 1 and role.device == "cpu" for role in job.roles)
+    actor = job.role("actorRollout").pods[0]
+    assert actor.name == "sum-actor-rollout-0"
+    assert actor.host == "sum-actor-rollout-0.sum-actor-rollout"
+    assert job.total_gpus == 0
+
+
+def test_gpus_have_a_rank_each() -> None:
+    job = build(actorRollout={"replicas": 2, "gpusPerReplica": 8})
+    actor = job.role("actorRollout")
+    assert (actor.device, actor.ranks_per_pod, actor.world_size) == ("cuda", 8, 16)
+    assert job.total_gpus == 16
+
+
+def test_ranks_are_dealt_pod_by_pod() -> None:
+    actor = build(actorRollout={"replicas": 2, "ranksPerReplica": 3}).role("actorRollout")
+    assert [actor.pod_of(rank).index for rank in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert [list(actor.ranks_of(index)) for index in (0, 1)] == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("rank", [-1, 6])
+def test_no_such_rank(rank: int) -> None:
+    actor = build(actorRollout={"replicas": 2, "ranksPerReplica": 3}).role("actorRollout")
+    with pytest.raises(IndexError, match=f"actorRollout has ranks 0 to 5, not {rank}"):
+        actor.pod_of(rank)
+
+
+@pytest.mark.parametrize(
+    ("pods", "threads"),
+    [({}, 1), ({"cpu": 8}, 8), ({"cpu": 8, "ranksPerReplica": 3}, 2), ({"threadsPerRank": 5}, 5)],
+)
+def test_threads_share_the_cores(pods: dict[str, int], threads: int) -> None:
+    assert build(actorRollout=pods).role("actorRollout").threads_per_rank == threads
+
+
+def test_a_colocated_role_has_no_pods_of_its_own() -> None:
+    job = build(actorRollout={"gpusPerReplica": 4}, reference={})
+    reference = job.role("reference")
+    assert reference.pods == job.role("actorRollout").pods
+    assert reference.world_size == 4
+    assert [role.role for role in job.with_own_pods] == ["controller", "actorRollout", "reward"]
+    assert job.total_gpus == 4
+
+
+def test_reward_pods() -> None:
+    reward = build(reward={"replicas": 2, "cpu": 4}).role("reward")
+    assert [pod.host for pod in reward.pods] == [
+        "sum-reward-0.sum-reward",
+        "sum-reward-1.sum-reward",
+    ]
+    assert (reward.ranks_per_pod, reward.threads_per_rank) == (1, 4)
+
+
+def test_absent_role() -> None:
+    assert not build().has("critic")
+    with pytest.raises(KeyError, match="critic"):
+        build().role("critic")
+
+
+@pytest.mark.parametrize("role", ROLE_SLUGS)
+def test_the_longest_name_fits_a_label(role: Any) -> None:
+    name = "a" * JOB_NAME_LIMIT
+    assert len(workload_name(name, role)) + len("-0123456789") <= 63
+    assert len(pod_name(name, role, 4095)) <= 63

@@ -1,0 +1,173 @@
+"""`ppojob validate` and `ppojob plan`: what they print, where, and how they end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ppojob_api.run_config import RunConfig
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_cli.plan import plan
+from ppojob_cli.validate import load_job, validate, validate_file
+from ppojob_trainer.errors import ConfigError
+
+GOOD = """\
+apiVersion: ppojob.dev/v1alpha1
+kind: PPOJob
+metadata: {name: NAME}
+spec:
+  model: {path: /models/m}
+  data: {train: [{path: a.parquet}], validation: [{path: b.jsonl}]}
+  algorithm: {type: grpo, promptsPerStep: 16, samplesPerPrompt: 8, miniBatchPrompts: 4, epochs: 2}
+  rewards: [{function: score, source: {path: reward.py}}]
+  roles: {actorRollout: {cpu: 2}, reward: {replicas: 2}}
+  steps: {total: 20, validateEvery: 5}
+"""
+BAD = GOOD.replace("grpo", "grp0").replace("total: 20", "total: 0")
+TYPE_LINE = (
+    'spec.algorithm.type: got "grp0": the value is unknown, did you mean grpo; one of ppo, grpo,'
+    " rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, opo"
+)
+STEPS_LINE = (
+    "spec.steps.total: got 0: the number is too small; an integer from 1 to 1000000000 or null"
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(GOOD.replace("NAME", name))
+    (tmp_path / "bad.yaml").write_text(BAD.replace("NAME", "bad"))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("files")
+class TestValidate:
+    def test_good_files(self) -> None:
+        result = CliRunner().invoke(validate, ["one.yaml", "two.yaml"])
+        assert result.exit_code == 0
+        assert result.stdout == (
+            "one.yaml: ok: PPOJob default/one\ntwo.yaml: ok: PPOJob default/two\n"
+        )
+        assert result.stderr == ""
+
+    def test_bad_file(self) -> None:
+        result = CliRunner().invoke(validate, ["bad.yaml"])
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert result.stderr.splitlines() == [TYPE_LINE, STEPS_LINE]
+
+    def test_every_file_is_judged_and_named(self) -> None:
+        result = CliRunner().invoke(validate, ["bad.yaml", "none.yaml", "one.yaml"])
+        assert result.exit_code == 2
+        assert result.stdout == "one.yaml: ok: PPOJob default/one\n"
+        assert result.stderr.splitlines() == [
+            f"bad.yaml: {TYPE_LINE}",
+            f"bad.yaml: {STEPS_LINE}",
+            "none.yaml: got nothing: cannot be read (No such file or directory);"
+            " a readable YAML file",
+        ]
+
+    def test_two_files_of_one_job(self) -> None:
+        Path("again.yaml").write_text(GOOD.replace("NAME", "one"))
+        result = CliRunner().invoke(validate, ["one.yaml", "again.yaml"])
+        assert result.exit_code == 2
+        assert result.stderr.splitlines() == [
+            'again.yaml: metadata.name: got "one": one.yaml describes the job default/one already;'
+            " another name"
+        ]
+
+    def test_standard_input(self) -> None:
+        result = CliRunner().invoke(validate, ["-"], input=GOOD.replace("NAME", "piped"))
+        assert (result.exit_code, result.stdout) == (0, "<stdin>: ok: PPOJob default/piped\n")
+
+    def test_empty_standard_input(self) -> None:
+        result = CliRunner().invoke(validate, ["-"], input="")
+        assert result.exit_code == 2
+        assert result.stderr == "<stdin>:1:1: got nothing: the file is empty; one PPOJob\n"
+
+    def test_fifty_documents_with_a_bad_one(self) -> None:
+        documents = [GOOD.replace("NAME", f"job{i}") for i in range(49)]
+        result = CliRunner().invoke(validate, ["-"], input="---\n".join([*documents, BAD]))
+        assert result.exit_code == 2
+        assert "got 50 documents" in result.stderr
+        assert result.stdout == ""
+
+    def test_file_and_spec_at_once(self) -> None:
+        text = BAD.replace("NAME", "bad").replace("epochs: 2", "shuffleMiniBatches: yes")
+        column = text.splitlines()[6].index("yes") + 1
+        result = CliRunner().invoke(validate, ["-"], input=text)
+        assert [line.split(": got")[0] for line in result.stderr.splitlines()] == [
+            f"<stdin>:7:{column}",
+            "spec.algorithm.type",
+            "spec.steps.total",
+        ]
+
+    @pytest.mark.parametrize("arguments", [[], ["--strict", "one.yaml"]])
+    def test_wrong_arguments(self, arguments: list[str]) -> None:
+        result = CliRunner().invoke(validate, arguments)
+        assert result.exit_code == 2
+        assert "Usage" in result.stderr
+
+
+@pytest.mark.usefixtures("files")
+class TestPlan:
+    def test_text(self) -> None:
+        result = CliRunner().invoke(plan, ["one.yaml"])
+        assert result.exit_code == 0
+        head, _, spec = result.stdout.partition("Resolved spec\n")
+        assert head.splitlines()[1:] == [
+            "",
+            "Roles",
+            "  controller    1 pod, 1 rank each, 1 thread a rank, CPU:"
+            " one-controller-0.one-controller",
+            "  actorRollout  1 pod, 1 rank each, 2 threads a rank, CPU:"
+            " one-actor-rollout-0.one-actor-rollout",
+            "  reward        2 pods, 1 rank each, 1 thread a rank, CPU: one-reward-0.one-reward ..."
+            " one-reward-1.one-reward",
+            "",
+            "One step",
+            "  16 prompts x 8 samples = 128 responses, at most 65536 response tokens",
+            "  4 mini-batches of 4 prompts x 2 epochs = 8 optimizer steps",
+            "  micro-batches of 16384 tokens; the longest prompt and response take 1024",
+            "",
+            "Run",
+            "  20 steps: 320 prompts, 2560 responses",
+            "  validation: first, every 5 steps, last",
+            "  commits: last; the last 2 are kept",
+            "",
+        ]
+        assert "  optimizer:\n    learningRate: 1e-06\n" in spec
+
+    def test_json(self) -> None:
+        result = CliRunner().invoke(plan, ["--json", "one.yaml"])
+        config = RunConfig.from_json(result.stdout)
+        assert config.name == "one"
+        assert json.loads(result.stdout)["spec"]["algorithm"]["miniBatchPrompts"] == 4
+
+    def test_bad_file(self) -> None:
+        result = CliRunner().invoke(plan, ["bad.yaml"])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.splitlines() == [TYPE_LINE, STEPS_LINE]
+
+
+def test_load_job(files: Path) -> None:
+    assert isinstance(validate_file(str(files / "one.yaml")), PPOJob)
+    assert load_job(files / "one.yaml").metadata.name == "one"
+    with pytest.raises(ConfigError) as caught:
+        load_job(files / "bad.yaml")
+    assert caught.value.problems == (TYPE_LINE, STEPS_LINE)
+
+
+def test_nothing_heavy_is_loaded() -> None:
+    program = (
+        "import sys, ppojob_cli.validate, ppojob_cli.plan, ppojob_api.crd;"
+        "heavy = {'torch', 'vllm', 'transformers', 'kopf', 'kubernetes', 'numpy', 'zmq'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
