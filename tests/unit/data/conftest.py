@@ -1,0 +1,86 @@
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ppojob_api.v1alpha1.training import DataSpec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ppojob_trainer.data.chat import ChatTokenizer
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+MakeFolder = Callable[..., Path]
+MakeSpec = Callable[..., DataSpec]
+
+
+@pytest.fixture(scope="session")
+def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|im_start|>", "<|im_end|>", "<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["user assistant system 3 + 5 = 8 #### 12"] * 3, trainer)
+    return str(tokenizer.to_str())
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path, tokenizer_json: str) -> MakeFolder:
+    def make(template: str | None = CHATML, name: str = "model", **config: object) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "tokenizer.json").write_text(tokenizer_json)
+        settings: dict[str, object] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<s>",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<pad>",
+            **config,
+        }
+        if template is not None:
+            settings["chat_template"] = template
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def chat(make_folder: MakeFolder) -> Iterator[ChatTokenizer]:
+    with ChatTokenizer(make_folder()) as tokenizer:
+        yield tokenizer
+
+
+@pytest.fixture
+def make_spec() -> MakeSpec:
+    def make(*paths: Path, **settings: object) -> DataSpec:
+        files = [{"path": str(path)} for path in paths]
+        return DataSpec.model_validate({"train": files, **settings})
+
+    return make
+
+
+def row(content: str = "3 + 5", answer: object = "8", **more: object) -> dict[str, object]:
+    """A good row, in which a test changes one thing."""
+    return {
+        "prompt": [{"role": "user", "content": content}],
+        "data_source": "ppojob/addition",
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": {"split": "train"},
+        **more,
+    }
+
+
+@pytest.fixture
+def good_row() -> Callable[..., dict[str, object]]:
+    return row

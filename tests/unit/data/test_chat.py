@@ -1,0 +1,266 @@
+import datetime
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ppojob_trainer.data import chat as chat_module
+from ppojob_trainer.data.chat import BadChatTemplate, ChatTokenizer
+from ppojob_trainer.errors import ConfigError
+
+MakeFolder = Callable[..., Path]
+
+TURNS = [
+    {"role": "system", "content": "  Be brief. <b>&amp; \u00e9\u4e16 "},
+    {"role": "user", "content": "3 + 5\n\n"},
+    {"role": "assistant", "content": "3 + 5 = 8\n#### 8"},
+    {"role": "user", "content": "9 + 9 + 8"},
+]
+
+TEMPLATES = {
+    "chatml": (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
+        "{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "default system": (
+        "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
+        "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"
+        "{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ eos_token ~ '\n' }}{% endfor %}"
+        "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+    ),
+    "instructions": (
+        "{{ bos_token }}{% set ns = namespace(system='') %}\n"
+        "{% for m in messages %}\n"
+        "  {% if m.role == 'system' %}\n"
+        "    {% set ns.system = m.content | trim %}\n"
+        "  {% elif m.role == 'user' %}\n"
+        "[INST] {{ ns.system ~ '\n\n' if loop.index0 < 2 else '' }}{{ m.content.strip() }} [/INST]\n"
+        "  {% elif m.role == 'assistant' %}\n"
+        "{{ m.content }}{{ eos_token }}\n"
+        "  {% else %}\n"
+        "    {{ raise_exception('unknown role ' ~ m.role) }}\n"
+        "  {% endif %}\n"
+        "{% endfor %}\n"
+    ),
+    "json and loop control": (
+        "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}"
+        "{{ m | tojson }}{{ m | tojson(indent=2) }}{% if loop.index > 2 %}{% break %}{% endif %}"
+        "{% endfor %}{% if tools is none and documents is not defined %}never{% endif %}"
+    ),
+    "generation blocks": (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content }}{% set x = 1 %}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+        "{{ x }}{% endfor %}"
+    ),
+    "variables": (
+        "{{ 'think' if enable_thinking else 'answer' }}{% macro show(m) %}({{ m.content }})"
+        "{% endmacro %}{% for m in messages[::-1] %}{{ show(m) }}{% endfor %}"
+        "{{ strftime_now('%Y') }}{{ pad_token }}{{ unk_token }}"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_numbers_are_those_of_transformers(name: str, make_folder: MakeFolder) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = make_folder(TEMPLATES[name])
+    theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+    with ChatTokenizer(folder) as ours:
+        for turns in (TURNS, TURNS[1:], TURNS[1:2]):
+            expected = theirs.apply_chat_template(
+                turns, add_generation_prompt=True, return_dict=False, enable_thinking=True
+            )
+            assert ours.encode_chat(turns, enable_thinking=True) == expected
+        assert ours.vocab_size == len(theirs)
+        assert ours.pad_token_id == theirs.pad_token_id
+        assert ours.eos_token_ids == (theirs.eos_token_id,)
+        for skip in (True, False):
+            assert ours.decode(expected, skip_special_tokens=skip) == theirs.decode(
+                expected, skip_special_tokens=skip
+            )
+
+
+def test_tokens_that_only_the_configuration_names_get_the_same_ids(
+    make_folder: MakeFolder,
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = make_folder(TEMPLATES["default system"], eos_token="<|end|>", unk_token="<unk>")
+    theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+    with ChatTokenizer(folder) as ours:
+        expected = theirs.apply_chat_template(TURNS, add_generation_prompt=True, return_dict=False)
+        assert ours.encode_chat(TURNS) == expected
+        assert ours.eos_token_ids == (theirs.eos_token_id,)
+
+
+def test_a_batch_equals_single_calls_and_text_is_taken_as_it_is(chat: ChatTokenizer) -> None:
+    prompts = [TURNS, "plain <|im_start|>text", TURNS[1:]]
+    assert chat.encode_prompts(prompts) == [
+        chat.encode_chat(TURNS),
+        chat.encode("plain <|im_start|>text"),
+        chat.encode_chat(TURNS[1:]),
+    ]
+    assert chat.encode("<|im_start|>") == [0]
+
+
+def test_end_tokens_of_the_model_follow_the_tokenizers(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [4, 1]}))
+    assert ChatTokenizer(folder).eos_token_ids == (1, 4)
+
+
+@pytest.mark.parametrize("place", ["argument", "file", "list", "config"])
+def test_where_the_template_comes_from(place: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+    wanted, other = "{{ 'wanted' }}", "{{ 'other' }}"
+    given: Path | None = None
+    if place == "config":
+        folder = make_folder(wanted)
+    elif place == "list":
+        named = [{"name": "tool_use", "template": other}, {"name": "default", "template": wanted}]
+        folder = make_folder(None, chat_template=named)
+    else:
+        folder = make_folder(other)
+        given = tmp_path / "given.jinja" if place == "argument" else None
+        (given or folder / "chat_template.jinja").write_text(wanted)
+    with ChatTokenizer(folder, chat_template=given) as tokenizer:
+        assert tokenizer.decode(tokenizer.encode_chat(TURNS)) == "wanted"
+
+
+def test_the_time_that_templates_see_can_be_fixed(make_folder: MakeFolder) -> None:
+    folder = make_folder("{{ strftime_now('%d %b %Y %H') }}")
+    with ChatTokenizer(folder, now=datetime.datetime(2001, 2, 3, 4)) as tokenizer:
+        assert tokenizer.decode(tokenizer.encode_chat(TURNS)) == "03 Feb 2001 04"
+
+
+HOSTILE = {
+    "attributes": ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    "code": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
+    "mutation": ("{{ messages.append(1) }}", "unsafe"),
+    "long text": ("{{ 'a' * (messages | length * 10 ** 12) }}", "MemoryError"),
+    "folded text": ("{{ 'a' * 10 ** 12 }}", "MemoryError"),
+    "long range": ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    "syntax": ("line 1\n{% if %}", "Expected an expression"),
+    "unknown tag": ("{% include 'x' %}", "no loader"),
+    "undefined": ("{{ nothing.at.all }}", "'nothing' is undefined"),
+    "refusal": ("\n\n{{ raise_exception('alternate, please') }}", "alternate, please"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_one_clear_line(name: str, make_folder: MakeFolder) -> None:
+    template, reason = HOSTILE[name]
+    folder = make_folder(template)
+    with ChatTokenizer(folder) as tokenizer, pytest.raises(BadChatTemplate) as caught:
+        tokenizer.encode_chat(TURNS)
+    (line,) = caught.value.problems
+    assert reason in line
+    assert line.startswith(f"{folder / 'tokenizer_config.json'}")
+    assert "\n" not in line
+
+
+def test_format_strings_reach_no_attribute(make_folder: MakeFolder) -> None:
+    with ChatTokenizer(make_folder("[{{ '{0.__class__}'.format('') }}]")) as tokenizer:
+        assert tokenizer.decode(tokenizer.encode_chat(TURNS)) == "[]"
+
+
+def test_a_refusal_names_the_line_of_the_template(make_folder: MakeFolder) -> None:
+    folder = make_folder("one\ntwo\n{{ raise_exception('no') }}")
+    with ChatTokenizer(folder) as tokenizer, pytest.raises(BadChatTemplate) as caught:
+        tokenizer.encode_chat(TURNS)
+    assert str(caught.value) == (
+        f"{folder / 'tokenizer_config.json'}:3: got 'no' from the chat template: it refuses these "
+        "messages or is wrong; messages in the order the template wants, or another template"
+    )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ (messages | length + 9) ** (10 ** 10) }}",
+    ],
+    ids=["loops", "folded power", "power"],
+)
+def test_a_template_that_does_not_end_is_killed_in_time(
+    template: str, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_module, "RENDER_SECONDS", 1.0)
+    started = time.monotonic()
+    with ChatTokenizer(make_folder(template)) as tokenizer:
+        with pytest.raises(BadChatTemplate, match="does not end in time"):
+            tokenizer.encode_chat(TURNS)
+    assert time.monotonic() - started < 4
+
+
+def test_after_a_kill_the_next_call_works(make_folder: MakeFolder) -> None:
+    template = "{{ 'x' * 10 ** 12 if messages | length > 1 else 'fine' }}"
+    with ChatTokenizer(make_folder(template)) as tokenizer:
+        with pytest.raises(BadChatTemplate):
+            tokenizer.encode_chat(TURNS)
+        assert tokenizer.decode(tokenizer.encode_chat(TURNS[1:2])) == "fine"
+        assert tokenizer._child is not None
+        os.kill(tokenizer._child.pid, 9)
+        with pytest.raises(BadChatTemplate, match="the process that renders"):
+            tokenizer.encode_chat(TURNS[1:2])
+        assert tokenizer.decode(tokenizer.encode_chat(TURNS[1:2])) == "fine"
+
+
+def test_close_leaves_no_process(make_folder: MakeFolder) -> None:
+    tokenizer = ChatTokenizer(make_folder())
+    tokenizer.encode_chat(TURNS)
+    assert tokenizer._child is not None
+    pid = tokenizer._child.pid
+    tokenizer.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert tokenizer.encode_chat(TURNS)
+    tokenizer.close()
+
+
+def test_messages_without_a_template(make_folder: MakeFolder) -> None:
+    folder = make_folder(None)
+    with ChatTokenizer(folder) as tokenizer, pytest.raises(BadChatTemplate) as caught:
+        tokenizer.encode_chat(TURNS)
+    assert str(caught.value) == (
+        f"{folder / 'tokenizer_config.json'}: got no chat template: prompts are chat messages; a "
+        "model with a chat template, spec.model.chatTemplate, or prompts that are text"
+    )
+
+
+def test_variables_of_ours_are_not_the_users(chat: ChatTokenizer) -> None:
+    with pytest.raises(BadChatTemplate, match="add_generation_prompt: set by the trainer"):
+        chat.encode_chat(TURNS, add_generation_prompt=False)
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (lambda folder: (folder / "tokenizer.json").unlink(), "got no such file"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "cannot be read"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("[1"), "a JSON object"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("[1]"), "a JSON object"),
+        (lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff"), "in UTF-8"),
+        (lambda folder: (folder / "chat_template.jinja").write_text("x" * 2**21), "too long"),
+    ],
+)
+def test_damaged_files_are_named(
+    damage: Callable[[Path], object], match: str, make_folder: MakeFolder
+) -> None:
+    folder = make_folder()
+    damage(folder)
+    with pytest.raises(ConfigError, match=match):
+        ChatTokenizer(folder)
+
+
+def test_digest_tells_templates_and_vocabularies_apart(make_folder: MakeFolder) -> None:
+    digests = {
+        ChatTokenizer(make_folder("a")).digest,
+        ChatTokenizer(make_folder("b")).digest,
+        ChatTokenizer(make_folder("b", eos_token="</s>")).digest,
+    }
+    assert len(digests) == 3
+    assert ChatTokenizer(make_folder("a")).digest in digests
