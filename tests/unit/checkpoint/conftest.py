@@ -25,16 +25,17 @@ def scripts() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def run_process() -> Iterator[Callable[[str, Path, str], int]]:
+def run_process() -> Iterator[Callable[..., int]]:
     """Run a script in a process of its own; gives its exit code, negative for a signal."""
     server = subprocess.Popen(
         [sys.executable, KILL_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
-    def run(script: str, root: Path, arm: str = "") -> int:
+    def run(script: str, root: Path, arm: str = "", kill_after: float | None = None) -> int:
         assert server.stdin is not None
         assert server.stdout is not None
-        server.stdin.write(json.dumps({"script": script, "root": str(root), "arm": arm}) + "\n")
+        order = {"script": script, "root": str(root), "arm": arm, "kill_after": kill_after}
+        server.stdin.write(json.dumps(order) + "\n")
         server.stdin.flush()
         return int(server.stdout.readline())
 

@@ -1,15 +1,18 @@
 """Forks one process an order, so that hundreds of real kills cost no import of torch each.
 
-Reads JSON lines {"script": name, "root": folder, "arm": failpoints or "", "once": folder or ""}
+Reads JSON lines {"script": name, "root": folder, "arm": failpoints, "kill_after": seconds or null}
 from stdin, runs the script in a forked child, and answers with the child's exit code (negative: by
 which signal it ended).
 """
 
 import json
 import os
+import signal
 import sys
+import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -81,7 +84,7 @@ def export(root: Path) -> None:
 SCRIPTS = {"commit_two": commit_two, "export": export}
 
 
-def _serve(order: dict[str, str]) -> int:
+def _serve(order: dict[str, Any]) -> int:
     child = os.fork()
     if child == 0:
         status = 1
@@ -94,6 +97,9 @@ def _serve(order: dict[str, str]) -> int:
             traceback.print_exc()
         finally:
             os._exit(status)
+    if order["kill_after"] is not None:
+        time.sleep(order["kill_after"])
+        os.kill(child, signal.SIGKILL)  # not reaped yet, so the number is still the child's
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 

@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import random
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,25 @@ def test_killed_twice_in_a_row(run_process, begun, undisturbed, tmp_path, point)
         assert run_process("commit_two", root, f"{armed}=kill") == -signal.SIGKILL
     assert run_process("commit_two", root) == 0
     assert without_journal(tree(root)) == without_journal(undisturbed)
+
+
+def test_killed_at_random_moments(scripts, run_process, begun, undisturbed, tmp_path):
+    """Moments between the named points: in the middle of a write, a hash, a removal."""
+    stream = random.Random(20)
+    root = tmp_path / "whole"
+    shutil.copytree(begun, root, symlinks=True)
+    began = time.monotonic()
+    assert run_process("commit_two", root) == 0
+    longest = time.monotonic() - began
+    for number in range(12):
+        root = tmp_path / f"run-{number}"
+        shutil.copytree(begun, root, symlinks=True)
+        run_process("commit_two", root, kill_after=stream.uniform(0.0, longest))
+        found = scripts.open_store(root).latest().commit
+        assert found is not None
+        assert found.step in (1, 2)
+        assert run_process("commit_two", root) == 0
+        assert without_journal(tree(root)) == without_journal(undisturbed)
 
 
 @pytest.fixture(scope="module")

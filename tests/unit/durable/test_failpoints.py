@@ -99,8 +99,8 @@ def test_two_armings_of_one_point_both_fire():
 
 
 def test_typing_error_in_a_name_is_refused():
-    failpoints.arm(environment("test.first=kill;test.frist=kill"))
-    with pytest.raises(ConfigError, match=r"test\.frist"):
+    failpoints.arm(environment("test.first=kill;test.misspelt=kill"))
+    with pytest.raises(ConfigError, match=r"test\.misspelt"):
         failpoints.refuse_unknown()
 
 
