@@ -3,9 +3,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ppojob_api.v1alpha1.training import DataSpec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 
 CHATML = (
