@@ -31,7 +31,6 @@ class ReasonCode(StrEnum):
     CONFLICT = "Conflict"
     NO_EFFECT = "NoEffect"
     NOT_IN_THIS_VERSION = "NotInThisVersion"
-    IMMUTABLE = "Immutable"
 
 
 SHOWN_CHARACTERS: Final = 80

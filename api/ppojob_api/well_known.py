@@ -22,6 +22,9 @@ ROLE_SLUGS: Final[dict[RoleName, str]] = {
     "reward": "reward",
 }
 
+# Scorers that a reward may name without a source; the trainer's table is held to this by a test.
+BUILT_IN_SCORERS: Final = ("addition", "countdown", "gsm8k", "multiply")
+
 LABEL_JOB: Final = "ppojob.dev/job"
 LABEL_ROLE: Final = "ppojob.dev/role"
 ANNOTATION_CONFIG_DIGEST: Final = "ppojob.dev/config-digest"

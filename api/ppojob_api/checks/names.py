@@ -9,13 +9,14 @@ from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.training import DataFile
 from ppojob_api.well_known import (
+    BUILT_IN_SCORERS,
     JOB_NAME_LIMIT,
     JOB_NAME_PATTERN,
     NAMESPACE_PATTERN,
     RESERVED_PREFIX,
 )
 
-DATA_ENDINGS = (".parquet", ".jsonl", ".json")
+DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json")
 _CLAIM_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
@@ -132,6 +133,20 @@ def reward_functions(job: PPOJob) -> Iterator[Problem]:
         seen.setdefault(key, index)
 
 
+def built_in_scorers(job: PPOJob) -> Iterator[Problem]:
+    """A reward without a source names a scorer that is built in."""
+    for index, reward in enumerate(job.spec.rewards):
+        name = reward.function
+        if reward.source is None and name.isidentifier() and name not in BUILT_IN_SCORERS:
+            yield Problem(
+                f"spec.rewards[{index}].function",
+                shown(name),
+                "no scorer of this name is built in",
+                f"one of {', '.join(BUILT_IN_SCORERS)}, or a source",
+                ReasonCode.NOT_ONE_OF,
+            )
+
+
 def reward_sources(job: PPOJob) -> Iterator[Problem]:
     """Exactly one of path and configMap."""
     for index, reward in enumerate(job.spec.rewards):
@@ -163,6 +178,7 @@ NAME_CHECKS = (
     Check(data_duplicates, ("spec.data.train", "spec.data.validation")),
     Check(remote_paths, ("spec.model", "spec.data.train", "spec.data.validation")),
     Check(reward_functions, ("spec.rewards",)),
+    Check(built_in_scorers, ("spec.rewards",)),
     Check(reward_sources, ("spec.rewards",)),
     Check(claim_name, ("spec.checkpoint.volume",)),
     Check(loggers, ("spec.loggers",)),

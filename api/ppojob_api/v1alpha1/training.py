@@ -98,7 +98,7 @@ class OptimizerSpec(Section):
     """Peak learning rate. verl: optim.lr, 1e-6."""
 
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """Optimizer steps of linear warm-up from 0. verl: lr_warmup_steps."""
+    """Optimizer steps of linear warm-up from 0. verl: lr_warmup_steps, in training steps."""
 
     schedule: Literal["constant", "cosine"] = "constant"
     """After the warm-up. verl: lr_scheduler_type, constant."""

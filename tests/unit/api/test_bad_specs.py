@@ -10,6 +10,8 @@ import pytest
 
 from ppojob_api import manifest, validation
 from ppojob_api.problem import Problem
+from ppojob_api.well_known import BUILT_IN_SCORERS
+from ppojob_trainer.rewards.routing import SCORERS
 
 TABLE = Path(__file__).with_name("bad_specs.txt")
 
@@ -129,6 +131,10 @@ def test_what_a_server_writes_into_metadata_is_no_mistake() -> None:
     value["metadata"] |= {"creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "7"}
     value["metadata"] |= {"managedFields": [{}], "generation": 3, "uid": "u"}
     assert not isinstance(validation.validate(value), list)
+
+
+def test_built_in_scorers_are_the_trainers() -> None:
+    assert sorted(SCORERS) == list(BUILT_IN_SCORERS)
 
 
 def found(value: object) -> list[str]:
