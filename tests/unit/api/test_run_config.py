@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_api import manifest, validation
@@ -212,6 +212,7 @@ SPECS = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(SPECS.filter(lambda spec: "://" not in spec["model"]["path"]))
 def test_round_trips(spec: dict[str, Any]) -> None:
     config = resolve(job(**spec))
