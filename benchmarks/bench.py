@@ -1,10 +1,11 @@
 """Runs the benchmarks one after the other, prints one table and writes bench.json.
 
-    python benchmarks/bench.py [--run runs/demo] [--only NAME ...] [--output bench.json]
+    python benchmarks/bench.py [--run FOLDER] [--only NAME ...] [--output bench.json]
 
-A benchmark is a list of commands; its last one writes its claims to a file. What cannot run, runs
-too long or says nothing stands in the table as not held, with the reason: nothing is skipped
-silently. The exit status is 0 where every claim holds, else 1. Logs: .cache/bench/<name>.log.
+A benchmark is a list of commands; the last line that the last one prints is a JSON object of
+figures, some of which carry a claim. What cannot run, runs too long or says nothing stands in the
+result as not held, with the reason: nothing is skipped silently. The exit status is 0 where every
+claim holds, else 1. What the benchmarks print: .cache/bench/<name>.out and .log.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from claims import Claim
 from rich.console import Console
 from rich.table import Table
-from step_speed import STEP_SPEED
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRATCH = ROOT / ".cache" / "bench"
 NUM_PEER_STEPS = 4
 
-RPC_ROUND_TRIP = Claim("RPC round trip between processes, p50", 150.0, "us", at_least=False)
+RPC_QUESTION = Claim(
+    "RPC round trip of a question, p50", "question_p50_us", 150.0, "us", at_least=False
+)
+RPC_WORK = Claim("RPC round trip of work, p50", "work_p50_us", 150.0, "us", at_least=False)
+STEP_SPEED = Claim("whole step, times as quick as TRL 1.16.0", "ratio", 2.5, "x", at_least=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Benchmark:
     Attributes:
         name: how --only calls it.
         commands: run in order from the root of the repository; the first failure ends it.
-        claims: what the last command has to measure; it may measure more.
+        claims: which of its figures are held against a target; none: for information.
         needs: files without which it makes no sense, each with what makes it.
         time_limit_seconds: for each command.
     """
@@ -52,8 +56,14 @@ class Benchmark:
     time_limit_seconds: float = 900.0
 
     @property
-    def claims_file(self) -> Path:
-        return SCRATCH / f"{self.name}.claims.json"
+    def output(self) -> Path:
+        """Standard output of its last command."""
+        return SCRATCH / f"{self.name}.out"
+
+    @property
+    def log(self) -> Path:
+        """Commands and all else that they said."""
+        return SCRATCH / f"{self.name}.log"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,25 +89,18 @@ def benchmarks(run: Path) -> tuple[Benchmark, ...]:
     return (
         Benchmark(
             name="rpc_round_trip",
-            commands=(script("rpc_round_trip.py", "--claims", claims_path("rpc_round_trip")),),
-            claims=(RPC_ROUND_TRIP,),
+            commands=(script("rpc_round_trip.py"),),
+            claims=(RPC_QUESTION, RPC_WORK),
             time_limit_seconds=120.0,
         ),
-        Benchmark(
-            name="update_phase",
-            commands=(script("update_phase.py", "--claims", claims_path("update_phase")),),
-            claims=(),  # as its script states them
-        ),
+        Benchmark(name="update_phase", commands=(script("update_phase.py"),), claims=()),
         Benchmark(
             name="step_speed",
             commands=(
                 ("benchmarks/trl_environment.sh",),
                 script("peer_work.py", "--job", job, *size, "--output", work),
                 (peer_python, "benchmarks/trl_peer.py", "--work", work, *size, "--output", peer),
-                script(
-                    *("step_speed.py", "--ours", metrics, "--peer", peer),
-                    *("--claims", claims_path("step_speed")),
-                ),
+                script("step_speed.py", "--ours", metrics, "--peer", peer),
             ),
             claims=(STEP_SPEED,),
             needs={run / "metrics.jsonl": made_by_demo, run / "job.yaml": made_by_demo},
@@ -105,27 +108,25 @@ def benchmarks(run: Path) -> tuple[Benchmark, ...]:
     )
 
 
-def claims_path(name: str) -> str:
-    return str(SCRATCH / f"{name}.claims.json")
-
-
 def measure(benchmark: Benchmark) -> list[Outcome]:
     """Runs one benchmark; whatever happens, it does not vanish from the result."""
-    benchmark.claims_file.unlink(missing_ok=True)
     reason = cannot_start(benchmark) or first_failure(benchmark)
-    entries: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     if not reason:
         try:
-            entries = json.loads(benchmark.claims_file.read_text())
-        except (OSError, ValueError) as error:
-            reason = f"its commands passed but left no claims ({error})"
-    outcomes = [Outcome(name, entry) for name, entry in entries.items()]
-    for claim in benchmark.claims:
-        if claim.name not in entries:
-            outcomes.append(Outcome(claim.name, claim.entry(None), reason or "was not claimed"))
-    if not outcomes:
+            figures = json.loads(benchmark.output.read_text().splitlines()[-1])
+        except (IndexError, ValueError):
+            reason = f"its last line is no JSON object of figures; {benchmark.output}"
+    if reason and not benchmark.claims:
         nothing = {"value": None, "target": None, "unit": "", "holds": False}
-        outcomes.append(Outcome(benchmark.name, nothing, reason or "claimed nothing"))
+        return [Outcome(benchmark.name, nothing, reason)]
+    if not reason:
+        print(f"{benchmark.name}: {json.dumps(figures)}")
+    outcomes = []
+    for claim in benchmark.claims:
+        value = figures.get(claim.figure)
+        missing = reason or f"its report lacks {claim.figure}; {benchmark.output}"
+        outcomes.append(Outcome(claim.name, claim.entry(value), missing if value is None else ""))
     return outcomes
 
 
@@ -146,22 +147,22 @@ def file_of(command: tuple[str, ...]) -> str:
 
 def first_failure(benchmark: Benchmark) -> str:
     """Runs the commands; the reason of the first that failed, else an empty text."""
-    log = SCRATCH / f"{benchmark.name}.log"
-    with log.open("w") as output:
+    with benchmark.log.open("w") as log:
         for command in benchmark.commands:
-            output.write(f"$ {' '.join(command)}\n")
-            output.flush()
-            reason = run_bounded(command, output, benchmark.time_limit_seconds)
+            log.write(f"$ {' '.join(command)}\n")
+            log.flush()
+            with benchmark.output.open("w") as output:
+                reason = run_bounded(command, output, log, benchmark.time_limit_seconds)
             if reason:
-                return f"{file_of(command)}: {reason}; {log}"
+                return f"{file_of(command)}: {reason}; {benchmark.log}"
     return ""
 
 
-def run_bounded(command: tuple[str, ...], output: Any, limit_seconds: float) -> str:
+def run_bounded(command: tuple[str, ...], output: TextIO, log: TextIO, limit_seconds: float) -> str:
     """Runs a command in a process group of its own and leaves nothing of it behind."""
     try:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=ROOT, stdout=output, stderr=log, start_new_session=True
         )
     except OSError as error:
         return f"cannot be started ({error.strerror})"
@@ -196,7 +197,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--run", type=Path, default=ROOT / "runs" / "demo", help="run of ours")
+    parser.add_argument(
+        "--run", type=Path, default=ROOT / "runs" / "addition-grpo", help="run of ours"
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="names of benchmarks")
     parser.add_argument("--output", type=Path, default=ROOT / "bench.json")
     options = parser.parse_args(arguments)

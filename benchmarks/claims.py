@@ -1,38 +1,41 @@
-"""The form of a measured claim, shared by the benchmarks and `bench.py`."""
+"""What is to be shown by measuring, and how a measured value becomes an entry of bench.json."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from pathlib import Path
+
+Entry = dict[str, float | str | bool | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What is to be shown: `holds` compares a value with the target in the right direction."""
+    """A figure of a benchmark and its target.
+
+    Attributes:
+        name: key in bench.json.
+        figure: which figure of the benchmark's report carries the value.
+        target: what the value is held against.
+        unit: of value and target.
+        at_least: whether more is better.
+    """
 
     name: str
+    figure: str
     target: float
     unit: str
     at_least: bool
 
-    def entry(self, value: float | None) -> dict[str, float | str | bool | None]:
-        """The entry of bench.json; without a (finite) value it does not hold."""
+    def entry(self, value: float | None) -> Entry:
+        """The entry of bench.json; without a (finite) value the claim does not hold."""
         if value is not None and not math.isfinite(value):
             value = None
         return {
             "value": value,
             "target": self.target,
             "unit": self.unit,
-            "holds": value is not None and self.is_met_by(value),
+            "holds": value is not None and self._is_met_by(value),
         }
 
-    def is_met_by(self, value: float) -> bool:
+    def _is_met_by(self, value: float) -> bool:
         return value >= self.target if self.at_least else value <= self.target
-
-
-def write_claims(path: Path, measured: dict[Claim, float]) -> None:
-    """What a benchmark hands to bench.py: its part of bench.json."""
-    entries = {claim.name: claim.entry(value) for claim, value in measured.items()}
-    path.write_text(json.dumps(entries, indent=2) + "\n")

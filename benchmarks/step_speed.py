@@ -1,10 +1,11 @@
 """How much quicker a whole step of ours is than TRL's: the ratio of medians over the same steps.
 
-    python benchmarks/step_speed.py --ours RUN/metrics.jsonl --peer trl.jsonl [--claims FILE]
+    python benchmarks/step_speed.py --ours RUN/metrics.jsonl --peer trl.jsonl
 
 The first step is left out on both sides (warm-up), and only steps that both ran are compared, so
 that both are as far in the training. A ratio says little where the machine was busy or the work
-differed: spread, load averages and response tokens stand beside it.
+differed: spread, load averages and response tokens stand beside it. The last line is all of it as
+one JSON object, which `bench.py` reads.
 """
 
 from __future__ import annotations
@@ -15,19 +16,18 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from claims import Claim, write_claims
-
-STEP_SPEED = Claim("whole step, times as quick as TRL 1.16.0", 2.5, "x", at_least=True)
+from typing import Any
 
 Line = Mapping[str, float]
-STAGES: dict[str, tuple[Callable[[Line], float], Callable[[Line], float]]] = {
-    "whole step": (lambda ours: ours["timing_s/step"], lambda peer: peer["step_seconds"]),
-    "generate": (lambda ours: ours["timing_s/gen"], lambda peer: peer["generate_seconds"]),
-    "update": (lambda ours: ours["timing_s/update_actor"], lambda peer: peer["update_seconds"]),
+STAGES = {
+    "whole step": ("timing_s/step", "step_seconds"),
+    "generate": ("timing_s/gen", "generate_seconds"),
+    "update": ("timing_s/update_actor", "update_seconds"),
 }
+"""Stage -> our metric, the peer's."""
+TOKENS = ("response_length/mean", "mean_response_tokens")
 
 
 class UnusableError(ValueError):
@@ -65,35 +65,65 @@ def read_steps(path: Path) -> dict[int, Line]:
     return {record["step"]: record for record in records if "step" in record}
 
 
-def compare(ours: Mapping[int, Line], peer: Mapping[int, Line]) -> dict[str, Comparison]:
-    """Stage -> seconds over the steps that both ran, without each side's first."""
+def common_steps(ours: Mapping[int, Line], peer: Mapping[int, Line]) -> list[int]:
+    """Step numbers that both ran, without either side's first."""
     common = sorted((set(ours) - {min(ours, default=0)}) & (set(peer) - {min(peer, default=0)}))
     if not common:
         raise UnusableError(
             f"steps: got {sorted(ours)} of ours and {sorted(peer)} of the peer: none in common "
             "after the first; run both for at least 2"
         )
+    return common
+
+
+def compare(ours: Sequence[Line], peer: Sequence[Line]) -> dict[str, Comparison]:
+    """Stage -> seconds of the same steps on both sides."""
     comparisons = {}
     for stage, (of_ours, of_peer) in STAGES.items():
-        try:
-            seconds = Comparison(
-                tuple(of_ours(ours[step]) for step in common),
-                tuple(of_peer(peer[step]) for step in common),
-            )
-        except KeyError as missing:
-            raise UnusableError(
-                f"{stage}: got no {missing} in every step: not comparable"
-            ) from None
+        seconds = Comparison(figure_of(ours, of_ours), figure_of(peer, of_peer))
         if not all(math.isfinite(s) and s > 0 for s in (*seconds.ours, *seconds.peer)):
             raise UnusableError(f"{stage}: got a time that is not above 0: not a measurement")
         comparisons[stage] = seconds
     return comparisons
 
 
-def report(comparisons: Mapping[str, Comparison], peer: Mapping[int, Line]) -> str:
+def figure_of(lines: Sequence[Line], key: str) -> tuple[float, ...]:
+    for line in lines:
+        if key not in line:
+            raise UnusableError(f"step {line['step']}: got no {key}: not comparable")
+    return tuple(line[key] for line in lines)
+
+
+def figures(
+    comparisons: Mapping[str, Comparison], ours: Sequence[Line], peer: Sequence[Line]
+) -> dict[str, Any]:
+    """Ratio, medians, spread, load and work of both sides."""
+    rows: dict[str, Any] = {"ratio": round(comparisons["whole step"].ratio, 3)}
+    for stage, seconds in comparisons.items():
+        rows[stage] = {
+            "ratio": round(seconds.ratio, 3),
+            "worst ratio": round(seconds.worst_ratio, 3),
+            "ours": summary(seconds.ours),
+            "peer": summary(seconds.peer),
+        }
+    rows["steps"] = len(comparisons["whole step"].ours)
+    rows["peer's load average"] = summary(figure_of(peer, "load_average"))
+    rows["response tokens a row"] = {
+        "ours": summary(figure_of(ours, TOKENS[0])),
+        "peer": summary(figure_of(peer, TOKENS[1])),
+    }
+    return rows
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Median and range."""
+    named = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, 3) for name, value in named.items()}
+
+
+def table(comparisons: Mapping[str, Comparison]) -> str:
     def spread(values: tuple[float, ...]) -> str:
-        low, middle, high = min(values), statistics.median(values), max(values)
-        return f"{middle:8.2f} ({low:.2f} to {high:.2f})"
+        return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
     rows = [f"{'stage':<12}{'ours, s':>26}{'TRL, s':>26}{'ratio':>8}{'worst':>8}"]
     for stage, seconds in comparisons.items():
@@ -101,32 +131,27 @@ def report(comparisons: Mapping[str, Comparison], peer: Mapping[int, Line]) -> s
             f"{stage:<12}{spread(seconds.ours):>26}{spread(seconds.peer):>26}"
             f"{seconds.ratio:>8.2f}{seconds.worst_ratio:>8.2f}"
         )
-    loads = [line["load_average"] for line in peer.values() if "load_average" in line]
-    steps = len(comparisons["whole step"].ours)
-    load = f"{min(loads):.1f} to {max(loads):.1f}" if loads else "not recorded"
-    rows.append(f"medians over {steps} steps; load average during TRL's run: {load}")
     return "\n".join(rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ours", required=True, type=Path, help="metrics.jsonl of our run")
     parser.add_argument("--peer", required=True, type=Path, help="output of trl_peer.py")
-    parser.add_argument("--claims", type=Path, help="where bench.py reads the result")
     options = parser.parse_args(arguments)
     try:
-        ours, peer = read_steps(options.ours), read_steps(options.peer)
+        all_ours, all_peer = read_steps(options.ours), read_steps(options.peer)
+        steps = common_steps(all_ours, all_peer)
+        ours, peer = [all_ours[step] for step in steps], [all_peer[step] for step in steps]
         comparisons = compare(ours, peer)
+        report = figures(comparisons, ours, peer)
     except UnusableError as problem:
         print(problem, file=sys.stderr)
         return 2
-    print(report(comparisons, peer))
-    ratio = round(comparisons["whole step"].ratio, 3)
-    if options.claims:
-        write_claims(options.claims, {STEP_SPEED: ratio})
-    print(f"{STEP_SPEED.name}: {ratio} (target {STEP_SPEED.target})")
+    print(table(comparisons))
+    print(json.dumps(report))
     return 0
 
 

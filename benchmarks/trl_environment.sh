@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes (or finds ready) the environment of the TRL peer: .venv-trl, from hashed requirements.
+# Makes (or finds ready) the environment of the TRL peer: .venv-trl, from hashed requirements and
+# this tree without its dependencies.
 #   benchmarks/trl_environment.sh            make it; says nothing when it is ready
 #   benchmarks/trl_environment.sh --compile  resolve requirements/bench-trl.in again
 set -euo pipefail
@@ -29,4 +30,6 @@ if [[ ! -x "$python" ]]; then python=$(command -v python3); fi
 "$uv" venv --quiet --clear --python "$python" "$environment"
 "$uv" pip sync --quiet --require-hashes --python "$environment/bin/python" "$requirements"
 "$uv" pip check --quiet --python "$environment/bin/python"
+# For the scorer of the demo's task, which needs none of our dependencies.
+"$uv" pip install --quiet --no-deps --editable . --python "$environment/bin/python"
 echo "$wanted" > "$stamp" # last: a half-made environment is made again

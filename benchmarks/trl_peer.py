@@ -72,6 +72,7 @@ class StepClock:
 
     generate_seconds: float = 0.0
     generate_and_score_seconds: float = 0.0
+    rows: int = 1
     prompt_tokens: int = 0
     response_tokens: int = 0
     padded_tokens: int = 0
@@ -141,7 +142,6 @@ def grpo_config(settings: Settings, choices: Choices, folder: str) -> Any:
 
 def reward_function(clock: StepClock) -> Any:
     """Our scorer of the demo's task behind TRL's calling convention."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "trainer_image"))
     from ppojob_trainer.rewards.addition import addition
 
     def addition_reward(completions: list[str], ground_truth: list[str], **_: Any) -> list[float]:
@@ -174,6 +174,7 @@ def timed_trainer(clock: StepClock, *, cached_casts: bool) -> Any:
             clock.generate_and_score_seconds = time.perf_counter() - start
             clock.prompt_tokens = int(batch["prompt_mask"].sum())
             clock.response_tokens = int(batch["completion_mask"].sum())
+            clock.rows = batch["completion_mask"].size(0)
             clock.padded_tokens = batch["prompt_mask"].numel() + batch["completion_mask"].numel()
             return batch
 
@@ -201,6 +202,7 @@ def step_lines(clock: StepClock, output: TextIO) -> Any:
                 "update_seconds": round(whole - clock.generate_and_score_seconds, 3),
                 "prompt_tokens": clock.prompt_tokens,
                 "response_tokens": clock.response_tokens,
+                "mean_response_tokens": round(clock.response_tokens / clock.rows, 3),
                 "padded_tokens": clock.padded_tokens,
                 "mean_score": round(clock.mean_score, 4),
                 "share_exact": round(clock.share_exact, 4),

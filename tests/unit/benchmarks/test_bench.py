@@ -30,27 +30,26 @@ def benchmark(bench: ModuleType, program: str, **changes: Any) -> Any:
     made = bench.Benchmark(
         name="trial",
         commands=((sys.executable, "benchmarks/trial.py"),),
-        claims=(bench.RPC_ROUND_TRIP,),
+        claims=(bench.RPC_WORK,),
     )
     return dataclasses.replace(made, **changes)
 
 
-def claiming(name: str) -> str:
-    entry = {"value": 90.0, "target": 150.0, "unit": "us", "holds": True}
-    return f"open('trial.claims.json', 'w').write('''{json.dumps({name: entry})}''')"
-
-
-def test_a_claim_comes_through(bench: ModuleType) -> None:
-    (outcome,) = bench.measure(benchmark(bench, claiming(bench.RPC_ROUND_TRIP.name)))
-    assert (outcome.entry["value"], outcome.entry["holds"], outcome.reason) == (90.0, True, "")
+@pytest.mark.parametrize(("value", "holds"), [(90.0, True), (150.0, True), (151.0, False)])
+def test_a_figure_is_held_against_its_target(bench: ModuleType, value: float, holds: bool) -> None:
+    program = f"print('a table')\nprint('{json.dumps({'work_p50_us': value, 'more': 1})}')"
+    (outcome,) = bench.measure(benchmark(bench, program))
+    assert outcome.entry == {"value": value, "target": 150.0, "unit": "us", "holds": holds}
+    assert outcome.reason == ""
 
 
 @pytest.mark.parametrize(
     ("program", "limit", "reason"),
     [
         ("raise SystemExit(3)", 30.0, "exit status 3"),
-        ("", 30.0, "left no claims"),
-        ("open('trial.claims.json', 'w').write('no JSON')", 30.0, "left no claims"),
+        ("", 30.0, "no JSON object"),
+        ("print('no JSON')", 30.0, "no JSON object"),
+        ("print('{}')", 30.0, "lacks work_p50_us"),
         ("import time; time.sleep(60)", 1.0, "not done after 1 s"),
     ],
 )
@@ -62,14 +61,19 @@ def test_what_cannot_run_is_not_held(
     assert reason in outcome.reason
 
 
-def test_another_claim_does_not_stand_in_for_the_one_wanted(bench: ModuleType) -> None:
-    other, wanted = bench.measure(benchmark(bench, claiming("another")))
-    assert (other.name, other.entry["holds"]) == ("another", True)
-    assert (wanted.name, wanted.entry["holds"]) == (bench.RPC_ROUND_TRIP.name, False)
+def test_a_value_that_is_no_number_does_not_hold(bench: ModuleType) -> None:
+    (outcome,) = bench.measure(benchmark(bench, "print('{\"work_p50_us\": NaN}')"))
+    assert (outcome.entry["value"], outcome.entry["holds"]) == (None, False)
 
 
-def test_claims_of_an_earlier_run_are_not_taken(bench: ModuleType) -> None:
-    bench.measure(benchmark(bench, claiming(bench.RPC_ROUND_TRIP.name)))
+def test_without_claims_only_a_failure_shows(bench: ModuleType) -> None:
+    assert bench.measure(benchmark(bench, "print('{}')", claims=())) == []
+    (outcome,) = bench.measure(benchmark(bench, "raise SystemExit(3)", claims=()))
+    assert (outcome.name, outcome.entry["holds"]) == ("trial", False)
+
+
+def test_figures_of_an_earlier_run_are_not_taken(bench: ModuleType) -> None:
+    bench.measure(benchmark(bench, "print('{\"work_p50_us\": 90.0}')"))
     (outcome,) = bench.measure(benchmark(bench, ""))
     assert outcome.entry["holds"] is False
 
