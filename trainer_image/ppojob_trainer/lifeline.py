@@ -2,7 +2,7 @@
 
 The process writes lines: a heartbeat a second from a thread of its own (a thread that cannot run,
 because the process is stopped or the interpreter is stuck, is what the supervisor must see),
-`ready` once it serves, and, before it fails, why. The supervisor reads them without ever blocking.
+`ready` once it serves, `progress` when a step is done, and, before it fails, why. The supervisor reads them without ever blocking.
 """
 
 import ctypes
@@ -15,6 +15,7 @@ import threading
 BEAT_SECONDS = 1.0
 _BEAT = b"beat\n"
 _READY = b"ready\n"
+_PROGRESS = b"progress\n"
 _ERROR = b"error "
 _PR_SET_PDEATHSIG = 1
 
@@ -51,6 +52,10 @@ class Lifeline:
         """Say that the process serves now."""
         os.write(self._descriptor, _READY)
 
+    def tell_progress(self) -> None:
+        """Say that something is done for good; whoever counts restarts begins anew."""
+        os.write(self._descriptor, _PROGRESS)
+
     def tell_error(self, message: str) -> None:
         """Say why the process will end; kept to one line of at most 2,000 characters."""
         line = json.dumps(message[:2000]).encode()
@@ -76,6 +81,7 @@ class LifelineReader:
     Attributes:
         last_beat: monotonic seconds of the last sign of life.
         ready: whether it serves.
+        has_progressed: whether something was done for good.
         error: what it said before failing, or empty.
     """
 
@@ -85,6 +91,7 @@ class LifelineReader:
         self._rest = b""
         self.last_beat = now
         self.ready = False
+        self.has_progressed = False
         self.error = ""
 
     def read(self, now: float) -> None:
@@ -108,5 +115,7 @@ class LifelineReader:
     def _take(self, line: bytes) -> None:
         if line == _READY.strip():
             self.ready = True
+        elif line == _PROGRESS.strip():
+            self.has_progressed = True
         elif line.startswith(_ERROR):
             self.error = str(json.loads(line[len(_ERROR) :]))

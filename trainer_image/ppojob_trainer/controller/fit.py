@@ -20,11 +20,11 @@ import msgspec
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import failpoints
+from ppojob_trainer.algorithms.kl_controller import KlController
 from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.evaluation import Evaluation
-from ppojob_trainer.controller.kl_controller import next_coefficient
 from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.records import (
     Records,
@@ -71,6 +71,7 @@ class Loop:
         journal: what happened.
         reporter: tells people.
         stop_requested: whether somebody asked to end behind this step.
+        tell_progress: called when a step is done for good.
     """
 
     spec: PPOJobSpec
@@ -87,6 +88,7 @@ class Loop:
     journal: Journal
     reporter: Reporter
     stop_requested: Callable[[], bool]
+    tell_progress: Callable[[], None]
 
     def fit(self) -> Progress:
         """Train to the end, or until asked to stop; everything done is committed.
@@ -197,10 +199,9 @@ class Loop:
         kl, measured = self.spec.algorithm.kl, result.advantaged.kl
         if progress.kl_coefficient is None or measured is None or kl.controller == "fixed":
             return progress.kl_coefficient
-        rows = result.batch.num_rows
-        return next_coefficient(
-            progress.kl_coefficient, measured, rows, target=kl.target, horizon=kl.horizon
-        )
+        controller = KlController(progress.kl_coefficient, target=kl.target, horizon=kl.horizon)
+        controller.update(measured, result.batch.num_rows)
+        return controller.coefficient
 
     def _record(self, outcome: "Outcome") -> Progress:
         """Metrics first, then the journal: a step that the journal knows has its line."""
@@ -209,6 +210,7 @@ class Loop:
         failpoints.hit(STEP_RECORDED)
         self.journal.append(StepDone(time=time.time(), progress=progress))
         failpoints.hit(STEP_JOURNALED)
+        self.tell_progress()
         return progress
 
     def _settle(self, progress: Progress) -> None:

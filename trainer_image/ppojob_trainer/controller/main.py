@@ -78,7 +78,7 @@ def run_controller() -> int:
     reporter = Reporter(environment.run_folder)
     try:
         with contextlib.ExitStack() as stack:
-            loop = build_loop(environment, reporter, stop, stack)
+            loop = build_loop(environment, reporter, stop, lifeline, stack)
             lifeline.tell_ready()
             progress = loop.fit()
             is_done = progress.step >= loop.total_steps
@@ -105,6 +105,7 @@ def build_loop(
     environment: PodEnvironment,
     reporter: Reporter,
     stop: StopRequest,
+    lifeline: Lifeline,
     stack: contextlib.ExitStack,
 ) -> Loop:
     """Wire the loop of a job.
@@ -170,6 +171,7 @@ def build_loop(
         journal=journal,
         reporter=reporter,
         stop_requested=stop,
+        tell_progress=lifeline.tell_progress,
     )
 
 

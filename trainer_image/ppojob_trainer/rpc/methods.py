@@ -215,7 +215,7 @@ class Advantaged(msgspec.Struct, frozen=True):
         row_rewards: (rows,) scores with the KL penalty, summed over tokens.
         advantages: over the trained tokens.
         returns: over the trained tokens.
-        kl: mean KL to the reference over the trained tokens; None without a KL in the reward.
+        kl: mean over rows of their mean KL to the reference a token; None without a KL in the reward.
     """
 
     row_rewards: list[float]

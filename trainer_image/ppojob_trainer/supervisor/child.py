@@ -54,6 +54,11 @@ class Child:
         return self._process.returncode
 
     @property
+    def has_progressed(self) -> bool:
+        """Whether it got something done for good."""
+        return self._lifeline.has_progressed
+
+    @property
     def is_silent(self) -> bool:
         """Whether it runs but gives no sign of life."""
         return self._silent and self.exit_code is None

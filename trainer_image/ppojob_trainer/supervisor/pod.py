@@ -15,7 +15,7 @@ from ppojob_trainer.rpc.methods import PodStatus
 from ppojob_trainer.supervisor.child import Child
 
 _log = logging.getLogger(__name__)
-_CONTROLLER_RESTARTS = 10
+_RESTARTS_WITHOUT_PROGRESS = 3
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Pod:
         self._phase = "idle"
         self._reason = ""
         self._restarts = 0
+        self._restarts_without_progress = 0
         self._exit_code: int | None = None
 
     @property
@@ -138,12 +139,11 @@ class Pod:
         if culprit.is_silent:
             culprit.dump_stacks()
         reason = culprit.describe_loss()
+        again = self.is_controller and self._may_restart(culprit)
         exit_code = culprit.exit_code
         for child in self._children:
             child.end()
         _log.warning("%s: epoch %d is lost: %s", self._plan.role, self._epoch, reason)
-        killed = exit_code is None or exit_code < 0
-        again = self.is_controller and killed and self._restarts < _CONTROLLER_RESTARTS
         with self._lock:
             self._children = []
             self._reason = reason
@@ -151,3 +151,11 @@ class Pod:
             self._exit_code = exit_code
             if again:
                 self._wanted_epoch = self._epoch + 1
+
+    def _may_restart(self, controller: Child) -> bool:
+        """Whether a controller that ended was killed, and has not been again and again in vain."""
+        if controller.has_progressed:
+            self._restarts_without_progress = 0
+        self._restarts_without_progress += 1
+        was_killed = controller.exit_code is None or controller.exit_code < 0
+        return was_killed and self._restarts_without_progress <= _RESTARTS_WITHOUT_PROGRESS

@@ -69,7 +69,7 @@ def _policy(spec: PPOJobSpec, device: torch.device) -> Policy:
     folder = Path(spec.model.path)
     reference = None
     if spec.algorithm.kl.in_ != "none":
-        frozen = load_model(folder, dtype, device).requires_grad_(False)
+        frozen = load_model(folder, dtype, device)
         reference = TrainEngine(
             frozen,
             spec.optimizer,

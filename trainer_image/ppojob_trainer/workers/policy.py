@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.advantages import ADVANTAGES
 from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
-from ppojob_trainer.algorithms.masked import masked_mean, row_sum
+from ppojob_trainer.algorithms.masked import row_mean, row_sum
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.tensors import read_shard, write_shard
 from ppojob_trainer.engine.objective import Objective
@@ -34,7 +35,7 @@ class Policy:
         reference: the frozen reference engine; None where no KL needs one.
     """
 
-    def __init__(self, spec: PPOJobSpec, model: nn.Module, reference: TrainEngine | None) -> None:
+    def __init__(self, spec: PPOJobSpec, model: PreTrainedModel, reference: TrainEngine | None) -> None:
         self.model = model
         self._spec = spec
         self._reference = reference
@@ -84,7 +85,7 @@ class Policy:
                 mask=experience.mask,
             )
             rewards = apply_kl_penalty(rewards, estimate, kl_coefficient)
-            kl = float(masked_mean(estimate, experience.mask))
+            kl = float(row_mean(estimate, experience.mask, experience.lengths).mean())
         estimated = ADVANTAGES[algorithm.type](
             rewards,
             experience.mask,
@@ -104,7 +105,12 @@ class Policy:
 
     def update(self, experience: Experience, kl_coefficient: float) -> dict[str, float]:
         """One optimizer step on these rows."""
-        return self.engine.update(experience, self._objective(kl_coefficient))
+        objective = Objective.of(
+            self._spec.algorithm,
+            kl_coefficient,
+            max_response_tokens=self._spec.data.max_response_tokens,
+        )
+        return self.engine.update(experience, objective)
 
     def save(self, folder: Path, rank: int) -> list[SavedFile]:
         """Write weights, optimizer and random state as this rank's files of a commit."""
@@ -137,9 +143,6 @@ class Policy:
         self.model.load_state_dict(shards[MODEL_FILE])
         self.engine.load_state(shards[OPTIMIZER_FILE])
         torch.set_rng_state(shards[RNG_FILE]["torch"])
-
-    def _objective(self, kl_coefficient: float) -> Objective:
-        return Objective.of(self._spec.algorithm, kl_coefficient)
 
 
 def _estimator_options(spec: PPOJobSpec) -> dict[str, float | bool]:

@@ -62,5 +62,6 @@ def own_rows(prompts: list[PromptTokens], samples: int, responses: list[Finished
 def rewards_on_last_token(experience: Experience, scores: Sequence[float]) -> Tensor:
     """Token rewards, (tokens,) float32: each row's score on its last token, as verl places it."""
     rewards = torch.zeros(experience.num_tokens, dtype=torch.float32)
+    assert int(experience.lengths.min()) > 0, "an engine draws at least one token"
     rewards[experience.offsets[1:] - 1] = torch.tensor(scores, dtype=torch.float32)
     return rewards
