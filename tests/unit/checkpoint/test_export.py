@@ -131,3 +131,36 @@ def test_no_configuration_is_said(model_folder: Path, tmp_path: Path, text: str 
             tmp_path / "export", WEIGHTS.items(), model_folder=model_folder, dtype=torch.float32
         )
     assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.timeout(180)
+def test_transformers_loads_it_with_equal_weights(tmp_path: Path):
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5)
+    export_model(
+        tmp_path / "export",
+        model.named_parameters(),
+        model_folder=tmp_path / "model",
+        dtype=torch.bfloat16,
+    )
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    assert loaded.dtype == torch.bfloat16
+    for name, tensor in model.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), tensor.bfloat16()), name
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
