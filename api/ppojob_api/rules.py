@@ -61,12 +61,16 @@ NAME_RULES = (
     ),
 )
 
-# CEL writes `in`, a word of its own, as `__in__`. Its literals are those of JSON, strings included.
-_KL_DEFAULTS = " && ".join(
-    f"self.{name} == {json.dumps(member.default)}"
-    for name, member in members(KlSpec).items()
-    if name != "in"
-)
+
+def untouched(*names: str) -> str:
+    """CEL for "these fields of kl have their defaults"; its literals are those of JSON."""
+    fields = members(KlSpec)
+    return " && ".join(f"self.{name} == {json.dumps(fields[name].default)}" for name in names)
+
+
+# CEL writes the field `in`, a word of its own, as `__in__`.
+_KL_DEFAULTS = untouched("estimator", "coefficient", "controller", "target", "horizon")
+_KL_TARGET_DEFAULTS = untouched("target", "horizon")
 
 ALGORITHM_RULES = (
     Rule(
@@ -167,6 +171,133 @@ RUN_RULES = (
     ),
 )
 
+EFFECT_RULES = (
+    Rule(
+        "spec.algorithm.kl",
+        implies("self.__in__ != 'none'", "self.coefficient > 0.0"),
+        "KL has no effect with coefficient: 0; in: none, or a coefficient above 0",
+        "coefficient",
+    ),
+    Rule(
+        "spec.algorithm.kl",
+        implies("self.controller == 'fixed'", _KL_TARGET_DEFAULTS),
+        "target and horizon have no effect with controller: fixed; remove them, or controller:"
+        " adaptive",
+    ),
+    Rule(
+        "spec.algorithm",
+        implies(
+            "self.shuffleMiniBatches",
+            f"{given('miniBatchPrompts')} && self.miniBatchPrompts < self.promptsPerStep",
+        ),
+        "it has no effect with one mini-batch a step; false, or miniBatchPrompts below"
+        " promptsPerStep",
+        "shuffleMiniBatches",
+    ),
+    Rule(
+        "spec",
+        implies(given("roles.reference"), "self.algorithm.kl.__in__ != 'none'"),
+        "roles.reference has no effect with algorithm.kl.in: none; remove it, or in: loss or"
+        " in: reward",
+    ),
+    Rule(
+        "spec.data",
+        implies(given("seed"), "self.shuffle"),
+        "it has no effect with shuffle: false; remove it",
+        "seed",
+    ),
+    Rule(
+        "spec.rollout",
+        implies(given("kvCacheGib"), "self.engine != 'huggingface'"),
+        "it has no effect with engine: huggingface; remove it, or engine: vllm",
+        "kvCacheGib",
+    ),
+    Rule(
+        "spec.rollout.validation",
+        implies(
+            "self.temperature == 0.0", "self.samples == 1 && self.topP == 1.0 && self.topK == -1"
+        ),
+        "samples, topP and topK have no effect with temperature: 0; remove them, or a temperature"
+        " above 0",
+    ),
+    Rule(
+        "spec.rewards[]",
+        "self.weight != 0.0",
+        "a reward of weight 0 has no effect; another weight, or remove it",
+        "weight",
+    ),
+    Rule(
+        "spec.loggers",
+        "self.all(one, self.exists_one(other, other == one))",
+        "each logger once",
+    ),
+    Rule(
+        "spec",
+        implies(
+            given("steps.total"),
+            f"(!{given('steps.validateEvery')} || self.steps.validateEvery <= self.steps.total)"
+            f" && (!{given('checkpoint.every')} || self.checkpoint.every <= self.steps.total)",
+        ),
+        "steps.validateEvery or checkpoint.every would never happen; at most steps.total, or null",
+    ),
+)
+
+SUPPORT_RULES = (
+    Rule(
+        "spec.roles",
+        f"!{given('rollout')}",
+        "pods of its own for generation: not in this version; null",
+        "rollout",
+    ),
+    Rule(
+        "spec.roles",
+        f"!{given('critic')}",
+        "a critic: not in this version; null",
+        "critic",
+    ),
+    Rule(
+        "spec.roles.reference",
+        given("colocateWith"),
+        "a reference in pods of its own: not in this version; actorRollout",
+        "colocateWith",
+    ),
+    Rule(
+        "spec.roles.actorRollout",
+        "self.replicas == 1 && self.gpusPerReplica <= 1"
+        f" && (!{given('ranksPerReplica')} || self.ranksPerReplica == 1)",
+        "more than one rank of the policy: not in this version; replicas 1, gpusPerReplica 0 or 1,"
+        " ranksPerReplica 1",
+    ),
+    Rule(
+        "spec.roles.actorRollout.parallelism",
+        f"self.tensor == 1 && (!{given('dataShard')} || self.dataShard == 1)",
+        "sharded or tensor parallel training: not in this version; 1",
+    ),
+    Rule(
+        "spec.rollout.parallelism",
+        f"self.tensor == 1 && (!{given('data')} || self.data == 1)",
+        "more than one rank of generation: not in this version; 1",
+    ),
+    Rule(
+        "spec.rewards[]",
+        f"!{given('source')} || !{given('source.configMap')}",
+        "code from a ConfigMap: not in this version; source: {path: FILE}",
+        "source",
+    ),
+    Rule(
+        "spec.model",
+        "!self.trustRemoteCode",
+        "code that comes with a model: not in this version; false",
+        "trustRemoteCode",
+    ),
+    Rule(
+        "spec.lifecycle",
+        f"!self.suspend && !{given('activeDeadlineSeconds')}"
+        f" && !{given('ttlSecondsAfterFinished')}",
+        "suspending, deadlines and deletion after the end: not in this version; false and null",
+    ),
+)
+
 # What decides the weights of a run stays as it was created.
 IMMUTABLE_RULES = tuple(
     Rule(
@@ -177,4 +308,11 @@ IMMUTABLE_RULES = tuple(
     for section in TRAJECTORY_SECTIONS
 )
 
-RULES = (*NAME_RULES, *ALGORITHM_RULES, *RUN_RULES, *IMMUTABLE_RULES)
+RULES = (
+    *NAME_RULES,
+    *ALGORITHM_RULES,
+    *RUN_RULES,
+    *EFFECT_RULES,
+    *SUPPORT_RULES,
+    *IMMUTABLE_RULES,
+)

@@ -1,5 +1,6 @@
 """The models as data: one reading of their types serves messages and the CRD alike."""
 
+import re
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,11 +12,14 @@ from pydantic import JsonValue
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.section import Section
 
 Kind = Literal["object", "map", "list", "string", "integer", "number", "boolean", "enum", "any"]
 PathKey = tuple[str | int, ...]
+
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
 KIND_NAMES: dict[Kind, str] = {
     "object": "an object",
@@ -138,14 +142,15 @@ def all_paths(model: type[Section] = PPOJob, prefix: str = "") -> Iterable[str]:
 
 
 def dotted(path: PathKey) -> str:
-    """A path as people write it: `spec.data.train[0].path`."""
+    """A path as people write it: `spec.data.train[0].path`, odd keys as `spec["a b"]`."""
     text = ""
     for key in path:
         if isinstance(key, int):
             text += f"[{key}]"
+        elif _WORD.fullmatch(key):
+            text += f".{key}" if text else key
         else:
-            word = key.encode("unicode_escape", "backslashreplace").decode("ascii")[:128]
-            text += f".{word}" if text else word
+            text += f"[{shown(key)}]"
     return text or "PPOJob"
 
 

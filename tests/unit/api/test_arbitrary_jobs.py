@@ -62,18 +62,19 @@ def check(value: object) -> None:
         assert len(str(problem)) < 2_000
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_any_json(value: object) -> None:
     check(value)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(PATHS), JSON)
 def test_any_json_at_any_field(path: list[str], value: object) -> None:
     check(replaced(path, value))
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PATHS), SCALARS), max_size=6))
 def test_several_wrong_fields(changes: list[tuple[list[str], object]]) -> None:
     job = copy.deepcopy(GOOD_JOB)

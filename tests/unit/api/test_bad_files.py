@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_api import manifest
@@ -219,12 +219,14 @@ def test_file(tmp_path: Path) -> None:
     assert manifest.read_file(str(path)).value == {"a": 1}
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_raise(data: bytes) -> None:
     for problem in manifest.read_bytes(data, "f").problems:
         assert str(problem).isprintable()
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab:-[]{}&*!|>'\"%@`#?, \n\t01.eE_~", max_size=60))
 def test_no_text_raises(text: str) -> None:
     for problem in manifest.read_bytes(text.encode(), "f").problems:
@@ -244,6 +246,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_what_is_written_is_read_back(value: object) -> None:
     text = manifest.to_yaml({"value": value})
