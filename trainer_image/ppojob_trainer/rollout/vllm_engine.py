@@ -18,6 +18,7 @@ import gc
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -105,6 +106,7 @@ class VllmEngine:
     def __init__(self, settings: VllmSettings) -> None:
         """Load the model. Collective over the role's world, if there is one."""
         self._settings = settings
+        self._on_cpu = settings.device == "cpu"
         config = AutoConfig.from_pretrained(
             settings.model_folder, trust_remote_code=settings.trust_remote_code
         )
@@ -150,7 +152,7 @@ class VllmEngine:
         ended, self._aborted = self._aborted, []
         if self._engine.has_unfinished_requests():
             try:
-                with random_state_kept():
+                with random_state_kept(), self._compiler():
                     outputs = self._engine.step()
             except Exception:
                 self._unusable = "a step failed"
@@ -206,14 +208,14 @@ class VllmEngine:
     def sleep(self) -> None:
         """Drop weights and cache from the GPU; on the CPU vLLM cannot, and both stay in memory."""
         self._refuse_busy("sleep")
-        if self._settings.device == "cuda":
+        if not self._on_cpu:
             self._engine.sleep(level=2)
         self._unusable = self._unusable or "it is asleep"
 
     def wake(self) -> None:
         """See `RolloutEngine`."""
         if self._unusable == "it is asleep":
-            if self._settings.device == "cuda":
+            if not self._on_cpu:
                 self._engine.wake_up()
             self._unusable = None
 
@@ -237,6 +239,10 @@ class VllmEngine:
         elif parallel_state._WORLD is not None:
             parallel_state._WORLD.destroy()
             parallel_state._WORLD = None
+
+    def _compiler(self) -> AbstractContextManager[object]:
+        """On the CPU vLLM would still compile its sampler's rank count, which nobody reads."""
+        return torch.compiler.set_stance("force_eager") if self._on_cpu else nullcontext()
 
     def _refuse_unusable(self, what: str) -> None:
         if self._unusable is not None:

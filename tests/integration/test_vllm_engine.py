@@ -1,0 +1,188 @@
+"""The real vLLM, in processes of its own (`vllm_facts.py`): what it promises, measured there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+SCRIPT = Path(__file__).with_name("vllm_facts.py")
+VARIANTS = ["tied float32", "tied bfloat16", "untied float32", "untied bfloat16"]
+# Largest and mean |log-probability of vLLM - of a float32 forward|.
+LIMITS = {"float32": (1e-5, 1e-6), "bfloat16": (1e-1, 1e-2)}
+
+Facts = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for kind in ("tied", "untied"):
+        torch.manual_seed(len(kind))
+        config = LlamaConfig(
+            vocab_size=512,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            tie_word_embeddings=kind == "tied",
+            initializer_range=0.05,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=2,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder / kind)
+    return folder
+
+
+def run_together(models: Path, output: Path, commands: list[list[str]]) -> list[Facts]:
+    """Run one process a command, all at the same time, and return what they found."""
+    files = [output / f"facts-{n}.json" for n in range(len(commands))]
+    logs = [output / f"log-{n}.txt" for n in range(len(commands))]
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        for command, file, log in zip(commands, files, logs, strict=True):
+            argv = [sys.executable, str(SCRIPT), str(models), str(file), *command]
+            with log.open("wb") as stream:
+                child = subprocess.Popen(argv, stdout=stream, stderr=subprocess.STDOUT)
+            children.append(child)
+        for child, log in zip(children, logs, strict=True):
+            assert child.wait(timeout=600) == 0, log.read_text(errors="replace")[-6000:]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.fixture(scope="module")
+def facts(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    return run_together(models, tmp_path_factory.mktemp("all"), [["--all"]])[0]
+
+
+@pytest.fixture(scope="module")
+def behaviour(facts: Facts) -> Facts:
+    found: Facts = facts["behaviour"]
+    return found
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "moment", ["start", "text", "update 1", "update 2", "update 3", "updated text"]
+)
+def test_logprobs_are_those_of_the_trainer(facts: Facts, variant: str, moment: str) -> None:
+    largest, mean = LIMITS[variant.split()[1]]
+    found = facts[variant][moment]
+    assert found["tokens"] >= 99
+    assert found["max"] <= largest
+    assert found["mean"] <= mean
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_synchronised_weights_equal_a_fresh_engine_bit_by_bit(facts: Facts, variant: str) -> None:
+    assert facts[variant]["fresh equal"]
+    assert facts[variant]["versions"] == [3]
+
+
+def test_a_tied_head_that_is_not_packed_again_is_noticed(facts: Facts) -> None:
+    """Guards the guard: with the step left out, the limits above must not hold."""
+    for dtype, (largest, mean) in LIMITS.items():
+        found = facts["no repack"][dtype]
+        assert found["mean"] > 2 * mean, (dtype, found, largest)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_engine_keeps_no_hold_of_the_trainers_memory(facts: Facts, variant: str) -> None:
+    assert not facts[variant]["aliased"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_same_requests_again_give_the_same_bits(facts: Facts, variant: str) -> None:
+    assert facts[variant]["again"]
+
+
+def test_another_process_with_other_global_seeds_and_a_world_gives_the_same_bits(
+    facts: Facts, models: Path, tmp_path: Path
+) -> None:
+    (other,) = run_together(
+        models, tmp_path, [["--noise", "7", "--world", "1", "--store", str(tmp_path / "store")]]
+    )
+    for dtype in ("float32", "bfloat16"):
+        assert other[dtype] == facts[f"tied {dtype}"]["rows"]
+    assert other["world after close"]
+    assert not facts["world after close"]
+
+
+def test_two_ranks_each_hold_an_engine_inside_the_world_of_their_role(
+    facts: Facts, models: Path, tmp_path: Path
+) -> None:
+    world = ["--world", "2", "--store", str(tmp_path / "store")]
+    commands = [["--noise", str(rank), "--rank", str(rank), *world] for rank in range(2)]
+    for rank in run_together(models, tmp_path, commands):
+        assert rank["float32"] == facts["tied float32"]["rows"]
+        assert rank["bfloat16"] == facts["tied bfloat16"]["rows"]
+        assert rank["sum over the world"] == 2.0
+
+
+def test_the_process_stays_as_it_was(facts: Facts, behaviour: Facts) -> None:
+    assert behaviour["marks of start"] == []
+    assert behaviour["marks of generate"] == []
+    for variant in VARIANTS:
+        assert facts[variant]["marks of load_weights"] == []
+
+
+def test_a_prompt_is_prefilled_once_for_all_its_samples(behaviour: Facts) -> None:
+    """64 of 70 tokens are whole blocks: the first of 8 samples computes, 7 find them."""
+    assert behaviour["cached"] == [0] * 8 + [64] * 56
+    assert behaviour["distinct"] == 64
+
+
+def test_abort_keeps_what_was_drawn_and_spares_the_others(behaviour: Facts) -> None:
+    aborted = behaviour["aborted"]
+    assert (aborted["request_id"], aborted["finish_reason"]) == ("1", "abort")
+    assert aborted["tokens"] == behaviour["unaborted prefix"]
+    assert len(aborted["logprobs"]) == 5
+    assert behaviour["spared"]
+
+
+def test_a_failing_listener_leaves_an_idle_engine(behaviour: Facts) -> None:
+    assert behaviour["drained"]
+
+
+def test_what_does_not_fit_the_state_is_refused(behaviour: Facts) -> None:
+    load, reset, generate, submit = behaviour["busy"]
+    assert load == "RolloutError: load_weights: requests are in flight; finish or abort them first"
+    assert reset.startswith("RolloutError: reset_cache: requests are in flight")
+    assert generate.startswith("RolloutError: generate: the engine still holds requests")
+    assert submit == "ValueError: request '0': the id is already in use"
+    assert behaviour["asleep"].endswith("the engine cannot be used: it is asleep")
+    assert behaviour["awake"]
+
+
+def test_requests_that_do_not_fit_are_refused(behaviour: Facts) -> None:
+    empty, token, length = behaviour["refused"]
+    assert empty.startswith("ValueError: request '0': got an empty prompt")
+    assert "got token 512: not in the model's vocabulary; allowed 0 to 511" in token
+    assert "got 128 prompt tokens and up to 20 response tokens" in length
+
+
+def test_weights_that_do_not_fit_end_the_engine(behaviour: Facts) -> None:
+    missing = "load_weights: 1 tensors missing, first model.norm.weight"
+    assert behaviour["missing"] == f"RolloutError: {missing}"
+    assert behaviour["unusable"].endswith("the engine cannot be used: loading weights failed")
+    assert "got 'model.nothing.weight': the model has no such tensor" in behaviour["unknown"]
+
+
+def test_more_prompts_than_one_step_prefills_and_than_the_cache_holds(facts: Facts) -> None:
+    pressure = facts["pressure"]
+    assert pressure["many"]["max"] <= LIMITS["float32"][0]
+    assert pressure["squeezed"]["max"] <= LIMITS["float32"][0]
+    assert pressure["same tokens"] == pressure["rows"]

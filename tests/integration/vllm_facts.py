@@ -1,0 +1,338 @@
+"""Run by test_vllm_engine.py in processes of its own: vLLM marks the process that imports it.
+
+Usage: vllm_facts.py FOLDER OUTPUT [--all] [--rank R --world W --store FILE] [--noise SEED]
+"""
+
+import argparse
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from ppojob_trainer.rollout import vllm_engine
+from ppojob_trainer.rollout.protocol import (
+    Finished,
+    Request,
+    RolloutError,
+    SamplingParams,
+    generate,
+)
+from ppojob_trainer.rollout.sampling import processed_logprobs
+from ppojob_trainer.rollout.vllm_engine import VllmEngine, VllmSettings
+
+VOCAB = 512
+LENGTH = 128
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def settings(folder: Path, dtype: str, **changes: Any) -> VllmSettings:
+    base = VllmSettings(folder, TYPES[dtype], "cpu", max_model_tokens=LENGTH, max_sequences=64)
+    return replace(base, **changes)
+
+
+@contextmanager
+def engine(folder: Path, dtype: str, **changes: Any) -> Iterator[VllmEngine]:
+    opened = VllmEngine(settings(folder, dtype, **changes))
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def text(length: int, start: int) -> tuple[int, ...]:
+    """Pseudo-random tokens without the end token, 2."""
+    return tuple(3 + (start * 7919 + k * k * 31 + k * 17) % (VOCAB - 3) for k in range(length))
+
+
+def requests(groups: int = 6, samples: int = 4, *, length: int = 40) -> list[Request]:
+    """Prompts of different lengths, `samples` rows each, drawn in different ways."""
+    ways = [
+        SamplingParams(1.0, 1.0, -1, 24, (2,)),
+        SamplingParams(0.7, 1.0, -1, 24, tuple(range(2, 12))),
+        SamplingParams(0.0, 1.0, -1, 24),
+        SamplingParams(1.2, 0.9, 40, 24, (2,)),
+    ]
+    return [
+        Request(f"{g}/{s}", text(length + g, g), ways[s % 4], seed=(1 << 61) + 1000 * g + s)
+        for g in range(groups)
+        for s in range(samples)
+    ]
+
+
+def differences(
+    model: LlamaForCausalLM, rows: list[Request], done: list[Finished], dtype: str
+) -> list[float]:
+    """|log-probability of the engine - of a plain float32 forward| of every token drawn.
+
+    In bfloat16 a token on the edge of top-p may be kept by one side only: such rows are left out.
+    """
+    result: list[float] = []
+    for request, response in zip(rows, done, strict=True):
+        if dtype == "bfloat16" and request.sampling.top_p < 1.0:
+            continue
+        ids = torch.tensor([[*request.prompt, *response.tokens]])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, len(request.prompt) - 1 : -1]
+        logprobs = processed_logprobs(logits, [request.sampling] * len(response.tokens))
+        taken = logprobs.gather(-1, torch.tensor(response.tokens)[:, None])[:, 0]
+        result += (torch.tensor(response.logprobs) - taken).abs().tolist()
+    return result
+
+
+def text_differences(model: LlamaForCausalLM, opened: VllmEngine) -> list[float]:
+    """The same for tokens that were given, not drawn: vLLM scores the prompt itself."""
+    ids = text(100, 99)
+    params = vllm_engine.vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+    opened._engine.add_request("text", {"prompt_token_ids": list(ids)}, params)
+    outputs: list[Any] = []
+    while not outputs:
+        outputs = opened._engine.step()
+    scored = [outputs[0].prompt_logprobs[k][ids[k]].logprob for k in range(1, len(ids))]
+    opened.reset_cache()
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0, :-1], dim=-1)
+    taken = logprobs.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+    return (torch.tensor(scored) - taken).abs().tolist()
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    return {"max": max(values), "mean": sum(values) / len(values), "tokens": len(values)}
+
+
+def rows_of(done: list[Finished]) -> list[Any]:
+    return [[d.tokens, d.logprobs, d.finish_reason] for d in done]
+
+
+def disturb(model: LlamaForCausalLM, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator) * parameter.std()
+
+
+def process_state() -> dict[str, Any]:
+    return {
+        "threads": torch.get_num_threads(),
+        "thread setter": torch.set_num_threads.__qualname__,
+        "dtype": str(torch.get_default_dtype()),
+        "grad": torch.is_grad_enabled(),
+        "torch": torch.random.get_rng_state().tolist(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "python": hash(random.getstate()),
+        "environment": {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")},
+    }
+
+
+def marks(before: dict[str, Any]) -> list[str]:
+    """What an engine changed in its process."""
+    after = process_state()
+    return [key for key in before if before[key] != after[key]]
+
+
+def refusal(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except (RolloutError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+def weight_updates(folder: Path, dtype: str, export: Path) -> dict[str, Any]:
+    """Three updates of the trainer, each brought into the engine; then a fresh engine."""
+    facts: dict[str, Any] = {}
+    trainer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    rows = requests()
+    with engine(folder, dtype) as opened:
+        done = generate(opened, rows)
+        facts["rows"] = rows_of(done)
+        facts["again"] = rows_of(generate(opened, rows)) == facts["rows"]
+        facts["start"] = summary(differences(trainer, rows, done, dtype))
+        facts["text"] = summary(text_differences(trainer, opened))
+        for version in (1, 2, 3):
+            disturb(trainer, version)
+            before = process_state()
+            opened.load_weights(version, trainer.named_parameters())
+            facts["marks of load_weights"] = marks(before)
+            done = generate(opened, rows)
+            facts[f"update {version}"] = summary(differences(trainer, rows, done, dtype))
+        facts["updated text"] = summary(text_differences(trainer, opened))
+        facts["versions"] = sorted({d.policy_version for d in done} | {opened.policy_version})
+        updated = rows_of(done)
+        trainer.save_pretrained(export)
+        for parameter in trainer.parameters():
+            parameter.data.zero_()
+        facts["aliased"] = rows_of(generate(opened, rows)) != updated
+    with engine(export, dtype) as fresh:
+        facts["fresh equal"] = rows_of(generate(fresh, rows)) == updated
+    return facts
+
+
+def without_repacking(folder: Path, dtype: str) -> dict[str, float]:
+    """How far log-probabilities are off when the output head is not packed again."""
+    trainer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    disturb(trainer, 5)
+    rows = requests()
+    repack = vllm_engine._repack_tied_heads
+    with engine(folder, dtype) as opened:
+        vllm_engine._repack_tied_heads = lambda model: None
+        try:
+            opened.load_weights(1, trainer.named_parameters())
+        finally:
+            vllm_engine._repack_tied_heads = repack
+        return summary(differences(trainer, rows, generate(opened, rows), dtype))
+
+
+def behaviour(folder: Path) -> dict[str, Any]:
+    """What the protocol promises beyond numbers, on one engine; it ends unusable."""
+    facts: dict[str, Any] = {}
+    before = process_state()
+    opened = VllmEngine(settings(folder, "float32"))
+    facts["marks of start"] = marks(before)
+    cached: list[int] = []
+    finished = opened._finished
+
+    def counted(output: Any) -> Finished:
+        cached.append(output.num_cached_tokens)
+        return finished(output)
+
+    opened._finished = counted  # type: ignore[method-assign]
+    rows = [
+        Request(f"{n}", text(70, n // 8), SamplingParams(1.0, 1.0, -1, 20), seed=n)
+        for n in range(64)
+    ]
+    done = generate(opened, rows)
+    facts["marks of generate"] = marks(before)
+    facts["cached"] = sorted(cached)
+    facts["distinct"] = len({d.tokens for d in done})
+
+    for request in rows[:4]:
+        opened.submit(request)
+    for _ in range(5):
+        opened.step()
+    opened.abort("1")
+    opened.abort("never heard of")
+    facts["busy"] = [
+        refusal(lambda: opened.load_weights(9, [])),
+        refusal(opened.reset_cache),
+        refusal(lambda: generate(opened, rows)),
+        refusal(lambda: opened.submit(rows[0])),
+    ]
+    rest: list[Finished] = []
+    while opened.has_work():
+        rest += opened.step()
+    facts["aborted"] = asdict(rest[0])
+    facts["unaborted prefix"] = done[1].tokens[:5]
+    facts["spared"] = [d.tokens for d in rest[1:]] == [done[n].tokens for n in (0, 2, 3)]
+
+    def fail(response: Finished) -> None:
+        raise KeyError(response.request_id)
+
+    try:
+        generate(opened, rows, fail)
+    except KeyError:
+        facts["drained"] = rows_of(generate(opened, rows)) == rows_of(done)
+    facts["refused"] = [
+        refusal(lambda: opened.submit(replace(rows[0], prompt=()))),
+        refusal(lambda: opened.submit(replace(rows[0], prompt=(VOCAB,)))),
+        refusal(lambda: opened.submit(replace(rows[0], prompt=text(LENGTH, 0)))),
+    ]
+    opened.sleep()
+    facts["asleep"] = refusal(lambda: opened.submit(rows[0]))
+    opened.wake()
+    facts["awake"] = rows_of(generate(opened, rows)) == rows_of(done)
+    names = dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+    names.pop("model.norm.weight")
+    facts["missing"] = refusal(lambda: opened.load_weights(1, names.items()))
+    facts["unusable"] = refusal(lambda: opened.submit(rows[0]))
+    opened.close()
+    opened.close()
+    with engine(folder, "float32") as other:
+        unknown = {"model.nothing.weight": torch.zeros(1)}
+        facts["unknown"] = refusal(lambda: other.load_weights(1, unknown.items()))
+    return facts
+
+
+def pressure(folder: Path) -> dict[str, Any]:
+    """More prompt tokens than one step prefills, and a cache too small for all rows."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    rows = requests(groups=28, samples=4, length=70)  # 9,436 tokens without sharing
+    alone = [replace(row, prompt=(3 + n % 500, *row.prompt[1:])) for n, row in enumerate(rows)]
+    with engine(folder, "float32", max_sequences=128) as roomy:
+        many = generate(roomy, alone)
+    block = 32 * 2 * 2 * 2 * 32 * 4  # tokens * (keys, values) * layers * heads * width * bytes
+    with engine(folder, "float32", kv_cache_bytes=20 * block) as tight:
+        squeezed = generate(tight, alone)
+    return {
+        "many": summary(differences(model, alone, many, "float32")),
+        "squeezed": summary(differences(model, alone, squeezed, "float32")),
+        "same tokens": sum(a.tokens == b.tokens for a, b in zip(many, squeezed, strict=True)),
+        "rows": len(alone),
+    }
+
+
+def all_facts(folder: Path, output: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = {"behaviour": behaviour(folder / "tied")}
+    for kind in ("tied", "untied"):
+        for dtype in TYPES:
+            export = output.parent / f"export-{kind}-{dtype}"
+            facts[f"{kind} {dtype}"] = weight_updates(folder / kind, dtype, export)
+    facts["no repack"] = {d: without_repacking(folder / "tied", d) for d in TYPES}
+    facts["pressure"] = pressure(folder / "tied")
+    return facts
+
+
+def few_facts(folder: Path, noise: int) -> dict[str, Any]:
+    """The same rows as `all_facts` draws first, with the global generators elsewhere."""
+    torch.manual_seed(noise)
+    random.seed(noise)
+    np.random.seed(noise)
+    facts: dict[str, Any] = {}
+    for dtype in TYPES:
+        with engine(folder / "tied", dtype) as opened:
+            torch.rand(noise)
+            facts[dtype] = rows_of(generate(opened, requests()))
+    return facts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--noise", type=int, default=0)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--world", type=int, default=0)
+    parser.add_argument("--store", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    dist = torch.distributed  # noqa: TID251  # the world of the role that the engine must respect
+    if arguments.world:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{arguments.store}",
+            rank=arguments.rank,
+            world_size=arguments.world,
+        )
+    if arguments.all:
+        facts = all_facts(arguments.folder, arguments.output)
+    else:
+        facts = few_facts(arguments.folder, arguments.noise)
+    facts["world after close"] = dist.is_initialized()
+    if arguments.world:
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        facts["sum over the world"] = float(ones)
+        dist.destroy_process_group()
+    arguments.output.write_text(json.dumps(facts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
