@@ -75,11 +75,10 @@ def weights_reach_the_engine(report: Report, actors: list[Child]) -> None:
     report.claim("and are again those of the FSDP2 model", after == tokens("model_tokens"))
 
 
-def own_world_goes_on(report: Report, actors: list[Child]) -> None:
+def own_world_goes_on(report: Report, actors: list[Child], after: str) -> None:
     answers = answers_of(actors, "wait_in_world")
-    report.claim(
-        "the actor's own world goes on", all(a["result"]["saw"] == "the sum" for a in answers)
-    )
+    holds = all(answer["result"]["saw"] == "the sum" for answer in answers)
+    report.claim(f"{after}: the actor's own world goes on", holds)
     together(actors, "train_step", learning_rate=0.0)
     together(actors, "engine_tokens")
 
@@ -88,14 +87,14 @@ def rebuild(
     report: Report, cluster: Cluster, actors: list[Child], epochs: tuple[int, int]
 ) -> Child:
     """A fresh reference under the next epoch, and the channel to it."""
+    epoch = f"reference epoch {epochs[1]}"
     together(actors, "close_channel")
     start = time.monotonic()
     (reference,) = cluster.start("reference", epochs[1], 1)
-    report.figure("new reference up, seconds", time.monotonic() - start)
-    report.figure(
-        "channel of the next epoch open, seconds", cluster.connect(actors, reference, epochs)
-    )
-    report.claim("rows cross the new channel", exchange(actors, reference)[0])
+    report.figure(f"{epoch}: process up, seconds", time.monotonic() - start)
+    opened = cluster.connect(actors, reference, epochs)
+    report.figure(f"{epoch}: channel open, seconds", opened)
+    report.claim(f"{epoch}: rows cross the new channel", exchange(actors, reference)[0])
     return reference
 
 
@@ -106,7 +105,7 @@ def reference_killed(report: Report, actors: list[Child], reference: Child) -> N
     answers = [actor.answer(number) for actor, number in zip(actors, waiting, strict=True)]
     report.figure("SIGKILL: survivors see", answers[0]["result"]["saw"])
     report.figure("SIGKILL: after, seconds", max(a["at"] for a in answers) - killed_at)
-    own_world_goes_on(report, actors)
+    own_world_goes_on(report, actors, "SIGKILL")
 
 
 def reference_stopped(report: Report, actors: list[Child], reference: Child) -> None:
@@ -121,9 +120,9 @@ def reference_stopped(report: Report, actors: list[Child], reference: Child) -> 
             for actor, number in zip(actors, waiting, strict=True)
         ),
     )
-    report.figure(
-        "SIGSTOP: the control thread still answers, seconds", actors[0].call("ping")["seconds"]
-    )
+    asked_at = time.monotonic()
+    answered_at = actors[0].call("ping")["at"]
+    report.figure("SIGSTOP: the control thread still answers, seconds", answered_at - asked_at)
     actors[0].call("abort_channel")
     freed_by_abort = not actors[0].is_silent(waiting[0], 1.0)
     report.figure("SIGSTOP: gloo's abort() frees the waiting thread", freed_by_abort)
@@ -135,7 +134,7 @@ def reference_stopped(report: Report, actors: list[Child], reference: Child) -> 
     left_alone = actors[1].answer(waiting[1])
     report.figure("SIGSTOP: left alone, a survivor sees", left_alone["result"]["saw"])
     report.figure("SIGSTOP: left alone, after seconds", left_alone["at"] - stopped_at)
-    own_world_goes_on(report, actors)
+    own_world_goes_on(report, actors, "SIGSTOP")
 
 
 def stopped_comes_back(report: Report, actors: list[Child], old: Child, new: Child) -> None:

@@ -11,7 +11,7 @@ number of threads. Chosen in TRL's favour:
 
 - all responses of a step are generated in one batch; its transformers path pads to the longest
   prompt of the batch, and the demo's prompts are equally long;
-- the micro-batch is the quickest of those tried (docs/adr/0003-the-peer-of-the-step.md);
+- the micro-batch is the quickest of those tried (docs/adr/0004-the-peer-of-the-step.md);
 - no activation checkpointing (TRL's default is on), sdpa attention, fused AdamW, no logging.
 
 Not used, and why: TRL's vLLM mode (it takes vLLM 0.22 to 0.31 on accelerators; here is a CPU and
