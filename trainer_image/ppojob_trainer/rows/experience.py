@@ -1,14 +1,16 @@
 """Experience: the rows of one step in flat columns, and how rows are taken out of it.
 
-A *row* is one response to one prompt; the rows of one prompt are its *group*. Per-token columns hold
-the tokens of all responses one after the other in row order, with no padding: token `t` of row `i`
-is at `offsets[i] + t`. Prompts are kept once a group, however many rows answer them.
+A *row* is one response to one prompt; the rows of one prompt are its *group*. Per-token columns
+hold the tokens of all responses one after the other in row order, with no padding: token `t` of row
+`i` is at `offsets[i] + t`. Prompts are kept once a group, however many rows answer them. Everything
+is in host memory; a forward pass moves what it needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ class Experience:
     Shapes: `rows` responses of `tokens` tokens in all, answering `groups` prompts.
 
     Attributes:
-        prompts: token ids of each group's prompt, `groups` tensors of shape (prompt_tokens,), int64.
+        prompts: token ids of each group's prompt, `groups` tensors (prompt_tokens,) int64.
         row_groups: (rows,) int64, the index into `prompts` of each row.
         response_tokens: (tokens,) int64, sampled ids, the end token included.
         lengths: (rows,) int64, tokens of each response.
@@ -130,7 +132,7 @@ class Experience:
             group: i for i, group in enumerate(dict.fromkeys(self.row_groups[rows].tolist()))
         }
         tokens = self.token_index(rows)
-        columns = {
+        columns: dict[str, Any] = {
             name: None if (column := getattr(self, name)) is None else column[tokens]
             for name in TOKEN_COLUMNS
         }

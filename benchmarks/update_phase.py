@@ -1,0 +1,101 @@
+"""Time of one update on the demo's shape: 16 groups of 8 responses on a 135M model, random weights.
+
+Run: `python benchmarks/update_phase.py --threads 2`. Prints one line of JSON.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import time
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.engine.objective import Objective
+from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.rows.experience import Experience
+
+PROMPT_TOKENS = 55
+RESPONSE_TOKENS = (20, 32)
+
+
+def demo_config() -> LlamaConfig:
+    """The shape of SmolLM2-135M."""
+    return LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+    )
+
+
+def demo_experience(groups: int, samples: int, vocab: int) -> Experience:
+    """Random rows with a signal in every group."""
+    rows = groups * samples
+    low, high = RESPONSE_TOKENS
+    lengths = torch.randint(low, high + 1, (rows,))
+    tokens = int(lengths.sum())
+    row_advantages = torch.randn(rows)
+    return Experience(
+        prompts=list(torch.randint(vocab, (groups, PROMPT_TOKENS))),
+        row_groups=torch.arange(groups).repeat_interleave(samples),
+        response_tokens=torch.randint(vocab, (tokens,)),
+        lengths=lengths,
+        mask=torch.ones(tokens, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(tokens),
+        advantages=row_advantages.repeat_interleave(lengths),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--micro-batch-tokens", type=int, default=16384)
+    parser.add_argument("--autocast", default="bfloat16")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(demo_config())
+    training = TrainingSpec(
+        autocast=arguments.autocast, micro_batch_tokens=arguments.micro_batch_tokens
+    )
+    engine = TrainEngine(
+        model, OptimizerSpec(learning_rate=2e-5), training, total_steps=100, temperature=1.0
+    )
+    rows = demo_experience(arguments.groups, arguments.samples, model.config.vocab_size)
+    objective = Objective.of(
+        AlgorithmSpec(
+            type="grpo",
+            prompts_per_step=arguments.groups,
+            samples_per_prompt=arguments.samples,
+        )
+    )
+    seconds = []
+    for _ in range(arguments.repeats + 1):
+        start = time.perf_counter()
+        engine.update(rows, objective)
+        seconds.append(time.perf_counter() - start)
+    median = statistics.median(seconds[1:])
+    real_tokens = sum(int(p.numel()) for p in rows.prompts) * arguments.samples + rows.num_tokens
+    report = {
+        "seconds": [round(value, 3) for value in seconds],
+        "median_seconds": round(median, 3),
+        "real_tokens_per_second": round(real_tokens / median),
+        "response_tokens_per_second": round(rows.num_tokens / median),
+        "peak_rss_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

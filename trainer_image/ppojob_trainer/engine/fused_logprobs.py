@@ -1,0 +1,187 @@
+"""Log-probabilities and entropy straight from hidden states; the full logits never exist.
+
+Logits are made tile by tile, some tokens by some of the vocabulary, folded into a running
+log-sum-exp (Milakov and Gimelshein, arXiv:1805.02867) and dropped; the backward pass makes them
+again. The backward tiles run over the vocabulary inside a block of tokens, so each row of the
+output matrix gets its gradient written once a block. Definition: `algorithms.logprobs`.
+
+Legend: N tokens, h hidden size, V vocabulary, z = logits / temperature, p = softmax(z).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TOKEN_BLOCK = 4096
+"""Tokens of a tile at most; more tokens make wider passes over the output matrix rarer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobSettings:
+    """How logits are made.
+
+    Attributes:
+        temperature: above 0; logits are divided by it.
+        chunk_tokens: a tile holds at most this many tokens times V logits; None for no limit.
+        entropy: "none", "value" (without gradient) or "gradient".
+    """
+
+    temperature: float = 1.0
+    chunk_tokens: int | None = 256
+    entropy: str = "none"
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0.0:
+            raise ValueError(
+                f"temperature: got {self.temperature}: logits are divided by it; must be above 0"
+            )
+        if self.entropy not in ("none", "value", "gradient"):
+            raise ValueError(
+                f"entropy: got {self.entropy!r}: unknown; must be none, value or gradient"
+            )
+
+
+def fused_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, settings: LogprobSettings
+) -> tuple[Tensor, Tensor | None]:
+    """Compute log p of each target, and the entropy of p.
+
+    Products run in autocast's type where it is on, else in that of `hidden`; everything after them
+    in float32 (float64 stays).
+
+    Args:
+        hidden: (N, h), with gradient.
+        weight: (V, h) of the output layer, with gradient; may be tied to the embedding.
+        targets: (N,) int64.
+        settings: temperature, tile size, entropy.
+
+    Returns:
+        logprobs (N,) and entropy (N,), or None where none was asked for.
+    """
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    logprobs, entropy = _FusedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, targets, settings, dtype
+    )
+    return logprobs, None if settings.entropy == "none" else entropy
+
+
+class _FusedLogprobs(torch.autograd.Function):
+    """See `fused_logprobs`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        settings: LogprobSettings,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(hidden.device.type, enabled=False):
+            states, matrix = hidden.to(dtype), weight.to(dtype)
+            target_logits, normalizer, entropy = _reduce(states, matrix, targets, settings)
+        ctx.save_for_backward(states, weight, targets, normalizer, entropy)
+        ctx.settings, ctx.hidden_dtype = settings, hidden.dtype
+        if settings.entropy != "gradient":
+            ctx.mark_non_differentiable(entropy)
+        return target_logits - normalizer, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight, targets, normalizer, entropy = ctx.saved_tensors
+        settings: LogprobSettings = ctx.settings
+        grad_hidden = torch.zeros_like(states, dtype=_wide(states.dtype))
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        matrix = weight.to(states.dtype)
+        for tokens, vocab in _tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
+            z = _logits(states[tokens], matrix[vocab], settings.temperature)
+            log_p = z.sub_(normalizer[tokens, None])
+            grad_z = _logit_gradient(
+                log_p, targets[tokens] - vocab.start, grads[0][tokens], settings
+            )
+            if settings.entropy == "gradient":
+                grad_z -= _entropy_gradient(log_p, entropy[tokens], grads[1][tokens])
+            scaled = grad_z.div_(settings.temperature).to(states.dtype)
+            grad_hidden[tokens] += scaled @ matrix[vocab]
+            if grad_weight is not None:
+                grad_weight[vocab] += scaled.mT @ states[tokens]
+        return grad_hidden.to(ctx.hidden_dtype), grad_weight, None, None, None
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _tiles(tokens: int, vocab: int, chunk_tokens: int | None) -> Iterator[tuple[slice, slice]]:
+    """Tiles of at most `chunk_tokens` x vocab logits, the vocabulary running fastest."""
+    rows = max(1, min(TOKEN_BLOCK, tokens))
+    limit = max(1, tokens if chunk_tokens is None else chunk_tokens) * vocab
+    columns = max(1, min(vocab, limit // rows))
+    for first in range(0, tokens, rows):
+        for column in range(0, vocab, columns):
+            yield (
+                slice(first, min(first + rows, tokens)),
+                slice(column, min(column + columns, vocab)),
+            )
+
+
+def _logits(states: Tensor, matrix: Tensor, temperature: float) -> Tensor:
+    """Make z of a tile, in a buffer of its own."""
+    z = (states @ matrix.mT).to(_wide(states.dtype))
+    return z if temperature == 1.0 else z.div_(temperature)
+
+
+def _reduce(
+    states: Tensor, matrix: Tensor, targets: Tensor, settings: LogprobSettings
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Fold tiles into z of the targets, log Σ exp z, and the entropy (zeros if unasked); (N,) each.
+
+    Running values a token: m the largest z so far, s = Σ exp(z - m), u = Σ exp(z - m) (z - m).
+    Entropy is log s - u / s.
+    """
+    count, dtype = states.shape[0], _wide(states.dtype)
+    target_logits = torch.zeros(count, dtype=dtype, device=states.device)
+    m = torch.full_like(target_logits, -torch.inf)
+    s, u = torch.zeros_like(m), torch.zeros_like(m)
+    for tokens, vocab in _tiles(count, matrix.shape[0], settings.chunk_tokens):
+        z = _logits(states[tokens], matrix[vocab], settings.temperature)
+        place = targets[tokens] - vocab.start
+        inside = (place >= 0) & (place < z.shape[1])
+        found = z.gather(1, place.clamp(0, z.shape[1] - 1)[:, None])[:, 0]
+        target_logits[tokens] += torch.where(inside, found, 0.0)
+        largest = torch.maximum(m[tokens], z.amax(dim=1))
+        fall = m[tokens] - largest
+        z.sub_(largest[:, None])
+        if settings.entropy == "none":
+            s[tokens] = s[tokens] * fall.exp() + z.exp_().sum(dim=1)
+        else:
+            # fall is -inf in the first tile, where s and u are still 0 and 0 * -inf is no number.
+            drop = torch.where(fall.isfinite(), fall, 0.0)
+            weights = z.exp()
+            u[tokens] = (u[tokens] + drop * s[tokens]) * drop.exp() + z.mul_(weights).sum(dim=1)
+            s[tokens] = s[tokens] * drop.exp() + weights.sum(dim=1)
+        m[tokens] = largest
+    log_s = s.log()
+    entropy = torch.zeros_like(m) if settings.entropy == "none" else log_s - u / s
+    return target_logits, m + log_s, entropy
+
+
+def _logit_gradient(
+    log_p: Tensor, place: Tensor, grad: Tensor, settings: LogprobSettings
+) -> Tensor:
+    """Gradient of the logits by log p_a: d log p_a / dz = 1[a] - p, times each token's own."""
+    p = log_p.exp() if settings.entropy == "gradient" else log_p.exp_()
+    result = p.mul_(-grad[:, None])
+    rows = ((place >= 0) & (place < log_p.shape[1])).nonzero()[:, 0]
+    result[rows, place[rows]] += grad[rows]
+    return result
+
+
+def _entropy_gradient(log_p: Tensor, entropy: Tensor, grad: Tensor) -> Tensor:
+    """What the entropy takes off it: -dH/dz = p (log p + H), times each token's own."""
+    p = log_p.exp()
+    return p.mul_(log_p.add_(entropy[:, None])).mul_(grad[:, None])

@@ -1,0 +1,113 @@
+"""How the rows of a micro-batch lie in one packed sequence, without padding.
+
+With shared prompts a group lies as `prompt, response_1, ..., response_n`: every response attends
+to all of the prompt and causally to itself, never to another response, and its positions go on from
+the prompt's. Without, every row lies as `prompt, response`. Nothing is predicted from the last
+token of a response, so it is not part of the input.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppojob_trainer.rows.experience import Experience
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive packed tokens that attend to each other causally.
+
+    Attributes:
+        start: place of the first token in the packed sequence.
+        length: tokens of the span.
+        prefix_start: place of the first token of the prompt that all of the span attends to.
+        prefix_length: tokens of that prompt, 0 where the span has none before it.
+    """
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix_length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """The input of one packed forward pass, and where its answers are.
+
+    Attributes:
+        input_ids: (packed,) int64.
+        position_ids: (packed,) int64, each token's position in its own row.
+        spans: who attends to whom; they cover the packed sequence, in order.
+        predictors: (tokens,) int64, the packed token from which each response token is predicted.
+        targets: (tokens,) int64, the response tokens themselves, in row order.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    spans: tuple[Span, ...]
+    predictors: Tensor
+    targets: Tensor
+
+
+class _Packer:
+    """Lays pieces of rows one after the other."""
+
+    def __init__(self) -> None:
+        self._ids: list[Tensor] = []
+        self._positions: list[Tensor] = []
+        self._spans: list[Span] = []
+        self.end = 0
+
+    def add(self, ids: Tensor, prefix: Span | None = None) -> Span:
+        """Append a span that continues `prefix`, or starts a row."""
+        before = 0 if prefix is None else prefix.length
+        span = Span(self.end, ids.numel(), 0 if prefix is None else prefix.start, before)
+        if span.length:
+            self._ids.append(ids)
+            self._positions.append(torch.arange(before, before + span.length))
+            self._spans.append(span)
+            self.end += span.length
+        return span
+
+    def finish(self, predictors: list[Tensor], targets: Tensor) -> PackedRows:
+        """Close the packed sequence."""
+        return PackedRows(
+            input_ids=torch.cat(self._ids),
+            position_ids=torch.cat(self._positions),
+            spans=tuple(self._spans),
+            predictors=torch.cat(predictors),
+            targets=targets,
+        )
+
+
+def pack_rows(experience: Experience, *, share_prompts: bool = True) -> PackedRows:
+    """Lay out all rows of an experience.
+
+    Args:
+        experience: at least one row.
+        share_prompts: lay each prompt once a group instead of once a row.
+    """
+    packer = _Packer()
+    responses = torch.split(experience.response_tokens, experience.lengths.tolist())
+    prompts: dict[int, Span] = {}
+    predictors: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * experience.num_rows
+    groups = experience.row_groups.tolist()
+    first_rows = {group: row for row, group in reversed(list(enumerate(groups)))}
+    for row in sorted(range(len(groups)), key=lambda row: (first_rows[groups[row]], row)):
+        prompt, response = experience.prompts[groups[row]], responses[row]
+        if share_prompts:
+            if groups[row] not in prompts:
+                prompts[groups[row]] = packer.add(prompt)
+            shared = prompts[groups[row]]
+            span = packer.add(response[:-1], shared)
+            last = shared.start + shared.length - 1
+        else:
+            span = packer.add(torch.cat([prompt, response[:-1]]))
+            last = span.start + prompt.numel() - 1
+        if response.numel():
+            after = span.start if share_prompts else last + 1
+            predictors[row] = torch.cat(
+                [torch.tensor([last]), torch.arange(after, after + response.numel() - 1)]
+            )
+    return packer.finish(predictors, experience.response_tokens)

@@ -1,0 +1,107 @@
+"""AdamW, its learning rate as a function of the step, and its state as named tensors."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ppojob_api.v1alpha1.training import OptimizerSpec
+
+STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
+"""What AdamW keeps for each parameter."""
+
+
+def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
+    """The learning rate of optimizer step `step`, counted from 0.
+
+    Linear warm-up from 0, which the first step takes: `lr * step / warmup`. Then constant, or half
+    a cosine from `lr` down to `lr * r`, r the minimum's ratio, reached after the last step:
+    `lr * (r + (1 - r) (1 + cos(pi x)) / 2)`, x the share of the steps after the warm-up that are
+    done. Past the end the cosine stays at its minimum. As in verl, but for that last: there it
+    would rise again.
+
+    Args:
+        spec: peak, schedule, warm-up.
+        step: optimizer steps done before.
+        total_steps: of the whole job.
+    """
+    if step < spec.warmup_steps:
+        return spec.learning_rate * step / spec.warmup_steps
+    if spec.schedule == "constant":
+        return spec.learning_rate
+    done = (step - spec.warmup_steps) / max(1, total_steps - spec.warmup_steps)
+    share = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+    floor = spec.min_learning_rate_ratio
+    return spec.learning_rate * (floor + (1.0 - floor) * share)
+
+
+def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
+    """AdamW over every parameter, each with weight decay as in verl.
+
+    The fused form makes one pass over weights, gradients and moments.
+    """
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=spec.learning_rate,
+        betas=spec.betas,
+        eps=spec.epsilon,
+        weight_decay=spec.weight_decay,
+        fused=True,
+    )
+
+
+def clip_gradients(parameters: Iterable[Tensor], limit: float | None) -> float:
+    """Scale gradients so that their global norm is at most `limit`.
+
+    Args:
+        parameters: those with a gradient count.
+        limit: None leaves the gradients as they are.
+
+    Returns:
+        The global norm before. Where it is not finite the gradients are of no use.
+    """
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(grads)
+    if limit is not None and norm.isfinite() and norm > limit:
+        torch._foreach_mul_(grads, limit / (norm + 1e-6))
+    return float(norm)
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state, `<parameter name>/<key>` -> tensor; empty before the first step."""
+    names: dict[Tensor, str] = {weight: name for name, weight in model.named_parameters()}
+    return {
+        f"{names[parameter]}/{key}": state[key]
+        for parameter, state in optimizer.state.items()
+        for key in STATE_KEYS
+        if key in state
+    }
+
+
+def load_optimizer_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Take up a state that `optimizer_tensors` gave.
+
+    Raises:
+        ValueError: if the tensors are not those of this model.
+    """
+    parameters = dict(model.named_parameters())
+    expected = {f"{name}/{key}" for name in parameters for key in STATE_KEYS}
+    if tensors and (differing := expected ^ set(tensors)):
+        raise ValueError(
+            f"optimizer state: got {len(tensors)} tensors, {sorted(differing)[0]} is on one side "
+            "only: it belongs to another model; use the state of this one"
+        )
+    optimizer.state.clear()
+    for name, parameter in parameters.items() if tensors else ():
+        state = {key: tensors[f"{name}/{key}"] for key in STATE_KEYS}
+        if state["exp_avg"].shape != parameter.shape:
+            raise ValueError(
+                f"optimizer state: got {tuple(state['exp_avg'].shape)} for {name}: "
+                f"the parameter has {tuple(parameter.shape)}"
+            )
+        optimizer.state[parameter] = {
+            key: tensor.to(parameter.device, copy=True) for key, tensor in state.items()
+        }

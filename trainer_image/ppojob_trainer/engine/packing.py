@@ -1,0 +1,81 @@
+"""Which rows are computed together: micro-batches of whole groups under a token budget. Pure."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+
+def plan_micro_batches(
+    prompt_lengths: Sequence[int],
+    row_groups: Sequence[int],
+    lengths: Sequence[int],
+    *,
+    budget: int,
+    share_prompts: bool = True,
+) -> list[list[int]]:
+    """Cut rows into micro-batches of at most `budget` tokens.
+
+    The rows of a group stay together so that its prompt is computed once; a group above the budget
+    is split into runs of its rows, each of which computes the prompt again. A single row above the
+    budget goes alone. Of all cuts with the fewest micro-batches in this order, the one with the
+    smallest largest micro-batch is taken, so that none is left nearly empty.
+
+    Args:
+        prompt_lengths: tokens of each group's prompt.
+        row_groups: the group of each row.
+        lengths: response tokens of each row.
+        budget: tokens of a micro-batch, prompts included.
+        share_prompts: a prompt counts once for the rows of its group in a micro-batch, else once
+            a row.
+
+    Returns:
+        Row numbers of each micro-batch. Groups come in the order of their first row, rows in
+        their own order; the same input always gives the same cut.
+
+    Raises:
+        ValueError: if the budget is not positive.
+    """
+    if budget < 1:
+        raise ValueError(f"budget: got {budget}: a micro-batch holds tokens; must be at least 1")
+    first_rows: dict[int, int] = {}
+    for row, group in enumerate(row_groups):
+        first_rows.setdefault(group, row)
+    order = sorted(range(len(row_groups)), key=lambda row: (first_rows[row_groups[row]], row))
+    groups = [
+        (prompt_lengths[group], [(row, lengths[row]) for row in rows])
+        for group, rows in groupby(order, key=lambda row: row_groups[row])
+    ]
+    if not share_prompts:
+        groups = [(0, [(row, prompt + length)]) for prompt, rows in groups for row, length in rows]
+    plan = _fill(groups, budget)
+    low, high = 1, budget
+    while low < high:
+        middle = (low + high) // 2
+        candidate = _fill(groups, middle)
+        if len(candidate) == len(plan):
+            plan, high = candidate, middle
+        else:
+            low = middle + 1
+    return plan
+
+
+_Group = tuple[int, list[tuple[int, int]]]
+
+
+def _fill(groups: list[_Group], budget: int) -> list[list[int]]:
+    """Fill micro-batches one after the other: the fewest that keep the order."""
+    batches: list[list[int]] = []
+    room = -1
+    for prompt, rows in groups:
+        whole = prompt + sum(length for _, length in rows)
+        if whole <= room:
+            batches[-1].extend(row for row, _ in rows)
+            room -= whole
+            continue
+        room = -1
+        for row, length in rows:
+            if length > room:
+                batches.append([])
+                room = budget - prompt
+            batches[-1].append(row)
+            room -= length
+    return batches
