@@ -46,8 +46,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature: got {self.temperature}: must be 0 or more, and finite")
+        # Engines lift temperatures in between in silence, or divide by almost nothing.
+        if self.temperature != 0.0 and not 0.01 <= self.temperature < float("inf"):
+            raise ValueError(
+                f"temperature: got {self.temperature}: must be 0, or at least 0.01 and finite"
+            )
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p: got {self.top_p}: must be above 0 and at most 1")
         if self.top_k != -1 and self.top_k < 1:
@@ -128,7 +131,7 @@ class RolloutEngine(Protocol):
 
         Raises:
             RolloutError: If requests are in flight, or names are missing or unknown. After the
-                latter the weights are undefined: load again or close.
+                latter the weights are undefined, and all that is left is to close.
         """
         ...
 

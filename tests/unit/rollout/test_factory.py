@@ -1,0 +1,44 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_trainer.rollout.factory import build_engine
+from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_fallback_engine_runs_from_a_folder(folder: Path, dtype: str) -> None:
+    spec = RolloutSpec.model_validate({"engine": "huggingface", "dtype": dtype, "maxSequences": 2})
+    engine = build_engine(spec, folder, max_model_tokens=12)
+    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=10)
+    done = generate(engine, [Request(f"{n}", (1, 2), sampling, seed=n) for n in range(5)])
+    assert [len(d.tokens) for d in done] == [10] * 5
+    with pytest.raises(ValueError, match="at most 12"):
+        engine.submit(Request("long", (1, 2, 3), sampling, seed=0))
+
+
+def test_the_fallback_engine_loads_no_vllm() -> None:
+    code = "import sys, ppojob_trainer.rollout.factory as f; assert 'vllm' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], timeout=50).returncode == 0

@@ -1,0 +1,112 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ppojob_trainer.rollout.protocol import SamplingParams
+from ppojob_trainer.rollout.sampling import draw, processed_logprobs
+
+
+def params(temperature: float = 1.0, top_p: float = 1.0, top_k: int = -1) -> SamplingParams:
+    return SamplingParams(temperature, top_p, top_k, max_tokens=1)
+
+
+def literal(logits: list[float], sampling: SamplingParams) -> list[float]:
+    """The definition, one token at a time."""
+    scaled = [value / (sampling.temperature or 1.0) for value in logits]
+    kept = sorted(range(len(scaled)), key=lambda n: -scaled[n])
+    if sampling.temperature > 0.0 and sampling.top_k != -1:
+        kept = kept[: sampling.top_k]
+    if sampling.temperature > 0.0 and sampling.top_p < 1.0:
+        total = sum(math.exp(scaled[n]) for n in kept)
+        nucleus, mass = [], 0.0
+        for n in kept:
+            nucleus.append(n)
+            mass += math.exp(scaled[n]) / total
+            if mass >= sampling.top_p:
+                break
+        kept = nucleus
+    normalizer = math.log(sum(math.exp(scaled[n]) for n in kept))
+    return [scaled[n] - normalizer if n in kept else -math.inf for n in range(len(scaled))]
+
+
+WAYS = st.builds(
+    params,
+    st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    st.sampled_from([0.11, 0.52, 0.93, 1.0]),
+    st.sampled_from([-1, 1, 3, 50]),
+)
+
+
+@given(st.lists(WAYS, min_size=1, max_size=5), st.integers(0, 10_000))
+@settings(deadline=None)
+def test_the_processed_distribution_is_the_literal_one(ways: list[SamplingParams], s: int) -> None:
+    logits = torch.randn(len(ways), 17, generator=torch.Generator().manual_seed(s)) * 2
+    result = processed_logprobs(logits, ways)
+    for row, sampling in enumerate(ways):
+        expected = torch.tensor(literal(logits[row].double().tolist(), sampling)).float()
+        torch.testing.assert_close(result[row], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_bfloat16_logits_are_lifted_before_the_temperature() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    result = processed_logprobs(logits.bfloat16(), [params(0.3)])
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, torch.log_softmax(logits / 0.3, dim=-1))
+
+
+def test_a_uniform_number_picks_by_the_cumulative_distribution() -> None:
+    logprobs = torch.tensor([0.0, 0.25, 0.5, 0.0, 0.25]).log().repeat(6, 1)
+    uniforms = torch.tensor([0.0, 0.24, 0.25, 0.74, 0.76, 1 - 2.0**-53], dtype=torch.float64)
+    assert draw(logprobs, uniforms, [params()] * 6).tolist() == [1, 1, 2, 2, 4, 4]
+
+
+@given(st.floats(0, 1, exclude_max=True), st.integers(0, 1000))
+@settings(deadline=None)
+def test_a_token_that_was_cut_off_is_never_drawn(uniform: float, s: int) -> None:
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(s)) * 4
+    logprobs = processed_logprobs(logits, [params(1.0, 0.8, 7)])
+    token = draw(logprobs, torch.tensor([uniform], dtype=torch.float64), [params()])
+    assert torch.isfinite(logprobs[0, token])
+
+
+def frequencies(logprobs: Tensor, number: int) -> Tensor:
+    uniforms = torch.rand(number, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    drawn = draw(logprobs.expand(number, -1), uniforms, [params()] * number)
+    return torch.bincount(drawn, minlength=logprobs.shape[-1]) / number
+
+
+def test_frequencies_follow_the_distribution() -> None:
+    probabilities = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05])
+    found = frequencies(probabilities.log(), 20_000)
+    assert (found - probabilities).abs().max() < 0.015  # 4 standard deviations of the largest
+
+
+def test_greedy_ignores_its_number() -> None:
+    logprobs = torch.log_softmax(torch.tensor([[1.0, 5.0, 2.0]] * 2), dim=-1)
+    uniforms = torch.tensor([0.0, 0.9999], dtype=torch.float64)
+    assert draw(logprobs, uniforms, [params(0.0)] * 2).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-0.1, 1.0, -1, 1), "temperature: got -0.1"),
+        ((math.nan, 1.0, -1, 1), "temperature: got nan"),
+        ((math.inf, 1.0, -1, 1), "temperature: got inf"),
+        ((0.001, 1.0, -1, 1), "temperature: got 0.001: .*0, or at least 0.01"),
+        ((1.0, 0.0, -1, 1), "top_p: got 0.0"),
+        ((1.0, 1.1, -1, 1), "top_p: got 1.1"),
+        ((1.0, 1.0, 0, 1), "top_k: got 0"),
+        ((1.0, 1.0, -2, 1), "top_k: got -2"),
+        ((1.0, 1.0, -1, 0), "max_tokens: got 0"),
+    ],
+)
+def test_impossible_sampling_is_refused(
+    arguments: tuple[float, float, int, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(*arguments)
