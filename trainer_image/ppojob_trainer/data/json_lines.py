@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from ppojob_trainer.data.problems import DataReason
 from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -76,7 +77,8 @@ class JsonLines:
         try:
             row = msgspec.json.decode(line)
         except UnicodeDecodeError as error:
-            raise BadRow(place, "bytes that are not UTF-8", str(error.reason), "UTF-8") from None
+            got, why = "bytes that are not UTF-8", str(error.reason)
+            raise BadRow(place, got, why, "UTF-8", DataReason.NOT_UTF8) from None
         except msgspec.MsgspecError as error:
             raise _malformed(place, line, str(error)) from None
         if not isinstance(row, dict):

@@ -10,20 +10,21 @@ from contextlib import closing
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppojob_trainer.data.problems import DataReason
 from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row, Undecodable
 
 _BATCH_ROWS = 64
-_CACHED_GROUPS = 2
-_CACHED_GROUP_BYTES = 32 * 1024 * 1024
+_CACHED_BYTES = 32 * 1024 * 1024
+_CACHED_GROUP_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 1 << 20
 
 
 class ParquetRows:
     """A parquet file of which only some columns are read.
 
-    A row group that decodes to less than 32 MB is read whole when one of its rows is asked for, and
-    the last two are kept. A larger one (many writers put a whole file into one) is written once to
-    an unlinked temporary file in small batches, from which single rows are read.
+    A row group that decodes to less than 16 MB is read whole when one of its rows is asked for,
+    and the last 32 MB are kept. A larger one (many writers put a whole file into one) is written
+    once to an unlinked temporary file in small batches, from which single rows are read.
 
     Args:
         path: the file, already known to be readable (``file_checks.open_parquet``).
@@ -123,9 +124,10 @@ class ParquetRows:
 
     def _table(self, group: int) -> pa.Table:
         if group not in self._tables:
-            self._tables[group] = pa.Table.from_batches(list(self._batches(group)))
-            while len(self._tables) > _CACHED_GROUPS:
+            room = _CACHED_BYTES - self._decoded_bytes[group]
+            while sum(self._decoded_bytes[kept] for kept in self._tables) > room:
                 self._tables.popitem(last=False)
+            self._tables[group] = pa.Table.from_batches(list(self._batches(group)))
         self._tables.move_to_end(group)
         return self._tables[group]
 
@@ -149,6 +151,7 @@ class ParquetRows:
             "data that cannot be decoded",
             " ".join(str(error).split())[:200],
             "the file as it was written; rewrite or fetch it again",
+            DataReason.DAMAGED_PARQUET,
         )
 
 

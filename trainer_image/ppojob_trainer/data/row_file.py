@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from ppojob_trainer.data.problems import DataReason
+
 MAX_CELL_BYTES = 16 * 1024 * 1024
 """One row of text beyond this is a mistake or an attack."""
 
@@ -25,9 +27,18 @@ class BadRow(Exception):  # noqa: N818  the row is bad
         got: what is there.
         why: what is wrong with it.
         allowed: what to write instead.
+        reason_code: stable word.
     """
 
-    def __init__(self, place: str, got: str, why: str, allowed: str) -> None:
+    def __init__(
+        self,
+        place: str,
+        got: str,
+        why: str,
+        allowed: str,
+        reason_code: DataReason = DataReason.BAD_LINE,
+    ) -> None:
+        self.reason_code = reason_code
         self.place = place
         self.got = got
         self.why = why

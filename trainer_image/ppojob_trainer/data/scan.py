@@ -301,8 +301,7 @@ def _add_cell(findings: Findings, bad: BadCell, file: str, place: str) -> None:
 
 
 def _bad_row(row: BadRow) -> DataProblem:
-    reason = DataReason.DAMAGED_PARQUET if ":row group " in row.place else DataReason.BAD_LINE
-    return DataProblem(row.place, row.got, row.why, row.allowed, reason)
+    return DataProblem(row.place, row.got, row.why, row.allowed, row.reason_code)
 
 
 def _extension_warning(path: str, column: str, extension: str) -> DataProblem:
