@@ -8,6 +8,7 @@ from ppojob_api import manifest, run_config
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+from ppojob_cli.overrides import set_option
 from ppojob_cli.validate import EXIT_WRONG_INPUT, render_problems, validate_file
 
 
@@ -91,13 +92,14 @@ def _count(number: int, noun: str, plural: str | None = None) -> str:
 
 @click.command("plan")
 @click.argument("file", metavar="FILE")
+@set_option
 @click.option("--json", "as_json", is_flag=True, help="Print the run configuration as JSON.")
-def plan(file: str, *, as_json: bool) -> None:
+def plan(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     """Show roles, ranks, batch arithmetic and every default of FILE; - is standard input.
 
     Starts nothing, and reads neither model nor data.
     """
-    judged = validate_file(file)
+    judged = validate_file(file, overrides)
     if not isinstance(judged, PPOJob):
         for line in render_problems(judged):
             click.echo(line, err=True)

@@ -3,6 +3,7 @@
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -12,6 +13,7 @@ from ppojob_api import contract
 from ppojob_api.manifest import to_yaml
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.local_pods import LocalPods
+from ppojob_cli.overrides import set_option
 from ppojob_cli.preflight import check_machine, engine_facts
 from ppojob_cli.run_folder import locked
 from ppojob_cli.summary import finished_summary
@@ -41,15 +43,16 @@ class Interrupts:
     type=click.Path(path_type=Path, file_okay=False),
     help="Run folder; default: runs/<name of the job>. The same command goes on where a run ended.",
 )
+@set_option
 @click.option("--plain", is_flag=True, help="Plain lines instead of the live view.")
-def run(file: Path, output: Path | None, plain: bool) -> None:
+def run(file: Path, output: Path | None, overrides: tuple[str, ...], plain: bool) -> None:
     """Run a PPOJob manifest on this machine, or go on with it after an interruption.
 
     Exit status: 0 done, 2 the input is wrong and nothing was started, 3 the job failed,
     130 interrupted (the first Ctrl-C ends the step and commits, the second stops at once).
     """
     try:
-        status = run_job(file, output, plain=plain)
+        status = run_job(file, output, overrides, plain=plain)
     except ConfigError as problem:
         for line in problem.problems:
             click.echo(line, err=True)
@@ -57,14 +60,16 @@ def run(file: Path, output: Path | None, plain: bool) -> None:
     sys.exit(status)
 
 
-def run_job(file: Path, output: Path | None, *, plain: bool) -> int:
+def run_job(
+    file: Path, output: Path | None, overrides: Sequence[str] = (), *, plain: bool
+) -> int:
     """Check everything, then run; answers the exit status.
 
     Raises:
         ConfigError: the input is wrong; all problems at once, and nothing was started.
     """
     interrupts = Interrupts()
-    config = resolve(load_job(file), facts=engine_facts())
+    config = resolve(load_job(file, overrides), facts=engine_facts())
     problems = check_machine(config)
     if problems:
         raise ConfigError(render_problems(problems))

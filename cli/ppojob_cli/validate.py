@@ -8,37 +8,46 @@ import click
 from ppojob_api import manifest, validation
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_cli.overrides import override, set_option
 from ppojob_trainer.errors import ConfigError
 
 EXIT_WRONG_INPUT = 2
 
 
-def validate_file(path: str) -> list[Problem] | PPOJob:
+def validate_file(path: str, overrides: Sequence[str] = ()) -> list[Problem] | PPOJob:
     """Read and judge one manifest.
 
     Args:
         path: A file, or `-` for standard input.
+        overrides: Fields given on the command line, `PATH=VALUE` each.
 
     Returns:
-        The job, or all that is wrong with the file and with the job in it.
+        The job, or all that is wrong with the file, the overrides and the job that they make.
     """
     read = manifest.read_file(path)
     problems = list(read.problems)
     if problems and read.value is None:
         return problems
-    judged = validation.validate(read.value, doubtful=read.doubtful)
+    overridden = override(read.value, overrides)
+    problems += overridden.problems
+    doubtful = (*read.doubtful, *overridden.doubtful)
+    judged = validation.validate(overridden.value, doubtful=doubtful)
     if isinstance(judged, list):
-        return problems + judged
+        return problems + [overridden.named(problem) for problem in judged]
     return problems or judged
 
 
-def load_job(path: str | Path) -> PPOJob:
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> PPOJob:
     """The job of a file, for commands that go on with it.
+
+    Args:
+        path: A file, or `-` for standard input.
+        overrides: Fields given on the command line, `PATH=VALUE` each.
 
     Raises:
         ConfigError: The file or the job in it is wrong; all problems at once.
     """
-    judged = validate_file(str(path))
+    judged = validate_file(str(path), overrides)
     if isinstance(judged, PPOJob):
         return judged
     raise ConfigError(render_problems(judged))
@@ -58,11 +67,14 @@ def render_problems(problems: Iterable[Problem], *, name: str | None = None) -> 
     return lines
 
 
-def validate_files(paths: Sequence[str]) -> list[tuple[str, list[Problem] | PPOJob]]:
+def validate_files(
+    paths: Sequence[str], overrides: Sequence[str] = ()
+) -> list[tuple[str, list[Problem] | PPOJob]]:
     """Judge several files; a job that two of them describe is a problem of the second.
 
     Args:
         paths: Files, or `-` for standard input.
+        overrides: Fields given on the command line, laid into every file.
 
     Returns:
         Every file's name with its job or its problems, in the order given.
@@ -70,7 +82,7 @@ def validate_files(paths: Sequence[str]) -> list[tuple[str, list[Problem] | PPOJ
     results: list[tuple[str, list[Problem] | PPOJob]] = []
     first: dict[tuple[str, str], str] = {}
     for path in paths:
-        name, judged = manifest.display_name(path), validate_file(path)
+        name, judged = manifest.display_name(path), validate_file(path, overrides)
         if isinstance(judged, PPOJob):
             key = (judged.metadata.namespace, judged.metadata.name)
             if key in first:
@@ -88,13 +100,14 @@ def _same_job(job: PPOJob, other: str) -> Problem:
 
 @click.command("validate")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-def validate(files: tuple[str, ...]) -> None:
+@set_option
+def validate(files: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     """Check PPOJob manifests; - is standard input.
 
     Prints every problem of every FILE as one line, `where: got: why; what is allowed`, and ends
     with status 2 if there is any.
     """
-    results = validate_files(files)
+    results = validate_files(files, overrides)
     for name, judged in results:
         if isinstance(judged, PPOJob):
             job = f"{judged.metadata.namespace}/{judged.metadata.name}"

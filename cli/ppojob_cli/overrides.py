@@ -1,0 +1,223 @@
+"""`--set spec.seed=1`: a field of a manifest given on the command line.
+
+An override is laid into the plain values of the file before anything is judged, so it meets the
+very checks that the file meets; what is wrong with it is told under its own name.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+import click
+from pydantic import JsonValue
+
+from ppojob_api import manifest
+from ppojob_api.problem import ABSENT, SHOWN_CHARACTERS, Problem, ReasonCode, printable, shown
+from ppojob_api.shape import PathKey, dotted
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_FORM: Final = "PATH=VALUE, such as spec.seed=1 or spec.data.train[0].path=a.parquet"
+_PART: Final = re.compile(r"(?:^|(?!^)\.)(?P<key>[^.\[\]\s]+)|\[(?P<index>[0-9]{1,6})\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One field given on the command line.
+
+    Attributes:
+        where: How messages call it, `--set spec.seed=1`.
+        path: Where it goes.
+        value: What goes there.
+        problems: What is wrong with the value as YAML; to judge it once more as a field would name
+            one mistake twice.
+    """
+
+    where: str
+    path: PathKey
+    value: JsonValue
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """An override that has its place.
+
+    Attributes:
+        override: The override.
+        origin: The first place on its path that is not the file's.
+    """
+
+    override: Override
+    origin: PathKey
+
+    def name(self, problem: Problem) -> Problem | None:
+        """The problem under the name of this override, or None where it is not about it."""
+        whole = dotted(self.override.path)
+        where = problem.where
+        if _within(where, whole) and where != whole:
+            return replace(problem, where=f"{self.override.where}: {where}")
+        if _within(whole, where) and _within(where, dotted(self.origin)):
+            return replace(problem, where=self.override.where)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Overridden:
+    """A manifest's values with the overrides laid in.
+
+    Attributes:
+        value: The values.
+        problems: What is wrong with the overrides by themselves.
+        laid: The overrides that have their place.
+    """
+
+    value: JsonValue
+    problems: tuple[Problem, ...]
+    laid: tuple[Laid, ...]
+
+    @property
+    def doubtful(self) -> tuple[PathKey, ...]:
+        """Paths of values that `problems` speaks of."""
+        return tuple(laid.override.path for laid in self.laid if laid.override.problems)
+
+    def named(self, problem: Problem) -> Problem:
+        """A problem as the author of the overrides knows its place; the last override wins."""
+        names = (laid.name(problem) for laid in reversed(self.laid))
+        return next((found for found in names if found is not None), problem)
+
+
+def set_option(command: Command) -> Command:
+    """The option `--set` of a command that reads manifests."""
+    return click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="Set a field of the manifest, such as spec.seed=1; VALUE is YAML. Repeatable.",
+    )(command)
+
+
+def override(value: JsonValue, texts: Sequence[str]) -> Overridden:
+    """Lay overrides into a manifest's values, in their order.
+
+    Args:
+        value: What the file holds; left as it is.
+        texts: `PATH=VALUE` each.
+    """
+    tree = copy.deepcopy(value)
+    problems: list[Problem] = []
+    all_laid: list[Laid] = []
+    for text in texts:
+        parsed = parse_override(text)
+        if isinstance(parsed, Problem):
+            problems.append(parsed)
+            continue
+        problems += parsed.problems
+        laid = _lay(tree, parsed)
+        if isinstance(laid, Problem):
+            problems.append(laid)
+        else:
+            all_laid.append(laid)
+    return Overridden(tree, tuple(problems), tuple(all_laid))
+
+
+def parse_override(text: str) -> Override | Problem:
+    """Read `PATH=VALUE`, the value as strictly as a manifest is read."""
+    path_text, equals, value_text = text.partition("=")
+    where = _where(text)
+    if not equals:
+        return Problem(where, shown(text), "there is no =", _FORM, ReasonCode.BAD_FORM)
+    path = _path(path_text)
+    if path is None:
+        return Problem(where, shown(path_text), "it is no path", _FORM, ReasonCode.BAD_FORM)
+    if not value_text.strip():
+        return Override(where, path, None)
+    read = manifest.read_bytes(value_text.encode("utf-8", "surrogateescape"), where)
+    problems = tuple(replace(problem, where=where) for problem in read.problems)
+    return Override(where, path, read.value, problems)
+
+
+def _path(text: str) -> PathKey | None:
+    keys: list[str | int] = []
+    end = 0
+    while end < len(text):
+        match = _PART.match(text, end)
+        if match is None:
+            return None
+        keys.append(match["key"] if match["index"] is None else int(match["index"]))
+        end = match.end()
+    return tuple(keys) if keys and isinstance(keys[0], str) else None
+
+
+def _lay(tree: JsonValue, given: Override) -> Laid | Problem:
+    """Put the value in its place, and make what is missing on the way there."""
+    origin: PathKey | None = None
+    place = tree
+    for depth, key in enumerate(given.path):
+        inside = given.path[:depth]
+        problem = _unfit(place, key, given, inside)
+        if problem is not None:
+            return problem
+        is_last = depth == len(given.path) - 1
+        child = given.value if is_last else _child(place, key)
+        if child is None and not is_last:
+            child = [] if isinstance(given.path[depth + 1], int) else {}
+        elif not is_last:
+            place = child
+            continue
+        origin = origin or given.path[: depth + 1]
+        _put(place, key, child)
+        place = child
+    return Laid(given, origin or given.path)
+
+
+def _unfit(place: JsonValue, key: str | int, given: Override, inside: PathKey) -> Problem | None:
+    """Why a key cannot be followed there."""
+    name = dotted(inside)
+    if isinstance(key, str) and not isinstance(place, dict):
+        why, allowed = f"{name} is {_kind(place)} and has no fields", "a field of an object"
+        if isinstance(place, list):
+            allowed = f"{name}[0].{key}, an item by its number"
+        return Problem(given.where, shown(given.value), why, allowed, ReasonCode.WRONG_TYPE)
+    if isinstance(key, int) and not isinstance(place, list):
+        why, allowed = f"{name} is {_kind(place)} and has no items", f"{name}.<field>"
+        return Problem(given.where, shown(given.value), why, allowed, ReasonCode.WRONG_TYPE)
+    if isinstance(key, int) and isinstance(place, list) and key > len(place):
+        why = f"{name} has {len(place)} item{'s' if len(place) != 1 else ''}"
+        allowed = f"at most [{len(place)}], which appends one"
+        return Problem(given.where, f"[{key}]", why, allowed, ReasonCode.OUT_OF_RANGE)
+    return None
+
+
+def _child(place: JsonValue, key: str | int) -> JsonValue:
+    if isinstance(place, dict) and isinstance(key, str):
+        return place.get(key)
+    assert isinstance(place, list)
+    assert isinstance(key, int)
+    return place[key] if key < len(place) else None
+
+
+def _put(place: JsonValue, key: str | int, value: JsonValue) -> None:
+    if isinstance(place, dict) and isinstance(key, str):
+        place[key] = value
+        return
+    assert isinstance(place, list)
+    assert isinstance(key, int)
+    place[key : key + 1] = [value]
+
+
+def _where(text: str) -> str:
+    short = text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
+    return f"--set {printable(short)}"
+
+
+def _kind(value: JsonValue) -> str:
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): ABSENT}
+    return kinds.get(type(value), "a number")
+
+
+def _within(path: str, other: str) -> bool:
+    return path == other or path.startswith((f"{other}.", f"{other}["))

@@ -1,0 +1,176 @@
+"""`--set PATH=VALUE`: where values go, and how wrong ones are told."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import JsonValue
+
+from ppojob_api.problem import Problem
+from ppojob_api.run_config import RunConfig
+from ppojob_cli.overrides import override, parse_override
+from ppojob_cli.plan import plan
+from ppojob_cli.validate import load_job, validate, validate_file
+from ppojob_trainer.errors import ConfigError
+
+MANIFEST = """\
+apiVersion: ppojob.dev/v1alpha1
+kind: PPOJob
+metadata: {name: one}
+spec:
+  seed: 7
+  model: {path: /models/m}
+  data: {train: [{path: a.parquet}], validation: [{path: b.jsonl}]}
+  algorithm: {type: grpo, promptsPerStep: 16, samplesPerPrompt: 8}
+  rewards: [{function: score, source: {path: reward.py}}]
+  roles: {actorRollout: {cpu: 2}, reward: {replicas: 2}}
+  steps: {total: 20, validateEvery: 5}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "job.yaml"
+    path.write_text(MANIFEST)
+    return str(path)
+
+
+GOOD = (
+    ("spec.seed=1", lambda spec: spec.seed == 1),
+    ("spec.seed= 1 ", lambda spec: spec.seed == 1),
+    ("spec.steps.total=5", lambda spec: spec.steps.total == 5),
+    ("spec.steps.validateEvery=null", lambda spec: spec.steps.validate_every is None),
+    ("spec.steps.validateEvery=", lambda spec: spec.steps.validate_every is None),
+    ("spec.optimizer.learningRate=2.0e-5", lambda spec: spec.optimizer.learning_rate == 2e-5),
+    ("spec.model.path=/a=b", lambda spec: spec.model.path == "/a=b"),
+    ('spec.model.path="010"', lambda spec: spec.model.path == "010"),
+    ("spec.algorithm.kl={in: loss}", lambda spec: spec.algorithm.kl.in_ == "loss"),
+    ("spec.algorithm.kl.in=loss", lambda spec: spec.algorithm.kl.in_ == "loss"),
+    ("spec.data.train[0].path=c.jsonl", lambda spec: spec.data.train[0].path == "c.jsonl"),
+    ("spec.data.train[1].path=c.jsonl", lambda spec: len(spec.data.train) == 2),
+    ("spec.rewards[0].weight=2", lambda spec: spec.rewards[0].weight == 2.0),
+    ("spec.loggers=[console]", lambda spec: spec.loggers == ("console",)),
+)
+
+
+@pytest.mark.parametrize(("text", "holds"), GOOD, ids=[text for text, _ in GOOD])
+def test_good(file: str, text: str, holds) -> None:
+    assert holds(load_job(file, [text]).spec)
+
+
+BAD = (
+    ("spec.sed=1", "--set spec.sed=1: got 1: there is no such field; write seed"),
+    ("seed=1", "--set seed=1: got 1: there is no such field; write spec.seed or spec.data.seed"),
+    (
+        "spec.stps.total=1",
+        '--set spec.stps.total=1: got {"total": 1}: there is no such field; write steps',
+    ),
+    (
+        "spec.seed=x",
+        '--set spec.seed=x: got "x": text is not an integer; an integer from 0 to 2147483647',
+    ),
+    (
+        "spec.seed=010",
+        "--set spec.seed=010: got 010: YAML readers differ about the number that this is;"
+        " write a plain decimal number or quotes",
+    ),
+    (
+        "spec.data.train[3].path=x",
+        "--set spec.data.train[3].path=x: got [3]: spec.data.train has 1 item;"
+        " at most [1], which appends one",
+    ),
+    (
+        "spec.data.train.path=x",
+        '--set spec.data.train.path=x: got "x": spec.data.train is a list and has no fields;'
+        " spec.data.train[0].path, an item by its number",
+    ),
+    (
+        "spec.seed.x=1",
+        "--set spec.seed.x=1: got 1: spec.seed is a number and has no fields; a field of an object",
+    ),
+    (
+        "spec[0]=1",
+        "--set spec[0]=1: got 1: spec is an object and has no items; spec.<field>",
+    ),
+    (
+        "spec.steps.total={a: 1}",
+        '--set spec.steps.total={a: 1}: got {"a": 1}: an object is not an integer;'
+        " an integer from 1 to 1000000000 or null",
+    ),
+    (
+        "spec.model={path: /m, dtype: float8}",
+        '--set spec.model={path: /m, dtype: float8}: spec.model.dtype: got "float8": the value is'
+        " unknown, did you mean float32; one of float32, bfloat16",
+    ),
+    (
+        "spec.algorithm.miniBatchPrompts=5",
+        "--set spec.algorithm.miniBatchPrompts=5: got 5: promptsPerStep 16 leaves 1 prompts over;"
+        " a divisor such as 4 or 8",
+    ),
+)
+
+
+@pytest.mark.parametrize(("text", "line"), BAD, ids=[text for text, _ in BAD])
+def test_bad(file: str, text: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_job(file, [text])
+    assert caught.value.problems == (line,)
+
+
+@pytest.mark.parametrize(
+    "text", ["spec.seed", "=1", ".spec.seed=1", "spec..seed=1", "[0]=1", "spec.data.train[x]=1", ""]
+)
+def test_no_path(file: str, text: str) -> None:
+    (problem,) = validate_file(file, [text])
+    assert str(problem).startswith(f"--set {text}: got ")
+    assert "PATH=VALUE" in str(problem)
+
+
+def test_the_last_one_wins(file: str) -> None:
+    assert load_job(file, ["spec.seed=1", "spec.seed=2"]).spec.seed == 2
+
+
+def test_all_problems_at_once_and_the_files_own_beside_them(file: str) -> None:
+    Path(file).write_text(MANIFEST.replace("grpo", "grp0"))
+    judged = validate_file(file, ["spec.seed=-1", "spec.sed=1", "nothing"])
+    assert isinstance(judged, list)
+    assert [problem.where for problem in judged] == [
+        "--set nothing",
+        "--set spec.seed=-1",
+        "spec.algorithm.type",
+        "--set spec.sed=1",
+    ]
+
+
+def test_the_terminal_is_safe_from_what_is_given(file: str) -> None:
+    (problem,) = validate_file(file, [f"spec.seed\x1b[2J={'x' * 500}"])
+    assert str(problem).isprintable()
+    assert len(str(problem)) < 400
+
+
+def test_the_files_values_stay() -> None:
+    value: JsonValue = {"spec": {"a": [1, {"b": 2}]}}
+    laid = override(value, ["spec.a[1].b=3", "spec.a[0]=null", "spec.c.d=[1]"])
+    assert laid.value == {"spec": {"a": [None, {"b": 3}], "c": {"d": [1]}}}
+    assert value == {"spec": {"a": [1, {"b": 2}]}}
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_read_or_told(text: str) -> None:
+    parsed = parse_override(text)
+    if isinstance(parsed, Problem):
+        assert str(parsed).isprintable()
+    else:
+        assert text.startswith(str(parsed.path[0]))
+
+
+def test_commands_take_it(file: str) -> None:
+    runner = CliRunner()
+    result = runner.invoke(validate, [file, "--set", "spec.seed=1", "--set", "spec.sed=2"])
+    assert result.exit_code == 2
+    assert result.stderr == "--set spec.sed=2: got 2: there is no such field; write seed\n"
+    result = runner.invoke(plan, [file, "--json", "--set", "spec.seed=1"])
+    assert result.exit_code == 0
+    assert RunConfig.from_json(result.stdout).spec.seed == 1
