@@ -1,0 +1,47 @@
+"""The slow way: every row by itself, its prompt again each time, all logits at once."""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ppojob_trainer.algorithms.logprobs import token_logprobs
+from ppojob_trainer.rows.experience import Experience
+
+
+def padded_logprobs(
+    model: PreTrainedModel, rows: Experience, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropy by transformers' own attention on a padded batch."""
+    model.set_attn_implementation("eager")
+    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
+    whole = [
+        torch.cat([rows.prompts[group], response])
+        for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
+    ]
+    ids = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence(
+        [torch.ones_like(row) for row in whole], batch_first=True
+    )
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    parts = []
+    for row, (group, response) in enumerate(zip(rows.row_groups.tolist(), responses, strict=True)):
+        first = rows.prompts[group].numel() - 1
+        parts.append(
+            token_logprobs(logits[row, first : first + response.numel()], response, temperature)
+        )
+    logprobs, entropy = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropy)
+
+
+def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
+    """Gradient of each parameter by name."""
+    names = dict(model.named_parameters())
+    return dict(zip(names, torch.autograd.grad(loss, list(names.values())), strict=True))
+
+
+def relative_difference(got: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Norm of the difference over the norm of what is expected, of all tensors together."""
+    assert got.keys() == expected.keys()
+    off = sum(float((got[name] - expected[name]).double().square().sum()) for name in expected)
+    size = sum(float(expected[name].double().square().sum()) for name in expected)
+    return (off / size) ** 0.5

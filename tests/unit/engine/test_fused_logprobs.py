@@ -1,0 +1,111 @@
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ppojob_trainer.algorithms.logprobs import token_logprobs
+from ppojob_trainer.engine import fused_logprobs as module
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
+
+TOKENS, HIDDEN, VOCAB = 23, 8, 41
+
+
+@pytest.fixture
+def case():
+    torch.manual_seed(3)
+    hidden = torch.randn(TOKENS, HIDDEN, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(VOCAB, HIDDEN, dtype=torch.float64, requires_grad=True)
+    return hidden, weight, torch.randint(VOCAB, (TOKENS,))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100, None])
+@pytest.mark.parametrize("block", [1, 5, 4096])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_equals_the_definition_with_gradients(case, chunk, block, temperature, monkeypatch):
+    monkeypatch.setattr(module, "TOKEN_BLOCK", block)
+    hidden, weight, targets = case
+    factors = torch.randn(2, TOKENS, dtype=torch.float64)
+    expected = token_logprobs(hidden @ weight.T, targets, temperature)
+    got = fused_logprobs(hidden, weight, targets, LogprobSettings(temperature, chunk, "gradient"))
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    results = [
+        torch.autograd.grad((factors[0] * a + factors[1] * b).sum(), (hidden, weight))
+        for a, b in (got, expected)
+    ]
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_entropy_as_a_value_changes_no_gradient(case):
+    hidden, weight, targets = case
+    plain, nothing = fused_logprobs(hidden, weight, targets, LogprobSettings())
+    valued, entropy = fused_logprobs(hidden, weight, targets, LogprobSettings(entropy="value"))
+    assert nothing is None
+    assert not entropy.requires_grad
+    torch.testing.assert_close(entropy, token_logprobs(hidden @ weight.T, targets)[1].detach())
+    for ours, theirs in zip(
+        torch.autograd.grad(plain.sum(), (hidden, weight)),
+        torch.autograd.grad(valued.sum(), (hidden, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_large_logits_stay_finite():
+    hidden = torch.full((2, 1), 300.0, requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0], [0.5]], requires_grad=True)
+    settings = LogprobSettings(chunk_tokens=1, entropy="gradient")
+    logprobs, entropy = fused_logprobs(hidden, weight, torch.tensor([0, 1]), settings)
+    torch.testing.assert_close(logprobs, torch.tensor([0.0, -600.0]))
+    torch.testing.assert_close(entropy, torch.zeros(2))
+    (logprobs.sum() + entropy.sum()).backward()
+    assert hidden.grad.isfinite().all()
+    assert weight.grad.isfinite().all()
+
+
+def test_autocast_is_close_and_returns_float32(case):
+    hidden, weight, targets = (
+        x.detach().float().requires_grad_() if x.is_floating_point() else x for x in case
+    )
+    expected = token_logprobs(hidden @ weight.T, targets)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        got, _ = fused_logprobs(hidden, weight, targets, LogprobSettings(chunk_tokens=4))
+    assert got.dtype == torch.float32
+    assert 0 < (got - expected).abs().max() < 0.1
+    ours = torch.autograd.grad(got.sum(), (hidden, weight))
+    theirs = torch.autograd.grad(expected.sum(), (hidden, weight))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == torch.float32
+        assert (a - b).norm() / b.norm() < 0.02
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest floating-point result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.is_floating_point():
+            self.elements = max(self.elements, out.numel())
+        return out
+
+
+def test_the_full_logits_never_exist():
+    hidden = torch.randn(400, 4, requires_grad=True)
+    weight = torch.randn(300, 4, requires_grad=True)
+    settings = LogprobSettings(chunk_tokens=10, entropy="gradient")
+    with LargestTensor() as largest:
+        logprobs, entropy = fused_logprobs(hidden, weight, torch.zeros(400).long(), settings)
+        (logprobs.sum() + entropy.sum()).backward()
+    assert largest.elements <= 10 * 300
+
+
+@pytest.mark.parametrize(
+    ("values", "match"), [((0.0, 1, "none"), "temperature"), ((1.0, 1, "x"), "entropy")]
+)
+def test_settings_that_make_no_sense_are_refused(values, match):
+    with pytest.raises(ValueError, match=match):
+        LogprobSettings(*values)

@@ -1,0 +1,126 @@
+import pytest
+import torch
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec, LossAggregation, PolicyLossSpec
+from ppojob_trainer.engine.objective import TOKEN_STATISTICS, Denominators, Objective
+
+MODES = LossAggregation.__args__
+
+
+def algorithm(**options) -> AlgorithmSpec:
+    return AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3, **options)
+
+
+def policy(rows, seed=9):
+    generator = torch.Generator().manual_seed(seed)
+    logprobs = rows.rollout_logprobs + 0.4 * torch.randn(rows.num_tokens, generator=generator)
+    entropy = torch.rand(rows.num_tokens, generator=generator)
+    return logprobs.requires_grad_(), entropy.requires_grad_()
+
+
+def test_the_update_s_own_logprobs_are_the_old_ones_where_there_are_none(make_rows):
+    rows = make_rows()
+    logprobs, entropy = policy(rows)
+    parts = Objective.of(algorithm())(logprobs, entropy, rows, Denominators.of(rows))
+    (gradient,) = torch.autograd.grad(parts.loss, logprobs)
+    trained = rows.mask.sum()
+    torch.testing.assert_close(gradient, torch.where(rows.mask, -rows.advantages / trained, 0.0))
+    assert parts.token_sums["actor/ppo_kl"] == 0.0
+    assert parts.token_sums["actor/pg_clipfrac"] == 0.0
+    expected = -(rows.advantages * rows.mask).sum() / trained
+    assert parts.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_hand_computed_case(make_rows):
+    rows = make_rows(old=True)
+    rows.mask[:] = False
+    rows.mask[:3] = True
+    rows.advantages[:3] = torch.tensor([1.0, -1.0, 2.0])
+    logprobs = rows.old_logprobs.clone()
+    logprobs[:3] += torch.tensor([0.5, 2.0, 0.1])
+    logprobs.requires_grad_()
+    objective = Objective.of(
+        algorithm(policy_loss=PolicyLossSpec(clip_low=0.2, clip_high=0.3, dual_clip=3.0))
+    )
+    parts = objective(logprobs, None, rows, Denominators.of(rows))
+    # 1.3 by clip-high, 3 by the dual clip, 2 e^0.1 unclipped.
+    expected = (-1.3 + 3.0 - 2.0 * 2.718281828**0.1) / 3
+    assert parts.loss.item() == pytest.approx(expected, rel=1e-5)
+    assert parts.token_sums["actor/pg_clipfrac"] == 1.0
+    assert parts.token_sums["actor/pg_clipfrac_lower"] == 1.0
+    assert parts.token_sums["actor/ppo_kl"] == pytest.approx(-2.6, rel=1e-5)
+    assert parts.tokens == 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parts_add_up_to_the_mini_batch(make_rows, mode):
+    rows = make_rows(groups=4, old=True)
+    objective = Objective.of(
+        algorithm(
+            loss_aggregation=mode,
+            entropy_coefficient=0.1,
+            kl=KlSpec(in_="loss", estimator="k3", coefficient=0.2),
+        ),
+        max_response_tokens=9,
+    )
+    logprobs, entropy = policy(rows)
+    whole = objective(logprobs, entropy, rows, Denominators.of(rows))
+    cuts = [torch.arange(0, 5), torch.arange(5, 6), torch.arange(6, 12)]
+    parts = [
+        objective(
+            logprobs[rows.token_index(cut)],
+            entropy[rows.token_index(cut)],
+            rows.select(cut),
+            Denominators.of(rows),
+        )
+        for cut in cuts
+    ]
+    for name in objective.term_names:
+        assert sum(part.terms[name] for part in parts) == pytest.approx(whole.terms[name], rel=1e-5)
+    for name in TOKEN_STATISTICS:
+        expected = whole.token_sums[name]
+        assert sum(part.token_sums[name] for part in parts) == pytest.approx(expected, rel=1e-5)
+    ours = torch.autograd.grad(sum(part.loss for part in parts), (logprobs, entropy))
+    theirs = torch.autograd.grad(whole.loss, (logprobs, entropy))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_entropy_is_a_bonus_and_kl_a_penalty(make_rows):
+    rows = make_rows()
+    rows.advantages[:] = 0.0
+    kl = KlSpec(in_="loss", estimator="k2", coefficient=0.5)
+    objective = Objective.of(algorithm(entropy_coefficient=0.25, kl=kl))
+    logprobs, entropy = policy(rows)
+    parts = objective(logprobs, entropy, rows, Denominators.of(rows))
+    on_logprobs, on_entropy = torch.autograd.grad(parts.loss, (logprobs, entropy))
+    trained = rows.mask / rows.mask.sum()
+    torch.testing.assert_close(on_entropy, -0.25 * trained)
+    torch.testing.assert_close(on_logprobs, 0.5 * (logprobs - rows.ref_logprobs).detach() * trained)
+
+
+def test_the_step_s_kl_coefficient_wins_over_the_spec_s():
+    spec = algorithm(kl=KlSpec(in_="loss", coefficient=0.5))
+    assert Objective.of(spec).kl.coefficient == 0.5
+    assert Objective.of(spec, 0.125).kl.coefficient == 0.125
+    assert Objective.of(algorithm(), 0.125).kl is None
+
+
+def test_only_rows_without_advantage_or_without_trained_tokens_have_no_gradient(make_rows):
+    rows = make_rows()
+    rows.advantages[rows.token_index(torch.tensor([0, 1, 2, 4]))] = 0.0
+    rows.mask[:] = True
+    rows.mask[rows.token_index(torch.tensor([8]))] = False
+    assert Objective.of(algorithm()).rows_with_gradient(rows).tolist() == [3, 5, 6, 7]
+    with_bonus = Objective.of(algorithm(entropy_coefficient=0.1))
+    assert with_bonus.rows_with_gradient(rows).tolist() == list(range(8))
+    with_kl = Objective.of(algorithm(kl=KlSpec(in_="loss")))
+    assert with_kl.rows_with_gradient(rows).tolist() == list(range(8))
+
+
+def test_sequences_without_trained_tokens_are_not_counted(make_rows):
+    rows = make_rows()
+    rows.mask[:] = True
+    rows.mask[rows.token_index(torch.tensor([2]))] = False
+    tokens = rows.num_tokens - int(rows.lengths[2])
+    assert Denominators.of(rows) == Denominators(tokens, 8)

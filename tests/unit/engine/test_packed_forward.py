@@ -1,0 +1,89 @@
+import pytest
+import torch
+from padded_reference import gradients, padded_logprobs, relative_difference
+
+from ppojob_trainer.engine.attention import use_packed_attention
+from ppojob_trainer.engine.forward import packed_logprobs
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.layout import pack_rows
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_equals_the_padded_forward_in_float64(make_model, make_rows, family, tied, share):
+    model, rows = make_model(family, tied=tied, dtype=torch.float64), make_rows()
+    settings = LogprobSettings(temperature=0.8, chunk_tokens=5, entropy="gradient")
+    factors = torch.randn(2, rows.num_tokens, dtype=torch.float64)
+    results = []
+    for packed in (True, False):
+        if packed:
+            use_packed_attention(model)
+            logprobs, entropy = packed_logprobs(model, rows, settings, share_prompts=share)
+        else:
+            logprobs, entropy = padded_logprobs(model, rows, temperature=0.8)
+        loss = (factors[0] * logprobs + factors[1] * entropy).sum()
+        results.append((logprobs, entropy, gradients(model, loss)))
+    got, expected = results
+    # Rotary frequencies and norms of transformers go through float32 whatever the weights are.
+    torch.testing.assert_close(got[0], expected[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(got[1], expected[1], rtol=0, atol=1e-5)
+    assert relative_difference(got[2], expected[2]) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_shared_prompts_change_no_gradient_in_float32(make_model, make_rows, family):
+    model, rows = make_model(family), make_rows(groups=4, samples=5)
+    use_packed_attention(model)
+    results = [
+        gradients(
+            model,
+            packed_logprobs(model, rows, LogprobSettings(), share_prompts=share)[0].square().sum(),
+        )
+        for share in (True, False)
+    ]
+    assert relative_difference(*results) < 1e-5
+
+
+def test_autocast_stays_close(make_model, make_rows):
+    model, rows = make_model(initializer_range=0.05), make_rows()
+    use_packed_attention(model)
+    exact = packed_logprobs(model, rows, LogprobSettings())[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = packed_logprobs(model, rows, LogprobSettings())[0]
+    assert cast.dtype == torch.float32
+    assert 0 < (cast - exact).abs().max() < 0.05
+    difference = relative_difference(gradients(model, cast.sum()), gradients(model, exact.sum()))
+    assert difference < 0.05
+
+
+def test_a_shared_prompt_lies_once_and_last_tokens_not_at_all(make_rows):
+    rows = make_rows(groups=2, samples=3)
+    shared, alone = pack_rows(rows), pack_rows(rows, share_prompts=False)
+    prompts, responses = int(rows.prompt_lengths.sum()), rows.num_tokens - rows.num_rows
+    assert shared.input_ids.numel() == prompts + responses
+    assert alone.input_ids.numel() == 3 * prompts + responses
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_predictors_stand_right_before_their_targets(make_rows, share):
+    rows = make_rows(groups=2, samples=2)
+    packed = pack_rows(rows, share_prompts=share)
+    offsets = rows.offsets.tolist()
+    for row, group in enumerate(rows.row_groups.tolist()):
+        prompt = rows.prompts[group]
+        for t, token in enumerate(range(offsets[row], offsets[row + 1])):
+            place = int(packed.predictors[token])
+            before = prompt[-1] if t == 0 else rows.response_tokens[token - 1]
+            assert packed.input_ids[place] == before
+            assert packed.position_ids[place] == prompt.numel() + t - 1
+
+
+def test_rows_in_any_order_and_empty_responses(make_model, make_rows):
+    model, rows = make_model(dtype=torch.float64), make_rows(groups=3, samples=3)
+    use_packed_attention(model)
+    rows = rows.select([5, 0, 8, 1, 4])
+    rows.lengths = torch.cat([rows.lengths, torch.tensor([0])])
+    rows.row_groups = torch.cat([rows.row_groups, torch.tensor([1])])
+    got = packed_logprobs(model, rows, LogprobSettings())[0]
+    torch.testing.assert_close(got, padded_logprobs(model, rows)[0], rtol=0, atol=1e-5)

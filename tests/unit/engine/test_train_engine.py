@@ -1,0 +1,240 @@
+import pytest
+import torch
+from padded_reference import padded_logprobs, relative_difference
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
+from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.engine.objective import Objective
+from ppojob_trainer.engine.optimizer import learning_rate
+from ppojob_trainer.engine.train_engine import TrainEngine
+
+OPTIMIZER = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1, gradient_clip=0.5)
+TOTAL = 10
+
+
+def objective(**options) -> Objective:
+    return Objective.of(
+        AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3, **options)
+    )
+
+
+def build(model, *, optimizer=OPTIMIZER, temperature=1.0, **training) -> TrainEngine:
+    options = {"autocast": "none", "logprob_chunk_tokens": 8, **training}
+    return TrainEngine(model, optimizer, TrainingSpec(**options), TOTAL, temperature)
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+
+
+def gradient(model, rows, goal, **training) -> dict[str, torch.Tensor]:
+    build(model, optimizer=OptimizerSpec(gradient_clip=None), **training).update(rows, goal)
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def test_logprobs_equal_the_padded_forward_in_row_order(make_model, make_rows):
+    model, rows = make_model(), make_rows(groups=4)
+    got = build(model, micro_batch_tokens=20, temperature=0.9).logprobs(rows)
+    expected = padded_logprobs(model, rows, temperature=0.9)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert not ours.requires_grad
+        torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_updates_equal_adamw_stepped_by_hand(make_model, make_rows, tied):
+    optimizer = OptimizerSpec(
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        gradient_clip=0.5,
+        warmup_steps=2,
+        schedule="cosine",
+    )
+    ours, theirs = make_model(tied=tied), make_model(tied=tied)
+    engine = build(ours, optimizer=optimizer)
+    goal = objective()
+    by_hand = torch.optim.AdamW(theirs.parameters(), lr=1.0, weight_decay=0.1, foreach=False)
+    for step in range(4):
+        rows = make_rows(seed=step)
+        stats = engine.update(rows, goal)
+        logprobs, entropy = padded_logprobs(theirs, rows)
+        loss = -((logprobs - logprobs.detach()).exp() * rows.advantages)[rows.mask].mean()
+        by_hand.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        by_hand.param_groups[0]["lr"] = learning_rate(optimizer, step, TOTAL)
+        by_hand.step()
+        assert stats["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+        assert stats["actor/lr"] == learning_rate(optimizer, step, TOTAL)
+        assert stats["actor/pg_loss"] == pytest.approx(loss.item(), rel=1e-4)
+        mean_entropy = entropy[rows.mask].mean().item()
+        assert stats["actor/entropy"] == pytest.approx(mean_entropy, rel=1e-4)
+        assert stats["actor/skipped"] == 0.0
+    assert relative_difference(weights(ours), weights(theirs)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"micro_batch_tokens": 1},
+        {"micro_batch_tokens": 25},
+        {"share_prompts": False, "micro_batch_tokens": 40},
+        {"activation_checkpointing": True},
+        {"logprob_chunk_tokens": None},
+        {"skip_zero_gradient_groups": False},
+    ],
+    ids=str,
+)
+def test_how_it_is_computed_changes_no_gradient(make_model, make_rows, training):
+    rows = make_rows(groups=4, old=True)
+    rows.advantages[rows.token_index(torch.arange(3, 6))] = 0.0
+    goal = objective(loss_aggregation="sequence_mean_token_mean")
+    expected = gradient(make_model(), rows, goal)
+    assert relative_difference(gradient(make_model(), rows, goal, **training), expected) < 1e-5
+
+
+def test_rows_without_signal_are_not_computed_but_counted(make_model, make_rows):
+    rows = make_rows(groups=3)
+    rows.advantages[rows.token_index(torch.arange(3, 6))] = 0.0
+    seen: list[int] = []
+
+    def run(goal, **training):
+        model = make_model()
+        engine = build(model, **training)
+        seen.clear()
+        model.base_model.embed_tokens.register_forward_hook(
+            lambda _, args, __: seen.append(args[0].numel())
+        )
+        engine.update(rows, goal)
+        return sum(seen)
+
+    kept = rows.select([0, 1, 2, 6, 7, 8])
+    expected = int(kept.prompt_lengths.sum()) + kept.num_tokens - kept.num_rows
+    everything = int(rows.prompt_lengths.sum()) + rows.num_tokens - rows.num_rows
+    assert run(objective()) == expected
+    assert run(objective(), skip_zero_gradient_groups=False) == everything
+    assert run(objective(entropy_coefficient=0.1)) == everything
+    assert run(objective(kl=KlSpec(in_="loss"))) == everything
+
+
+def test_an_update_without_any_signal_still_decays_weights(make_model, make_rows):
+    model, rows = make_model(), make_rows()
+    rows.advantages[:] = 0.0
+    before = weights(model)
+    goal = objective()
+    stats = build(model).update(rows, goal)
+    for name, tensor in weights(model).items():
+        torch.testing.assert_close(tensor, before[name] * (1 - 1e-2 * 0.1))
+    assert stats["actor/grad_norm"] == 0.0
+    assert stats["actor/loss"] == 0.0
+    assert stats.keys() == build(make_model()).update(make_rows(), goal).keys()
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_but_the_schedule(make_model, make_rows):
+    model, rows = make_model(), make_rows()
+    engine = build(model)
+    engine.update(rows, objective())
+    before, state = weights(model), engine.state_tensors()
+    state = {name: tensor.clone() for name, tensor in state.items()}
+    broken = make_rows()
+    broken.advantages[int(broken.mask.nonzero()[0])] = float("nan")
+    stats = engine.update(broken, objective())
+    assert stats["actor/skipped"] == 1.0
+    assert relative_difference(weights(model), before) == 0.0
+    after = engine.state_tensors()
+    assert int(after.pop("updates")) == 2
+    for name, tensor in after.items():
+        assert torch.equal(tensor, state[name]), name
+    assert engine.update(rows, objective())["actor/skipped"] == 0.0
+
+
+def test_a_loaded_state_goes_on_bit_for_bit(make_model, make_rows):
+    def rows_of(step):
+        return make_rows(seed=step)
+
+    options = {"attention_dropout": 0.2}
+    goal = objective(entropy_coefficient=0.01)
+    undisturbed = make_model(**options)
+    engine = build(undisturbed)
+    torch.manual_seed(4)
+    for step in range(2):
+        engine.update(rows_of(step), goal)
+    saved = {name: tensor.clone() for name, tensor in engine.state_tensors().items()}
+    saved_weights = weights(undisturbed)
+    saved_generator = torch.get_rng_state()
+    for step in range(2, 4):
+        expected = engine.update(rows_of(step), goal)
+
+    resumed = make_model(seed=77, **options)
+    resumed.load_state_dict(saved_weights, strict=False)
+    other = build(resumed)
+    other.load_state(saved)
+    torch.set_rng_state(saved_generator)
+    for step in range(2, 4):
+        got = other.update(rows_of(step), goal)
+    assert got == expected
+    for name, tensor in weights(resumed).items():
+        assert torch.equal(tensor, weights(undisturbed)[name]), name
+    for name, tensor in other.state_tensors().items():
+        assert torch.equal(tensor, engine.state_tensors()[name]), name
+
+
+def test_dropout_is_at_work_in_updates_only(make_model, make_rows):
+    rows = make_rows()
+    model = make_model(attention_dropout=0.3)
+    engine = build(model)
+    first, second = engine.logprobs(rows)[0], engine.logprobs(rows)[0]
+    assert torch.equal(first, second)
+    models = [make_model(attention_dropout=0.3) for _ in range(2)]
+    one, two = (gradient(model, rows, objective()) for model in models)
+    assert relative_difference(one, two) > 1e-2
+
+
+def test_the_same_update_gives_the_same_bits(make_model, make_rows):
+    results = []
+    for _ in range(2):
+        model = make_model()
+        build(model, autocast="bfloat16").update(make_rows(), objective())
+        results.append(weights(model))
+    for name, tensor in results[0].items():
+        assert torch.equal(tensor, results[1][name]), name
+
+
+def test_autocast_keeps_weights_and_moments_in_float32(make_model, make_rows):
+    model = make_model(initializer_range=0.05)
+    engine = build(model, autocast="bfloat16")
+    stats = engine.update(make_rows(), objective())
+    exact = build(make_model(initializer_range=0.05)).update(make_rows(), objective())
+    assert stats["actor/grad_norm"] == pytest.approx(exact["actor/grad_norm"], rel=0.05)
+    assert stats["actor/grad_norm"] != exact["actor/grad_norm"]
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    state = engine.state_tensors()
+    assert state["model.embed_tokens.weight/exp_avg"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda state: state.pop("updates"), "no 'updates'"),
+        (lambda state: state.pop("model.norm.weight/step"), "model.norm.weight/step"),
+        (lambda state: state.update(other=torch.zeros(1)), "other is on one side only"),
+        (
+            lambda state: state.update({"model.norm.weight/exp_avg": torch.zeros(1)}),
+            "for model.norm.weight",
+        ),
+    ],
+)
+def test_a_state_of_another_model_is_refused(make_model, make_rows, change, match):
+    engine = build(make_model())
+    engine.update(make_rows(), objective())
+    state = engine.state_tensors()
+    change(state)
+    with pytest.raises(ValueError, match=match):
+        engine.load_state(state)
+
+
+def test_a_frozen_model_can_be_asked(make_model, make_rows):
+    rows = make_rows()
+    frozen = make_model().requires_grad_(False)
+    expected = build(make_model()).logprobs(rows)[0]
+    assert torch.equal(build(frozen).logprobs(rows)[0], expected)

@@ -1,0 +1,92 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppojob_trainer.rows.experience import TOKEN_COLUMNS, Experience
+
+
+def experience(lengths: list[int], groups: list[int], **columns: torch.Tensor) -> Experience:
+    tokens = sum(lengths)
+    values = {
+        "response_tokens": torch.arange(tokens),
+        "mask": torch.arange(tokens) % 3 != 0,
+        "rollout_logprobs": -torch.arange(tokens).float(),
+        **columns,
+    }
+    return Experience(
+        prompts=[torch.tensor([100 + group]) for group in range(max(groups, default=-1) + 1)],
+        row_groups=torch.tensor(groups, dtype=torch.int64),
+        lengths=torch.tensor(lengths, dtype=torch.int64),
+        **values,
+    )
+
+
+def test_counts_and_places():
+    rows = experience([2, 0, 3], [0, 0, 1])
+    assert (rows.num_rows, rows.num_groups, rows.num_tokens) == (3, 2, 5)
+    assert rows.offsets.tolist() == [0, 2, 2, 5]
+    assert rows.token_rows.tolist() == [0, 0, 2, 2, 2]
+    assert rows.prompt_lengths.tolist() == [1, 1]
+
+
+def test_selected_rows_stand_alone():
+    rows = experience([2, 1, 3], [0, 1, 2], advantages=torch.arange(6.0)).select([2, 0])
+    assert rows.lengths.tolist() == [3, 2]
+    assert rows.row_groups.tolist() == [0, 1]
+    assert [int(prompt) for prompt in rows.prompts] == [102, 100]
+    assert rows.response_tokens.tolist() == [3, 4, 5, 0, 1]
+    assert rows.advantages.tolist() == [3, 4, 5, 0, 1]
+    assert rows.ref_logprobs is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=8), st.data())
+def test_selection_keeps_each_row_with_its_prompt(drawn, data):
+    lengths, groups = (list(column) for column in zip(*drawn, strict=True))
+    rows = experience(lengths, groups)
+    chosen = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8))
+    selected = rows.select(chosen)
+    for i, row in enumerate(chosen):
+        first, last = rows.offsets[row], rows.offsets[row + 1]
+        start, end = selected.offsets[i], selected.offsets[i + 1]
+        for name in ("response_tokens", "mask", "rollout_logprobs"):
+            assert torch.equal(getattr(selected, name)[start:end], getattr(rows, name)[first:last])
+        assert torch.equal(selected.prompts[selected.row_groups[i]], rows.prompts[groups[row]])
+
+
+@pytest.mark.parametrize("name", TOKEN_COLUMNS)
+def test_a_column_of_another_length_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name}: got shape \\(4,\\)"):
+        experience([2, 3], [0, 0], **{name: torch.zeros(4)})
+
+
+def test_rows_of_unknown_groups_are_refused():
+    with pytest.raises(ValueError, match=r"row_groups: got 0..1: must lie in 0..0"):
+        Experience(
+            prompts=[torch.tensor([1])],
+            row_groups=torch.tensor([0, 1]),
+            response_tokens=torch.arange(2),
+            lengths=torch.tensor([1, 1]),
+            mask=torch.ones(2, dtype=torch.bool),
+            rollout_logprobs=torch.zeros(2),
+        )
+
+
+def test_an_empty_prompt_is_refused():
+    rows = experience([1], [0])
+    with pytest.raises(ValueError, match="prompts: got an empty prompt"):
+        Experience(
+            prompts=[torch.tensor([], dtype=torch.int64)],
+            row_groups=rows.row_groups,
+            response_tokens=rows.response_tokens,
+            lengths=rows.lengths,
+            mask=rows.mask,
+            rollout_logprobs=rows.rollout_logprobs,
+        )
+
+
+def test_rows_that_disagree_in_number_or_have_negative_lengths_are_refused():
+    with pytest.raises(ValueError, match="row_groups: got \\(1,\\)"):
+        experience([1, 1], [0])
+    with pytest.raises(ValueError, match="lengths: got -1"):
+        experience([-1, 2], [0, 0])
