@@ -108,6 +108,7 @@ def figures(
         }
     rows["steps"] = len(comparisons["whole step"].ours)
     rows["peer's load average"] = summary(figure_of(peer, "load_average"))
+    rows["peer's share of its threads"] = summary(figure_of(peer, "cpu_share"))
     rows["response tokens a row"] = {
         "ours": summary(figure_of(ours, TOKENS[0])),
         "peer": summary(figure_of(peer, TOKENS[1])),

@@ -181,20 +181,24 @@ def timed_trainer(clock: StepClock, *, cached_casts: bool) -> Any:
     return TimedTrainer
 
 
-def step_lines(clock: StepClock, output: TextIO) -> Any:
+def step_lines(clock: StepClock, output: TextIO, threads: int) -> Any:
     """A callback that writes one line a step; a step lasts from end to end."""
     from transformers import TrainerCallback
 
     class StepLines(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self.since = time.perf_counter()
+            self.since, self.cpu_since = time.perf_counter(), time.process_time()
 
         def on_step_end(self, _: Any, state: Any, __: Any, **___: Any) -> None:
             now = time.perf_counter()
             whole, self.since = now - self.since, now
+            cpu_now = time.process_time()
+            cpu, self.cpu_since = cpu_now - self.cpu_since, cpu_now
             line = {
                 "step": state.global_step,
                 "step_seconds": round(whole, 3),
+                # of the threads it asked for: well below 1 on a busy machine, and no measurement
+                "cpu_share": round(cpu / whole / threads, 3),
                 "generate_seconds": round(clock.generate_seconds, 3),
                 "score_seconds": round(
                     clock.generate_and_score_seconds - clock.generate_seconds, 3
@@ -247,7 +251,7 @@ def run(settings: Settings, choices: Choices, rows: list[dict[str, Any]], output
             args=grpo_config(settings, choices, folder),
             train_dataset=dataset,
             processing_class=tokenizer,
-            callbacks=[step_lines(clock, output)],
+            callbacks=[step_lines(clock, output, settings.threads)],
         )
         trainer.train()
 

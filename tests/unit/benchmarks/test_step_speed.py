@@ -38,6 +38,7 @@ def peer(seconds: list[float]) -> str:
             "update_seconds": s / 2,
             "mean_response_tokens": 21.0,
             "load_average": 0.5,
+            "cpu_share": 0.97,
         }
         for s in seconds
     )
