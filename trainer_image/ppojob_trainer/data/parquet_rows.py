@@ -14,7 +14,7 @@ from ppojob_trainer.data.problems import DataReason
 from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row, Undecodable
 
 _BATCH_ROWS = 64
-_CACHED_BYTES = 32 * 1024 * 1024
+_CACHED_BYTES = 16 * 1024 * 1024
 _CACHED_GROUP_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 1 << 20
 
@@ -23,7 +23,7 @@ class ParquetRows:
     """A parquet file of which only some columns are read.
 
     A row group that decodes to less than 16 MB is read whole when one of its rows is asked for,
-    and the last 32 MB are kept. A larger one (many writers put a whole file into one) is written
+    and the last 16 MB are kept. A larger one (many writers put a whole file into one) is written
     once to an unlinked temporary file in small batches, from which single rows are read.
 
     Args:

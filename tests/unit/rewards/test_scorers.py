@@ -1,0 +1,303 @@
+"""Scores by table. ``theirs`` is what verl or TinyZero gives where that differs, on purpose."""
+
+import contextlib
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppojob_trainer.rewards.addition import addition
+from ppojob_trainer.rewards.arithmetic import NotArithmetic, evaluate
+from ppojob_trainer.rewards.countdown import countdown
+from ppojob_trainer.rewards.gsm8k import gsm8k
+from ppojob_trainer.rewards.multiply import multiply
+from ppojob_trainer.rewards.records import NO_ANSWER
+from ppojob_trainer.rewards.routing import SCORERS, NamedChecks, RoutedChecks, route
+
+LONG = "x" * 400
+
+STRICT = [
+    ("#### 72", 1.0, "72"),
+    ("so\n#### 72\n", 1.0, "72"),
+    ("#### 71 no\n#### 72", 1.0, "72"),
+    ("#### 72 no\n#### 71", 0.1, "71"),
+    ("#### 7,2", 1.0, "72"),
+    ("#### -72", 0.1, "-72"),
+    ("#### 72.", 0.1, "72."),
+    ("#### 72.0", 0.1, "72.0"),
+    ("#### 072", 0.1, "072"),
+    ("#### $72", 0.0, NO_ANSWER),
+    ("####72", 0.0, NO_ANSWER),
+    ("#### seventy-two", 0.0, NO_ANSWER),
+    ("72", 0.0, NO_ANSWER),
+    ("", 0.0, NO_ANSWER),
+    ("#### 72" + LONG, 0.0, NO_ANSWER),
+    (LONG + "#### 72", 1.0, "72"),
+    ("#### 72" + "x" * 293, 1.0, "72"),
+    ("#### 72" + "x" * 294, 0.0, NO_ANSWER),
+    ("#### \uff17\uff12", 0.0, NO_ANSWER),
+]
+
+
+@pytest.mark.parametrize(("response", "score", "prediction"), STRICT)
+def test_gsm8k_strict(response: str, score: float, prediction: str) -> None:
+    expected = {"score": score, "acc": float(score == 1.0), "pred": prediction}
+    assert gsm8k(response, "72", format_score=0.1) == expected
+
+
+def test_gsm8k_gives_nothing_for_the_form_alone_unless_asked() -> None:
+    assert gsm8k("#### 71", "72")["score"] == 0.0
+    assert gsm8k("#### 72", "72", score=2.0)["score"] == 2.0
+
+
+FLEXIBLE = [
+    ("the answer is 72", "72", 1.0, 1.0),
+    ("72 or 71", "72", 0.0, 0.0),
+    ("72 .", "72", 1.0, 1.0),
+    ("it is -72", "-72", 1.0, 1.0),
+    ("none", "72", 0.0, 0.0),
+    ("it is 1,234", "1234", 1.0, 0.0),
+    ("it is 72.", "72", 1.0, 0.0),
+    ("it is \u221272", "-72", 1.0, 0.0),
+    ("it is \u221272", "72", 0.0, 1.0),
+    ("72 ,", "72", 1.0, 0.0),
+]
+
+
+@pytest.mark.parametrize(("response", "truth", "ours", "theirs"), FLEXIBLE)
+def test_gsm8k_flexible(response: str, truth: str, ours: float, theirs: float) -> None:
+    assert gsm8k(response, truth, method="flexible")["score"] == ours
+    assert literal_flexible(response, truth) == theirs
+
+
+def literal_flexible(response: str, truth: str) -> float:
+    """verl's rule, letter by letter: the last run of digits, commas and points that is not "."."""
+    runs: list[str] = []
+    run = ""
+    for position, letter in enumerate(response + " "):
+        if letter in "0123456789.,":
+            run = (run or ("-" if position and response[position - 1] == "-" else "")) + letter
+        elif run:
+            runs.append(run)
+            run = ""
+    runs = [found for found in runs if found != "."]
+    return float(bool(runs) and runs[-1] == truth)
+
+
+ADDITION = [
+    ("9 + 9 = 18\n18 + 8 = 26\n#### 26", 1.0),
+    ("####26", 1.0),
+    ("#### 25\n#### 26", 1.0),
+    ("#### 26\n#### 25", 0.1),
+    ("#### 26\n### 25", 1.0),
+    ("#### 260", 0.1),
+    ("#### 26.5", 0.0),
+    ("#### 26,000", 0.0),
+    ("#### 26.", 1.0),
+    ("#### -26", 0.1),
+    ("#### 026", 0.1),
+    ("#### \u0662\u0666", 0.0),
+    ("26", 0.0),
+    ("", 0.0),
+]
+
+
+@pytest.mark.parametrize(("response", "score"), ADDITION)
+def test_addition(response: str, score: float) -> None:
+    found = addition(response, "26")
+    assert (found["score"], found["acc"]) == (score, float(score == 1.0))
+    assert (found["pred"] == NO_ANSWER) == (score == 0.0)
+
+
+TRUTH = {"target": 24, "numbers": [4, 6, 1]}
+COUNTDOWN = [
+    ("<think>4 * 6</think>\n<answer>4 * 6 * 1</answer>", 1.0, 1.0),
+    ("<answer> (4 * 6) / 1 </answer>", 1.0, 1.0),
+    ("<answer>6 / (1 / 4)</answer>", 1.0, 1.0),
+    ("<answer>-4 * -6 * 1</answer>", 1.0, 1.0),
+    ("<answer>1 + 6 + 4</answer>", 0.1, 0.1),
+    ("<answer>4 * 6</answer>", 0.1, 0.1),
+    ("<answer>4 * 6 * 1 * 1</answer>", 0.1, 0.1),
+    ("<answer>24</answer>", 0.1, 0.1),
+    ("<answer>4 * 6 * 1 = 24</answer>", 0.1, 0.1),
+    ("<answer>4 * 6 / (1 - 1)</answer>", 0.1, 0.1),
+    ("<answer>(4 * 6 * 1</answer>", 0.1, 0.1),
+    ("<answer>4 6 1</answer>", 0.1, 0.1),
+    ("<answer></answer>", 0.1, 0.1),
+    ("<answer>4 * 6 * 01</answer>", 0.1, 0.1),
+    ("<answer>1</answer> <answer>4 * 6 * 1</answer>", 1.0, 1.0),
+    ("<answer>4 * 6 * 1", 0.0, 0.0),
+    ("4 * 6 * 1", 0.0, 0.0),
+    ("<answer>4 * 6 * 1</answer>\n", 1.0, 0.0),
+    ("<answer>4 *\n6 * 1</answer>", 0.1, 0.0),
+    ("<answer>(4 *\n6 * 1)</answer>", 1.0, 0.0),
+    ("<answer>4 * 6 ** 1</answer>", 0.1, 1.0),
+    ("<answer>4 * 6 // 1</answer>", 0.1, 1.0),
+]
+
+
+@pytest.mark.parametrize(("response", "ours", "theirs"), COUNTDOWN)
+def test_countdown(response: str, ours: float, theirs: float) -> None:
+    found = countdown(response, TRUTH)  # type: ignore[arg-type]
+    assert (found["score"], found["acc"]) == (ours, float(ours == 1.0))
+    assert literal_countdown(response, 24, [4, 6, 1]) == theirs
+
+
+def test_a_decimal_is_not_two_numbers() -> None:
+    response, truth = "<answer>1.5 * 4</answer>", {"target": 6, "numbers": [1, 5, 4]}
+    assert countdown(response, truth)["score"] == 0.1  # type: ignore[arg-type]
+    assert literal_countdown(response, 6, [1, 5, 4]) == 1.0
+
+
+def literal_countdown(response: str, target: int, numbers: list[int]) -> float:
+    """TinyZero's rule on the last line: digits are numbers, anything Python can compute counts."""
+    line = response.split("\n")[-1]
+    if "<answer>" not in line or "</answer>" not in line.partition("<answer>")[2]:
+        return 0.0
+    equation = line.rpartition("<answer>")[2].partition("</answer>")[0].strip()
+    digits = "".join(letter if letter.isdigit() else " " for letter in equation)
+    is_plain = bool(equation) and all(letter in "0123456789+-*/(). " for letter in equation)
+    if sorted(map(int, digits.split())) != sorted(numbers) or not is_plain:
+        return 0.1
+    try:
+        return 1.0 if abs(eval(equation) - target) < 1e-5 else 0.1
+    except (SyntaxError, TypeError, ZeroDivisionError):
+        return 0.1
+
+
+MULTIPLY = [
+    ("<answer>56</answer>", 1.0, 1.0),
+    ("<answer> 56 </answer>", 1.0, 1.0),
+    ("<answer>056</answer>", 1.0, 1.0),
+    ("<answer>57</answer>", 0.1, 0.1),
+    ("<answer>-56</answer>", 0.1, 0.1),
+    ("<answer>1</answer><answer>56</answer>", 1.0, 1.0),
+    ("<answer>5,6</answer>", 0.0, 0.0),
+    ("<answer>7 * 8</answer>", 0.0, 0.0),
+    ("<answer>56.0</answer>", 0.0, 0.0),
+    ("<answer></answer>", 0.0, 0.0),
+    ("56", 0.0, 0.0),
+    ("<answer>5_6</answer>", 0.0, 1.0),
+    ("<answer>+56</answer>", 0.0, 1.0),
+    ("<answer>\uff15\uff16</answer>", 0.0, 1.0),
+    ("<answer>56</answer>\n", 1.0, 0.0),
+]
+
+
+@pytest.mark.parametrize(("response", "ours", "theirs"), MULTIPLY)
+@pytest.mark.parametrize("truth", ["56", 56])
+def test_multiply(response: str, ours: float, theirs: float, truth: str | int) -> None:
+    found = multiply(response, truth)
+    assert (found["score"], found["acc"]) == (ours, float(ours == 1.0))
+    assert literal_multiply(response, 56) == theirs
+
+
+def literal_multiply(response: str, truth: int) -> float:
+    """TinyZero's rule on the last line: whatever Python's int() takes."""
+    line = response.split("\n")[-1]
+    if "<answer>" not in line:
+        return 0.0
+    try:
+        answer = int(line.rpartition("<answer>")[2].partition("</answer>")[0].strip())
+    except ValueError:
+        return 0.0
+    return 1.0 if answer == truth else 0.1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9**9**9**9",
+        "__import__('os').system('id')",
+        "(" * 900 + "1" + ")" * 900,
+        "-" * 999 + "1",
+        "1" * 999,
+        "1+" * 499 + "1",
+        "9" * 5000,
+        "1if 1else 2",
+        "0x10",
+        "1e5",
+        "1_0",
+        "True",
+        "()",
+        "(1, 2)",
+        "1 < 2",
+        "~1",
+        "1 % 1",
+        "1\\\n+1",
+        "\uff11 + 1",
+        "1 / 0",
+    ],
+)
+def test_hostile_arithmetic_ends_at_once(text: str) -> None:
+    started = time.monotonic()
+    with contextlib.suppress(NotArithmetic):
+        evaluate(text)
+    assert time.monotonic() - started < 0.5
+    assert countdown(f"<answer>{text}</answer>", TRUTH)["score"] == 0.1  # type: ignore[arg-type]
+
+
+integers = st.integers(0, 99)
+trees = st.recursive(
+    integers.map(str),
+    lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner).map(lambda t: f"({' '.join(t)})"),
+    max_leaves=8,
+)
+
+
+@given(trees)
+def test_arithmetic_is_pythons(text: str) -> None:
+    assert evaluate(text).value == eval(text)
+
+
+@pytest.mark.parametrize(
+    ("data_source", "name"),
+    [
+        ("openai/gsm8k", "gsm8k"),
+        ("ppojob/addition", "addition"),
+        ("countdown", "countdown"),
+        ("my-countdown-4", "countdown"),
+        ("multiply", "multiply"),
+        ("arithmetic_3digit", "multiply"),
+        ("gsm8k", None),
+        ("lighteval/MATH", None),
+        ("", None),
+    ],
+)
+def test_routes(data_source: str, name: str | None) -> None:
+    assert route(data_source) == name
+    told = RoutedChecks().data_source_problem(data_source)
+    known = "openai/gsm8k, ppojob/addition, countdown, multiply"
+    assert told == (None if name else f"one of {known}, or a function of your own in spec.rewards")
+
+
+GROUND_TRUTHS = {
+    "gsm8k": (["72", "-3", "2.5"], [None, 72, "1,234", "", "72 apples", True]),
+    "addition": (["26", "-1"], [None, 26, "2.5", "", "x"]),
+    "countdown": (
+        [TRUTH],
+        [None, "24", {"target": "24", "numbers": [1]}, {"target": 24, "numbers": []}, {}, [24]],
+    ),
+    "multiply": (["56", 56], [None, 5.6, "5.6", "", True, "9" * 2000]),
+}
+
+
+@pytest.mark.parametrize("name", GROUND_TRUTHS)
+def test_ground_truths_are_judged_before_the_run(name: str) -> None:
+    good, bad = GROUND_TRUTHS[name]
+    data_source = SCORERS[name].data_sources[0]
+    routed, named = RoutedChecks(), NamedChecks((name,))
+    for checks in (routed, named):
+        for truth in good:
+            assert checks.ground_truth_problem(data_source, truth) is None  # type: ignore[arg-type]
+        for truth in bad:
+            assert checks.ground_truth_problem(data_source, truth), truth  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "truth"), [("gsm8k", 72), ("addition", None), ("countdown", "24"), ("multiply", 5.6)]
+)
+def test_a_ground_truth_of_another_type_is_an_error_and_no_zero(name: str, truth: object) -> None:
+    with pytest.raises(TypeError):
+        SCORERS[name].score("<answer>1</answer>", truth)
