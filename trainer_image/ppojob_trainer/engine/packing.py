@@ -47,7 +47,8 @@ def plan_micro_batches(
     if not share_prompts:
         groups = [(0, [(row, prompt + length)]) for prompt, rows in groups for row, length in rows]
     plan = _fill(groups, budget)
-    low, high = 1, budget
+    sizes = (prompt + sum(length for _, length in rows) for prompt, rows in groups)
+    low, high = max((size for size in sizes if size <= budget), default=1), budget
     while low < high:
         middle = (low + high) // 2
         candidate = _fill(groups, middle)
