@@ -1,0 +1,62 @@
+"""Numbers as few characters: what a person reads at a glance."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Final
+
+BLOCKS: Final = tuple(chr(0x2581 + level) for level in range(8))
+"""Lower one eighth block to full block."""
+
+ASCII_BLOCKS: Final = tuple("_.-~=+*#")
+
+
+def number(value: float) -> str:
+    """A number by about three digits that count."""
+    size = abs(value)
+    if size >= 1_000:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    if size >= 0.001 or value == 0.0:
+        return f"{value:.3f}"
+    return f"{value:.1e}"
+
+
+def duration(seconds: float) -> str:
+    """A time by its two largest units."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3_600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02} min"
+
+
+def sparkline(values: Sequence[float], width: int, blocks: Sequence[str] = BLOCKS) -> str:
+    """A curve in one line, from the smallest value to the largest.
+
+    Args:
+        values: In their order; where there are more than fit, neighbours are averaged.
+        width: Characters at most.
+        blocks: Characters from low to high.
+    """
+    if not values or width < 1:
+        return ""
+    points = _averaged(values, width)
+    low, high = min(points), max(points)
+    if not high > low:
+        return blocks[len(blocks) // 2] * len(points)
+    levels = len(blocks) - 1
+    return "".join(blocks[round((point - low) / (high - low) * levels)] for point in points)
+
+
+def _averaged(values: Sequence[float], width: int) -> list[float]:
+    if len(values) <= width:
+        return list(values)
+    bounds = [math.floor(index * len(values) / width) for index in range(width + 1)]
+    runs = [values[first:last] for first, last in itertools.pairwise(bounds)]
+    return [sum(run) / len(run) for run in runs]

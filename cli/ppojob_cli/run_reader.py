@@ -1,0 +1,86 @@
+"""Reads a run folder while a run writes to it; whatever stands there, it answers a `RunState`.
+
+`status.json` is replaced as a whole. `metrics.jsonl` is appended to, and cut back when steps are
+thrown away, so what was read before is held against the file at every look.
+"""
+
+import math
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from ppojob_cli.run_state import RunState, StepRecord
+from ppojob_trainer.controller.progress import STATUS_FILE, TrainingStatus
+from ppojob_trainer.controller.summary import METRICS_FILE
+
+
+class RunReader:
+    """Looks at a run folder again and again, and reads only what is new.
+
+    Args:
+        folder: The run folder; it and all in it may be missing.
+        since: Unix seconds; a status that is older was left by an earlier run.
+    """
+
+    def __init__(self, folder: Path, *, since: float = 0.0) -> None:
+        self._folder = folder
+        self._since = since
+        self._end = 0
+        self._last_line = b""
+        self._records: tuple[StepRecord, ...] = ()
+
+    def read(self) -> RunState:
+        """The run as it stands now."""
+        try:
+            with (self._folder / METRICS_FILE).open("rb") as file:
+                self._read_new_lines(file)
+        except OSError:
+            self._forget()
+        return RunState(self._status(), self._records)
+
+    def _status(self) -> TrainingStatus | None:
+        try:
+            data = (self._folder / STATUS_FILE).read_bytes()
+            status = msgspec.json.decode(data, type=TrainingStatus)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return status if status.since >= self._since else None
+
+    def _read_new_lines(self, file: BinaryIO) -> None:
+        file.seek(self._end - len(self._last_line))
+        # A line that was written anew has another time, so a cut is seen even behind new lines.
+        if file.read(len(self._last_line)) != self._last_line:
+            self._forget()
+            file.seek(0)
+        data = file.read()
+        # What has no newline yet is being written, or was torn and will be cut.
+        lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+        if not lines:
+            return
+        self._end += sum(len(line) for line in lines)
+        self._last_line = lines[-1]
+        new = (record for line in lines if (record := step_record(line)) is not None)
+        self._records = (*self._records, *new)
+
+    def _forget(self) -> None:
+        self._end = 0
+        self._last_line = b""
+        self._records = ()
+
+
+def step_record(line: bytes) -> StepRecord | None:
+    """A line of `metrics.jsonl`, without what is null; None where it is no such line."""
+    try:
+        values = msgspec.json.decode(line, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    step = values.pop("step", None)
+    if not isinstance(step, int):
+        return None
+    numbers = {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+    return StepRecord(step, numbers.pop("time", 0.0), numbers)

@@ -1,0 +1,139 @@
+"""A run as its folder shows it at one moment: plain facts, and what follows from them."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ppojob_trainer.controller.progress import TrainingStatus
+
+REWARD: Final = "critic/score/mean"
+RESPONSE_LENGTH: Final = "response_length/mean"
+ENTROPY: Final = "actor/entropy"
+GRADIENT_NORM: Final = "actor/grad_norm"
+TOKENS_PER_SECOND: Final = "perf/throughput"
+STEP_SECONDS: Final = "timing_s/step"
+
+_STAGE_PREFIX: Final = "timing_s/"
+_VALIDATION_PREFIX: Final = "val-core/"
+_NO_STAGES: Final = frozenset({"step", "unaccounted"})
+_RECENT_STEPS: Final = 10
+_QUIET_PHASES: Final = frozenset({"Succeeded", "Failed", "Interrupted", "Finishing"})
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A line of `metrics.jsonl`.
+
+    Attributes:
+        step: Number of the step; 0 is the validation before the first.
+        time: Unix seconds at which it was written.
+        values: The finite numbers by their name in docs/metrics.md.
+    """
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+    @property
+    def validation(self) -> dict[str, float]:
+        """Means of the validation by a short name, `gsm8k mean@1`; empty where there was none."""
+        return {
+            _short(name): value
+            for name, value in self.values.items()
+            if name.startswith(_VALIDATION_PREFIX) and not name.endswith("/std")
+        }
+
+    @property
+    def stage_seconds(self) -> list[tuple[str, float]]:
+        """Seconds of each stage, the longest first."""
+        stages = {
+            name.removeprefix(_STAGE_PREFIX): seconds
+            for name, seconds in self.values.items()
+            if name.startswith(_STAGE_PREFIX)
+        }
+        times = [(name, seconds) for name, seconds in stages.items() if name not in _NO_STAGES]
+        return sorted(times, key=lambda stage: -stage[1])
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """A pod as its supervisor tells.
+
+    Attributes:
+        name: Of the pod.
+        phase: `idle`, `starting`, `ready`, `lost`, `done`, or `silent` where nothing answers.
+    """
+
+    name: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """A moment of a run.
+
+    Attributes:
+        status: What the controller says; None before it says anything.
+        records: All steps that stand, in ascending order.
+    """
+
+    status: TrainingStatus | None = None
+    records: tuple[StepRecord, ...] = ()
+
+    @property
+    def phase(self) -> str:
+        """The controller's phase."""
+        return "Starting" if self.status is None else self.status.phase
+
+    @property
+    def steps(self) -> tuple[StepRecord, ...]:
+        """The training steps."""
+        return tuple(record for record in self.records if record.step > 0)
+
+    @property
+    def validations(self) -> tuple[StepRecord, ...]:
+        """The records with a validation in them."""
+        return tuple(record for record in self.records if record.validation)
+
+    @property
+    def done_steps(self) -> int:
+        """Training steps that are done."""
+        return self.records[-1].step if self.records else 0
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole job; 0 while not known."""
+        return 0 if self.status is None else self.status.total_steps
+
+    def series(self, name: str) -> list[float]:
+        """A metric over the training steps that have it."""
+        return [record.values[name] for record in self.steps if name in record.values]
+
+    def validation_series(self) -> dict[str, list[float]]:
+        """Each number of the validations, in the order of the steps."""
+        series: dict[str, list[float]] = {}
+        for record in self.validations:
+            for name, value in record.validation.items():
+                series.setdefault(name, []).append(value)
+        return series
+
+    def remaining_seconds(self, now: float) -> float | None:
+        """How long the rest takes, by the median of recent steps; None while nobody can know.
+
+        Args:
+            now: Unix seconds; the step under way counts as far as it has come.
+        """
+        recent = self.series(STEP_SECONDS)[-_RECENT_STEPS:]
+        missing = self.total_steps - self.done_steps
+        if not recent or missing <= 0 or self.phase in _QUIET_PHASES:
+            return None
+        median = statistics.median(recent)
+        since_last = min(max(0.0, now - self.steps[-1].time), median)
+        return median * missing - since_last
+
+
+def _short(name: str) -> str:
+    """`val-core/gsm8k/acc/mean@1` as people say it: `gsm8k mean@1`."""
+    source, found, moment = name.removeprefix(_VALIDATION_PREFIX).partition("/acc/")
+    return f"{source} {moment.removesuffix('/mean')}" if found else source

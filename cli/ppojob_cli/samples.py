@@ -1,0 +1,162 @@
+"""Prompts and responses as text for a person: `spec.numExamine` rows of each step."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ppojob_api.problem import printable
+from ppojob_trainer.controller.records import rows_folder
+
+PROMPT_CHARACTERS: Final = 160
+PROMPT_LINES: Final = 4
+RESPONSE_CHARACTERS: Final = 600
+RESPONSE_LINES: Final = 12
+TRUTH_CHARACTERS: Final = 160
+
+_PART = re.compile(r"part-\d{5,}\.parquet")
+_BATCH_ROWS = 64
+
+
+class _Place(msgspec.Struct):
+    row: int
+    sample: int
+
+
+class _Text(msgspec.Struct):
+    row: int
+    prompt: str
+    response: str
+    ground_truth: str
+    score: float
+    truncated: bool
+
+
+_Row = TypeVar("_Row", _Place, _Text)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A response.
+
+    Attributes:
+        step: Step whose weights made it.
+        purpose: `train` or `validation`.
+        row: Number of the row in the batch.
+        prompt: With the chat template's tokens.
+        response: Without special tokens.
+        ground_truth: JSON.
+        score: What the reward functions gave.
+        is_truncated: Whether a length limit ended it.
+    """
+
+    step: int
+    purpose: str
+    row: int
+    prompt: str
+    response: str
+    ground_truth: str
+    score: float
+    is_truncated: bool
+
+
+def read_samples(run_folder: Path, purpose: str, step: int, count: int) -> list[Sample]:
+    """The first responses of a step's first prompts: one a prompt, while there are prompts.
+
+    Args:
+        run_folder: The run folder.
+        purpose: `train` or `validation`.
+        step: Number of the step.
+        count: How many at most.
+
+    Returns:
+        The samples in row order; none where the rows are missing or cannot be read, since samples
+        are worth no interruption.
+    """
+    folder = run_folder / rows_folder(purpose, step)
+    try:
+        parts = sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
+        places = [place for part in parts for place in _rows(part, _Place)]
+        first = sorted(places, key=lambda place: (place.sample, place.row))[:count]
+        wanted = {place.row for place in first}
+        found = [row for part in parts for row in _matching(part, wanted)]
+    except (OSError, pa.ArrowException, msgspec.ValidationError):
+        return []
+    return [
+        Sample(
+            step=step,
+            purpose=purpose,
+            row=row.row,
+            prompt=row.prompt,
+            response=row.response,
+            ground_truth=row.ground_truth,
+            score=row.score,
+            is_truncated=row.truncated,
+        )
+        for row in sorted(found, key=lambda row: row.row)
+    ]
+
+
+def sample_lines(sample: Sample) -> list[str]:
+    """A sample as lines that cannot rewrite the terminal."""
+    place = f"step {sample.step}" if sample.purpose == "train" else f"validation {sample.step}"
+    cut = " (cut at the length limit)" if sample.is_truncated else ""
+    return [
+        f"--- {place}, row {sample.row}: score {sample.score:.3g}{cut}",
+        *_block("prompt", _tail(sample.prompt.rstrip("\n"))),
+        *_block("response", _head(sample.response)),
+        *_block("truth", [_cut(_plain_json(sample.ground_truth), TRUTH_CHARACTERS)]),
+    ]
+
+
+def _rows(part: Path, form: type[_Row]) -> Iterator[_Row]:
+    """The rows of a part, the columns of `form` only, a few at a time."""
+    with pq.ParquetFile(part) as file:
+        columns = list(form.__struct_fields__)
+        for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+            yield from msgspec.convert(batch.to_pylist(), list[form])  # type: ignore[valid-type]
+
+
+def _matching(part: Path, wanted: set[int]) -> Iterator[_Text]:
+    """The wanted rows of a part; reads no further than the last of them."""
+    here = sum(place.row in wanted for place in _rows(part, _Place))
+    yield from islice((row for row in _rows(part, _Text) if row.row in wanted), here)
+
+
+def _block(name: str, lines: list[str]) -> list[str]:
+    first, *others = lines or [""]
+    return [f"  {name:<9} {first}", *(f"  {'':<9} {line}" for line in others)]
+
+
+def _tail(text: str) -> list[str]:
+    kept = text[-PROMPT_CHARACTERS:].split("\n")[-PROMPT_LINES:]
+    mark = "..." if len("\n".join(kept)) < len(text) else ""
+    return [printable(line) for line in (f"{mark}{kept[0]}", *kept[1:])]
+
+
+def _head(text: str) -> list[str]:
+    kept = text if len(text) <= RESPONSE_CHARACTERS else f"{text[:RESPONSE_CHARACTERS]}..."
+    lines = kept.rstrip("\n").split("\n")
+    if len(lines) > RESPONSE_LINES:
+        lines = [*lines[: RESPONSE_LINES - 1], f"... and {len(lines) - RESPONSE_LINES + 1} lines"]
+    return [printable(line) for line in lines]
+
+
+def _cut(text: str, limit: int) -> str:
+    return printable(text if len(text) <= limit else f"{text[: limit - 3]}...")
+
+
+def _plain_json(text: str) -> str:
+    """A JSON text without its quotes, anything else as it is."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, str) else text
