@@ -148,12 +148,14 @@ def append_line(path: Path, line: bytes, name: str) -> None:
         StorageError: the disk refused.
     """
     assert b"\n" not in line, "a journal line holds no newline"
-    is_new = not path.exists()
     file = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         end = _whole_lines_end(file)
         if end != os.fstat(file).st_size:
             os.ftruncate(file, end)
+        if end == 0:
+            # The name before the first line: whoever finds a line need not wonder about the folder.
+            fsync_folder(path.parent, name)
         try:
             with act(name, "write", path):
                 write_all(file, memoryview(line + b"\n"))
@@ -165,8 +167,6 @@ def append_line(path: Path, line: bytes, name: str) -> None:
             raise
     finally:
         os.close(file)
-    if is_new:
-        fsync_folder(path.parent, name)
 
 
 def read_lines(path: Path) -> list[bytes]:

@@ -7,7 +7,13 @@ from pydantic import Field
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.roles import RolesSpec
 from ppojob_api.v1alpha1.rollout import RewardSpec, RolloutSpec
-from ppojob_api.v1alpha1.schedule import CheckpointSpec, LifecycleSpec, StepsSpec, TimeoutsSpec
+from ppojob_api.v1alpha1.schedule import (
+    CheckpointSpec,
+    LifecycleSpec,
+    RecoverySpec,
+    StepsSpec,
+    TimeoutsSpec,
+)
 from ppojob_api.v1alpha1.section import Items, Section, Seed
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.v1alpha1.training import DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
@@ -81,6 +87,9 @@ class PPOJobSpec(Section):
 
     timeouts: TimeoutsSpec = TimeoutsSpec()
     """When silence counts as failure."""
+
+    recovery: RecoverySpec = RecoverySpec()
+    """How hard to try when processes are lost."""
 
 
 class PPOJob(Section):

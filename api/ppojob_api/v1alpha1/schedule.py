@@ -70,6 +70,14 @@ class LifecycleSpec(Section):
     """Delete the job this long after its end."""
 
 
+class RecoverySpec(Section):
+    """How hard to try when processes are lost."""
+
+    restarts_without_progress: Annotated[int, Field(ge=0, le=1_000_000)] = 3
+    """A role, or the controller, that is lost more often than this without a step done in between
+    fails the job; each step done refills the budget."""
+
+
 class TimeoutsSpec(Section):
     """When silence counts as failure."""
 

@@ -1,7 +1,7 @@
 """When a commit is due, and how it comes about: ranks write, the controller seals."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ppojob_trainer.checkpoint.commit import CommitStore
@@ -34,7 +34,6 @@ class Commits:
     run_folder: Path
     every: int | None
     keep_last: int
-    _newest: int | None = field(default=None)
 
     def is_due(self, progress: Progress) -> bool:
         """Whether the state behind a step must be committed before the next begins."""
@@ -43,10 +42,8 @@ class Commits:
         return not self.is_committed(progress)
 
     def is_committed(self, progress: Progress) -> bool:
-        """Whether a commit of this step exists."""
-        if self._newest is None:
-            self._newest = max(self.store.steps(), default=0)
-        return self._newest == progress.step
+        """Whether a whole commit of this step exists."""
+        return self.store.is_whole(progress.step)
 
     def save(self, progress: Progress) -> None:
         """Commit the state of all stateful roles and of the loop.
@@ -73,7 +70,6 @@ class Commits:
         self.journal.append(
             CommitSealed(time=time.time(), step=progress.step, size_bytes=size_bytes)
         )
-        self._newest = progress.step
         self.store.prune(self.keep_last)
 
 

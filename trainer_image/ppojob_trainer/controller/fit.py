@@ -39,7 +39,7 @@ from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.training_step import StepResult, TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
-from ppojob_trainer.errors import RoleLost
+from ppojob_trainer.errors import RoleLost, StorageError
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.methods import EXPORT_MODEL, ExportModel
 from ppojob_trainer.rpc.wire import RequestId
@@ -95,7 +95,7 @@ class Loop:
 
         Raises:
             JobFailed: a stage failed as it would again, or roles are lost over and over.
-            StorageError: the disk refused.
+            StorageError: the disk refused metrics, journal or the last commit.
         """
         position = self.recovery.take_over()
         progress = self._standing(lambda: self.recovery.stand_up(position), self.recovery.fresh)
@@ -110,9 +110,17 @@ class Loop:
 
     def _is_over(self, progress: Progress) -> bool:
         if self.commits.is_due(progress):
-            self.reporter.report(stage="save_checkpoint")
-            self.commits.save(progress)
+            self._commit_on_the_way(progress)
         return progress.step >= self.total_steps or self.stop_requested()
+
+    def _commit_on_the_way(self, progress: Progress) -> None:
+        """Commit; a disk that refuses costs safety, not the job: the next commit tries again."""
+        self.reporter.report(stage="save_checkpoint")
+        try:
+            self.commits.save(progress)
+        except StorageError as problem:
+            _log.error("no commit behind step %d: %s", progress.step, problem)
+            self.reporter.report(message=f"no commit: {problem}")
 
     def _advance(self, progress: Progress) -> Progress:
         """The first validation, or one step; returns the state behind it."""

@@ -166,6 +166,7 @@ def build_loop(
             run_folder=run_folder,
             fresh=_fresh(spec, prompts.train.digest, len(actor.ranks)),
             reporter=reporter,
+            budget=spec.recovery.restarts_without_progress,
             total_updates=total_steps * updates_per_step(spec.algorithm),
         ),
         journal=journal,

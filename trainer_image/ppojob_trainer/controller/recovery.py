@@ -33,7 +33,6 @@ from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS, Restore, SavedFile
 from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)
-LOSSES_WITHOUT_PROGRESS = 3
 
 
 @dataclass
@@ -49,6 +48,7 @@ class Recovery:
         fresh: state of a job that has not begun.
         reporter: tells people.
         total_updates: optimizer steps of the whole job.
+        budget: losses without a step done in between that are borne.
     """
 
     roles: Roles
@@ -59,6 +59,7 @@ class Recovery:
     fresh: Progress
     reporter: Reporter
     total_updates: int
+    budget: int
     _losses: list[int] = field(default_factory=list)
     _restarts: int = 0
 
@@ -114,10 +115,11 @@ class Recovery:
     def _count(self, loss: RoleLost, step: int) -> None:
         self._restarts += 1
         self._losses = [at for at in self._losses if at >= step] + [step]
-        if len(self._losses) > LOSSES_WITHOUT_PROGRESS:
+        if len(self._losses) > self.budget:
             raise JobFailed(
-                f"{loss}: the {len(self._losses)}th loss without a step done in between "
-                f"(step {step}); the logs of the pods have the evidence"
+                f"{loss}: loss {len(self._losses)} without a step done since step {step}: "
+                f"spec.recovery.restartsWithoutProgress allows {self.budget}; "
+                "the logs of the pods have the evidence"
             )
 
     def _all_live(self) -> bool:

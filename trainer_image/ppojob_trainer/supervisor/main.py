@@ -33,6 +33,7 @@ def plan_of(environment: PodEnvironment) -> PodPlan:
         ranks=ranks,
         first_rank=first_rank,
         silent_seconds=silent_seconds,
+        restarts_without_progress=environment.config.spec.recovery.restarts_without_progress,
         environment={
             **os.environ,
             "OMP_NUM_THREADS": str(threads),

@@ -15,7 +15,6 @@ from ppojob_trainer.rpc.methods import PodStatus
 from ppojob_trainer.supervisor.child import Child
 
 _log = logging.getLogger(__name__)
-_RESTARTS_WITHOUT_PROGRESS = 3
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class PodPlan:
         ranks: ranks in this pod.
         first_rank: rank of the first of them in the role's world.
         silent_seconds: without a heartbeat for this long a process counts as lost.
+        restarts_without_progress: how often a controller that gets nothing done is started again.
         environment: what its processes inherit.
     """
 
@@ -36,6 +36,7 @@ class PodPlan:
     ranks: int
     first_rank: int
     silent_seconds: float
+    restarts_without_progress: int
     environment: dict[str, str]
 
 
@@ -143,7 +144,8 @@ class Pod:
         exit_code = culprit.exit_code
         for child in self._children:
             child.end()
-        _log.warning("%s: epoch %d is lost: %s", self._plan.role, self._epoch, reason)
+        level = logging.INFO if exit_code == contract.EXIT_DONE else logging.WARNING
+        _log.log(level, "%s: epoch %d is over: %s", self._plan.role, self._epoch, reason)
         with self._lock:
             self._children = []
             self._reason = reason
@@ -158,4 +160,5 @@ class Pod:
             self._restarts_without_progress = 0
         self._restarts_without_progress += 1
         was_killed = controller.exit_code is None or controller.exit_code < 0
-        return was_killed and self._restarts_without_progress <= _RESTARTS_WITHOUT_PROGRESS
+        budget = self._plan.restarts_without_progress
+        return was_killed and self._restarts_without_progress <= budget

@@ -16,6 +16,7 @@ from ppojob_trainer.checkpoint.tensors import read_shard, write_shard
 from ppojob_trainer.engine.objective import Objective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.methods import Advantaged, SavedFile, SpreadOf
 from ppojob_trainer.workers.row_store import rewards_on_last_token
@@ -115,7 +116,7 @@ class Policy:
     def save(self, folder: Path, rank: int) -> list[SavedFile]:
         """Write weights, optimizer and random state as this rank's files of a commit."""
         shards = {
-            MODEL_FILE: dict(self.model.state_dict()),
+            MODEL_FILE: dict(hf_named_tensors(self.model)),
             OPTIMIZER_FILE: self.engine.state_tensors(),
             RNG_FILE: {"torch": torch.get_rng_state()},
         }
@@ -140,7 +141,7 @@ class Policy:
         for name in (MODEL_FILE, OPTIMIZER_FILE, RNG_FILE):
             if name not in shards:
                 raise DamagedCommit(f"{folder.name}/{name}", "the commit does not hold this file")
-        self.model.load_state_dict(shards[MODEL_FILE])
+        load_named_tensors(self.model, shards[MODEL_FILE])
         self.engine.load_state(shards[OPTIMIZER_FILE])
         torch.set_rng_state(shards[RNG_FILE]["torch"])
 

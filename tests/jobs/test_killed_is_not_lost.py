@@ -1,0 +1,251 @@
+"""Killed anywhere, the job ends with the numbers of a job that nobody disturbed.
+
+Every durable act and every answer is a failpoint (`failpoints.all_points`). One job is run with many
+of them armed, each fires once; the processes that it kills come back, and what the job leaves must
+be bit-equal to what an undisturbed one leaves.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+RECOVERY = {"restartsWithoutProgress": 1000}
+
+# Hit only when something was damaged or thrown away: see the tests that do so.
+ONLY_ON_DAMAGE = ("checkpoint.replace.",)
+ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
+
+GROUPS = {
+    "records": ("controller.", "journal.", "metrics.", "summary.", "rows.", "rpc.put_texts."),
+    "commits": ("checkpoint.", "export."),
+    "answers": ("rpc.",),
+}
+
+
+@pytest.fixture(scope="session")
+def all_points() -> list[str]:
+    """Names of all failpoints of the controller, the reward worker and the actor."""
+    code = (
+        "import ppojob_trainer.controller.main, ppojob_trainer.workers.actor_rollout_start, "
+        "ppojob_trainer.workers.reward\n"
+        "from ppojob_trainer import failpoints\n"
+        "print('\\n'.join(failpoints.all_points()))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return answer.stdout.split()
+
+
+def group_of(points: list[str], name: str) -> list[str]:
+    """The points of one group: those that no earlier group has."""
+    earlier = [prefix for n, ps in GROUPS.items() if n != name for prefix in ps if name == "answers"]
+    return [
+        point
+        for point in points
+        if point.startswith(GROUPS[name])
+        and not point.startswith(ONLY_ON_DAMAGE)
+        and not (name == "answers" and point.startswith(tuple(p for p in earlier if p != "rpc.")))
+    ]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tiny_folder, tmp_path_factory, jobs, make_tiny_manifest) -> dict[str, object]:
+    """What a job leaves that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    manifest = make_tiny_manifest(folder, recovery=RECOVERY)
+    subprocess.run(
+        [sys.executable, "-m", "ppojob_cli", "run", str(manifest), "--plain"]
+        + ["--output", str(folder / "run")],
+        check=True,
+        capture_output=True,
+    )
+    return jobs.result(folder / "run")
+
+
+@pytest.fixture
+def once(tmp_path: Path) -> Path:
+    """Where points that have fired leave a marker."""
+    folder = tmp_path / "once"
+    folder.mkdir()
+    return folder
+
+
+def arm(once: Path, points: list[str], action: str = "kill", nth: int = 1) -> dict[str, str]:
+    """The environment that arms points."""
+    return {
+        "PPOJOB_ENABLE_FAILPOINTS": "1",
+        "PPOJOB_FAILPOINT": ";".join(f"{point}@{nth}={action}" for point in points),
+        "PPOJOB_FAILPOINT_ONCE": str(once),
+    }
+
+
+def fired(once: Path) -> set[str]:
+    """Names of the points that have fired."""
+    return {marker.name.split("@")[0] for marker in once.iterdir()}
+
+
+@pytest.mark.parametrize("name", list(GROUPS))
+def test_killed_at_every_point(
+    name, start, tiny_job, tmp_path: Path, jobs, all_points, undisturbed, once
+):
+    points = group_of(all_points, name)
+    assert len(points) >= 20, points
+    output = tmp_path / "run"
+    run = start(tiny_job(recovery=RECOVERY), output, **arm(once, points))
+    assert run.wait(840) == 0, run.logs()
+    missed = {point for point in set(points) - fired(once) if not point.startswith(ONLY_ON_CUT)}
+    assert not missed, f"never hit: {sorted(missed)}"
+    assert jobs.result(output) == undisturbed
+    jobs.wait_until_gone(output)
+
+
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        ("rpc.update.answer.before", 3),
+        ("checkpoint.shard.write.middle", 2),
+        ("checkpoint.seal.rename.before", 2),
+        ("checkpoint.seal.rename.after", 2),
+        ("journal.write.after", 8),
+        ("export.rename.before", 1),
+    ],
+)
+def test_everything_killed_at_once_and_the_same_command_again(
+    point, nth, start, tiny_job, tmp_path: Path, jobs, undisturbed, once
+):
+    output = tmp_path / "run"
+    job = tiny_job(recovery=RECOVERY)
+    run = start(job, output, **arm(once, [point], "kill_group", nth))
+    assert run.wait() == 3, run.lines
+    assert fired(once) == {point}
+    jobs.wait_until_gone(output)
+    again = start(job, output)
+    assert again.wait() == 0, again.logs()
+    assert jobs.result(output) == undisturbed
+
+
+def test_a_stopped_rank_is_noticed_and_replaced(
+    start, tiny_job, tmp_path: Path, jobs, undisturbed, once
+):
+    output = tmp_path / "run"
+    environment = arm(once, ["rpc.update.answer.before", "rpc.score.answer.before"], "stop", 2)
+    run = start(tiny_job(recovery=RECOVERY), output, **environment)
+    assert run.wait() == 0, run.logs()
+    assert fired(once) == {"rpc.update.answer.before", "rpc.score.answer.before"}
+    assert jobs.result(output) == undisturbed
+    assert "gave no sign of life for 10 s" in run.logs()
+
+
+def test_a_killed_reward_worker_costs_no_step(
+    start, tiny_job, tmp_path: Path, jobs, undisturbed, once
+):
+    output = tmp_path / "run"
+    run = start(
+        tiny_job(recovery=RECOVERY), output, **arm(once, ["rpc.score.answer.before"], "kill", 3)
+    )
+    assert run.wait() == 0, run.logs()
+    journal = (output / "checkpoints" / "journal.jsonl").read_text()
+    assert journal.count('"rewound"') == 1, "only the start counts as one"
+    assert jobs.result(output) == undisturbed
+
+
+def test_a_killed_controller_runs_no_step_again(
+    start, tiny_job, tmp_path: Path, jobs, undisturbed, once
+):
+    output = tmp_path / "run"
+    points = ["controller.step.computed", "controller.step.recorded"]
+    run = start(tiny_job(recovery=RECOVERY), output, **arm(once, points, "kill", 3))
+    assert run.wait() == 0, run.logs()
+    journal = (output / "checkpoints" / "journal.jsonl").read_text()
+    assert journal.count('"controller_started"') == 3
+    assert journal.count('"rewound"') == 1
+    assert jobs.result(output) == undisturbed
+
+
+def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
+    start, tiny_job, tmp_path: Path, jobs, undisturbed, once
+):
+    output = tmp_path / "run"
+    job = tiny_job(recovery=RECOVERY)
+    run = start(job, output, **arm(once, ["controller.step.journaled"], "kill_group", 6))
+    assert run.wait() == 3
+    assert fired(once) == {"controller.step.journaled"}
+    newest = sorted((output / "checkpoints").glob("step-*"))[-1]
+    shard = newest / "actorRollout" / "rank-00000" / "optimizer.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    points = [f"checkpoint.replace.{act}.{side}" for act in ("rename",) for side in ("before", "after")]
+    again = start(job, output, **arm(once, points))
+    assert again.wait() == 0, again.logs()
+    assert set(points) <= fired(once)
+    log = (output / "logs" / "tiny-controller-0.log").read_text()
+    assert f"{newest.name}/actorRollout/rank-00000/optimizer.safetensors" in log
+    assert jobs.result(output) == undisturbed
+
+
+def test_a_job_that_is_killed_again_and_again_fails_and_says_so(
+    start, tiny_job, tmp_path: Path, jobs, once
+):
+    bad = tmp_path / "bad.py"
+    bad.write_text(
+        "import os, signal\n"
+        "def score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return 1.0\n"
+    )
+    output = tmp_path / "run"
+    job = tiny_job(recovery={"restartsWithoutProgress": 1})
+    environment = arm(once, ["rpc.generate.answer.before"])
+    environment.pop("PPOJOB_FAILPOINT_ONCE")
+    run = start(job, output, **environment)
+    assert run.wait() == 3
+    assert any("spec.recovery.restartsWithoutProgress allows 1" in line for line in run.lines)
+    jobs.wait_until_gone(output)
+
+
+@pytest.mark.parametrize("left_out", ["optimizer", "random state", "data cursor"])
+def test_leaving_anything_out_of_the_commit_is_noticed(
+    left_out, start, tiny_job, tmp_path: Path, jobs, undisturbed, once
+):
+    """The negative control: these tests would notice a commit without one of its parts."""
+    output = tmp_path / "run"
+    job = tiny_job(recovery=RECOVERY)
+    run = start(job, output, **arm(once, ["rpc.update.answer.before"], "kill_group", 11))
+    assert run.wait() == 3
+    (commit,) = sorted((output / "checkpoints").glob("step-000004"))
+    forget = {
+        "optimizer": "optimizer.safetensors",
+        "random state": "rng.safetensors",
+        "data cursor": None,
+    }[left_out]
+    jobs.spoil(commit, output, forget)
+    again = start(job, output)
+    assert again.wait() == 0, again.logs()
+    found = jobs.result(output)
+    assert found["metrics"] != undisturbed["metrics"]
+    assert shutil.which("true")
+
+
+def test_a_signal_from_outside_at_any_moment(start, tiny_job, tmp_path: Path, jobs, undisturbed):
+    """Not at a point of ours but whenever it hits: the rank, then the controller, then a child."""
+    output = tmp_path / "run"
+    job = tiny_job(recovery=RECOVERY)
+    run = start(job, output)
+    for step, role, kind in (
+        (1, "actor-rollout", "rank"),
+        (2, "controller", "controller"),
+        (3, "reward", "child"),
+        (4, "reward", "rank"),
+    ):
+        run.wait_for_step(step)
+        pid = jobs.rank_pids(output, role).get(kind)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+    assert run.wait() == 0, run.logs()
+    assert jobs.result(output) == undisturbed
