@@ -16,7 +16,8 @@ from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.overrides import set_option
 from ppojob_cli.preflight import check_machine, engine_facts
 from ppojob_cli.run_folder import locked
-from ppojob_cli.summary import finished_summary
+from ppojob_cli.run_state import PodState
+from ppojob_cli.summary import Ending, finished_summary
 from ppojob_cli.validate import load_job, render_problems
 from ppojob_cli.view import View, open_view
 from ppojob_trainer.errors import ConfigError
@@ -60,9 +61,7 @@ def run(file: Path, output: Path | None, overrides: tuple[str, ...], plain: bool
     sys.exit(status)
 
 
-def run_job(
-    file: Path, output: Path | None, overrides: Sequence[str] = (), *, plain: bool
-) -> int:
+def run_job(file: Path, output: Path | None, overrides: Sequence[str] = (), *, plain: bool) -> int:
     """Check everything, then run; answers the exit status.
 
     Raises:
@@ -89,43 +88,52 @@ def _run_pods(config: RunConfig, folder: Path, view: View, interrupts: Interrupt
     try:
         pods.start()
         with view:
-            return _follow(pods, view, interrupts)
+            ending = _follow(pods, view, interrupts)
     finally:
         pods.end()
+    view.ended(ending)
+    return ending.exit_code
 
 
-def _follow(pods: LocalPods, view: View, interrupts: Interrupts) -> int:
+def _follow(pods: LocalPods, view: View, interrupts: Interrupts) -> Ending:
     """Watch the job until its controller has ended."""
     asked = False
     while True:
         if interrupts.count > 1:
-            view.note("stopped at once; the last commit stands")
-            return contract.EXIT_INTERRUPTED
+            return Ending(
+                contract.EXIT_INTERRUPTED,
+                "stopped at once: the last commit stands, and the same command goes on from there",
+            )
         if interrupts.count == 1 and not asked:
             asked = True
             view.note("ending the step, then committing; Ctrl-C again stops at once")
             pods.ask_to_stop()
-        if pods.controller.process.poll() is not None and asked:
-            view.refresh()
-            return pods.controller.process.returncode
-        dead = pods.dead()
+        ended = pods.controller.process.poll()
+        if ended is not None and asked:
+            return _controller_ending(pods, ended, f"it ended with status {ended}")
+        dead = tuple(running.pod.name for running in pods.dead())
         if dead:
-            view.note(f"pod {dead[0].pod.name} ended; see its log")
-            return contract.EXIT_FAILED
+            return Ending(contract.EXIT_FAILED, f"pod {dead[0]}: it ended", dead)
         status = pods.controller.status()
-        view.refresh()
+        view.refresh(lambda: _pod_states(pods))
         if status is not None and status.phase == "done":
-            view.outcome(status)
-            return status.exit_code if status.exit_code in _STATUSES else contract.EXIT_FAILED
+            return _controller_ending(pods, status.exit_code, status.reason)
         time.sleep(_POLL_SECONDS)
 
 
-_STATUSES = {
-    contract.EXIT_DONE,
-    contract.EXIT_INVALID,
-    contract.EXIT_FAILED,
-    contract.EXIT_INTERRUPTED,
-}
+def _controller_ending(pods: LocalPods, exit_code: int | None, reason: str) -> Ending:
+    """How the job ended, by how its controller did."""
+    if exit_code in {contract.EXIT_DONE, contract.EXIT_INTERRUPTED}:
+        return Ending(exit_code)
+    if exit_code == contract.EXIT_INVALID:
+        return Ending(exit_code, reason)
+    lost = tuple(pod.name for pod in _pod_states(pods) if pod.phase in {"lost", "silent"})
+    return Ending(contract.EXIT_FAILED, reason, lost or (pods.controller.pod.name,))
+
+
+def _pod_states(pods: LocalPods) -> list[PodState]:
+    statuses = [(running.pod.name, running.status()) for running in pods.pods]
+    return [PodState(name, status.phase if status else "silent") for name, status in statuses]
 
 
 def write_job(folder: Path, config: RunConfig) -> None:

@@ -18,6 +18,7 @@ _STAGE_PREFIX: Final = "timing_s/"
 _VALIDATION_PREFIX: Final = "val-core/"
 _NO_STAGES: Final = frozenset({"step", "unaccounted"})
 _RECENT_STEPS: Final = 10
+_WAITING_PHASES: Final = frozenset({"Starting", "Recovering"})
 _QUIET_PHASES: Final = frozenset({"Succeeded", "Failed", "Interrupted", "Finishing"})
 
 
@@ -39,7 +40,7 @@ class StepRecord:
     def validation(self) -> dict[str, float]:
         """Means of the validation by a short name, `gsm8k mean@1`; empty where there was none."""
         return {
-            _short(name): value
+            short_name(name): value
             for name, value in self.values.items()
             if name.startswith(_VALIDATION_PREFIX) and not name.endswith("/std")
         }
@@ -85,6 +86,11 @@ class RunState:
     def phase(self) -> str:
         """The controller's phase."""
         return "Starting" if self.status is None else self.status.phase
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for pods."""
+        return self.phase in _WAITING_PHASES
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
@@ -133,7 +139,7 @@ class RunState:
         return median * missing - since_last
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """`val-core/gsm8k/acc/mean@1` as people say it: `gsm8k mean@1`."""
     source, found, moment = name.removeprefix(_VALIDATION_PREFIX).partition("/acc/")
     return f"{source} {moment.removesuffix('/mean')}" if found else source

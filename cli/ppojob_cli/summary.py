@@ -1,19 +1,128 @@
-"""Whether a run folder holds a run that is over."""
+"""How a run ended, for programs and for people."""
 
-import json
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Final
 
+import msgspec
+
+from ppojob_api import contract
+from ppojob_api.problem import printable
 from ppojob_api.run_config import RunConfig
+from ppojob_cli.figures import duration, number
+from ppojob_cli.run_state import short_name
 
-SUMMARY_FILE = "summary.json"
+SUMMARY_FILE: Final = "summary.json"
+EXPORT_FOLDER: Final = "export"
+TENSORBOARD_FOLDER: Final = "tensorboard"
+LOGS_FOLDER: Final = "logs"
+
+_LOG_LINES: Final = 12
+_LOG_LINE_CHARACTERS: Final = 300
+_LOG_TAIL_BYTES: Final = 1 << 14
 
 
-def finished_summary(folder: Path, config: RunConfig) -> dict[str, Any] | None:
-    """The summary of a run of this very configuration that succeeded; else None."""
+class Validations(msgspec.Struct, frozen=True):
+    """The first and the last validation of a run; empty where there was none."""
+
+    first: dict[str, float | None] = {}
+    last: dict[str, float | None] = {}
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """`summary.json`.
+
+    Attributes:
+        phase: `Succeeded` or `Interrupted`.
+        steps: Training steps done.
+        seconds: Time of those steps.
+        tokens: Prompt and response tokens of those steps.
+        config_sha256: Digest of the run configuration.
+        validation: Its numbers before and after.
+    """
+
+    phase: str
+    steps: int
+    seconds: float
+    tokens: int
+    config_sha256: str
+    validation: Validations = Validations()
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the job left the runner.
+
+    Attributes:
+        exit_code: Exit status of `ppojob run`.
+        reason: One line; empty where the job ended as it should.
+        pods: Pods whose logs say more.
+    """
+
+    exit_code: int
+    reason: str = ""
+    pods: tuple[str, ...] = ()
+
+
+def read_summary(folder: Path) -> RunSummary | None:
+    """The summary in a run folder; None where there is none that can be read."""
     try:
-        summary: dict[str, Any] = json.loads((folder / SUMMARY_FILE).read_text())
-    except (OSError, ValueError):
+        return msgspec.json.decode((folder / SUMMARY_FILE).read_bytes(), type=RunSummary)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    is_same = summary.get("config_sha256") == config.digest()
-    return summary if is_same and summary.get("phase") == "Succeeded" else None
+
+
+def finished_summary(folder: Path, config: RunConfig) -> RunSummary | None:
+    """The summary of a run of this very configuration that succeeded; else None."""
+    summary = read_summary(folder)
+    if summary is None or summary.config_sha256 != config.digest():
+        return None
+    return summary if summary.phase == "Succeeded" else None
+
+
+def ending_lines(ending: Ending, folder: Path) -> list[str]:
+    """What a person is told at the end of a run, failed or not."""
+    if ending.reason:
+        lines = [printable(line) for line in ending.reason.splitlines()]
+        if ending.exit_code == contract.EXIT_FAILED:
+            lines[0] = f"failed: {lines[0]}"
+        return [*lines, *(line for pod in ending.pods for line in log_lines(folder, pod))]
+    summary = read_summary(folder)
+    return [] if summary is None else summary_lines(summary, folder)
+
+
+def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
+    """The result of a run, and where the rest of it lies."""
+    steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
+    effort = f"{steps} in {duration(summary.seconds)}, {number(summary.tokens)} tokens"
+    if summary.phase == "Succeeded":
+        lines = [f"done: {effort}"]
+    else:
+        lines = [f"interrupted: {effort}; the same command goes on from there"]
+    for name, last in summary.validation.last.items():
+        first = summary.validation.first.get(name)
+        if last is not None and first is not None and not name.endswith("/std"):
+            lines.append(f"  validation  {short_name(name)}: {number(first)} -> {number(last)}")
+    if (folder / EXPORT_FOLDER / "config.json").is_file():
+        lines.append(f"  model       {folder / EXPORT_FOLDER}")
+    if (folder / TENSORBOARD_FOLDER).is_dir():
+        logs = shlex.quote(str(folder / TENSORBOARD_FOLDER))
+        lines.append(f"  curves      tensorboard --logdir {logs}")
+    return [printable(line) for line in lines]
+
+
+def log_lines(folder: Path, pod: str) -> list[str]:
+    """The last lines of a pod's log, under its path."""
+    path = folder / LOGS_FOLDER / f"{pod}.log"
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _LOG_TAIL_BYTES))
+            tail = file.read().decode("utf-8", "replace").splitlines()[-_LOG_LINES:]
+    except OSError as error:
+        return [f"{path}: {error.strerror}"]
+    if not tail:
+        return [f"{path}: empty"]
+    lines = (line.expandtabs()[:_LOG_LINE_CHARACTERS] for line in tail)
+    return [f"{path}, its last lines:", *(f"  {printable(line)}" for line in lines)]

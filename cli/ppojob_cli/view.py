@@ -1,16 +1,25 @@
-"""What a person sees while a job runs: a live table on a terminal, plain lines elsewhere."""
+"""What a person sees while a job runs: a live table on a terminal, plain lines elsewhere.
 
-import json
+A view reads the run folder and nothing else, so it shows a run of any machine alike. It never
+stops a run: a terminal that goes away takes only the view with it.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
-
-import click
-import msgspec
+from typing import Protocol, Self
 
 from ppojob_api.run_config import RunConfig
-from ppojob_trainer.controller.progress import STATUS_FILE, TrainingStatus
-from ppojob_trainer.rpc.methods import PodStatus
+from ppojob_cli.run_reader import RunReader
+from ppojob_cli.run_state import PodState, StepRecord
+from ppojob_cli.summary import Ending, RunSummary
+
+PodStates = Callable[[], Sequence[PodState]]
+"""Asks the pods how they are; called while they start."""
 
 
 class View(Protocol):
@@ -26,10 +35,10 @@ class View(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop showing."""
+        """Stop showing what moves."""
         ...
 
-    def refresh(self) -> None:
+    def refresh(self, pod_states: PodStates) -> None:
         """Look at the run folder and show what is new."""
         ...
 
@@ -37,102 +46,73 @@ class View(Protocol):
         """Show a line that is about the run as a whole."""
         ...
 
-    def outcome(self, status: PodStatus) -> None:
-        """Show how the controller ended."""
+    def ended(self, ending: Ending) -> None:
+        """Show how it ended, with what is left behind."""
         ...
 
-    def already_done(self, summary: dict[str, Any]) -> None:
+    def already_done(self, summary: RunSummary) -> None:
         """Say that there is nothing left to do."""
         ...
 
 
-class PlainView:
-    """A line for each new step and stage of life.
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is shown, and by what name.
 
-    Args:
-        folder: the run folder.
+    Attributes:
+        name: Of the job.
+        folder: The run folder.
+        reader: Reads it.
+        num_samples: Samples shown of each step and validation.
+        clock: Unix seconds.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._shown = ""
-        self._offset = 0
+    name: str
+    folder: Path
+    reader: RunReader
+    num_samples: int = 0
+    clock: Callable[[], float] = time.time
 
-    def __enter__(self) -> Self:
-        """Start behind what earlier runs in this folder have written."""
-        metrics = self._folder / "metrics.jsonl"
-        self._offset = metrics.stat().st_size if metrics.exists() else 0
-        (self._folder / STATUS_FILE).unlink(missing_ok=True)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Nothing is held."""
-
-    def refresh(self) -> None:
-        """See `View`."""
-        try:
-            status = msgspec.json.decode(
-                (self._folder / STATUS_FILE).read_bytes(), type=TrainingStatus
-            )
-        except (OSError, msgspec.DecodeError):
+    def sample_lines(self, record: StepRecord) -> Iterable[str]:
+        """The samples of a step and of the validation behind it, as lines."""
+        if not self.num_samples:
             return
-        line = f"{status.phase}" + (f": {status.message}" if status.message else "")
-        if line != self._shown:
-            self._shown = line
-            click.echo(line)
-        for record in self._new_records():
-            click.echo(step_line(record, status.total_steps))
+        # Parquet takes half a second to load, and pods are waiting to be started before.
+        from ppojob_cli.samples import read_samples, sample_lines
 
-    def note(self, text: str) -> None:
-        """See `View`."""
-        click.echo(text, err=True)
-
-    def outcome(self, status: PodStatus) -> None:
-        """See `View`."""
-        self.refresh()
-        if status.exit_code:
-            click.echo(status.reason, err=True)
-
-    def already_done(self, summary: dict[str, Any]) -> None:
-        """See `View`."""
-        click.echo(f"done already: {summary['steps']} steps; see {self._folder}")
-
-    def _new_records(self) -> list[dict[str, float]]:
-        path = self._folder / "metrics.jsonl"
-        if not path.exists():
-            return []
-        if path.stat().st_size < self._offset:
-            self._offset = path.stat().st_size
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        end = data.rfind(b"\n") + 1
-        self._offset += end
-        return [json.loads(line) for line in data[:end].splitlines()]
-
-
-def step_line(record: dict[str, float], total_steps: int) -> str:
-    """One line about one step."""
-    parts = [f"step {record['step']}/{total_steps}"]
-    for name, key, form in (
-        ("reward", "critic/score/mean", ".3f"),
-        ("length", "response_length/mean", ".1f"),
-        ("grad", "actor/grad_norm", ".2f"),
-        ("tokens/s", "perf/throughput", ".0f"),
-        ("seconds", "timing_s/step", ".1f"),
-    ):
-        if record.get(key) is not None:
-            parts.append(f"{name} {record[key]:{form}}")
-    parts += [f"{key} {value:.3f}" for key, value in record.items() if key.startswith("val-core/")]
-    return "  ".join(parts)
+        purposes = ["train"] if record.step > 0 else []
+        purposes += ["validation"] if record.validation else []
+        for purpose in purposes:
+            for sample in read_samples(self.folder, purpose, record.step, self.num_samples):
+                yield from sample_lines(sample)
 
 
 def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
-    """The view for where the output goes."""
-    del config, plain
-    return PlainView(folder)
+    """The view for where the output goes; open it before the pods are started.
+
+    Args:
+        config: What runs.
+        folder: The run folder.
+        plain: Whether lines are wanted also on a terminal.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A model writes any character; one that the terminal lacks must not end the run.
+            stream.reconfigure(errors="backslashreplace")
+    shown = Shown(
+        name=config.name,
+        folder=folder,
+        reader=RunReader(folder, since=time.time()),
+        num_samples=config.spec.num_examine,
+    )
+    if not plain and sys.stdout.isatty():
+        from rich.console import Console
+
+        console = Console()
+        if not console.is_dumb_terminal:
+            from ppojob_cli.live_view import LiveView
+
+            return LiveView(shown, console)
+    from ppojob_cli.plain_view import PlainView
+
+    return PlainView(shown)
