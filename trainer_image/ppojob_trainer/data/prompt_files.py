@@ -1,5 +1,6 @@
 """Writes rows in verl's columns to parquet files, whole or not at all."""
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterable
@@ -74,7 +75,8 @@ def write_split(folder: Path, split: str, rows: Iterable[TaskRow]) -> tuple[Path
             "a folder that this user may write"
         ) from None
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
     return path, written
 
 

@@ -1,0 +1,232 @@
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_cli.data import data
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.checks import check_files
+from ppojob_trainer.data.generate import addition, countdown, multiply
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.rewards.arithmetic import evaluate
+from ppojob_trainer.rewards.routing import RoutedChecks
+
+MakeSpec = Callable[..., DataSpec]
+
+# Made up here, in the form of the data set.
+PROBLEMS = [
+    {"question": "Ann has 2 pens and buys 3.", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"},
+    {"question": "A box holds 1,000 nails. 4 boxes?", "answer": "4 * 1000\n#### 4,000"},
+    {"question": "It was 3 degrees, then 5 less.", "answer": "3 - 5\n#### -2"},
+    {"question": "Half of 5 litres?", "answer": "5 / 2\n#### 2.5"},
+    {"question": "A pen costs $2. Three?", "answer": "3 * 2\n#### 6"},
+]
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(data, [str(argument) for argument in arguments])
+    return result.exit_code, result.output
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = sorted(folder.iterdir())
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def write_problems(folder: Path) -> Path:
+    folder.mkdir()
+    for split, problems in (("train", PROBLEMS[:3]), ("test", PROBLEMS[3:])):
+        lines = "".join(json.dumps(problem) + "\n" for problem in problems)
+        (folder / f"{split}.jsonl").write_text(lines)
+    return folder
+
+
+COMMANDS = {
+    "addition": ("addition",),
+    "countdown": ("countdown", "--rows", 60, "--validation-rows", 20),
+    "countdown for base models": ("countdown", "--rows", 9, "--prompt-form", "base"),
+    "multiply": ("multiply", "--rows", 60, "--validation-rows", 20),
+    "gsm8k": ("gsm8k", "--input", "problems"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_is_made_passes_every_check_and_is_made_alike_again(
+    name: str, tmp_path: Path, chat: ChatTokenizer, make_spec: MakeSpec
+) -> None:
+    problems = write_problems(tmp_path / "problems")
+    command = [problems if word == "problems" else word for word in COMMANDS[name]]
+    output = tmp_path / "deep" / "output"
+    status, told = run(*command, "--output", output)
+    assert status == 0, told
+    first = contents(output)
+    assert set(first) == {"train.parquet", "test.parquet"}
+    rows = {
+        split: pq.read_metadata(output / f"{split}.parquet").num_rows for split in ("train", "test")
+    }
+    assert told.splitlines() == [
+        f"{output}/{split}.parquet: {count} rows" for split, count in rows.items()
+    ]
+    assert run(*command, "--output", output)[0] == 0
+    assert contents(output) == first
+
+    held_out = [{"path": str(output / "test.parquet")}]
+    spec = make_spec(output / "train.parquet", validation=held_out, maxPromptTokens=1000)
+    report = check_files(spec, chat, rewards=RoutedChecks(), prompts_per_step=1)
+    assert (report.errors, report.warnings) == ([], [])
+    assert (report.train_rows, report.validation_rows) == (rows["train"], rows["test"])
+
+
+def test_addition_is_the_demos_task() -> None:
+    task = addition()
+    assert (len(task.train), len(task.held_out)) == (663, 64)
+    row = task.train[0].columns("train", 0)
+    assert list(row) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+    assert row["data_source"] == "ppojob/addition"
+    prompt = task.train[0].prompt
+    assert isinstance(prompt, list)
+    assert prompt[:2] == [
+        {"role": "user", "content": "3 + 5 + 4"},
+        {"role": "assistant", "content": "3 + 5 = 8\n8 + 4 = 12\n#### 12"},
+    ]
+    question = prompt[2]["content"]
+    assert eval(question) == int(str(task.train[0].ground_truth))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_held_out_sums_are_no_trained_sum_in_another_order(seed: int) -> None:
+    def kinds(rows: list[object]) -> set[tuple[str, ...]]:
+        return {tuple(sorted(row.prompt[-1]["content"].split(" + "))) for row in rows}  # type: ignore[attr-defined]
+
+    task = addition(seed=seed)
+    trained, held_out = kinds([*task.train]), kinds([*task.held_out])
+    assert not trained & held_out
+    assert ("3", "4", "5") not in held_out
+
+
+def test_other_seeds_and_fewer_rows() -> None:
+    assert addition(seed=1) != addition(seed=0) == addition(seed=0)
+    assert addition(rows=10).train == addition().train[:10]
+    with pytest.raises(ConfigError, match="--validation-rows: got 724: there are 723 sums"):
+        addition(held_out=724)
+
+
+def test_every_countdown_item_has_a_solution_and_is_there_once() -> None:
+    task = countdown(rows=300, held_out=50, seed=3)
+    items = [*task.train, *task.held_out]
+    keys = set()
+    for item in items:
+        assert isinstance(item.ground_truth, dict)
+        target, numbers = item.ground_truth["target"], item.ground_truth["numbers"]
+        assert isinstance(target, int)
+        assert isinstance(numbers, list)
+        assert 1 <= target <= 100
+        keys.add((target, *sorted(map(str, numbers))))
+        assert is_reachable([str(number) for number in numbers], target)
+    assert len(keys) == len(items) == 350
+
+
+def is_reachable(terms: list[str], target: int) -> bool:
+    """Try every way to combine terms, two at a time."""
+    if len(terms) == 1:
+        return is_value(terms[0], target)
+    for left in range(len(terms)):
+        for right in range(len(terms)):
+            if left == right:
+                continue
+            rest = [term for at, term in enumerate(terms) if at not in (left, right)]
+            for op in "+-*/":
+                if is_reachable([*rest, f"({terms[left]} {op} {terms[right]})"], target):
+                    return True
+    return False
+
+
+def is_value(expression: str, target: int) -> bool:
+    try:
+        return evaluate(expression).value == target
+    except ValueError:
+        return False
+
+
+def test_no_product_is_asked_for_twice_or_turned_round() -> None:
+    task = multiply(rows=40, held_out=5, digits=1)
+    factors = set()
+    for row in [*task.train, *task.held_out]:
+        assert isinstance(row.prompt, list)
+        product = row.prompt[-1]["content"].partition("equation: ")[2].partition(".")[0]
+        assert eval(product) == int(str(row.ground_truth))
+        factors.add(tuple(sorted(product.split(" * "))))
+    assert len(factors) == 45
+    with pytest.raises(ConfigError, match="there are 45 products of 1 digits; at most 40"):
+        multiply(rows=41, held_out=5, digits=1)
+
+
+def test_gsm8k_has_verls_words(tmp_path: Path) -> None:
+    assert run("gsm8k", "--input", write_problems(tmp_path / "in"), "--output", tmp_path)[0] == 0
+    train = pq.read_table(tmp_path / "train.parquet").to_pylist()
+    assert train[1] == {
+        "data_source": "openai/gsm8k",
+        "prompt": [
+            {
+                "role": "user",
+                "content": "A box holds 1,000 nails. 4 boxes? Let's think step by step and output "
+                'the final answer after "####".',
+            }
+        ],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "4000"},
+        "extra_info": {
+            "split": "train",
+            "index": 1,
+            "answer": "4 * 1000\n#### 4,000",
+            "question": "A box holds 1,000 nails. 4 boxes?",
+        },
+    }
+    truths = [row["reward_model"]["ground_truth"] for row in train]
+    assert truths == ["5", "4000", "-2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"question": "a", "answer": "5"}', ":2:answer: got '5': no solution at its end; an"),
+        ('{"question": "", "answer": "#### 5"}', ":2:question: got '': not a problem of GSM8K"),
+        ('{"question": "a"}', ":2:answer: got None: not a problem of GSM8K; text"),
+        ("{", ":2:2: got the end of the line: not JSON"),
+    ],
+)
+def test_bad_problems_are_named_and_nothing_is_written(
+    line: str, reason: str, tmp_path: Path
+) -> None:
+    folder = write_problems(tmp_path / "in")
+    good = json.dumps(PROBLEMS[0])
+    (folder / "train.jsonl").write_text(f"{good}\n{line}\n")
+    status, told = run("gsm8k", "--input", folder, "--output", tmp_path / "out")
+    assert status == 2
+    assert told.startswith(f"{folder}/train.jsonl{reason}")
+    assert contents(tmp_path / "out") == {}
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    assert run("gsm8k", "--input", tmp_path, "--output", tmp_path) == (
+        2,
+        f"{tmp_path}: got no train.jsonl or train.parquet: GSM8K is read from both splits; the "
+        "folder of its files\n",
+    )
+    assert run("countdown", "--operands", 4, 3, "--output", tmp_path) == (
+        2,
+        "--operands: got 4 3: the first is larger; MIN, then MAX\n",
+    )
+    assert run("addition", "--rows", 0, "--output", tmp_path)[0] == 2
+    (tmp_path / "file").touch()
+    status, told = run("addition", "--output", tmp_path / "file" / "below")
+    assert (status, told) == (
+        2,
+        f"{tmp_path}/file/below: got Not a directory: files cannot be written there; a folder that "
+        "this user may write\n",
+    )
