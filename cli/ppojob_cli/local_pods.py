@@ -43,7 +43,7 @@ class RunningPod:
         """What its supervisor says; None while it does not answer."""
         url = f"http://{self.address}:{contract.PORT_HEALTH}/status"
         try:
-            with urllib.request.urlopen(url, timeout=_HTTP_SECONDS) as answer:  # noqa: S310
+            with urllib.request.urlopen(url, timeout=_HTTP_SECONDS) as answer:
                 return msgspec.json.decode(answer.read(), type=PodStatus)
         except OSError:
             return None

@@ -160,7 +160,10 @@ def test_a_socket_without_curve_gets_no_answer(serve):
         ([b""], "a header and a body"),
         ([encode(RequestHeader(1, "nothing", 1)), b""], "no method 'nothing'"),
         ([encode(RequestHeader(1, "update", 1, ID)), b"\xc1"], "update"),
-        ([encode(RequestHeader(1, "update", 1, ID)), msgspec.msgpack.encode({"prompts": 3})], "int"),
+        (
+            [encode(RequestHeader(1, "update", 1, ID)), msgspec.msgpack.encode({"prompts": 3})],
+            "int",
+        ),
         ([encode(RequestHeader(1, "update", 1)), encode(REQUEST)], "request id"),
         ([b"x" * 5000, encode(REQUEST)], "a header and a body"),
     ],
