@@ -11,12 +11,12 @@ number of threads. Chosen in TRL's favour:
 
 - all responses of a step are generated in one batch; its transformers path pads to the longest
   prompt of the batch, and the demo's prompts are equally long;
-- the micro-batch is the quickest of those tried (docs/adr/0004-the-peer-of-the-step.md);
+- a micro-batch as large as the machine's memory bears well (--micro-batch);
 - no activation checkpointing (TRL's default is on), sdpa attention, fused AdamW, no logging.
 
 Not used, and why: TRL's vLLM mode (it takes vLLM 0.22 to 0.31 on accelerators; here is a CPU and
 0.32); transformers' continuous batching (TRL then casts the trained weights themselves to bf16 for
-good, which is another training); --cached-casts, which TRL does not offer: one autocast region
+good, which is another training); a compiled model, since ours is not compiled; --cached-casts, which TRL does not offer: one autocast region
 around the whole generation, so that fp32 weights are cast once a batch and not once a token. It is
 there to see how much of the ratio is due to that.
 """
