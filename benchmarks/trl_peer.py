@@ -14,9 +14,10 @@ number of threads. Chosen in TRL's favour:
 - a micro-batch as large as the machine's memory bears well (--micro-batch);
 - no activation checkpointing (TRL's default is on), sdpa attention, fused AdamW, no logging.
 
-Not used, and why: TRL's vLLM mode (it takes vLLM 0.22 to 0.31 on accelerators; here is a CPU and
-0.32); transformers' continuous batching (TRL then casts the trained weights themselves to bf16 for
-good, which is another training); a compiled model, since ours is not compiled; --cached-casts, which TRL does not offer: one autocast region
+Why each is so: docs/adr/0005-the-peer-of-the-step.md. Not used, and why: TRL's vLLM mode (it takes
+vLLM 0.22 to 0.31 on accelerators; here is a CPU and 0.32); transformers' continuous batching (TRL
+then casts the trained weights themselves to bf16 for good, which is another training); a compiled
+model, since ours is not compiled; --cached-casts, which TRL does not offer: one autocast region
 around the whole generation, so that fp32 weights are cast once a batch and not once a token. It is
 there to see how much of the ratio is due to that.
 """
