@@ -14,7 +14,7 @@ from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.generate import addition, countdown, multiply
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.arithmetic import evaluate
-from ppojob_trainer.rewards.routing import RoutedChecks
+from ppojob_trainer.rewards.row_checks import RoutedChecks
 
 MakeSpec = Callable[..., DataSpec]
 

@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.rewards.addition import addition
 from ppojob_trainer.rewards.arithmetic import NotArithmetic, evaluate
 from ppojob_trainer.rewards.countdown import countdown
 from ppojob_trainer.rewards.gsm8k import gsm8k
 from ppojob_trainer.rewards.multiply import multiply
 from ppojob_trainer.rewards.records import NO_ANSWER
-from ppojob_trainer.rewards.routing import SCORERS, NamedChecks, RoutedChecks, route
+from ppojob_trainer.rewards.routing import SCORERS, route
+from ppojob_trainer.rewards.row_checks import NamedChecks, RoutedChecks, row_checks
 
 LONG = "x" * 400
 
@@ -301,3 +303,14 @@ def test_ground_truths_are_judged_before_the_run(name: str) -> None:
 def test_a_ground_truth_of_another_type_is_an_error_and_no_zero(name: str, truth: object) -> None:
     with pytest.raises(TypeError):
         SCORERS[name].score("<answer>1</answer>", truth)
+
+
+def test_which_rows_are_checked() -> None:
+    mine = RewardSpec.model_validate({"function": "f", "source": {"path": "mine.py"}})
+    gsm8k_spec = RewardSpec.model_validate({"function": "gsm8k"})
+    assert isinstance(row_checks([]), RoutedChecks)
+    assert row_checks([mine]) is None
+    named = row_checks([mine, gsm8k_spec])
+    assert isinstance(named, NamedChecks)
+    assert named.data_source_problem("anything") is None
+    assert named.ground_truth_problem("anything", 5)

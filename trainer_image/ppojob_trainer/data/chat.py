@@ -140,7 +140,7 @@ class ChatTokenizer:
         )
         rendered = self._call(request, RENDER_SECONDS)
         texts = [outcome.text for outcome in rendered]
-        encodings = self._files.tokenizer.encode_batch(texts, add_special_tokens=False)
+        encodings = self._files.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [
             self._error(outcome) if outcome.refusal else encoding.ids
             for outcome, encoding in zip(rendered, encodings, strict=True)
@@ -156,7 +156,7 @@ class ChatTokenizer:
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
-        encodings = self._files.tokenizer.encode_batch(texts, add_special_tokens=False)
+        encodings = self._files.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         of_texts = iter([encoding.ids for encoding in encodings])
         of_chats = iter(self.encode_chats(chats, variables) if chats else [])
         return [next(of_texts if isinstance(prompt, str) else of_chats) for prompt in prompts]
