@@ -25,8 +25,10 @@ def number(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """A time by its two largest units."""
+    if seconds < 0.0995:
+        return f"{max(0.0, seconds) * 1_000:.0f} ms"
     if seconds < 9.95:
-        return f"{max(0.0, seconds):.1f} s"
+        return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

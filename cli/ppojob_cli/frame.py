@@ -149,7 +149,7 @@ def _pods_line(pods: Sequence[PodState]) -> RenderableType | None:
     lines.add_column()
     lines.add_column(no_wrap=True)
     for pod in pods:
-        style = {"ready": "green", "lost": "red", "silent": "dim"}.get(pod.phase, "yellow")
+        style = {"ready": "green", "lost": "red", "not up": "dim"}.get(pod.phase, "yellow")
         lines.add_row(Text(printable(pod.name)), Text(printable(pod.phase), style=style))
     return _labelled("pods", lines)
 
@@ -189,21 +189,24 @@ def _validations(state: RunState, canvas: Canvas) -> RenderableType | None:
     series = list(state.validation_series().items())
     if not series:
         return None
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(overflow="fold")
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
     width = (canvas.inner_width - _LABEL_WIDTH) // 4 if canvas.inner_width >= _ROOMY else 0
-    for name, values in series[:_VALIDATIONS_SHOWN]:
-        change = number(values[0])
-        change += f" -> {number(values[-1])}" if len(values) > 1 else ""
-        curve = sparkline(values, width, canvas.blocks) if len(values) > 1 else ""
-        table.add_row(
-            Text(printable(name)), Text(change, style="bold green"), Text(curve, style="green")
-        )
-    if len(series) > _VALIDATIONS_SHOWN:
-        table.add_row(Text(f"and {len(series) - _VALIDATIONS_SHOWN} more", style="dim"))
-    return _labelled("validation", table)
+    shown = series[:_VALIDATIONS_SHOWN]
+    name_width = max(len(printable(name)) for name, _ in shown)
+    lines = [_validation(name, values, name_width, width, canvas) for name, values in shown]
+    if len(series) > len(shown):
+        lines.append(Text(f"and {len(series) - len(shown)} more", style="dim"))
+    return _labelled("validation", Text("\n").join(lines))
+
+
+def _validation(
+    name: str, values: Sequence[float], name_width: int, width: int, canvas: Canvas
+) -> Text:
+    text = Text(f"{printable(name):<{name_width}}  ")
+    text.append(number(values[0]), style="bold green")
+    if len(values) > 1:
+        text.append(f" -> {number(values[-1])}", style="bold green")
+        text.append(f"  {sparkline(values, width, canvas.blocks)}", style="green")
+    return text
 
 
 def _labelled(label: str, content: RenderableType) -> RenderableType:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from ppojob_api import contract
 from ppojob_api.problem import printable
 from ppojob_cli.frame import Canvas, frame
 from ppojob_cli.run_state import PodState
@@ -64,8 +65,9 @@ class LiveView:
 
     def ended(self, ending: Ending) -> None:
         """See `View`."""
-        style = "" if not ending.reason else "red"
-        self._print(ending_lines(ending, self._shown.folder), style=style)
+        style = "red" if ending.exit_code == contract.EXIT_FAILED else ""
+        lines = ending_lines(ending, self._state.status, self._shown.folder)
+        self._print(lines, style=style)
 
     def already_done(self, summary: RunSummary) -> None:
         """See `View`."""

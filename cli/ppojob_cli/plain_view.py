@@ -57,6 +57,9 @@ class PlainView:
         """See `View`."""
         state = self._shown.reader.read()
         turn = turn_line(state, pod_states() if state.is_waiting else ())
+        # The last steps and the end may be seen at one look.
+        if state.is_over:
+            self._show_new(state)
         if turn != self._turn:
             self._turn = turn
             _write([turn])
@@ -68,9 +71,10 @@ class PlainView:
 
     def ended(self, ending: Ending) -> None:
         """See `View`."""
-        self._show_new(self._shown.reader.read())
+        state = self._shown.reader.read()
+        self._show_new(state)
         is_error = ending.exit_code not in {contract.EXIT_DONE, contract.EXIT_INTERRUPTED}
-        _write(ending_lines(ending, self._shown.folder), is_error=is_error)
+        _write(ending_lines(ending, state.status, self._shown.folder), is_error=is_error)
 
     def already_done(self, summary: RunSummary) -> None:
         """See `View`."""
@@ -97,7 +101,10 @@ class PlainView:
 
 def turn_line(state: RunState, pods: Sequence[PodState]) -> str:
     """Where the run stands, in words that change only when it takes a turn."""
-    message = state.status.message if state.status else ""
+    message = state.status.message.partition("\n")[0] if state.status else ""
+    if state.phase == "Failed":
+        # The whole reason follows at the end, on standard error.
+        message = ""
     waited_for = ", ".join(f"{pod.name} {pod.phase}" for pod in pods)
     told = "; ".join(part for part in (message, waited_for) if part)
     return printable(f"{state.phase.lower()}: {told}" if told else state.phase.lower())

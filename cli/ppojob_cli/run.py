@@ -127,13 +127,13 @@ def _controller_ending(pods: LocalPods, exit_code: int | None, reason: str) -> E
         return Ending(exit_code)
     if exit_code == contract.EXIT_INVALID:
         return Ending(exit_code, reason)
-    lost = tuple(pod.name for pod in _pod_states(pods) if pod.phase in {"lost", "silent"})
+    lost = tuple(pod.name for pod in _pod_states(pods) if pod.phase in {"lost", "not up"})
     return Ending(contract.EXIT_FAILED, reason, lost or (pods.controller.pod.name,))
 
 
 def _pod_states(pods: LocalPods) -> list[PodState]:
     statuses = [(running.pod.name, running.status()) for running in pods.pods]
-    return [PodState(name, status.phase if status else "silent") for name, status in statuses]
+    return [PodState(name, status.phase if status else "not up") for name, status in statuses]
 
 
 def write_job(folder: Path, config: RunConfig) -> None:

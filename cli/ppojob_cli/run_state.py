@@ -19,7 +19,7 @@ _VALIDATION_PREFIX: Final = "val-core/"
 _NO_STAGES: Final = frozenset({"step", "unaccounted"})
 _RECENT_STEPS: Final = 10
 _WAITING_PHASES: Final = frozenset({"Starting", "Recovering"})
-_QUIET_PHASES: Final = frozenset({"Succeeded", "Failed", "Interrupted", "Finishing"})
+_OVER_PHASES: Final = frozenset({"Finishing", "Succeeded", "Failed", "Interrupted"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class PodState:
 
     Attributes:
         name: Of the pod.
-        phase: `idle`, `starting`, `ready`, `lost`, `done`, or `silent` where nothing answers.
+        phase: `idle`, `starting`, `ready`, `lost`, `done`, or `not up` while nothing answers.
     """
 
     name: str
@@ -91,6 +91,11 @@ class RunState:
     def is_waiting(self) -> bool:
         """Whether it waits for pods."""
         return self.phase in _WAITING_PHASES
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step will come."""
+        return self.phase in _OVER_PHASES
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
@@ -132,7 +137,7 @@ class RunState:
         """
         recent = self.series(STEP_SECONDS)[-_RECENT_STEPS:]
         missing = self.total_steps - self.done_steps
-        if not recent or missing <= 0 or self.phase in _QUIET_PHASES:
+        if not recent or missing <= 0 or self.is_over:
             return None
         median = statistics.median(recent)
         since_last = min(max(0.0, now - self.steps[-1].time), median)

@@ -132,7 +132,8 @@ def _matching(part: Path, wanted: set[int]) -> Iterator[_Text]:
 
 def _block(name: str, lines: list[str]) -> list[str]:
     first, *others = lines or [""]
-    return [f"  {name:<9} {first}", *(f"  {'':<9} {line}" for line in others)]
+    block = [f"  {name:<9} {first}", *(f"  {'':<9} {line}" for line in others)]
+    return [line.rstrip() for line in block]
 
 
 def _tail(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ from ppojob_api.problem import printable
 from ppojob_api.run_config import RunConfig
 from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import short_name
+from ppojob_trainer.controller.progress import TrainingStatus
 
 SUMMARY_FILE: Final = "summary.json"
 EXPORT_FOLDER: Final = "export"
@@ -81,15 +83,28 @@ def finished_summary(folder: Path, config: RunConfig) -> RunSummary | None:
     return summary if summary.phase == "Succeeded" else None
 
 
-def ending_lines(ending: Ending, folder: Path) -> list[str]:
-    """What a person is told at the end of a run, failed or not."""
-    if ending.reason:
-        lines = [printable(line) for line in ending.reason.splitlines()]
-        if ending.exit_code == contract.EXIT_FAILED:
-            lines[0] = f"failed: {lines[0]}"
-        return [*lines, *(line for pod in ending.pods for line in log_lines(folder, pod))]
-    summary = read_summary(folder)
-    return [] if summary is None else summary_lines(summary, folder)
+def ending_lines(ending: Ending, status: TrainingStatus | None, folder: Path) -> list[str]:
+    """What a person is told at the end of a run, failed or not.
+
+    Args:
+        ending: What the runner knows.
+        status: What the controller said last; why it failed is told best by itself.
+        folder: The run folder.
+    """
+    reason = ending.reason
+    if status is not None and status.phase == "Failed" and status.message:
+        reason = status.message
+    if not ending.reason:
+        summary = read_summary(folder)
+        return [] if summary is None else summary_lines(summary, folder)
+    lines = [printable(line) for line in takewhile(_is_no_traceback, reason.splitlines())]
+    if ending.exit_code == contract.EXIT_FAILED and lines:
+        lines[0] = f"failed: {lines[0]}"
+    return [*lines, *(line for pod in ending.pods for line in log_lines(folder, pod))]
+
+
+def _is_no_traceback(line: str) -> bool:
+    return not line.startswith("Traceback (most recent call last)")
 
 
 def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
@@ -119,10 +134,10 @@ def log_lines(folder: Path, pod: str) -> list[str]:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _LOG_TAIL_BYTES))
-            tail = file.read().decode("utf-8", "replace").splitlines()[-_LOG_LINES:]
+            tail = file.read().decode("utf-8", "replace").rstrip().splitlines()
     except OSError as error:
         return [f"{path}: {error.strerror}"]
-    if not tail:
+    if not any(tail):
         return [f"{path}: empty"]
-    lines = (line.expandtabs()[:_LOG_LINE_CHARACTERS] for line in tail)
+    lines = (line.expandtabs()[:_LOG_LINE_CHARACTERS] for line in tail[-_LOG_LINES:])
     return [f"{path}, its last lines:", *(f"  {printable(line)}" for line in lines)]
