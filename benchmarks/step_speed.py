@@ -27,6 +27,8 @@ STAGES = {
     "update": ("timing_s/update_actor", "update_seconds"),
 }
 """Stage -> our metric, the peer's."""
+LEAST_CPU_SHARE = 0.6
+"""Share of its threads that the peer must have got; below, the machine was busy with other work."""
 TOKENS = ("response_length/mean", "mean_response_tokens")
 
 
@@ -85,6 +87,16 @@ def compare(ours: Sequence[Line], peer: Sequence[Line]) -> dict[str, Comparison]
             raise UnusableError(f"{stage}: got a time that is not above 0: not a measurement")
         comparisons[stage] = seconds
     return comparisons
+
+
+def refuse_a_busy_machine(peer: Sequence[Line]) -> None:
+    """Other work slows two threads that wait for each other far beyond its share: no measurement."""
+    share = statistics.median(figure_of(peer, "cpu_share"))
+    if share < LEAST_CPU_SHARE:
+        raise UnusableError(
+            f"cpu_share: got {share} of the peer's threads: the machine was busy with other work, "
+            f"which flatters us; run it again with at least {LEAST_CPU_SHARE}"
+        )
 
 
 def figure_of(lines: Sequence[Line], key: str) -> tuple[float, ...]:
@@ -146,6 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
         all_ours, all_peer = read_steps(options.ours), read_steps(options.peer)
         steps = common_steps(all_ours, all_peer)
         ours, peer = [all_ours[step] for step in steps], [all_peer[step] for step in steps]
+        refuse_a_busy_machine(peer)
         comparisons = compare(ours, peer)
         report = figures(comparisons, ours, peer)
     except UnusableError as problem:

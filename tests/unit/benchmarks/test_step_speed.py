@@ -29,7 +29,7 @@ def ours(seconds: list[float]) -> str:
     )
 
 
-def peer(seconds: list[float]) -> str:
+def peer(seconds: list[float], cpu_share: float = 0.97) -> str:
     header = json.dumps({"peer": {"trl": "1.16.0"}}) + "\n"
     return header + lines(
         {
@@ -38,7 +38,7 @@ def peer(seconds: list[float]) -> str:
             "update_seconds": s / 2,
             "mean_response_tokens": 21.0,
             "load_average": 0.5,
-            "cpu_share": 0.97,
+            "cpu_share": cpu_share,
         }
         for s in seconds
     )
@@ -73,6 +73,7 @@ def test_the_ratio_is_of_medians_over_the_common_steps_after_the_first(
         (ours([1.0, 0.0]), peer([1.0, 2.0]), "not above 0"),
         ('{"step": 1}\n{"step": 2}\n', peer([1.0, 2.0]), "timing_s/step"),
         ("", peer([1.0, 2.0]), "none in common"),
+        (ours([1.0, 2.0]), peer([1.0, 2.0], cpu_share=0.23), "busy"),
     ],
 )
 def test_what_cannot_be_compared_is_said(
