@@ -90,7 +90,7 @@ def compare(ours: Sequence[Line], peer: Sequence[Line]) -> dict[str, Comparison]
 
 
 def refuse_a_busy_machine(peer: Sequence[Line]) -> None:
-    """Other work slows two threads that wait for each other far beyond its share: no measurement."""
+    """Other work slows threads that wait for each other far beyond its own share."""
     share = statistics.median(figure_of(peer, "cpu_share"))
     if share < LEAST_CPU_SHARE:
         raise UnusableError(
