@@ -1,18 +1,20 @@
 """Killed anywhere, the job ends with the numbers of a job that nobody disturbed.
 
-Every durable act and every answer is a failpoint (`failpoints.all_points`). One job is run with many
+Every durable act and every answer is a failpoint (`failpoints.all_points`). A job is run with many
 of them armed, each fires once; the processes that it kills come back, and what the job leaves must
 be bit-equal to what an undisturbed one leaves.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import run_folders
+import spoiled_commits
+import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,7 +25,7 @@ ONLY_ON_DAMAGE = ("checkpoint.replace.",)
 ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
 
 GROUPS = {
-    "records": ("controller.", "journal.", "metrics.", "summary.", "rows.", "rpc.put_texts."),
+    "records": ("controller.", "journal.", "metrics.", "summary.", "rows."),
     "commits": ("checkpoint.", "export."),
     "answers": ("rpc.",),
 }
@@ -38,34 +40,21 @@ def all_points() -> list[str]:
         "from ppojob_trainer import failpoints\n"
         "print('\\n'.join(failpoints.all_points()))"
     )
-    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    return answer.stdout.split()
-
-
-def group_of(points: list[str], name: str) -> list[str]:
-    """The points of one group: those that no earlier group has."""
-    earlier = [prefix for n, ps in GROUPS.items() if n != name for prefix in ps if name == "answers"]
-    return [
-        point
-        for point in points
-        if point.startswith(GROUPS[name])
-        and not point.startswith(ONLY_ON_DAMAGE)
-        and not (name == "answers" and point.startswith(tuple(p for p in earlier if p != "rpc.")))
-    ]
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tiny_folder, tmp_path_factory, jobs, make_tiny_manifest) -> dict[str, object]:
+def undisturbed(tiny_folder, tmp_path_factory, make_tiny_manifest) -> dict[str, object]:
     """What a job leaves that nobody disturbs."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    manifest = make_tiny_manifest(folder, recovery=RECOVERY)
+    manifest = tiny_jobs.write_manifest(folder, tiny_folder, recovery=RECOVERY)
     subprocess.run(
-        [sys.executable, "-m", "ppojob_cli", "run", str(manifest), "--plain"]
-        + ["--output", str(folder / "run")],
+        [sys.executable, "-m", "ppojob_cli", "run", str(manifest), "--output", folder / "run"],
         check=True,
         capture_output=True,
     )
-    return jobs.result(folder / "run")
+    return run_folders.result(folder / "run")
 
 
 @pytest.fixture
@@ -92,17 +81,21 @@ def fired(once: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", list(GROUPS))
 def test_killed_at_every_point(
-    name, start, tiny_job, tmp_path: Path, jobs, all_points, undisturbed, once
+    name, start, tiny_job, tmp_path: Path, all_points, undisturbed, once
 ):
-    points = group_of(all_points, name)
+    points = [
+        point
+        for point in all_points
+        if point.startswith(GROUPS[name]) and not point.startswith(ONLY_ON_DAMAGE)
+    ]
     assert len(points) >= 20, points
     output = tmp_path / "run"
     run = start(tiny_job(recovery=RECOVERY), output, **arm(once, points))
     assert run.wait(840) == 0, run.logs()
     missed = {point for point in set(points) - fired(once) if not point.startswith(ONLY_ON_CUT)}
     assert not missed, f"never hit: {sorted(missed)}"
-    assert jobs.result(output) == undisturbed
-    jobs.wait_until_gone(output)
+    assert run_folders.result(output) == undisturbed
+    run_folders.wait_until_gone(output)
 
 
 @pytest.mark.parametrize(
@@ -117,34 +110,30 @@ def test_killed_at_every_point(
     ],
 )
 def test_everything_killed_at_once_and_the_same_command_again(
-    point, nth, start, tiny_job, tmp_path: Path, jobs, undisturbed, once
+    point, nth, start, tiny_job, tmp_path: Path, undisturbed, once
 ):
     output = tmp_path / "run"
     job = tiny_job(recovery=RECOVERY)
     run = start(job, output, **arm(once, [point], "kill_group", nth))
     assert run.wait() == 3, run.lines
     assert fired(once) == {point}
-    jobs.wait_until_gone(output)
+    run_folders.wait_until_gone(output)
     again = start(job, output)
     assert again.wait() == 0, again.logs()
-    assert jobs.result(output) == undisturbed
+    assert run_folders.result(output) == undisturbed
 
 
-def test_a_stopped_rank_is_noticed_and_replaced(
-    start, tiny_job, tmp_path: Path, jobs, undisturbed, once
-):
+def test_a_stopped_rank_is_noticed_and_replaced(start, tiny_job, tmp_path: Path, undisturbed, once):
     output = tmp_path / "run"
     environment = arm(once, ["rpc.update.answer.before", "rpc.score.answer.before"], "stop", 2)
     run = start(tiny_job(recovery=RECOVERY), output, **environment)
     assert run.wait() == 0, run.logs()
     assert fired(once) == {"rpc.update.answer.before", "rpc.score.answer.before"}
-    assert jobs.result(output) == undisturbed
+    assert run_folders.result(output) == undisturbed
     assert "gave no sign of life for 10 s" in run.logs()
 
 
-def test_a_killed_reward_worker_costs_no_step(
-    start, tiny_job, tmp_path: Path, jobs, undisturbed, once
-):
+def test_a_killed_reward_worker_costs_no_step(start, tiny_job, tmp_path: Path, undisturbed, once):
     output = tmp_path / "run"
     run = start(
         tiny_job(recovery=RECOVERY), output, **arm(once, ["rpc.score.answer.before"], "kill", 3)
@@ -152,12 +141,10 @@ def test_a_killed_reward_worker_costs_no_step(
     assert run.wait() == 0, run.logs()
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"rewound"') == 1, "only the start counts as one"
-    assert jobs.result(output) == undisturbed
+    assert run_folders.result(output) == undisturbed
 
 
-def test_a_killed_controller_runs_no_step_again(
-    start, tiny_job, tmp_path: Path, jobs, undisturbed, once
-):
+def test_a_killed_controller_runs_no_step_again(start, tiny_job, tmp_path: Path, undisturbed, once):
     output = tmp_path / "run"
     points = ["controller.step.computed", "controller.step.recorded"]
     run = start(tiny_job(recovery=RECOVERY), output, **arm(once, points, "kill", 3))
@@ -165,11 +152,11 @@ def test_a_killed_controller_runs_no_step_again(
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"controller_started"') == 3
     assert journal.count('"rewound"') == 1
-    assert jobs.result(output) == undisturbed
+    assert run_folders.result(output) == undisturbed
 
 
 def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
-    start, tiny_job, tmp_path: Path, jobs, undisturbed, once
+    start, tiny_job, tmp_path: Path, undisturbed, once
 ):
     output = tmp_path / "run"
     job = tiny_job(recovery=RECOVERY)
@@ -181,24 +168,18 @@ def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    points = [f"checkpoint.replace.{act}.{side}" for act in ("rename",) for side in ("before", "after")]
+    points = ["checkpoint.replace.rename.before", "checkpoint.replace.rename.after"]
     again = start(job, output, **arm(once, points))
     assert again.wait() == 0, again.logs()
     assert set(points) <= fired(once)
     log = (output / "logs" / "tiny-controller-0.log").read_text()
     assert f"{newest.name}/actorRollout/rank-00000/optimizer.safetensors" in log
-    assert jobs.result(output) == undisturbed
+    assert run_folders.result(output) == undisturbed
 
 
 def test_a_job_that_is_killed_again_and_again_fails_and_says_so(
-    start, tiny_job, tmp_path: Path, jobs, once
+    start, tiny_job, tmp_path: Path, once
 ):
-    bad = tmp_path / "bad.py"
-    bad.write_text(
-        "import os, signal\n"
-        "def score(data_source, solution_str, ground_truth, extra_info):\n"
-        "    return 1.0\n"
-    )
     output = tmp_path / "run"
     job = tiny_job(recovery={"restartsWithoutProgress": 1})
     environment = arm(once, ["rpc.generate.answer.before"])
@@ -206,33 +187,32 @@ def test_a_job_that_is_killed_again_and_again_fails_and_says_so(
     run = start(job, output, **environment)
     assert run.wait() == 3
     assert any("spec.recovery.restartsWithoutProgress allows 1" in line for line in run.lines)
-    jobs.wait_until_gone(output)
+    run_folders.wait_until_gone(output)
 
 
-@pytest.mark.parametrize("left_out", ["optimizer", "random state", "data cursor"])
+@pytest.mark.parametrize(
+    "forget",
+    [
+        spoiled_commits.forget_optimizer,
+        spoiled_commits.forget_random_state,
+        spoiled_commits.forget_cursor,
+    ],
+)
 def test_leaving_anything_out_of_the_commit_is_noticed(
-    left_out, start, tiny_job, tmp_path: Path, jobs, undisturbed, once
+    forget, start, tiny_job, tmp_path: Path, undisturbed, once
 ):
     """The negative control: these tests would notice a commit without one of its parts."""
     output = tmp_path / "run"
     job = tiny_job(recovery=RECOVERY)
     run = start(job, output, **arm(once, ["rpc.update.answer.before"], "kill_group", 11))
     assert run.wait() == 3
-    (commit,) = sorted((output / "checkpoints").glob("step-000004"))
-    forget = {
-        "optimizer": "optimizer.safetensors",
-        "random state": "rng.safetensors",
-        "data cursor": None,
-    }[left_out]
-    jobs.spoil(commit, output, forget)
+    forget(output / "checkpoints" / "step-000004")
     again = start(job, output)
     assert again.wait() == 0, again.logs()
-    found = jobs.result(output)
-    assert found["metrics"] != undisturbed["metrics"]
-    assert shutil.which("true")
+    assert run_folders.result(output)["metrics"] != undisturbed["metrics"]
 
 
-def test_a_signal_from_outside_at_any_moment(start, tiny_job, tmp_path: Path, jobs, undisturbed):
+def test_a_signal_from_outside_at_any_moment(start, tiny_job, tmp_path: Path, undisturbed):
     """Not at a point of ours but whenever it hits: the rank, then the controller, then a child."""
     output = tmp_path / "run"
     job = tiny_job(recovery=RECOVERY)
@@ -244,8 +224,8 @@ def test_a_signal_from_outside_at_any_moment(start, tiny_job, tmp_path: Path, jo
         (4, "reward", "rank"),
     ):
         run.wait_for_step(step)
-        pid = jobs.rank_pids(output, role).get(kind)
+        pid = run_folders.rank_pids(output, role).get(kind)
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
     assert run.wait() == 0, run.logs()
-    assert jobs.result(output) == undisturbed
+    assert run_folders.result(output) == undisturbed

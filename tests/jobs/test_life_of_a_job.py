@@ -7,16 +7,17 @@ import time
 from pathlib import Path
 
 import pytest
+import run_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_a_job_is_real_processes_and_leaves_none(start, tiny_job, tmp_path: Path, jobs):
+def test_a_job_is_real_processes_and_leaves_none(start, tiny_job, tmp_path: Path):
     output = tmp_path / "run"
     run = start(tiny_job(steps={"total": 400}), output)
     run.wait_for_step(2)
     slugs = ("controller", "actor-rollout", "reward")
-    roles = {slug: jobs.rank_pids(output, slug) for slug in slugs}
+    roles = {slug: run_folders.rank_pids(output, slug) for slug in slugs}
     assert {"supervise", "controller"} <= set(roles["controller"])
     assert {"supervise", "rank"} <= set(roles["actor-rollout"])
     assert {"supervise", "rank", "child"} <= set(roles["reward"])
@@ -24,16 +25,16 @@ def test_a_job_is_real_processes_and_leaves_none(start, tiny_job, tmp_path: Path
     assert len(pids) == len(set(pids)) >= 8
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130, run.lines
-    jobs.wait_until_gone(output)
+    run_folders.wait_until_gone(output)
 
 
-def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, tmp_path: Path, jobs):
+def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, tmp_path: Path):
     output = tmp_path / "run"
     job = tiny_job()
     first = start(job, output)
     assert first.wait() == 0, first.logs()
-    jobs.wait_until_gone(output)
-    assert [record["step"] for record in jobs.metrics(output)] == list(range(7))
+    run_folders.wait_until_gone(output)
+    assert [record["step"] for record in run_folders.metrics(output)] == list(range(7))
     for name in ("job.yaml", "export/config.json", "export/tokenizer.json", "checkpoints/latest"):
         assert (output / name).exists(), name
     summary = json.loads((output / "summary.json").read_text())
@@ -46,17 +47,15 @@ def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, tmp
     assert (output / "metrics.jsonl").read_bytes() == written
 
 
-def test_two_runs_of_one_seed_are_equal_and_of_another_are_not(
-    start, tiny_job, tmp_path: Path, jobs
-):
+def test_two_runs_of_one_seed_are_equal_and_of_another_are_not(start, tiny_job, tmp_path: Path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         run = start(tiny_job(seed=seed), tmp_path / name)
         assert run.wait() == 0, run.logs()
-    assert jobs.result(tmp_path / "a") == jobs.result(tmp_path / "b")
-    assert jobs.without_clock(tmp_path / "a") != jobs.without_clock(tmp_path / "c")
+    assert run_folders.result(tmp_path / "a") == run_folders.result(tmp_path / "b")
+    assert run_folders.without_clock(tmp_path / "a") != run_folders.without_clock(tmp_path / "c")
 
 
-def test_ctrl_c_commits_and_the_same_command_goes_on(start, tiny_job, tmp_path: Path, jobs):
+def test_ctrl_c_commits_and_the_same_command_goes_on(start, tiny_job, tmp_path: Path):
     job = tiny_job(steps={"total": 30})
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     undisturbed = start(job, whole)
@@ -64,17 +63,17 @@ def test_ctrl_c_commits_and_the_same_command_goes_on(start, tiny_job, tmp_path: 
     run.wait_for_step(3)
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130
-    jobs.wait_until_gone(parts)
-    done = jobs.metrics(parts)[-1]["step"]
+    run_folders.wait_until_gone(parts)
+    done = run_folders.metrics(parts)[-1]["step"]
     assert (parts / "checkpoints" / f"step-{int(done):06d}" / "manifest.json").exists()
     assert json.loads((parts / "summary.json").read_text())["phase"] == "Interrupted"
     again = start(job, parts)
     assert again.wait() == 0, again.logs()
     assert undisturbed.wait() == 0
-    assert jobs.result(parts) == jobs.result(whole)
+    assert run_folders.result(parts) == run_folders.result(whole)
 
 
-def test_a_second_ctrl_c_stops_at_once(start, tiny_job, tmp_path: Path, jobs):
+def test_a_second_ctrl_c_stops_at_once(start, tiny_job, tmp_path: Path):
     output = tmp_path / "run"
     run = start(tiny_job(steps={"total": 100_000}), output)
     run.wait_for_step(3)
@@ -84,20 +83,20 @@ def test_a_second_ctrl_c_stops_at_once(start, tiny_job, tmp_path: Path, jobs):
     began = time.monotonic()
     assert run.wait() == 130
     assert time.monotonic() - began < 10
-    jobs.wait_until_gone(output)
+    run_folders.wait_until_gone(output)
 
 
-def test_a_killed_runner_takes_all_processes_with_it(start, tiny_job, tmp_path: Path, jobs):
+def test_a_killed_runner_takes_all_processes_with_it(start, tiny_job, tmp_path: Path):
     output = tmp_path / "run"
     run = start(tiny_job(steps={"total": 100_000}), output)
     run.wait_for_step(1)
-    assert len(jobs.processes_of(output)) >= 8
+    assert len(run_folders.processes_of(output)) >= 8
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    jobs.wait_until_gone(output)
+    run_folders.wait_until_gone(output)
 
 
-def test_a_run_folder_in_use_is_refused(start, tiny_job, tmp_path: Path, jobs):
+def test_a_run_folder_in_use_is_refused(start, tiny_job, tmp_path: Path):
     output = tmp_path / "run"
     job = tiny_job(steps={"total": 100_000})
     run = start(job, output)
@@ -110,7 +109,7 @@ def test_a_run_folder_in_use_is_refused(start, tiny_job, tmp_path: Path, jobs):
     ]
 
 
-def test_a_failing_reward_fails_the_job_with_its_reason(start, tiny_job, tmp_path: Path, jobs):
+def test_a_failing_reward_fails_the_job_with_its_reason(start, tiny_job, tmp_path: Path):
     bad = tmp_path / "bad.py"
     bad.write_text(
         "def score(data_source, solution_str, ground_truth, extra_info):\n    return float('nan')\n"
@@ -119,4 +118,4 @@ def test_a_failing_reward_fails_the_job_with_its_reason(start, tiny_job, tmp_pat
     run = start(tiny_job(rewards=[{"function": "score", "source": {"path": str(bad)}}]), output)
     assert run.wait() == 3
     assert any("must be a finite number" in line for line in run.lines), run.lines
-    jobs.wait_until_gone(output)
+    run_folders.wait_until_gone(output)

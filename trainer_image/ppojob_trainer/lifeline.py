@@ -2,7 +2,8 @@
 
 The process writes lines: a heartbeat a second from a thread of its own (a thread that cannot run,
 because the process is stopped or the interpreter is stuck, is what the supervisor must see),
-`ready` once it serves, `progress` when a step is done, and, before it fails, why. The supervisor reads them without ever blocking.
+`ready` once it serves, `progress` when a step is done, and, before it fails, why. The supervisor
+reads them without ever blocking.
 """
 
 import ctypes

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import zmq
 
-from ppojob_trainer.rpc.client import Call, CallRefused, CallTimeout
+from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
 from ppojob_trainer.rpc.methods import PING, PUT_TEXTS, UPDATE, Statistics, Texts, Update
 from ppojob_trainer.rpc.server import Route
@@ -46,12 +46,11 @@ def test_another_caller_joins_work_under_way(serve, caller_of):
     counter.gate.clear()
     peer = serve([Route(UPDATE, counter)])
     answers: list[Statistics] = []
-    threads = [
-        threading.Thread(
-            target=lambda c=caller_of(): answers.append(c.call(Call(peer, UPDATE, REQUEST, ID)))
-        )
-        for _ in range(2)
-    ]
+
+    def ask(caller: Caller) -> None:
+        answers.append(caller.call(Call(peer, UPDATE, REQUEST, ID)))
+
+    threads = [threading.Thread(target=ask, args=(caller_of(),)) for _ in range(2)]
     for thread in threads:
         thread.start()
     time.sleep(0.3)
@@ -193,11 +192,9 @@ def test_failed_work_tells_why_and_is_not_kept(serve, caller_of):
 
 
 def test_silence_ends_with_a_deadline(caller_of):
-    from ppojob_trainer.rpc.client import Peer
-
     caller = caller_of()
     caller.default_deadline_seconds = 0.5
-    with pytest.raises(CallTimeout, match="no answer to update within 0.5 s"):
+    with pytest.raises(CallTimeout, match=r"no answer to update within 0\.5 s"):
         caller.call(Call(Peer("nobody", "127.0.0.1", 19_999, "reward"), UPDATE, REQUEST, ID))
 
 

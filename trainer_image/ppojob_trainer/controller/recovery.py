@@ -28,7 +28,7 @@ from ppojob_trainer.controller.position import Position, read_position
 from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.roles import RoleGroup, Roles
-from ppojob_trainer.errors import JobFailed, RoleLost
+from ppojob_trainer.errors import CannotResume, JobFailed, RoleLost
 from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS, Restore, SavedFile, SyncWeights
 from ppojob_trainer.rpc.wire import RequestId
 
@@ -90,6 +90,7 @@ class Recovery:
         """
         if position.progress is not None and self._all_live():
             _log.info("the ranks live; going on behind step %d", position.progress.step)
+            self._check_data(position.progress)
             self.records.cut_to(position.progress)
             self._start_missing()
             return position.progress
@@ -120,6 +121,19 @@ class Recovery:
                 f"{loss}: loss {len(self._losses)} without a step done since step {step}: "
                 f"spec.recovery.restartsWithoutProgress allows {self.budget}; "
                 "the logs of the pods have the evidence"
+            )
+
+    def _check_data(self, progress: Progress) -> None:
+        """Refuse to go on with other data than the run began with.
+
+        Raises:
+            CannotResume: the prompts are not the same.
+        """
+        then, now = progress.data.sha256, self.fresh.data.sha256
+        if then != now:
+            raise CannotResume(
+                f"spec.data.train: got prompts with digest {now[:12]}: the run began with "
+                f"{then[:12]}; bring the files back, or begin a run of its own in another folder"
             )
 
     def _all_live(self) -> bool:
@@ -161,6 +175,7 @@ class Recovery:
                 )
             )
         progress = found.commit.manifest.progress if found.commit else self.fresh
+        self._check_data(progress)
         self.journal.append(
             Rewound(time=time.time(), from_step=from_step, to_step=progress.step, reason=reason)
         )

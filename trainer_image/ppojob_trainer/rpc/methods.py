@@ -215,7 +215,8 @@ class Advantaged(msgspec.Struct, frozen=True):
         row_rewards: (rows,) scores with the KL penalty, summed over tokens.
         advantages: over the trained tokens.
         returns: over the trained tokens.
-        kl: mean over rows of their mean KL to the reference a token; None without a KL in the reward.
+        kl: mean over rows of their mean KL to the reference a token; None where the reward has
+            no KL.
     """
 
     row_rewards: list[float]

@@ -36,7 +36,9 @@ class Policy:
         reference: the frozen reference engine; None where no KL needs one.
     """
 
-    def __init__(self, spec: PPOJobSpec, model: PreTrainedModel, reference: TrainEngine | None) -> None:
+    def __init__(
+        self, spec: PPOJobSpec, model: PreTrainedModel, reference: TrainEngine | None
+    ) -> None:
         self.model = model
         self._spec = spec
         self._reference = reference

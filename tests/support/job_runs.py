@@ -1,0 +1,52 @@
+"""`ppojob run` as a person starts it, watched by a test."""
+
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import run_folders
+
+
+@dataclass
+class Run:
+    """One call of `ppojob run`.
+
+    Attributes:
+        process: the runner.
+        output: its run folder.
+    """
+
+    process: subprocess.Popen[str]
+    output: Path
+    lines: list[str] = field(default_factory=list)
+
+    def wait(self, seconds: float = 300.0) -> int:
+        """Wait for the end; answers the exit status. What it printed is in `lines`."""
+        try:
+            printed, _ = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            printed, _ = self.process.communicate()
+            pytest.fail(f"no end within {seconds} s:\n{printed}\n{self.logs()}")
+        self.lines += printed.splitlines()
+        return self.process.returncode
+
+    def logs(self) -> str:
+        """The last lines of all pods' logs."""
+        return "\n".join(
+            f"== {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+            for log in sorted((self.output / "logs").glob("*.log"))
+        )
+
+    def wait_for_step(self, step: int, seconds: float = 180.0) -> None:
+        """Wait until the metrics of a step are there."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if any(record["step"] >= step for record in run_folders.metrics(self.output)):
+                return
+            if self.process.poll() is not None:
+                pytest.fail(f"ended before step {step}:\n{self.logs()}")
+            time.sleep(0.05)
+        pytest.fail(f"step {step} was never done:\n{self.logs()}")

@@ -1,0 +1,80 @@
+"""What tests read from run folders and process tables."""
+
+import hashlib
+import json
+import time
+from pathlib import Path
+
+CLOCK_KEYS = ("timing", "perf/", "rpc/", "memory")
+
+
+def metrics(output: Path) -> list[dict[str, float]]:
+    """The lines of metrics.jsonl that are whole."""
+    path = output / "metrics.jsonl"
+    if not path.exists():
+        return []
+    text = path.read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def without_clock(output: Path) -> list[dict[str, float]]:
+    """The metrics that two runs of one seed must share, key for key and bit for bit."""
+    return [
+        {k: v for k, v in record.items() if k != "time" and not k.startswith(CLOCK_KEYS)}
+        for record in metrics(output)
+    ]
+
+
+def result(output: Path) -> dict[str, object]:
+    """All that must be equal between a disturbed run and one that was not."""
+    rows = sorted(output.glob("rollouts/*/*.parquet")) + sorted(
+        output.glob("validation/*/*.parquet")
+    )
+    files = [output / "export" / "model.safetensors", *rows]
+    return {
+        "metrics": without_clock(output),
+        **{
+            str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in files
+        },
+    }
+
+
+def processes_of(output: Path) -> dict[int, str]:
+    """Live processes of a run, by the run folder in their environment: pid -> command line."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if str(output.absolute()).encode() in environment and state != "Z":
+            found[int(entry.name)] = command
+    return found
+
+
+def wait_until_gone(output: Path, seconds: float = 15.0) -> None:
+    """Fail if a process of the run outlives it."""
+    deadline = time.monotonic() + seconds
+    while (left := processes_of(output)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left, f"left running: {left}"
+
+
+def rank_pids(output: Path, role: str) -> dict[str, int]:
+    """Process ids of a role's pod by what they are: supervisor, rank, controller, child."""
+    found = {}
+    for pid, command in processes_of(output).items():
+        # Reward children see no variable of ours but the scratch folder of their pod.
+        environment = (Path("/proc") / str(pid) / "environ").read_bytes()
+        if f".pods/scratch/tiny-{role}-0".encode() not in environment:
+            continue
+        kind = next(
+            (k for k in ("supervise", "controller", "rank") if f" {k} " in command), "child"
+        )
+        found[kind] = pid
+    return found

@@ -1,0 +1,106 @@
+"""Tiny jobs: a model, its tokenizer, data and a reward function, made in a second."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+REWARD = '''
+def letters(data_source, solution_str, ground_truth, extra_info):
+    """Share of letters: a signal that any sampling model gives."""
+    return sum(character.isalpha() for character in solution_str) / max(1, len(solution_str))
+'''
+MAKE_MODEL = """
+import sys
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+folder = sys.argv[1]
+names = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\\n", *map(chr, range(32, 127))]
+tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+tokenizer.decoder = decoders.Fuse()
+fast = PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer,
+    eos_token="<|im_end|>",
+    pad_token="<|pad|>",
+    additional_special_tokens=["<|im_start|>"],
+)
+fast.chat_template = (
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+fast.save_pretrained(folder)
+torch.manual_seed(0)
+# Attention dropout draws random numbers in every update, so that a commit without the random state
+# would be noticed. 64 heads of size: vLLM on the CPU wants head sizes that are multiples of 32.
+config = LlamaConfig(
+    vocab_size=len(names), hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256,
+    tie_word_embeddings=True, attention_dropout=0.1,
+    bos_token_id=None, eos_token_id=2, pad_token_id=0,
+)
+LlamaForCausalLM(config).save_pretrained(folder)
+"""
+
+
+def make_manifest(folder: Path, **changes: object) -> dict[str, object]:
+    """The manifest of a tiny job; `changes` replace whole sections of the spec."""
+    spec: dict[str, object] = {
+        "model": {"path": str(folder / "model")},
+        "data": {
+            "train": [{"path": str(folder / "train.jsonl")}],
+            "validation": [{"path": str(folder / "validation.jsonl")}],
+            "maxPromptTokens": 64,
+            "maxResponseTokens": 8,
+        },
+        "algorithm": {
+            "type": "grpo",
+            "promptsPerStep": 4,
+            "samplesPerPrompt": 4,
+            "miniBatchPrompts": 2,
+            "shuffleMiniBatches": True,
+        },
+        "optimizer": {"learningRate": 1e-3},
+        "training": {"autocast": "none"},
+        "rollout": {"engine": "huggingface", "dtype": "float32"},
+        "rewards": [{"function": "letters", "source": {"path": str(folder / "reward.py")}}],
+        "steps": {"total": 6, "validateEvery": 3},
+        "checkpoint": {"every": 2},
+        "timeouts": {"livenessSeconds": 10},
+    }
+    return {
+        "apiVersion": "ppojob.dev/v1alpha1",
+        "kind": "PPOJob",
+        "metadata": {"name": "tiny"},
+        "spec": {**spec, **changes},
+    }
+
+
+def write_manifest(folder: Path, tiny_folder: Path, **changes: object) -> Path:
+    """Write the manifest of a tiny job into a folder."""
+    manifest = folder / "job.yaml"
+    YAML(typ="safe").dump(make_manifest(tiny_folder, **changes), manifest)
+    return manifest
+
+
+def make_tiny_folder(folder: Path) -> None:
+    """Make the model, its tokenizer, data and a reward function."""
+    subprocess.run([sys.executable, "-c", MAKE_MODEL, str(folder / "model")], check=True)
+    draw = random.Random(0)
+    for name, rows in (("train", 40), ("validation", 8)):
+        with (folder / f"{name}.jsonl").open("w") as file:
+            for index in range(rows):
+                a, b = draw.randint(1, 9), draw.randint(1, 9)
+                row = {
+                    "prompt": [{"role": "user", "content": f"{a}+{b}"}],
+                    "data_source": "tiny",
+                    "reward_model": {"style": "rule", "ground_truth": str(a + b)},
+                    "extra_info": {"index": index},
+                }
+                file.write(json.dumps(row) + "\n")
+    (folder / "reward.py").write_text(REWARD)
