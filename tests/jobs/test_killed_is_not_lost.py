@@ -66,12 +66,8 @@ def once(tmp_path: Path) -> Path:
 
 
 def arm(once: Path, points: list[str], action: str = "kill", nth: int = 1) -> dict[str, str]:
-    """The environment that arms points."""
-    return {
-        "PPOJOB_ENABLE_FAILPOINTS": "1",
-        "PPOJOB_FAILPOINT": ";".join(f"{point}@{nth}={action}" for point in points),
-        "PPOJOB_FAILPOINT_ONCE": str(once),
-    }
+    """The environment that arms points, all with one action at one hit."""
+    return tiny_jobs.armed(once, *(f"{point}@{nth}={action}" for point in points))
 
 
 def fired(once: Path) -> set[str]:

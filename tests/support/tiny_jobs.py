@@ -104,3 +104,17 @@ def make_tiny_folder(folder: Path) -> None:
                 }
                 file.write(json.dumps(row) + "\n")
     (folder / "reward.py").write_text(REWARD)
+
+
+def armed(once: Path, *points: str) -> dict[str, str]:
+    """The environment that arms failpoints (`<name>@<n>=<action>`), each once over all processes.
+
+    Args:
+        once: folder where points that have fired leave a marker.
+        points: what to arm.
+    """
+    return {
+        "PPOJOB_ENABLE_FAILPOINTS": "1",
+        "PPOJOB_FAILPOINT": ";".join(points),
+        "PPOJOB_FAILPOINT_ONCE": str(once),
+    }

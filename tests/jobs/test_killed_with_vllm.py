@@ -1,0 +1,38 @@
+"""The kill test with the real rollout engine: bit-equal, although vLLM is loaded many times."""
+
+from pathlib import Path
+
+import pytest
+import run_folders
+import tiny_jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
+
+ROLLOUT = {"engine": "vllm", "dtype": "bfloat16", "kvCacheGib": 0.25}
+CHANGES = {
+    "rollout": ROLLOUT,
+    "training": {"autocast": "bfloat16"},
+    "steps": {"total": 4, "validateEvery": 2},
+    "recovery": {"restartsWithoutProgress": 10},
+}
+
+
+def test_killed_with_vllm_is_not_lost(start, tiny_job, tmp_path: Path):
+    job = tiny_job(**CHANGES)
+    whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
+    assert start(job, whole).wait() == 0
+    once = tmp_path / "once"
+    once.mkdir()
+    armed = tiny_jobs.armed(
+        once,
+        "rpc.generate.answer.before@3=kill",  # a rank, with a response phase lost
+        "controller.step.computed@2=kill",
+        "rpc.save_shards.answer.after@1=kill_group",  # everything, in the middle of a commit
+    )
+    run = start(job, disturbed, **armed)
+    assert run.wait(600) == 3, run.lines
+    run_folders.wait_until_gone(disturbed)
+    again = start(job, disturbed)
+    assert again.wait(600) == 0, again.logs()
+    assert len(list(once.iterdir())) == 3
+    assert run_folders.result(disturbed) == run_folders.result(whole)
