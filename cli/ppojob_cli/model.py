@@ -45,7 +45,7 @@ def model(source: str, output: Path) -> None:
     """
     if source == DEMO:
         _make_demo(output)
-    elif Path(source).is_dir():
+    elif source and Path(source).is_dir():
         _copy(Path(source), output)
     elif _HUB_ID.fullmatch(source) and not source.startswith(("./", "../")):
         _fetch(source, output)

@@ -1,0 +1,81 @@
+"""`ppojob model`: what it makes, and that nothing half made is left."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ppojob_cli.model import model
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(model, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (source / name).write_text(name)
+    return source
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_is_copied(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "models" / "one"
+    result = call(folder, "--output", output)
+    assert result.exit_code == 0
+    assert result.stdout == f"{output}: 3 files, 0 MB\n"
+    assert names(output) == names(folder)
+    assert names(output.parent) == ["one"]
+
+
+def test_an_empty_folder_is_filled_and_a_full_one_is_left(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "one"
+    output.mkdir()
+    assert call(folder, "--output", output).exit_code == 0
+    result = call(folder, "--output", output)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"--output: got {output}: something is there already; a folder that is empty or absent\n"
+    )
+
+
+def test_what_is_no_model(folder: Path, tmp_path: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "model.safetensors").rename(folder / "model.bin")
+    result = call(folder, "--output", tmp_path / "one")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"{folder}: got no tokenizer.json and no *.safetensors: it is not a model in Hugging Face"
+        " form; a folder with config.json, tokenizer.json, *.safetensors\n"
+    )
+    assert names(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize("source", ["smollm3", "./a/b", "a/b/c", "", "a b/c", "\x1b[2J"])
+def test_neither_folder_nor_hub_id(source: str, tmp_path: Path) -> None:
+    result = call(source, "--output", tmp_path / "one")
+    assert result.exit_code == 2
+    assert "smollm2, a folder in Hugging Face form, or <owner>/<name> on the hub" in result.stderr
+    assert result.stderr.rstrip("\n").isprintable()
+    assert names(tmp_path) == []
+
+
+def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
+    result = call("nobody/nothing", "--output", tmp_path / "one")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("nobody/nothing: got no answer that helps from the hub: ")
+    assert not (tmp_path / "one").exists()
+
+
+def test_the_demo_never_overwrites(folder: Path) -> None:
+    result = call("smollm2", "--output", folder)
+    assert result.exit_code == 2
+    assert "it would be overwritten" in result.stderr
+    assert names(folder) == ["config.json", "model.safetensors", "tokenizer.json"]
