@@ -48,18 +48,18 @@ class Problem:
         got: What is there, as `shown` renders it.
         why: What is wrong with it.
         allowed: What to write instead.
-        reason_code: Stable word for programs.
+        reason_code: Stable word for programs: a `ReasonCode`, or one of another kind of input.
     """
 
     where: str
     got: str
     why: str
     allowed: str
-    reason_code: ReasonCode
+    reason_code: StrEnum
 
     def __str__(self) -> str:
         """The one line that people read."""
-        return f"{self.where}: got {self.got}: {self.why}; {self.allowed}"
+        return printable(f"{self.where}: got {self.got}: {self.why}; {self.allowed}")
 
 
 def shown(value: object) -> str:

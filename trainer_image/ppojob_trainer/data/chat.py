@@ -94,6 +94,12 @@ class ChatTokenizer:
         added = self._files.tokenizer.get_added_tokens_decoder()
         return tuple(token.content for token in added.values() if token.special)
 
+    @property
+    def largest_token_id(self) -> int:
+        """The largest id that a text can get, -1 where there is none; ids may leave gaps."""
+        vocabulary = self._files.tokenizer.get_vocab(with_added_tokens=True)
+        return max(vocabulary.values(), default=-1)
+
     def encode(self, text: str) -> list[int]:
         """Tokenise text as it is; no token is put before or after it."""
         ids: list[int] = self._files.tokenizer.encode(text, add_special_tokens=False).ids

@@ -4,6 +4,7 @@ Read as transformers 5 reads it (``tokenization_utils_base.py``), so that prompt
 numbers without loading transformers, which loads torch.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def read_tokenizer_files(
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(
             f"{path}: got no such file: the tokenizer is read from it; a model folder with "
             "tokenizer.json (transformers' save_pretrained writes it)"
@@ -92,11 +93,11 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 def _read_object(path: Path) -> dict[str, Json]:
     """Read a JSON object; empty where the file does not exist."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path}: got a file that cannot be read: {error}; a JSON object"
         ) from None
@@ -124,7 +125,8 @@ def _add_missing_tokens(
     missing: list[AddedToken] = []
     listed = config.get("added_tokens_decoder")
     if isinstance(listed, dict):
-        for _, token in sorted(listed.items(), key=lambda entry: int(entry[0])):
+        numbered = [(int(key), token) for key, token in listed.items() if key.isdecimal()]
+        for _, token in sorted(numbered, key=lambda entry: entry[0]):
             if isinstance(token, dict) and isinstance(token.get("content"), str):
                 flags = {
                     name: bool(token.get(name))
@@ -145,7 +147,7 @@ def _chat_template(
 ) -> tuple[str | None, str]:
     """Source and file of the template: the given one, chat_template.jinja, or the config's."""
     for path in (template_path, folder / "chat_template.jinja"):
-        if path is not None and (path == template_path or path.is_file()):
+        if path is not None and (path == template_path or os.path.isfile(path)):
             return _read_template(path), str(path)
     path = folder / "tokenizer_config.json"
     match config.get("chat_template"):

@@ -7,9 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ppojob_trainer.errors import ConfigError
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""`model_type` of the models whose packed forward is tested; SmolLM2 is a llama."""
+from ppojob_trainer.models.architectures import ARCHITECTURES
 
 
 def load_model(

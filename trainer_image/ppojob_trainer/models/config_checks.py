@@ -1,0 +1,78 @@
+"""What config.json alone tells of a model that cannot be trained here."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from ppojob_api.problem import ABSENT, Problem, shown
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.architectures import ARCHITECTURES
+from ppojob_trainer.models.problems import ModelReason
+
+_ONE_FAMILY: Final = f"one of {', '.join(ARCHITECTURES)}"
+
+
+def check_config(
+    config: Mapping[str, Json], path: Path, *, trust_remote_code: bool
+) -> Iterator[Problem]:
+    """Say why a model cannot be trained, by its configuration alone.
+
+    Args:
+        config: content of config.json.
+        path: of it, for messages.
+        trust_remote_code: whether Python files in the folder may be run.
+    """
+    model_type = config.get("model_type")
+    if model_type not in ARCHITECTURES:
+        yield Problem(
+            f"{path}:model_type",
+            ABSENT if model_type is None else shown(model_type),
+            "the trainer's packed attention does not know it",
+            _ONE_FAMILY,
+            ModelReason.UNSUPPORTED_ARCHITECTURE,
+        )
+    names = config.get("architectures")
+    if isinstance(names, list) and names and not any("ForCausalLM" in str(name) for name in names):
+        why, allowed = "it is no language model that generates", "a model ...ForCausalLM"
+        yield _unsupported(f"{path}:architectures", shown(names), why, allowed)
+    if _has_windows(config):
+        got, why = shown(config.get("sliding_window")), "layers would see a window of the row only"
+        yield _unsupported(f"{path}:sliding_window", got, why, "a model without windows")
+    quantised = config.get("quantization_config")
+    if quantised is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        why, allowed = "a quantised checkpoint cannot be trained", "the weights it was made from"
+        where = f"{path}:quantization_config"
+        yield Problem(where, shown(method), why, allowed, ModelReason.QUANTISED)
+    code = config.get("auto_map")
+    if code is not None and not trust_remote_code:
+        why = "the model asks for Python code of its folder to be run"
+        allowed = "a model without it, or spec.model.trustRemoteCode: true after reading that code"
+        yield Problem(f"{path}:auto_map", shown(code), why, allowed, ModelReason.REMOTE_CODE)
+
+
+def context_tokens(config: Mapping[str, Json]) -> int | None:
+    """Positions that the model was made for, where nothing stretches them."""
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = config.get(key)
+        if isinstance(rope, dict):
+            kind = rope.get("rope_type", rope.get("type"))
+            if kind is not None and kind != "default":
+                return None
+    positions = config.get("max_position_embeddings")
+    return positions if isinstance(positions, int) else None
+
+
+def _unsupported(where: str, got: str, why: str, allowed: str) -> Problem:
+    return Problem(where, got, why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
+
+
+def _has_windows(config: Mapping[str, Json]) -> bool:
+    """Whether any layer attends within a window, by the rules of Qwen2 and Qwen3."""
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        return "sliding_attention" in kinds
+    if config.get("use_sliding_window") is not True or config.get("sliding_window") is None:
+        return False
+    first, layers = config.get("max_window_layers", 28), config.get("num_hidden_layers")
+    return not (isinstance(first, int) and isinstance(layers, int) and first >= layers)

@@ -1,0 +1,154 @@
+"""All that is wrong with a model's folder, found before anything is started.
+
+Reads configuration, index and headers, never a tensor: seconds and megabytes also for a model that
+takes minutes and gigabytes to load. Loads neither torch nor transformers.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ppojob_api.problem import Problem, shown
+from ppojob_trainer.models.architectures import (
+    ARCHITECTURES,
+    EMBEDDING,
+    HEAD,
+    Sizes,
+    expected_tensors,
+    read_sizes,
+)
+from ppojob_trainer.models.config_checks import check_config, context_tokens
+from ppojob_trainer.models.json_objects import read_object
+from ppojob_trainer.models.problems import ModelReason
+from ppojob_trainer.models.safetensors_header import FLOAT_BITS, StoredTensor
+from ppojob_trainer.models.weight_files import Weights, listed, read_weights
+
+_MAX_CONFIG_BYTES: Final = 16 * 1024 * 1024
+_WANTED: Final = (
+    "a folder on this machine in Hugging Face form (config.json, *.safetensors, tokenizer.json)"
+)
+_IGNORED: Final = (HEAD, "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What the checks found.
+
+    Attributes:
+        errors: what must be mended; nothing may be started while there are any.
+        warnings: worth knowing.
+        parameters: number of weights; None where it is not known.
+        vocabulary: rows of the embedding; None where it is not known.
+        context_tokens: longest sequence that the model was made for; None for no known limit.
+    """
+
+    errors: Sequence[Problem] = field(default=())
+    warnings: Sequence[Problem] = field(default=())
+    parameters: int | None = None
+    vocabulary: int | None = None
+    context_tokens: int | None = None
+
+
+def check_model_folder(folder: Path, *, trust_remote_code: bool) -> ModelReport:
+    """Judge a folder in Hugging Face form.
+
+    Args:
+        folder: what `spec.model.path` names.
+        trust_remote_code: whether Python files in the folder may be run.
+    """
+    path = folder / "config.json"
+    if not os.path.lexists(path):
+        return ModelReport([_no_model(folder)])
+    config = read_object(path, max_bytes=_MAX_CONFIG_BYTES, reason=ModelReason.BAD_CONFIG)
+    weights = read_weights(folder)
+    if isinstance(config, Problem):
+        return ModelReport([config, *weights.problems], weights.warnings)
+    errors = list(check_config(config, path, trust_remote_code=trust_remote_code))
+    sizes = read_sizes(config, path) if config.get("model_type") in ARCHITECTURES else None
+    if isinstance(sizes, list):
+        errors += sizes
+    warnings = list(weights.warnings)
+    if isinstance(sizes, Sizes) and not weights.problems:
+        errors += _of_tensors(folder, sizes, weights)
+        warnings += _unexpected(folder, sizes, weights)
+    embedding = weights.tensors.get(EMBEDDING)
+    return ModelReport(
+        errors + weights.problems,
+        warnings,
+        parameters=sum(tensor.size for tensor in weights.tensors.values()) or None,
+        vocabulary=embedding.shape[0] if embedding and embedding.shape else None,
+        context_tokens=context_tokens(config),
+    )
+
+
+def _no_model(folder: Path) -> Problem:
+    try:
+        os.scandir(folder).close()
+        why = "there is no config.json in it"
+    except NotADirectoryError:
+        why = "it is a file"
+    except FileNotFoundError:
+        why = "there is no such folder"
+    except (OSError, ValueError) as error:
+        why = f"it cannot be read: {error.strerror if isinstance(error, OSError) else error}"
+    return Problem("spec.model.path", shown(str(folder)), why, _WANTED, ModelReason.MODEL_MISSING)
+
+
+def _of_tensors(folder: Path, sizes: Sizes, weights: Weights) -> Iterator[Problem]:
+    """Tensors that the model needs and the files do not hold, or hold in another form."""
+    missing, misshapen = [], []
+    for name, shape in expected_tensors(sizes):
+        tensor = weights.tensors.get(name)
+        if tensor is None:
+            missing.append(name)
+        elif tensor.shape != shape:
+            misshapen.append((tensor, shape))
+    if missing:
+        yield Problem(
+            str(folder),
+            f"no {listed(missing)}",
+            "config.json asks for a model with them, and what is absent would be random",
+            "the weights that belong to this config.json",
+            ModelReason.TENSOR_MISSING,
+        )
+    if misshapen:
+        tensor, shape = misshapen[0]
+        more = f" (and {len(misshapen) - 1} more tensors like it)" if len(misshapen) > 1 else ""
+        yield Problem(
+            f"{weights.files[tensor.name]}:{tensor.name}",
+            f"shape {shown(list(tensor.shape))}",
+            f"config.json makes it {shown(list(shape))}{more}",
+            "the weights that belong to this config.json",
+            ModelReason.TENSOR_SHAPE,
+        )
+    yield from _not_trainable(weights.files, weights.tensors.values())
+
+
+def _not_trainable(files: Mapping[str, Path], tensors: Iterable[StoredTensor]) -> Iterator[Problem]:
+    others = [tensor for tensor in tensors if tensor.dtype not in FLOAT_BITS]
+    weights = [tensor for tensor in others if tensor.name.endswith(".weight")]
+    if weights:
+        first = weights[0]
+        more = f" (and {len(weights) - 1} more tensors like it)" if len(weights) > 1 else ""
+        yield Problem(
+            f"{files[first.name]}:{first.name}",
+            first.dtype,
+            f"a quantised checkpoint cannot be trained{more}",
+            f"weights of {', '.join(FLOAT_BITS)}",
+            ModelReason.QUANTISED,
+        )
+
+
+def _unexpected(folder: Path, sizes: Sizes, weights: Weights) -> Iterator[Problem]:
+    known = {name for name, _ in expected_tensors(sizes)}
+    others = sorted(name for name in weights.tensors.keys() - known if not name.endswith(_IGNORED))
+    if others:
+        yield Problem(
+            str(folder),
+            listed(others),
+            "no layer of the model takes them",
+            "fine where they belong to something else",
+            ModelReason.TENSOR_UNEXPECTED,
+        )

@@ -1,0 +1,46 @@
+"""Whether a tokenizer and a model belong together."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ppojob_api.problem import Problem, shown
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.models.problems import ModelReason
+
+
+def check_tokenizer_fit(
+    chat: ChatTokenizer, vocabulary: int | None, folder: Path, stop_token_ids: Sequence[int]
+) -> Iterator[Problem]:
+    """Hold a tokenizer against the model that is to read its numbers.
+
+    Args:
+        chat: the tokenizer.
+        vocabulary: rows of the model's embedding; None where they are not known.
+        folder: where the tokenizer lies.
+        stop_token_ids: `spec.rollout.stopTokenIds`.
+    """
+    if vocabulary is not None and chat.largest_token_id >= vocabulary:
+        yield Problem(
+            str(folder / "tokenizer.json"),
+            f"token ids up to {chat.largest_token_id}",
+            f"the model's embedding has {vocabulary} rows",
+            "the tokenizer that the model was made with",
+            ModelReason.VOCABULARY,
+        )
+    if not chat.eos_token_ids and not stop_token_ids:
+        yield Problem(
+            str(folder / "tokenizer_config.json"),
+            "no eos_token",
+            "every response would go on to maxResponseTokens",
+            "eos_token here, eos_token_id in generation_config.json, or spec.rollout.stopTokenIds",
+            ModelReason.NO_END_TOKEN,
+        )
+    for position, token in enumerate(stop_token_ids):
+        if vocabulary is not None and token >= vocabulary:
+            yield Problem(
+                f"spec.rollout.stopTokenIds[{position}]",
+                shown(token),
+                f"the model's embedding has {vocabulary} rows",
+                f"an integer below {vocabulary}",
+                ModelReason.VOCABULARY,
+            )

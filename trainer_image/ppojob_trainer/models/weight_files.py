@@ -1,0 +1,172 @@
+"""Which files of a model's folder hold its weights, and whether together they are whole."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Final
+
+from ppojob_api.problem import ABSENT, Problem, shown
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.json_objects import read_object
+from ppojob_trainer.models.problems import ModelReason
+from ppojob_trainer.models.safetensors_header import (
+    LISTED_TENSORS,
+    BadHeader,
+    StoredTensor,
+    read_header,
+)
+
+SINGLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+
+_MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
+_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
+_CONVERT: Final = (
+    "safetensors, written once where you trust the file: "
+    "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OTHER)"
+)
+
+
+@dataclass(slots=True)
+class Weights:
+    """What the files say, and what is wrong with them.
+
+    Attributes:
+        tensors: by name, of all files that could be read.
+        files: where each tensor lies.
+        problems: nothing can be loaded while there are any.
+        warnings: worth knowing.
+    """
+
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+
+    def add(self, path: Path) -> None:
+        """Read the header of one file."""
+        try:
+            found = read_header(path)
+        except BadHeader as bad:
+            self.problems += bad.problems
+            return
+        for name in found.keys() & self.tensors.keys():
+            why = f"{self.files[name].name} holds one of that name too"
+            self.problems.append(
+                Problem(
+                    f"{path}:{name}", "a tensor", why, "each tensor once", ModelReason.BAD_INDEX
+                )
+            )
+        self.tensors |= found
+        self.files |= dict.fromkeys(found, path)
+
+
+def read_weights(folder: Path) -> Weights:
+    """Read the headers of all files that the loader would read; no tensor is touched."""
+    weights = Weights()
+    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    if os.path.lexists(single):
+        weights.add(single)
+        _warn_of_others(weights, folder, {SINGLE_FILE})
+    elif os.path.lexists(index):
+        _read_shards(weights, folder, index)
+    else:
+        weights.problems.append(_no_weights(folder))
+    return weights
+
+
+def listed(names: list[str]) -> str:
+    """The first names of many, with their number."""
+    head = ", ".join(names[:LISTED_TENSORS])
+    return head if len(names) <= LISTED_TENSORS else f"{head} and {len(names) - 5} more"
+
+
+def _read_shards(weights: Weights, folder: Path, index: Path) -> None:
+    read = read_object(index, max_bytes=_MAX_INDEX_BYTES, reason=ModelReason.BAD_INDEX)
+    shards = _shards(index, read.get("weight_map")) if isinstance(read, dict) else read
+    if isinstance(shards, Problem):
+        weights.problems.append(shards)
+        return
+    for name in sorted(shards):
+        path = folder / name
+        if os.path.isfile(path):
+            weights.add(path)
+            weights.problems += _not_held(weights, path, shards[name])
+            continue
+        got = "a link to nothing" if path.is_symlink() else "no such file"
+        why = f"{index.name} expects {listed(shards[name])} in it"
+        weights.problems.append(
+            Problem(str(path), got, why, "all shards of the model", ModelReason.SHARD_MISSING)
+        )
+    _warn_of_others(weights, folder, set(shards))
+
+
+def _shards(index: Path, weight_map: Json) -> dict[str, list[str]] | Problem:
+    """Names of shards, each with its tensors."""
+    where = f"{index}:weight_map"
+    if not isinstance(weight_map, dict) or not weight_map:
+        got = ABSENT if weight_map is None else shown(weight_map)
+        why = "it tells which shard holds a tensor"
+        return Problem(where, got, why, "an object of tensor names", ModelReason.BAD_INDEX)
+    shards: dict[str, list[str]] = {}
+    for tensor, name in weight_map.items():
+        # A name with folders in it could lead out of the model's.
+        if not isinstance(name, str) or PurePath(name).name != name:
+            return Problem(
+                f"{where}.{tensor}",
+                shown(name),
+                "it is no name of a file",
+                "the name of a shard in the same folder",
+                ModelReason.BAD_INDEX,
+            )
+        shards.setdefault(name, []).append(tensor)
+    return shards
+
+
+def _not_held(weights: Weights, path: Path, expected: list[str]) -> Iterator[Problem]:
+    missing = [name for name in expected if weights.files.get(name) != path]
+    # What is wrong with a file that cannot be read has been said.
+    if missing and len(missing) < len(expected):
+        yield Problem(
+            str(path),
+            f"no {listed(missing)}",
+            f"{INDEX_FILE} says that the file holds {len(expected)} tensors",
+            "the shards and the index of one save",
+            ModelReason.TENSOR_MISSING,
+        )
+
+
+def _warn_of_others(weights: Weights, folder: Path, read: set[str]) -> None:
+    names = {path.name for path in folder.glob("*.safetensors")}
+    others = sorted(names - read)
+    if os.path.exists(folder / INDEX_FILE) and SINGLE_FILE in read:
+        others.append(INDEX_FILE)
+    if others:
+        weights.warnings.append(
+            Problem(
+                str(folder),
+                listed(others),
+                f"not read beside {listed(sorted(read))}",
+                "fine where they are leftovers",
+                ModelReason.SHARD_UNLISTED,
+            )
+        )
+
+
+def _no_weights(folder: Path) -> Problem:
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError:
+        names = []
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        why = "pickle, which can run any code when it is read"
+        return Problem(str(folder), listed(pickles), why, _CONVERT, ModelReason.PICKLE)
+    return Problem(
+        str(folder),
+        listed(names) or "an empty folder",
+        "there are no weights among these",
+        f"{SINGLE_FILE}, or {INDEX_FILE} with its shards",
+        ModelReason.WEIGHTS_MISSING,
+    )
