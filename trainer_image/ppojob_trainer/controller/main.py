@@ -35,6 +35,7 @@ from ppojob_trainer.errors import ConfigError, PPOJobError
 from ppojob_trainer.lifeline import Lifeline, die_with_parent
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
+from ppojob_trainer.rewards.row_checks import row_checks
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.keys import read_key_ring
 
@@ -193,7 +194,13 @@ def _open_prompts(spec: PPOJobSpec, events: list[Event], stack: contextlib.ExitS
     template = Path(spec.model.chat_template) if spec.model.chat_template else None
     chat = stack.enter_context(ChatTokenizer(model, tokenizer, template, now=began))
     train = stack.enter_context(
-        PromptDataset.open(spec.data.train, spec.data, chat, max_rows=spec.data.max_train_rows)
+        PromptDataset.open(
+            spec.data.train,
+            spec.data,
+            chat,
+            rewards=row_checks(spec.rewards),
+            max_rows=spec.data.max_train_rows,
+        )
     )
     if len(train) < spec.algorithm.prompts_per_step:
         raise ConfigError(
@@ -204,7 +211,11 @@ def _open_prompts(spec: PPOJobSpec, events: list[Event], stack: contextlib.ExitS
     if spec.data.validation:
         validation = stack.enter_context(
             PromptDataset.open(
-                spec.data.validation, spec.data, chat, max_rows=spec.data.max_validation_rows
+                spec.data.validation,
+                spec.data,
+                chat,
+                rewards=row_checks(spec.rewards),
+                max_rows=spec.data.max_validation_rows,
             )
         )
     for dataset in (train, validation):

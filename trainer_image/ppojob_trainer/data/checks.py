@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.columns import ColumnNames
+from ppojob_trainer.data.file_checks import open_row_file
 from ppojob_trainer.data.problems import DataProblem, DataReason
 from ppojob_trainer.data.scan import RewardChecks, Scan, Scanner
 
@@ -69,6 +71,20 @@ def check_files(
     train.close()
     validation.close()
     return report
+
+
+def unusable_files(spec: DataSpec) -> list[str]:
+    """Say which files cannot be opened, where rows cannot be judged for want of a tokenizer."""
+    names = ColumnNames(spec.prompt_key, spec.data_source_key)
+    problems = []
+    for file in (*spec.train, *spec.validation):
+        required = (names.prompt, names.data_source)
+        opened = open_row_file(file.path, file.format, names.all, required=required)
+        if isinstance(opened, DataProblem):
+            problems.append(str(opened))
+        else:
+            opened.close()
+    return problems
 
 
 def changed_files(expected: Mapping[str, str], found: Mapping[str, str]) -> list[DataProblem]:

