@@ -93,6 +93,16 @@ def test_how_it_is_computed_changes_no_gradient(make_model, make_rows, training)
     assert relative_difference(gradient(make_model(), rows, goal, **training), expected) < 1e-5
 
 
+@pytest.mark.parametrize(("training", "calls"), [({}, 1), ({"activation_checkpointing": True}, 2)])
+def test_checkpointed_layers_run_again_in_the_backward_pass(make_model, make_rows, training, calls):
+    model = make_model()
+    engine = build(model, **training)
+    seen: list[int] = []
+    model.base_model.layers[0].self_attn.register_forward_hook(lambda *_: seen.append(1))
+    engine.update(make_rows(), objective())
+    assert len(seen) == calls
+
+
 def test_rows_without_signal_are_not_computed_but_counted(make_model, make_rows):
     rows = make_rows(groups=3)
     rows.advantages[rows.token_index(torch.arange(3, 6))] = 0.0

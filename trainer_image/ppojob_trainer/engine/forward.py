@@ -22,29 +22,31 @@ def packed_logprobs(
 
     Args:
         model: a causal model under `use_packed_attention`.
-        rows: at least one.
+        rows: at least one, in host memory.
         settings: temperature, tile size, entropy.
         share_prompts: compute the prompt of a group once.
 
     Returns:
-        logprobs (tokens,) float32 in row order, and entropy (tokens,) or None.
+        logprobs (tokens,) float32 in row order, and entropy (tokens,) or None; in host memory,
+        where the columns of the rows are.
     """
     config = model.config
-    packed = pack_rows(rows, share_prompts=share_prompts)
+    packed = pack_rows(rows, share_prompts=share_prompts).to(model.device)
     plan = plan_attention(
         packed.spans,
         heads=config.num_attention_heads,
         key_heads=config.num_key_value_heads,
-    )
+    ).to(model.device)
     hidden = model.base_model(
         input_ids=packed.input_ids[None],
         position_ids=packed.position_ids[None],
         use_cache=False,
         attention_plan=plan,
     ).last_hidden_state[0]
-    return fused_logprobs(
+    logprobs, entropy = fused_logprobs(
         hidden.index_select(0, packed.predictors),
         model.get_output_embeddings().weight,
         packed.targets,
         settings,
     )
+    return logprobs.cpu(), None if entropy is None else entropy.cpu()

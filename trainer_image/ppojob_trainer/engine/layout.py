@@ -6,7 +6,9 @@ the prompt's. Without, every row lies as `prompt, response`. Nothing is predicte
 token of a response, so it is not part of the input.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,6 +50,16 @@ class PackedRows:
     spans: tuple[Span, ...]
     predictors: Tensor
     targets: Tensor
+
+    def to(self, device: torch.device) -> PackedRows:
+        """The same on a device."""
+        return replace(
+            self,
+            input_ids=self.input_ids.to(device),
+            position_ids=self.position_ids.to(device),
+            predictors=self.predictors.to(device),
+            targets=self.targets.to(device),
+        )
 
 
 class _Packer:
