@@ -11,6 +11,9 @@ import pytest
 import run_folders
 import tiny_jobs
 from job_runs import Run
+from refused_jobs import RefusedJob
+
+from ppojob_cli.local_pods import LocalPods
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +32,13 @@ def tiny_job(tiny_folder: Path, tmp_path: Path) -> Callable[..., Path]:
         return tiny_jobs.write_manifest(tmp_path, tiny_folder, **changes)
 
     return make
+
+
+@pytest.fixture
+def wrong(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RefusedJob:
+    """A good job with files of its own, in which a test spoils something; it cannot start."""
+    monkeypatch.setattr(LocalPods, "start", lambda _: pytest.fail("a process was started"))
+    return RefusedJob(tmp_path, tiny_folder)
 
 
 @pytest.fixture

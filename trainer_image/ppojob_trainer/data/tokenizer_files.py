@@ -169,8 +169,9 @@ def _read_template(path: Path) -> str:
             )
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"{path}: got a file that cannot be read: {error}; a Jinja template in UTF-8"
+            f"{path}: got a file that cannot be read: {why}; a Jinja template in UTF-8"
         ) from None
 
 

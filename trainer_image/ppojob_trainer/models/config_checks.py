@@ -47,7 +47,7 @@ def check_config(
     code = config.get("auto_map")
     if code is not None and not trust_remote_code:
         why = "the model asks for Python code of its folder to be run"
-        allowed = "a model without it, or spec.model.trustRemoteCode: true after reading that code"
+        allowed = "a config.json without auto_map, where transformers knows the model by itself"
         yield Problem(f"{path}:auto_map", shown(code), why, allowed, ModelReason.REMOTE_CODE)
 
 

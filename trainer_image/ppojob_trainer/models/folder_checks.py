@@ -109,7 +109,7 @@ def _of_tensors(folder: Path, sizes: Sizes, weights: Weights) -> Iterator[Proble
         yield Problem(
             str(folder),
             f"no {listed(missing)}",
-            "config.json asks for a model with them, and what is absent would be random",
+            "what config.json asks for and no file holds would be random numbers",
             "the weights that belong to this config.json",
             ModelReason.TENSOR_MISSING,
         )
