@@ -23,7 +23,7 @@ class RefusedJob:
 
     def __init__(self, folder: Path, tiny: Path) -> None:
         self.folder = folder
-        self.files = folder / "job"
+        self.files = folder / "files"
         shutil.copytree(tiny, self.files)
         self.model = self.files / "model"
         self.train = self.files / "train.jsonl"
