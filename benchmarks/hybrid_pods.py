@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist  # noqa: TID251 - this side hosts the stores
+import torch.distributed as dist
 
 JOB_UID = "0f6b1c1e-hybrid-worlds"
 CHANNEL_TIMEOUT_SECONDS = 10.0  # architecture.md: channels to a lost role close within 10 s

@@ -21,7 +21,7 @@ import time
 from typing import Any, TextIO
 
 import torch
-import torch.distributed as dist  # noqa: TID251 - worlds and channels are what is tried here
+import torch.distributed as dist
 
 PAYLOAD_ELEMENTS = 4_000_000  # 16 MB of float32 each way and rank
 PROMPT = list(range(5, 25))
@@ -119,7 +119,7 @@ class Actor(Rank):
     """The order matters: role world, then the engine, then the training model."""
 
     def load_engine(self, folder: str) -> None:
-        from vllm import LLM, SamplingParams  # noqa: TID251 - the engine under trial
+        from vllm import LLM, SamplingParams
 
         self.sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
         self.engine = LLM(
@@ -132,7 +132,7 @@ class Actor(Rank):
         )
 
     def load_model(self, folder: str) -> None:
-        from torch.distributed.fsdp import fully_shard  # noqa: TID251
+        from torch.distributed.fsdp import fully_shard
         from transformers import AutoModelForCausalLM
 
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

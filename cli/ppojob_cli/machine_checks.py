@@ -12,6 +12,8 @@ from typing import Final
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.run_config import EngineFacts, RunConfig
 
+DEVICES: Final = Path("/dev")
+
 _FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
 
 
@@ -68,7 +70,7 @@ def check_versions(config: RunConfig) -> Iterator[Problem]:
 def check_gpus(config: RunConfig) -> Iterator[Problem]:
     """More GPUs than are there."""
     wanted = config.topology.total_gpus
-    there = len([name for name in os.listdir("/dev") if name.removeprefix("nvidia").isdecimal()])
+    there = len([path for path in DEVICES.glob("nvidia*") if path.name[6:].isdecimal()])
     if wanted > there:
         yield Problem(
             "spec.roles.actorRollout.gpusPerReplica",

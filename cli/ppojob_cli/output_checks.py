@@ -13,8 +13,11 @@ from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.controller.main import CHECKPOINTS_FOLDER
 from ppojob_trainer.errors import CannotResume, DamagedCommit
 
-# float32 weights and the two moments of AdamW
 COMMIT_BYTES: Final = 12
+"""Of a weight in a commit: float32, and the two moments of AdamW."""
+
+MOUNTS: Final = Path("/proc/self/mounts")
+
 _EXPORT_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _GIB: Final = 2**30
 _WHERE: Final = "--output"
@@ -130,7 +133,7 @@ def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> It
 def _file_system(path: Path) -> str:
     """Kind of the file system that holds a path; empty where it is not known."""
     try:
-        mounts = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
+        mounts = MOUNTS.read_text(errors="replace").splitlines()
     except OSError:
         return ""
     real, found, kind = Path(os.path.realpath(path)), "", ""

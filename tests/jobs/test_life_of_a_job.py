@@ -34,11 +34,11 @@ def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, tmp
     first = start(job, output)
     assert first.wait() == 0, first.logs()
     run_folders.wait_until_gone(output)
-    assert [record["step"] for record in run_folders.metrics(output)] == list(range(13))
+    assert [record["step"] for record in run_folders.metrics(output)] == list(range(25))
     for name in ("job.yaml", "export/config.json", "export/tokenizer.json", "checkpoints/latest"):
         assert (output / name).exists(), name
     summary = json.loads((output / "summary.json").read_text())
-    assert (summary["phase"], summary["steps"]) == ("Succeeded", 12)
+    assert (summary["phase"], summary["steps"]) == ("Succeeded", 24)
     assert set(summary["validation"]["first"]) == {"val-core/tiny/acc/mean@1"}
     written = (output / "metrics.jsonl").read_bytes()
     again = start(job, output)

@@ -69,7 +69,7 @@ def make_manifest(folder: Path, **changes: object) -> dict[str, object]:
         "training": {"autocast": "none"},
         "rollout": {"engine": "huggingface", "dtype": "float32"},
         "rewards": [{"function": "letters", "source": {"path": str(folder / "reward.py")}}],
-        "steps": {"total": 6, "validateEvery": 3},
+        "steps": {"total": 24, "validateEvery": 12},
         "checkpoint": {"every": 2},
         "timeouts": {"livenessSeconds": 10},
     }

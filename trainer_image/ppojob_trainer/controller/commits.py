@@ -1,5 +1,6 @@
 """When a commit is due, and how it comes about: ranks write, the controller seals."""
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,11 @@ from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.journal import CommitSealed, Journal
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.errors import StorageError
 from ppojob_trainer.rpc.methods import SAVE_SHARDS, Saved, SaveShards
 from ppojob_trainer.rpc.wire import RequestId
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -70,7 +74,14 @@ class Commits:
         self.journal.append(
             CommitSealed(time=time.time(), step=progress.step, size_bytes=size_bytes)
         )
-        self.store.prune(self.keep_last)
+        self.prune()
+
+    def prune(self) -> None:
+        """Remove commits beyond those that stay; one that cannot be removed costs only space."""
+        try:
+            self.store.prune(self.keep_last)
+        except StorageError as problem:
+            _log.warning("old commits stay: %s", problem)
 
 
 def _entries(role: str, answers: list[Saved]) -> list[FileEntry]:

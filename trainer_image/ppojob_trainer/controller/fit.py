@@ -133,8 +133,8 @@ class Loop:
         return asked and progress.step == 0 and progress.metrics_lines == 0
 
     def _first_validation(self, progress: Progress) -> "Outcome":
-        timer = StepTimer()
-        self.reporter.report(phase="Training", step=0, stage="testing")
+        timer = StepTimer(on_stage=self._report_stage)
+        self.reporter.report(phase="Training", step=0)
         with timer("testing"):
             metrics = self._validate(0)
         metrics |= clock_metrics(None, timer.finish(), num_devices=1)
@@ -143,8 +143,8 @@ class Loop:
     def _step(self, progress: Progress) -> "Outcome":
         failpoints.hit(STEP_BEGIN)
         step = progress.step + 1
-        timer = StepTimer()
-        self.reporter.report(phase="Training", step=step, stage="gen", message="")
+        timer = StepTimer(on_stage=self._report_stage)
+        self.reporter.report(phase="Training", step=step, message="")
         with timer("data"):
             cursor = progress.data
             self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
@@ -161,7 +161,6 @@ class Loop:
             max_prompt_tokens=self.spec.data.max_prompt_tokens,
         )
         if self._validates_after(step):
-            self.reporter.report(stage="testing")
             with timer("testing"):
                 metrics |= self._validate(step)
         failpoints.hit(STEP_COMPUTED)
@@ -189,6 +188,9 @@ class Loop:
             ),
             metrics,
         )
+
+    def _report_stage(self, stage: str) -> None:
+        self.reporter.report(stage=stage)
 
     def _validates_after(self, step: int) -> bool:
         if self.evaluation is None:
@@ -226,6 +228,7 @@ class Loop:
         self.reporter.report(phase="Finishing", stage="save_checkpoint")
         if progress.step > 0 and not self.commits.is_committed(progress):
             self.commits.save(progress)
+        self.commits.prune()
         if progress.step >= self.total_steps and self.spec.checkpoint.export:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
@@ -237,14 +240,12 @@ class Loop:
 
     def _standing(self, stand: Callable[[], Progress], before: Progress) -> Progress:
         """Bring the job onto its feet, also when roles are lost while it gets up."""
+        lost: RoleLost | None = None
         while True:
             try:
-                progress = stand()
+                return stand() if lost is None else self.recovery.recover(lost, before)
             except RoleLost as loss:
-                stand = lambda loss=loss: self.recovery.recover(loss, before)  # type: ignore[misc] # noqa: E731
-                continue
-            self.records.cut_to(progress)
-            return progress
+                lost = loss
 
 
 @dataclass(frozen=True)

@@ -44,17 +44,29 @@ class Records:
     sinks: Sinks
     run_folder: Path
 
-    def cut_to(self, progress: Progress) -> None:
-        """Forget what lies beyond a state: it will come again."""
-        has_lines = progress.step > 0 or progress.metrics_lines > 0
-        last = progress.step if has_lines else -1
-        self.sinks.cut_after(last)
+    def cut_metrics(self, progress: Progress) -> None:
+        """Forget the metrics beyond a state: they will come again."""
+        self.sinks.cut_after(_last_record(progress))
+
+    def cut_rows(self, progress: Progress) -> None:
+        """Forget the rows beyond a state whose ranks have forgotten them too.
+
+        Beside living ranks they stay: a rank that has written a part answers so from memory, and
+        does not write it again.
+        """
+        last = _last_record(progress)
         for name in ROW_FOLDERS.values():
             folder = self.run_folder / name
             for path in sorted(folder.iterdir()) if folder.is_dir() else ():
                 match = _STEP.fullmatch(path.name)
                 if match and int(match[1]) > last:
                     durable.remove_tree(path, ROWS_CUT_POINT)
+
+
+def _last_record(progress: Progress) -> int:
+    """The last step that has a record: the first validation is that of step 0."""
+    has_records = progress.step > 0 or progress.metrics_lines > 0
+    return progress.step if has_records else -1
 
 
 def _spread(values: SpreadOf) -> Spread:

@@ -91,7 +91,7 @@ class Recovery:
         if position.progress is not None and self._all_live():
             _log.info("the ranks live; going on behind step %d", position.progress.step)
             self._check_data(position.progress)
-            self.records.cut_to(position.progress)
+            self.records.cut_metrics(position.progress)
             self._start_missing()
             return position.progress
         return self._rewind(0, "start")
@@ -179,7 +179,8 @@ class Recovery:
         self.journal.append(
             Rewound(time=time.time(), from_step=from_step, to_step=progress.step, reason=reason)
         )
-        self.records.cut_to(progress)
+        self.records.cut_metrics(progress)
+        self.records.cut_rows(progress)
         for group in self._stateful:
             self._start(group)
         self._start_missing()

@@ -1,5 +1,6 @@
 """The roles of a job as the controller sees them: who to ask, in which epoch, and who is lost."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from ppojob_trainer.rpc.methods import START, STATUS, Method, PodStatus, StartRa
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+_log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _LOSS_GRACE_SECONDS = 2.0
 
@@ -163,8 +165,8 @@ class Roles:
             if refusal.kind is ErrorKind.FENCED:
                 raise Fenced(group.name, self.caller.epoch, self.caller.epoch + 1) from refusal
             self._blame_loss_first()
-            detail = refusal.failure.detail
-            raise JobFailed(f"{refusal}" + (f"\n{detail}" if detail else "")) from refusal
+            _log.error("%s\n%s", refusal, refusal.failure.detail)
+            raise JobFailed(str(refusal)) from refusal
 
     def _blame_loss_first(self) -> None:
         """A rank that fails because another one died must not be blamed: look who is lost."""

@@ -14,10 +14,17 @@ class StepTimer:
 
     Args:
         clock: seconds, never falling.
+        on_stage: told the name of each stage as it begins.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        on_stage: Callable[[str], None] | None = None,
+    ) -> None:
         self._clock = clock
+        self._on_stage = on_stage
         self._began = clock()
         self._running: str | None = None
         self._seconds: dict[str, float] = {}
@@ -31,6 +38,8 @@ class StepTimer:
         """
         assert self._running is None, f"stage {stage} begins inside {self._running}"
         self._running = stage
+        if self._on_stage is not None:
+            self._on_stage(stage)
         began = self._clock()
         try:
             yield

@@ -17,6 +17,14 @@ from ppojob_trainer.supervisor.pod import Pod, PodPlan
 _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.05
 
+ALLOCATOR = {
+    # A step frees and takes the same gigabytes again and again: keep them, and in large pages.
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+"""For ranks that hold models; measured on an update: system time 0.6 s -> 0.02 s of 6.5 s."""
+
 
 def plan_of(environment: PodEnvironment) -> PodPlan:
     """What this pod runs, from the run configuration; pure but for the inherited environment."""
@@ -40,6 +48,7 @@ def plan_of(environment: PodEnvironment) -> PodPlan:
             "MKL_NUM_THREADS": str(threads),
             # Parked threads must not spin: another process may need the core.
             "OMP_WAIT_POLICY": "PASSIVE",
+            **ALLOCATOR,
             "TOKENIZERS_PARALLELISM": "false",
             "TMPDIR": str(environment.scratch),
         },
