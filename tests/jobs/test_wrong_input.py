@@ -253,8 +253,11 @@ def test_two_files_of_one_job(wrong: RefusedJob) -> None:
     files = [str(wrong.write_manifest())] * 2
     outcome = CliRunner().invoke(main, ["validate", *files])
     assert outcome.exit_code == 2
-    print(wrong.bare(outcome.output))
-    assert wrong.bare(outcome.output).splitlines() == []
+    assert wrong.bare(outcome.output).splitlines() == [
+        "job.yaml: ok: PPOJob default/tiny",
+        'job.yaml: metadata.name: got "tiny": job.yaml describes the job default/tiny already; '
+        "another name",
+    ]
 
 
 # On real processes

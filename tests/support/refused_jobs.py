@@ -1,7 +1,7 @@
 """`ppojob run` on wrong input, within the process of a test: what it says, and nothing done."""
 
 import json
-import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,7 +84,7 @@ class RefusedJob:
         """A text without what differs between machines: folders and the user's number."""
         for folder in (self.files, self.folder):
             text = text.replace(f"{folder}/", "").replace(str(folder), ".")
-        return text.replace(f"as uid {os.getuid()} in {Path.cwd()}", "as uid UID in CWD")
+        return re.sub(r"as uid \d+ in [^;]*", "as uid UID in CWD", text)
 
 
 def read_lines(path: Path) -> dict[str, list[str]]:

@@ -93,7 +93,8 @@ def _no_model(folder: Path) -> Problem:
         why = "there is no such folder"
     except (OSError, ValueError) as error:
         why = f"it cannot be read: {error.strerror if isinstance(error, OSError) else error}"
-    return Problem("spec.model.path", shown(str(folder)), why, _WANTED, ModelReason.MODEL_MISSING)
+    got = f'"{folder}"'  # whole, however long: the end of a path tells most
+    return Problem("spec.model.path", got, why, _WANTED, ModelReason.MODEL_MISSING)
 
 
 def _of_tensors(folder: Path, sizes: Sizes, weights: Weights) -> Iterator[Problem]:

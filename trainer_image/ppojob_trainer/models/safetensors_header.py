@@ -98,7 +98,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     except BadObject as bad:
         why = f"{bad.why} (the header at {bad.place})" if bad.place else bad.why
         raise BadHeader(_bad(str(path), bad.got, why)) from None
-    entries.pop(_METADATA, None)
+    notes = entries.pop(_METADATA, {})
+    if not isinstance(notes, dict) or any(not isinstance(note, str) for note in notes.values()):
+        raise BadHeader(_bad(f"{path}:{_METADATA}", shown(notes), "it holds texts by name"))
     return _judged(path, entries, size - _LENGTH_BYTES - length)
 
 

@@ -1,0 +1,150 @@
+"""What the checks of a model's folder know, held against transformers and safetensors."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from ppojob_trainer.models.folder_checks import check_model_folder
+from ppojob_trainer.models.safetensors_header import BadHeader, read_header
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+MODELS = {
+    "llama": lambda **more: LlamaForCausalLM(LlamaConfig(**SIZES, **more)),
+    "llama with biases": lambda **more: LlamaForCausalLM(
+        LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, **more)
+    ),
+    "llama with wide heads": lambda **more: LlamaForCausalLM(
+        LlamaConfig(**SIZES, head_dim=8, **more)
+    ),
+    "qwen2": lambda **more: Qwen2ForCausalLM(Qwen2Config(**SIZES, **more)),
+    "qwen3": lambda **more: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8, **more)),
+    "qwen3 of its own head size": lambda **more: Qwen3ForCausalLM(Qwen3Config(**SIZES, **more)),
+    "qwen3 with biases": lambda **more: Qwen3ForCausalLM(
+        Qwen3Config(**SIZES, attention_bias=True, **more)
+    ),
+}
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_transformers_saves_is_what_is_expected(name, is_tied, tmp_path):
+    model = MODELS[name](tie_word_embeddings=is_tied)
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    report = check_model_folder(tmp_path, trust_remote_code=False)
+    assert (report.errors, report.warnings) == ([], [])
+    assert report.parameters == sum(p.numel() for p in model.parameters())
+    assert report.vocabulary == 50
+
+
+def test_shards_are_read_together(tmp_path):
+    MODELS["llama"]().save_pretrained(tmp_path, max_shard_size="4KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    report = check_model_folder(tmp_path, trust_remote_code=False)
+    assert (report.errors, report.warnings) == ([], [])
+
+
+def test_stretched_positions_set_no_limit(tmp_path):
+    MODELS["llama"]().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = {**json.loads(path.read_text()), "rope_scaling": {"rope_type": "yarn", "factor": 4}}
+    path.write_text(json.dumps(config))
+    assert check_model_folder(tmp_path, trust_remote_code=False).context_tokens is None
+
+
+def test_the_checks_load_no_torch():
+    code = (
+        "import sys, ppojob_trainer.models.folder_checks, ppojob_trainer.models.tokenizer_fit\n"
+        "assert not {'torch', 'transformers'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+OFFSETS = st.lists(st.integers(-1, 40), min_size=1, max_size=3)
+ENTRIES = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "BF16", "U8", "F4", "F99", 7]),
+        "shape": st.lists(st.integers(-1, 9), max_size=3) | st.none(),
+        "data_offsets": OFFSETS,
+    }
+)
+NOTES = st.dictionaries(st.text(max_size=3), st.text(max_size=3) | st.none(), max_size=2)
+HEADERS = st.dictionaries(
+    st.sampled_from(["a", "b", "c", "__metadata__"]), ENTRIES | NOTES | st.integers()
+)
+WHOLE = st.lists(st.integers(0, 4), min_size=1, max_size=4)
+
+
+def written(path: Path, text: bytes, data: bytes) -> Path:
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def problems_of(path: Path) -> list[str]:
+    try:
+        read_header(path)
+    except BadHeader as bad:
+        return [str(problem) for problem in bad.problems] or ["none is told"]
+    return []
+
+
+def accepted_by_safetensors(path: Path) -> bool:
+    try:
+        with safe_open(path, framework="np") as file:
+            return file.keys() is not None
+    except SafetensorError:
+        return False
+
+
+@settings(max_examples=300, deadline=None)
+@given(header=HEADERS, size=st.integers(0, 40))
+def test_what_is_accepted_can_be_loaded(header, size, tmp_path_factory):
+    path = written(tmp_path_factory.getbasetemp() / "a", json.dumps(header).encode(), bytes(size))
+    problems = problems_of(path)
+    assert "none is told" not in problems
+    assert problems or accepted_by_safetensors(path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(sizes=WHOLE)
+def test_whole_files_are_accepted(sizes, tmp_path_factory):
+    header, end = {}, 0
+    for number, size in enumerate(sizes):
+        offsets = [end, end + 4 * size]
+        header[str(number)] = {"dtype": "F32", "shape": [size], "data_offsets": offsets}
+        end += 4 * size
+    text = json.dumps(header).encode() + b"   "
+    path = written(tmp_path_factory.getbasetemp() / "b", text, bytes(end))
+    assert {name: tensor.shape for name, tensor in read_header(path).items()} == {
+        name: tuple(entry["shape"]) for name, entry in header.items()
+    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(content=st.binary(max_size=60), has_length=st.booleans())
+def test_any_bytes_are_judged(content, has_length, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "c"
+    path.write_bytes(struct.pack("<Q", len(content)) + content if has_length else content)
+    assert not any("\n" in problem for problem in problems_of(path))
