@@ -32,7 +32,7 @@ demo: setup ## train a real small model by GRPO on this machine (under 20 minute
 	$(BIN)/ppojob run examples/addition-grpo.yaml $(if $(SEED),--set spec.seed=$(SEED) --output runs/addition-grpo-$(SEED))
 
 test: setup ## every test that needs no cluster (at most 25 minutes)
-	$(BIN)/python -m pytest -m "not long and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not gpu"
 
 check: setup ## lint, types, import contracts, spelling, generated files
 	$(BIN)/ruff check .

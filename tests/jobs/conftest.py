@@ -67,3 +67,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             started.process.stdout.close()
         for pid in run_folders.processes_of(started.output):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tiny_folder: Path) -> dict[str, object]:
+    """The section `data` of a tiny job."""
+    spec = tiny_jobs.make_manifest(tiny_folder)["spec"]
+    assert isinstance(spec, dict)
+    data: dict[str, object] = spec["data"]
+    return data

@@ -32,6 +32,7 @@ from ppojob_trainer.controller.records import (
     evaluation_metrics,
     rows_folder,
     step_rows,
+    traffic_metrics,
     training_metrics,
 )
 from ppojob_trainer.controller.recovery import Recovery
@@ -41,6 +42,7 @@ from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.errors import RoleLost, StorageError
 from ppojob_trainer.metrics.timer import StepTimer
+from ppojob_trainer.rpc.client import Traffic
 from ppojob_trainer.rpc.methods import EXPORT_MODEL, ExportModel
 from ppojob_trainer.rpc.wire import RequestId
 
@@ -167,6 +169,7 @@ class Loop:
         rows = step_rows(result)
         times = timer.finish()
         metrics |= clock_metrics(rows, times, num_devices=len(self.actor.ranks))
+        metrics |= self._kl_metrics(coefficient, result) | traffic_metrics(self._take_traffic())
         return Outcome(
             msgspec.structs.replace(
                 progress,
@@ -204,6 +207,23 @@ class Loop:
         batch = self.evaluation.run(step)
         self.evaluation.stages.write_rows(batch, step, rows_folder(batch.purpose, step))
         return evaluation_metrics(batch)
+
+    def _kl_metrics(self, coefficient: float, result: StepResult) -> dict[str, float]:
+        """The coefficient of this step, and what the penalty was taken of."""
+        if self.spec.algorithm.kl.in_ == "loss":
+            return {"actor/kl_coef": coefficient}
+        if result.advantaged.kl is None:
+            return {}
+        return {
+            "actor/reward_kl_penalty": result.advantaged.kl,
+            "actor/reward_kl_penalty_coeff": coefficient,
+        }
+
+    def _take_traffic(self) -> Traffic:
+        """What went through the controller's sockets since the last step."""
+        caller = self.roles.caller
+        taken, caller.traffic = caller.traffic, Traffic()
+        return taken
 
     def _next_kl(self, progress: Progress, result: StepResult) -> float | None:
         kl, measured = self.spec.algorithm.kl, result.advantaged.kl

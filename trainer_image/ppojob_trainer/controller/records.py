@@ -20,6 +20,7 @@ from ppojob_trainer.metrics.step_metrics import (
 )
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
+from ppojob_trainer.rpc.client import Traffic
 from ppojob_trainer.rpc.methods import SpreadOf
 
 ROWS_CUT_POINT = durable.point("rows.cut", *durable.REMOVE_ACTS)
@@ -109,6 +110,14 @@ def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) 
         else {}
     )
     return {**times.metrics(), **speed}
+
+
+def traffic_metrics(traffic: Traffic) -> dict[str, float]:
+    """Bytes at the controller's sockets; they depend on retries and on how often it looked."""
+    return {
+        "rpc/sent_bytes": float(traffic.sent),
+        "rpc/received_bytes": float(traffic.received),
+    }
 
 
 def evaluation_metrics(batch: Batch) -> dict[str, float]:

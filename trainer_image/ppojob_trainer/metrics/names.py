@@ -77,6 +77,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "actor/reward_kl_penalty", "nats a token", "mean KL to the reference, taken off the reward"
     ),
     Metric("actor/reward_kl_penalty_coeff", "1", "its coefficient in this step"),
+    Metric("actor/skipped", "share", "optimizer steps left out, their gradient not finite"),
     Metric("actor/grad_norm", "1", "norm of the gradient before clipping"),
     Metric("actor/lr", "1", "learning rate of the last optimizer step"),
     *_spread("critic/score", "reward", "what the reward functions gave, a response"),
@@ -117,7 +118,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("perf/throughput", "tokens/s", "tokens a second and device (GPU, or rank on the CPU)"),
     Metric("perf/unaccounted_share", "share", "part of the step that no stage accounts for"),
     Metric("perf/<figure>", "-", "other figures of speed"),
-    Metric("rpc/<figure>", "-", "figures of the controller's socket"),
+    Metric("rpc/sent_bytes", "bytes", "sent by the controller since the last step"),
+    Metric("rpc/received_bytes", "bytes", "received by the controller since the last step"),
     Metric("memory/<figure>", "GB", "memory of the ranks"),
     Metric("val-core/<data source>/acc/mean@<n>", "share", "right answers; mean@1 is always there"),
     Metric(

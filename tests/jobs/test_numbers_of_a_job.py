@@ -1,0 +1,59 @@
+"""What the numbers of whole jobs must show: a thin controller, accounted time, known names, KL."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+import run_folders
+
+from ppojob_trainer.metrics import names
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ALGORITHM = {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8}
+
+
+def test_the_controller_is_thin(start, tiny_job, tiny_data, tmp_path: Path):
+    """Bytes at its sockets change by under 5 % when responses are twice as long."""
+    found = {}
+    for tokens in (32, 64):
+        output = tmp_path / str(tokens)
+        data = {**tiny_data, "maxResponseTokens": tokens}
+        run = start(tiny_job(data=data, algorithm=ALGORITHM, steps={"total": 6}), output)
+        assert run.wait() == 0, run.logs()
+        steps = [record for record in run_folders.metrics(output) if record["step"] > 1]
+        found[tokens] = (
+            statistics.median(s["rpc/sent_bytes"] + s["rpc/received_bytes"] for s in steps),
+            statistics.mean(s["response_length/mean"] for s in steps),
+        )
+    (short_bytes, short_length), (long_bytes, long_length) = found[32], found[64]
+    assert long_length > 1.7 * short_length, found
+    assert abs(long_bytes / short_bytes - 1) < 0.05, found
+
+
+def test_every_metric_is_in_the_table_and_time_is_accounted_for(start, tiny_job, tmp_path: Path):
+    output = tmp_path / "run"
+    algorithm = {**ALGORITHM, "kl": {"in": "reward", "controller": "adaptive", "target": 0.1}}
+    run = start(tiny_job(algorithm=algorithm), output)
+    assert run.wait() == 0, run.logs()
+    records = run_folders.metrics(output)
+    keys = {key for record in records for key in record} - {"step", "time"}
+    assert not [key for key in keys if names.find(key) is None]
+    shares = [record["perf/unaccounted_share"] for record in records if record["step"] > 1]
+    assert statistics.median(shares) <= 0.05
+    coefficients = [record["actor/reward_kl_penalty_coeff"] for record in records[1:]]
+    assert len(set(coefficients)) > 1, "the adaptive coefficient moves"
+
+
+@pytest.mark.parametrize("where", ["loss", "reward"])
+def test_a_kl_to_the_reference_starts_at_zero_and_grows(where, start, tiny_job, tmp_path: Path):
+    output = tmp_path / "run"
+    algorithm = {**ALGORITHM, "kl": {"in": where, "estimator": "k3", "coefficient": 0.01}}
+    run = start(
+        tiny_job(algorithm=algorithm, steps={"total": 5}, optimizer={"learningRate": 3e-3}), output
+    )
+    assert run.wait() == 0, run.logs()
+    name = "actor/kl_loss" if where == "loss" else "actor/reward_kl_penalty"
+    kl = [record[name] for record in run_folders.metrics(output)[1:]]
+    # Dropout is at work in updates, so the first KL in the loss is small and not zero.
+    assert kl[0] < 1e-3 < kl[-1]
