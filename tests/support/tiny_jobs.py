@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import run_folders
 from ruamel.yaml import YAML
 
 REWARD = '''
@@ -118,3 +119,24 @@ def armed(once: Path, *points: str) -> dict[str, str]:
         "PPOJOB_FAILPOINT": ";".join(points),
         "PPOJOB_FAILPOINT_ONCE": str(once),
     }
+
+
+def all_points() -> list[str]:
+    """Names of all failpoints of the controller, the reward worker and the actor."""
+    code = (
+        "import ppojob_trainer.controller.main, ppojob_trainer.workers.actor_rollout_start, "
+        "ppojob_trainer.workers.reward\n"
+        "from ppojob_trainer import failpoints\n"
+        "print('\\n'.join(failpoints.all_points()))"
+    )
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+def undisturbed_result(folder: Path, tiny_folder: Path, **changes: object) -> dict[str, object]:
+    """What a job leaves that nobody disturbs."""
+    manifest = write_manifest(folder, tiny_folder, **changes)
+    output = folder / "run"
+    command = [sys.executable, "-m", "ppojob_cli", "run", str(manifest), "--output", str(output)]
+    subprocess.run(command, check=True, capture_output=True)
+    return run_folders.result(output)

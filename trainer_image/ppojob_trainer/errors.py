@@ -6,6 +6,7 @@
     +-- ConfigError              the input is wrong, nothing was started; exit_status 2
     |   +-- CannotResume         the commit belongs to another job, configuration or format
     +-- JobFailed                the job is over and did not succeed
+    +-- Interrupted              asked to end before the first step; exit_status 130
     +-- RoleLost                 a role lost a rank: a new epoch of that role is needed
     +-- Fenced                   an order of an epoch that is over: whoever sent it must stop
     +-- StorageError             the disk refused: full, read-only, broken
@@ -54,6 +55,12 @@ class CannotResume(ConfigError):
 
 class JobFailed(PPOJobError):
     """The job is over without success; the message says which stage and why."""
+
+
+class Interrupted(PPOJobError):
+    """Somebody asked the job to end while it was still starting; nothing was lost by that."""
+
+    exit_status: ClassVar[int] = 130
 
 
 class RoleLost(PPOJobError):

@@ -31,7 +31,7 @@ from ppojob_trainer.controller.training_step import (
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder, epoch_order
-from ppojob_trainer.errors import ConfigError, PPOJobError
+from ppojob_trainer.errors import ConfigError, Interrupted, PPOJobError
 from ppojob_trainer.lifeline import Lifeline, die_with_parent
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
@@ -87,6 +87,10 @@ def run_controller() -> int:
             write_summary(environment.run_folder, environment.config, progress, phase)
             reporter.report(phase=phase, step=progress.step, stage="", message="")
             return contract.EXIT_DONE if is_done else contract.EXIT_INTERRUPTED
+    except Interrupted as stopped:
+        _log.info("%s", stopped)
+        reporter.report(phase="Interrupted", stage="", message="")
+        return stopped.exit_status
     except PPOJobError as problem:
         return _fail(str(problem), problem.exit_status, reporter, lifeline)
     except Exception as problem:
@@ -124,7 +128,7 @@ def build_loop(
     journal = Journal(root / JOURNAL_NAME)
     prompts = _open_prompts(spec, journal.read(), stack)
     order = PromptOrder(len(prompts.train), spec.data.seed or 0, shuffle=spec.data.shuffle)
-    roles = _roles(environment, stack)
+    roles = _roles(environment, stop, stack)
     actor = roles.group("actorRollout")
     stages = RolloutStages(roles, actor, roles.group("reward"))
     records = Records(_sinks(spec, run_folder, stack), run_folder)
@@ -224,7 +228,7 @@ def _open_prompts(spec: PPOJobSpec, events: list[Event], stack: contextlib.ExitS
     return Prompts(train, validation)
 
 
-def _roles(environment: PodEnvironment, stack: contextlib.ExitStack) -> Roles:
+def _roles(environment: PodEnvironment, stop: StopRequest, stack: contextlib.ExitStack) -> Roles:
     spec = environment.config.spec
     keys = read_key_ring(environment.keys, environment.role)
     caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
@@ -234,7 +238,7 @@ def _roles(environment: PodEnvironment, stack: contextlib.ExitStack) -> Roles:
         for topology in environment.config.topology.with_own_pods
         if topology.role != "controller"
     )
-    return Roles(caller, groups, spec.timeouts.startup_seconds)
+    return Roles(caller, groups, spec.timeouts.startup_seconds, stop)
 
 
 def _sinks(spec: PPOJobSpec, run_folder: Path, stack: contextlib.ExitStack) -> Sinks:

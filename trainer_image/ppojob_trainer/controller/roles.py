@@ -10,7 +10,7 @@ import msgspec
 
 from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
-from ppojob_trainer.errors import ConfigError, Fenced, JobFailed, RoleLost
+from ppojob_trainer.errors import ConfigError, Fenced, Interrupted, JobFailed, RoleLost
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
 from ppojob_trainer.rpc.methods import START, STATUS, Method, PodStatus, StartRanks
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId
@@ -64,11 +64,13 @@ class Roles:
         caller: makes the calls.
         groups: the roles that have pods.
         startup_seconds: longest time from `start` to ready.
+        stop_requested: whether somebody asked the job to end.
     """
 
     caller: Caller
     groups: tuple[RoleGroup, ...]
     startup_seconds: float
+    stop_requested: Callable[[], bool]
 
     def group(self, name: str) -> RoleGroup:
         """One role by its name."""
@@ -95,10 +97,13 @@ class Roles:
         Raises:
             RoleLost: a rank ended while starting.
             JobFailed: it takes longer than the limit; names the ranks that are missing.
+            Interrupted: somebody asked the job to end.
         """
         deadline = time.monotonic() + self.startup_seconds
         waiting = list(groups)
         while waiting:
+            if self.stop_requested():
+                raise Interrupted("asked to end while the roles were starting")
             self.watch()
             waiting = [group for group in waiting if not self.is_ready(group, group.epoch)]
             if waiting and time.monotonic() > deadline:

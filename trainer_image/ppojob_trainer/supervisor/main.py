@@ -50,6 +50,7 @@ def plan_of(environment: PodEnvironment) -> PodPlan:
             "OMP_WAIT_POLICY": "PASSIVE",
             **ALLOCATOR,
             "TOKENIZERS_PARALLELISM": "false",
+            "TQDM_DISABLE": "1",
             "TMPDIR": str(environment.scratch),
         },
     )

@@ -1,0 +1,79 @@
+"""The whole kill matrix, hours of it (`make bench-long`): every point, every victim, real vLLM."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import run_folders
+import tiny_jobs
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+RECOVERY = {"restartsWithoutProgress": 1000}
+CHANGES = {
+    "rollout": {"engine": "vllm", "dtype": "bfloat16", "kvCacheGib": 0.25},
+    "training": {"autocast": "bfloat16"},
+    "steps": {"total": 6, "validateEvery": 3},
+    "recovery": RECOVERY,
+}
+VICTIMS = (
+    ("actor-rollout", "rank", signal.SIGKILL),
+    ("actor-rollout", "rank", signal.SIGSTOP),
+    ("controller", "controller", signal.SIGKILL),
+    ("reward", "rank", signal.SIGKILL),
+    ("reward", "rank", signal.SIGSTOP),
+    ("reward", "child", signal.SIGKILL),
+    ("everything", "", signal.SIGKILL),
+)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tiny_folder, tmp_path_factory) -> dict[str, object]:
+    """What a job with the real engine leaves that nobody disturbs."""
+    return tiny_jobs.undisturbed_result(tmp_path_factory.mktemp("whole"), tiny_folder, **CHANGES)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test a point; naming them loads torch, which nobody should pay who deselects them."""
+    if "point" in metafunc.fixturenames:
+        is_wanted = metafunc.config.option.markexpr == "long"
+        metafunc.parametrize("point", tiny_jobs.all_points() if is_wanted else ["deselected"])
+
+
+@pytest.mark.parametrize("action", ["kill", "kill_group"])
+def test_killed_at_a_point(point, action, start, tiny_job, tmp_path: Path, undisturbed):
+    output, once = tmp_path / "run", tmp_path / "once"
+    once.mkdir()
+    job = tiny_job(**CHANGES)
+    run = start(job, output, **tiny_jobs.armed(once, f"{point}@2={action}"))
+    status = run.wait(900)
+    if status != 0:
+        assert action == "kill_group", run.logs()
+        again = start(job, output)
+        assert again.wait(900) == 0, again.logs()
+    assert run_folders.result(output) == undisturbed
+    run_folders.wait_until_gone(output)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_killed_at_a_random_moment(seed, start, tiny_job, tmp_path: Path, undisturbed):
+    """One or two signals at random moments, also while the job recovers from the first."""
+    draw = random.Random(seed)
+    output = tmp_path / "run"
+    job = tiny_job(**CHANGES)
+    run = start(job, output)
+    for _ in range(draw.choice((1, 2))):
+        time.sleep(draw.uniform(2.0, 60.0))
+        role, kind, number = draw.choice(VICTIMS)
+        if role == "everything":
+            for pid in run_folders.processes_of(output):
+                os.kill(pid, number)
+        elif (pid := run_folders.rank_pids(output, role).get(kind)) is not None:
+            os.kill(pid, number)
+    while run.wait(900) != 0:
+        run = start(job, output)
+    assert run_folders.result(output) == undisturbed
+    run_folders.wait_until_gone(output)
