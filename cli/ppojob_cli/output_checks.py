@@ -68,9 +68,18 @@ def check_commits(config: RunConfig, folder: Path) -> list[str]:
     which alone may use an older one.
     """
     root = folder / CHECKPOINTS_FOLDER
-    if config.spec.checkpoint.resume == "never" or not os.path.isdir(root):
+    if not os.path.isdir(root):
         return []
     store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json())
+    if config.spec.checkpoint.resume == "never" and store.steps():
+        problem = Problem(
+            "spec.checkpoint.resume",
+            shown("never"),
+            f"{folder} holds the commits of a run",
+            "auto to go on with it, or another folder to begin anew",
+            ReasonCode.CONFLICT,
+        )
+        return [str(problem)]
     for step in reversed(store.steps()):
         try:
             store.read(step)

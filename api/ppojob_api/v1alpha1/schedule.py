@@ -51,7 +51,8 @@ class CheckpointSpec(Section):
     """Where run folders live; null: the runner's output folder."""
 
     resume: Literal["auto", "never"] = "auto"
-    """auto: go on from the last good commit. verl: trainer.resume_mode, auto."""
+    """auto: go on from the last good commit; never: refuse a run folder that holds one.
+    verl: trainer.resume_mode, auto."""
 
     export: bool = True
     """Write the last weights as a Hugging Face folder."""

@@ -28,7 +28,7 @@ def resume_point(store: CommitStore, events: list[Event]) -> Latest:
         raise CheckpointLost(
             str(store.root),
             f"the journal says that step {sealed} was sealed, and no commit is there; bring the "
-            "folder back, or set spec.checkpoint.resume: never to begin anew",
+            "folder back, or begin anew in another run folder",
         )
     if found.commit.step >= sealed or sealed in {refusal.step for refusal in found.refusals}:
         return found
