@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,10 +36,14 @@ def tiny_job(tiny_folder: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def wrong(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RefusedJob:
-    """A good job with files of its own, in which a test spoils something; it cannot start."""
+def wrong(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RefusedJob]:
+    """A good job with files of its own, in which a test spoils something; it cannot start.
+
+    Its folder has a short name: messages cut long values, and lines are compared word for word.
+    """
     monkeypatch.setattr(LocalPods, "start", lambda _: pytest.fail("a process was started"))
-    return RefusedJob(tmp_path, tiny_folder)
+    with tempfile.TemporaryDirectory(prefix="ppo") as folder:
+        yield RefusedJob(Path(folder), tiny_folder)
 
 
 @pytest.fixture

@@ -290,6 +290,7 @@ def test_an_odd_environment_changes_nothing(wrong: RefusedJob, start: Start) -> 
     assert run.lines == LINES["2 unknown field"]
 
 
+@pytest.mark.timeout(300)
 def test_ctrl_c_while_the_input_is_read_starts_nothing(wrong: RefusedJob, start: Start) -> None:
     reached = wrong.folder / "reached"
     wrong.reward.write_text(f"open({str(reached)!r}, 'w').close()\nwhile True:\n    pass\n")

@@ -99,7 +99,7 @@ def read_lines(path: Path) -> dict[str, list[str]]:
 def check(wrong: RefusedJob, expected: list[str]) -> None:
     """Hold what `ppojob run` says against a case: all errors, and the warnings that are listed."""
     errors = wrong.refused()
-    assert errors == [line for line in expected if not line.startswith("warning: ")]
+    assert errors == [line for line in expected if not line.startswith("warning: ")], errors
     listed = [line for line in expected if line.startswith("warning: ")]
     assert [line for line in wrong.warnings if line in listed] == listed, wrong.warnings
 
