@@ -77,8 +77,12 @@ class Roles:
         return next(group for group in self.groups if group.name == name)
 
     def status(self, group: RoleGroup) -> list[PodStatus]:
-        """What the supervisors of a role say."""
-        return self.caller.call_all([Call(peer, STATUS, Nothing()) for peer in group.supervisors])
+        """What the supervisors of a role say.
+
+        Raises:
+            RoleLost: one does not answer.
+        """
+        return self._ask_supervisors(group, STATUS, Nothing())
 
     def is_ready(self, group: RoleGroup, epoch: int) -> bool:
         """Whether all ranks of an epoch serve."""
@@ -89,7 +93,7 @@ class Roles:
         for peer in group.ranks:
             self.caller.forget(peer)
         group.epoch = epoch
-        self.caller.call_all([Call(peer, START, StartRanks(epoch)) for peer in group.supervisors])
+        self._ask_supervisors(group, START, StartRanks(epoch))
 
     def wait_ready(self, groups: Iterable[RoleGroup]) -> None:
         """Wait until all ranks of these roles serve.
@@ -124,11 +128,7 @@ class Roles:
         for group in self.groups:
             if group.epoch == 0:
                 continue
-            try:
-                statuses = self.status(group)
-            except CallTimeout as silence:
-                raise RoleLost(group.name, str(silence)) from silence
-            for status in statuses:
+            for status in self.status(group):
                 if status.epoch != group.epoch or status.phase != "lost":
                     continue
                 if status.exit_code == contract.EXIT_INVALID:
@@ -172,6 +172,15 @@ class Roles:
             self._blame_loss_first()
             _log.error("%s\n%s", refusal, refusal.failure.detail)
             raise JobFailed(str(refusal)) from refusal
+
+    def _ask_supervisors(
+        self, group: RoleGroup, method: Method[Any, PodStatus], request: msgspec.Struct
+    ) -> list[PodStatus]:
+        calls = [Call(peer, method, request) for peer in group.supervisors]
+        try:
+            return self.caller.call_all(calls)
+        except CallTimeout as silence:
+            raise RoleLost(group.name, str(silence)) from silence
 
     def _blame_loss_first(self) -> None:
         """A rank that fails because another one died must not be blamed: look who is lost."""

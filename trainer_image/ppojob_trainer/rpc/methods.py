@@ -307,7 +307,7 @@ class ExportModel(msgspec.Struct, frozen=True):
 RANK_ROLES = frozenset({"actorRollout"})
 
 STATUS = Method("status", Nothing, PodStatus, once=False, deadline_seconds=10)
-START = Method("start", StartRanks, PodStatus, once=False, deadline_seconds=30)
+START = Method("start", StartRanks, PodStatus, once=False)
 PING = Method("ping", Nothing, Nothing, once=False, deadline_seconds=10)
 
 RESTORE = Method("restore", Restore, Nothing)
