@@ -20,7 +20,7 @@ from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
-from ppojob_trainer.controller.roles import Roles, role_group
+from ppojob_trainer.controller.roles import RoleGroup, Roles, role_group
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.summary import write_summary
 from ppojob_trainer.controller.training_step import (
@@ -120,11 +120,8 @@ def build_loop(
     """
     spec, run_folder = environment.config.spec, environment.run_folder
     root = run_folder / CHECKPOINTS_FOLDER
-    store = CommitStore(
-        root,
-        job_uid=environment.config.uid,
-        config=environment.config.trajectory_json(),
-    )
+    config = environment.config
+    store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json())
     journal = Journal(root / JOURNAL_NAME)
     prompts = _open_prompts(spec, journal.read(), stack)
     order = PromptOrder(len(prompts.train), spec.data.seed or 0, shuffle=spec.data.shuffle)
@@ -132,7 +129,6 @@ def build_loop(
     actor = roles.group("actorRollout")
     stages = RolloutStages(roles, actor, roles.group("reward"))
     records = Records(_sinks(spec, run_folder, stack), run_folder)
-    stateful = tuple(group for group in roles.groups if group.is_stateful)
     total_steps = _total_steps(spec, order)
     reporter.report(total_steps=total_steps)
     return Loop(
@@ -142,27 +138,10 @@ def build_loop(
         actor=actor,
         dataset=prompts.train,
         order=order,
-        training=TrainingStep(
-            roles=roles,
-            actor=actor,
-            stages=stages,
-            algorithm=spec.algorithm,
-            passes=forward_passes(spec.algorithm),
-            mini_batch_order=lambda step, epoch: mini_batch_order(spec, step, epoch),
-        ),
-        evaluation=Evaluation(stages, prompts.validation, spec.rollout.validation.samples)
-        if prompts.validation
-        else None,
+        training=_training_step(spec, roles, actor, stages),
+        evaluation=_evaluation(spec, stages, prompts.validation),
         records=records,
-        commits=Commits(
-            roles=roles,
-            stateful=stateful,
-            store=store,
-            journal=journal,
-            run_folder=run_folder,
-            every=spec.checkpoint.every,
-            keep_last=spec.checkpoint.keep_last,
-        ),
+        commits=_commits(spec, roles, store, journal, run_folder),
         recovery=Recovery(
             roles=roles,
             journal=journal,
@@ -171,13 +150,48 @@ def build_loop(
             run_folder=run_folder,
             fresh=_fresh(spec, prompts.train.digest, len(actor.ranks)),
             reporter=reporter,
-            budget=spec.recovery.restarts_without_progress,
             total_updates=total_steps * updates_per_step(spec.algorithm),
+            budget=spec.recovery.restarts_without_progress,
         ),
         journal=journal,
         reporter=reporter,
         stop_requested=stop,
         tell_progress=lifeline.tell_progress,
+    )
+
+
+def _training_step(
+    spec: PPOJobSpec, roles: Roles, actor: RoleGroup, stages: RolloutStages
+) -> TrainingStep:
+    return TrainingStep(
+        roles=roles,
+        actor=actor,
+        stages=stages,
+        algorithm=spec.algorithm,
+        passes=forward_passes(spec.algorithm),
+        mini_batch_order=lambda step, epoch: mini_batch_order(spec, step, epoch),
+    )
+
+
+def _evaluation(
+    spec: PPOJobSpec, stages: RolloutStages, validation: PromptDataset | None
+) -> Evaluation | None:
+    if validation is None:
+        return None
+    return Evaluation(stages, validation, spec.rollout.validation.samples)
+
+
+def _commits(
+    spec: PPOJobSpec, roles: Roles, store: CommitStore, journal: Journal, run_folder: Path
+) -> Commits:
+    return Commits(
+        roles=roles,
+        stateful=tuple(group for group in roles.groups if group.is_stateful),
+        store=store,
+        journal=journal,
+        run_folder=run_folder,
+        every=spec.checkpoint.every,
+        keep_last=spec.checkpoint.keep_last,
     )
 
 
