@@ -65,6 +65,12 @@ def output_not_writable(wrong: RefusedJob) -> None:
     wrong.output = Path("/proc/run")  # not even root may write there
 
 
+def never_resume(wrong: RefusedJob) -> None:
+    """Leave a commit of this job in the run folder, and ask never to go on with one."""
+    wrong.set("spec.checkpoint", {"every": 2, "resume": "never"})
+    commit(2)(wrong)
+
+
 def commit(step: int, **changes: object) -> Spoil:
     """Leave a commit of this job in the run folder, made with other settings where given."""
 
@@ -122,6 +128,7 @@ CASES: dict[str, Spoil] = {
         2, **{"spec.steps": {"total": 9}, "spec.optimizer": {"learningRate": 1e-5}}
     ),
     "101 other job": commit(2, **{"metadata.name": "other"}),
+    "101 never resume": never_resume,
     "102 commit beyond the end": commit(8),
     "103 output is the model": output_is_model,
     "103 export would replace the model": output_exports_over_model,
