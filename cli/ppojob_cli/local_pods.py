@@ -19,6 +19,7 @@ import msgspec
 
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig
+from ppojob_api.run_layout import LOGS_FOLDER
 from ppojob_cli.addresses import Addresses
 from ppojob_operator.build.pods import CONFIG_FILE, InMount, Literal, Pod, PodAddress, pods
 from ppojob_trainer.rpc.keys import write_key_folders
@@ -82,7 +83,7 @@ class LocalPods:
         (self._mounts / "config" / CONFIG_FILE).write_bytes(self._config.to_json())
         book = self._mounts / "addresses.json"
         book.write_text(json.dumps(addresses))
-        (self._run_folder / "logs").mkdir(exist_ok=True)
+        (self._run_folder / LOGS_FOLDER).mkdir(exist_ok=True)
         for pod in planned:
             self._start_pod(pod, addresses[pod.host], book)
 
@@ -134,7 +135,7 @@ class LocalPods:
         environment[contract.ENV_DIE_WITH_PARENT] = "1"
         python, *arguments = pod.argv
         assert python == "python"
-        with (self._run_folder / "logs" / f"{pod.name}.log").open("ab") as log:
+        with (self._run_folder / LOGS_FOLDER / f"{pod.name}.log").open("ab") as log:
             # One process group for all pods, not the terminal's: Ctrl-C is the runner's to handle.
             process = subprocess.Popen(
                 [sys.executable, *arguments],

@@ -8,9 +8,8 @@ from typing import Final
 
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
-from ppojob_cli.summary import EXPORT_FOLDER
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER, EXPORT_FOLDER
 from ppojob_trainer.checkpoint.commit import CommitStore
-from ppojob_trainer.controller.main import CHECKPOINTS_FOLDER
 from ppojob_trainer.errors import CannotResume, DamagedCommit
 
 COMMIT_BYTES: Final = 12

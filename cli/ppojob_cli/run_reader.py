@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 import msgspec
 
+from ppojob_api.run_layout import METRICS_FILE
 from ppojob_cli.run_state import RunState, StepRecord
 from ppojob_trainer.controller.progress import STATUS_FILE, TrainingStatus
-from ppojob_trainer.controller.summary import METRICS_FILE
 
 
 class RunReader:

@@ -11,14 +11,15 @@ import msgspec
 from ppojob_api import contract
 from ppojob_api.problem import printable
 from ppojob_api.run_config import RunConfig
+from ppojob_api.run_layout import (
+    EXPORT_FOLDER,
+    LOGS_FOLDER,
+    SUMMARY_FILE,
+    TENSORBOARD_FOLDER,
+)
 from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import short_name
 from ppojob_trainer.controller.progress import TrainingStatus
-
-SUMMARY_FILE: Final = "summary.json"
-EXPORT_FOLDER: Final = "export"
-TENSORBOARD_FOLDER: Final = "tensorboard"
-LOGS_FOLDER: Final = "logs"
 
 _LOG_LINES: Final = 12
 _LOG_LINE_CHARACTERS: Final = 300

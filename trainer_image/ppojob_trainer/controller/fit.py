@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ppojob_api.run_layout import EXPORT_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import failpoints
 from ppojob_trainer.algorithms.kl_controller import KlController
@@ -51,7 +52,6 @@ STEP_BEGIN = failpoints.declare("controller.step.begin")
 STEP_COMPUTED = failpoints.declare("controller.step.computed")
 STEP_RECORDED = failpoints.declare("controller.step.recorded")
 STEP_JOURNALED = failpoints.declare("controller.step.journaled")
-EXPORT_FOLDER = "export"
 
 
 @dataclass

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppojob_api import contract
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal
@@ -40,8 +41,6 @@ from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.keys import read_key_ring
 
 _log = logging.getLogger(__name__)
-CHECKPOINTS_FOLDER = "checkpoints"
-METRICS_FILE = "metrics.jsonl"
 STATEFUL_ROLES = ("actorRollout",)
 
 
@@ -258,7 +257,7 @@ def _roles(environment: PodEnvironment, stop: StopRequest, stack: contextlib.Exi
 def _sinks(spec: PPOJobSpec, run_folder: Path, stack: contextlib.ExitStack) -> Sinks:
     sinks: list[Sink] = [JsonLines(run_folder / METRICS_FILE)]
     if "tensorboard" in spec.loggers:
-        sinks.append(TensorBoard(run_folder / "tensorboard"))
+        sinks.append(TensorBoard(run_folder / TENSORBOARD_FOLDER))
     all_sinks = Sinks(tuple(sinks))
     stack.callback(all_sinks.close)
     return all_sinks

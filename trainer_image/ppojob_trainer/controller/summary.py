@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 from ppojob_api.run_config import RunConfig
+from ppojob_api.run_layout import METRICS_FILE, SUMMARY_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.durable import read_lines
 
-SUMMARY_FILE = "summary.json"
-METRICS_FILE = "metrics.jsonl"
 SUMMARY_POINT = durable.point("summary", *durable.FILE_ACTS)
 
 

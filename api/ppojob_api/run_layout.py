@@ -1,0 +1,10 @@
+"""What lies where in a run folder: names that the controller writes and the command line reads."""
+
+from typing import Final
+
+METRICS_FILE: Final = "metrics.jsonl"
+SUMMARY_FILE: Final = "summary.json"
+CHECKPOINTS_FOLDER: Final = "checkpoints"
+EXPORT_FOLDER: Final = "export"
+TENSORBOARD_FOLDER: Final = "tensorboard"
+LOGS_FOLDER: Final = "logs"
