@@ -172,6 +172,30 @@ def test_a_broken_call_costs_its_own_row_only(name: str, source: Source) -> None
     assert results[1].extras == {"failure": reason, "pred": "[INVALID]", "acc": 0.0}
 
 
+def test_a_process_that_somebody_kills_costs_nothing(source: Source, tmp_path: Path) -> None:
+    """The signal comes from outside and in the middle of a call; the call itself is sound."""
+    marker = tmp_path / "pid"
+    spec = source(
+        f"path = {str(marker)!r}\n"
+        "if os.path.exists(path): return 3\n"
+        "open(path + '.new', 'w').write(str(os.getpid())); os.rename(path + '.new', path)\n"
+        "time.sleep(1000)",
+        seconds=60,
+    )
+    with ScoringPool([spec]) as pool:
+        killer = threading.Thread(target=_kill_when_told, args=(marker,))
+        killer.start()
+        results = pool.score([item("x")])
+        killer.join()
+    assert [result.score for result in results] == [3.0]
+
+
+def _kill_when_told(marker: Path) -> None:
+    while not marker.exists():
+        time.sleep(0.01)
+    os.kill(int(marker.read_text()), signal.SIGKILL)
+
+
 def test_a_raised_error_tells_where(source: Source) -> None:
     spec = source("def inner(): raise ValueError('line\\nbreak')\nreturn inner()")
     with ScoringPool([spec]) as pool, pytest.raises(RewardFailed) as caught:

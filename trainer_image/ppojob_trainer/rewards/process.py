@@ -27,6 +27,9 @@ START_SECONDS = 120.0
 """A reward file may import large libraries."""
 DEFAULT_MEMORY_BYTES = 4 * 1024**3
 BUILT_IN_SECONDS = 10.0
+DIED = "RewardDied"
+ATTEMPTS = 2
+"""Processes that a call may end before the call is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ class ScoringPool:
     """Children that score responses; each call has a time limit that nothing can outlive.
 
     When a call is too slow, or its process dies, that process and everything it started are killed,
-    another is started, and the other responses are scored as if nothing had happened.
+    another is started, and the other responses are scored as if nothing had happened. The call of a
+    process that died is made once more: the process may have been killed by something else.
 
     Args:
         rewards: ``spec.rewards``; empty for the built-in scorer of each row's data source.
@@ -161,7 +165,19 @@ class ScoringPool:
         return [list(SCORERS).index(name)]
 
     def _call(self, position: int, function: _Function, item: RewardItem) -> Called:
-        """Call one function in an idle child; what goes wrong becomes an answer."""
+        """Call one function; what goes wrong becomes an answer.
+
+        A process can die of something else than its call (the kernel is out of memory, somebody
+        sends a signal): only a call that ends a second process too is to blame.
+        """
+        for _ in range(ATTEMPTS):
+            answer = self._call_once(position, function, item)
+            if answer.reason_code != DIED:
+                break
+        return answer
+
+    def _call_once(self, position: int, function: _Function, item: RewardItem) -> Called:
+        """Call one function in an idle child, or in a new one."""
         number = next(self._numbers)
         request = CallFunction(
             number,
@@ -179,7 +195,7 @@ class ScoringPool:
             answer = msgspec.msgpack.decode(body, type=Called)
             if answer.number != number:
                 child.kill()
-                return Called(number, reason_code="RewardDied", got="an answer to another call")
+                return Called(number, reason_code=DIED, got="an answer to another call")
             return answer
         except ChildTimeout:
             return Called(
@@ -189,9 +205,7 @@ class ScoringPool:
                 why="killed with everything it had started",
             )
         except (ChildDied, FrameError, msgspec.MsgspecError) as death:
-            return Called(
-                number, reason_code="RewardDied", got="no score", why=f"its process {death}"
-            )
+            return Called(number, reason_code=DIED, got="no score", why=f"its process {death}")
         finally:
             self._idle.put(child)
 
