@@ -17,7 +17,8 @@ from pathlib import Path
 
 from ppojob_trainer.rpc.client import Call, Caller, Peer
 from ppojob_trainer.rpc.keys import read_key_ring, write_key_folders
-from ppojob_trainer.rpc.methods import PING, UPDATE, Statistics, Update
+from ppojob_trainer.rpc.messages import Statistics, Update
+from ppojob_trainer.rpc.methods import PING, UPDATE
 from ppojob_trainer.rpc.server import Route, RpcServer
 from ppojob_trainer.rpc.wire import Nothing, RequestId
 

@@ -23,7 +23,7 @@ from ppojob_api.run_layout import LOGS_FOLDER
 from ppojob_cli.addresses import Addresses
 from ppojob_operator.build.pods import CONFIG_FILE, InMount, Literal, Pod, PodAddress, pods
 from ppojob_trainer.rpc.keys import write_key_folders
-from ppojob_trainer.rpc.methods import PodStatus
+from ppojob_trainer.rpc.messages import PodStatus
 
 MOUNTS_FOLDER = ".pods"
 """Keys, addresses and scratch of the pods that run now; made anew by each run."""

@@ -10,7 +10,8 @@ import zmq
 
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
-from ppojob_trainer.rpc.methods import PING, PUT_TEXTS, UPDATE, Statistics, Texts, Update
+from ppojob_trainer.rpc.messages import Statistics, Texts, Update
+from ppojob_trainer.rpc.methods import PING, PUT_TEXTS, UPDATE
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestHeader, RequestId, encode
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ppojob_trainer.data.dataset import PromptRow
-from ppojob_trainer.rpc.methods import PromptTokens, RowScore, ScoreItem
+from ppojob_trainer.rpc.messages import PromptTokens, RowScore, ScoreItem
 
 
 @dataclass

@@ -11,7 +11,8 @@ from ppojob_trainer.checkpoint.journal import CommitSealed, Journal
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.errors import StorageError
-from ppojob_trainer.rpc.methods import SAVE_SHARDS, Saved, SaveShards
+from ppojob_trainer.rpc.messages import Saved, SaveShards
+from ppojob_trainer.rpc.methods import SAVE_SHARDS
 from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)

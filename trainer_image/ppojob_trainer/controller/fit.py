@@ -44,7 +44,8 @@ from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.errors import RoleLost, StorageError
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.client import Traffic
-from ppojob_trainer.rpc.methods import EXPORT_MODEL, ExportModel
+from ppojob_trainer.rpc.messages import ExportModel
+from ppojob_trainer.rpc.methods import EXPORT_MODEL
 from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from ppojob_trainer.metrics.step_metrics import (
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
 from ppojob_trainer.rpc.client import Traffic
-from ppojob_trainer.rpc.methods import SpreadOf
+from ppojob_trainer.rpc.messages import SpreadOf
 
 ROWS_CUT_POINT = durable.point("rows.cut", *durable.REMOVE_ACTS)
 ROW_FOLDERS = {"train": "rollouts", "validation": "validation"}

@@ -29,7 +29,8 @@ from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.errors import CannotResume, JobFailed, RoleLost
-from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS, Restore, SavedFile, SyncWeights
+from ppojob_trainer.rpc.messages import Restore, SavedFile, SyncWeights
+from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS
 from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
 from ppojob_trainer.errors import ConfigError, Fenced, Interrupted, JobFailed, RoleLost
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
-from ppojob_trainer.rpc.methods import START, STATUS, Method, PodStatus, StartRanks
+from ppojob_trainer.rpc.messages import PodStatus, StartRanks
+from ppojob_trainer.rpc.methods import START, STATUS, Method
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)

@@ -10,17 +10,8 @@ import msgspec
 
 from ppojob_trainer.controller.batch import Batch, shares
 from ppojob_trainer.controller.roles import RoleGroup, Roles
-from ppojob_trainer.rpc.methods import (
-    GENERATE,
-    SCORE,
-    SEND_TEXTS,
-    WRITE_ROWS,
-    Generate,
-    RowScore,
-    Score,
-    SendTexts,
-    WriteRows,
-)
+from ppojob_trainer.rpc.messages import Generate, RowScore, Score, SendTexts, WriteRows
+from ppojob_trainer.rpc.methods import GENERATE, SCORE, SEND_TEXTS, WRITE_ROWS
 from ppojob_trainer.rpc.wire import RequestId
 
 

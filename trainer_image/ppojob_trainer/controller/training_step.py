@@ -17,18 +17,8 @@ from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.data.dataset import PromptRow
 from ppojob_trainer.metrics.timer import StepTimer
-from ppojob_trainer.rpc.methods import (
-    ADVANTAGES,
-    LOGPROBS,
-    SYNC_WEIGHTS,
-    UPDATE,
-    Advantaged,
-    Advantages,
-    Logprobs,
-    Method,
-    SyncWeights,
-    Update,
-)
+from ppojob_trainer.rpc.messages import Advantaged, Advantages, Logprobs, SyncWeights, Update
+from ppojob_trainer.rpc.methods import ADVANTAGES, LOGPROBS, SYNC_WEIGHTS, UPDATE, Method
 from ppojob_trainer.rpc.wire import RequestId
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)

@@ -10,6 +10,27 @@ from typing import Generic, TypeVar
 import msgspec
 
 from ppojob_trainer import failpoints
+from ppojob_trainer.rpc.messages import (
+    Advantaged,
+    Advantages,
+    ExportModel,
+    Generate,
+    Generated,
+    Logprobs,
+    PodStatus,
+    Restore,
+    Saved,
+    SaveShards,
+    Score,
+    Scored,
+    SendTexts,
+    StartRanks,
+    Statistics,
+    SyncWeights,
+    Texts,
+    Update,
+    WriteRows,
+)
 from ppojob_trainer.rpc.wire import Nothing
 
 Request = TypeVar("Request", bound=msgspec.Struct)
@@ -40,268 +61,6 @@ class Method(Generic[Request, Answer]):
     limit_bytes: int = 64 * MEBI
     deadline_seconds: float | None = None
     once: bool = True
-
-
-class RankState(msgspec.Struct, frozen=True):
-    """What a supervisor knows of one of its processes.
-
-    Attributes:
-        rank: number within the role.
-        pid: process id, 0 before it is started.
-        state: `starting`, `ready`, `exited` or `silent` (no heartbeat).
-        exit_code: as of `subprocess`: negative is a signal; None while it runs.
-        error: the first line of what it reported before it ended, or empty.
-    """
-
-    rank: int
-    pid: int
-    state: str
-    exit_code: int | None = None
-    error: str = ""
-
-
-class PodStatus(msgspec.Struct, frozen=True):
-    """A supervisor's account of its pod.
-
-    Attributes:
-        role: role of the pod.
-        pod: index of the pod within the role.
-        epoch: epoch whose ranks it runs; 0 before the first.
-        phase: `idle`, `starting`, `ready`, `lost` or `done`.
-        ranks: its processes.
-        reason: why the phase is `lost`, or how it is `done`.
-        exit_code: for the controller's pod: how the controller ended.
-        restarts: how often processes of this pod were started again.
-    """
-
-    role: str
-    pod: int
-    epoch: int
-    phase: str
-    ranks: tuple[RankState, ...] = ()
-    reason: str = ""
-    exit_code: int | None = None
-    restarts: int = 0
-
-
-class StartRanks(msgspec.Struct, frozen=True):
-    """Start the ranks of this epoch, after ending those of any earlier one."""
-
-    epoch: int
-
-
-class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt by its number in the data and its token ids."""
-
-    prompt: int
-    tokens: list[int]
-
-
-class Generate(msgspec.Struct, frozen=True):
-    """Generate `samples` responses for each prompt; the rows stay on the rank.
-
-    Attributes:
-        purpose: `train` or `validation`; the store of rows has one batch for each.
-        step: step of the loop, which goes into every sample's seed.
-        prompts: the prompts, in the order of the batch.
-        samples: responses a prompt.
-    """
-
-    purpose: str
-    step: int
-    prompts: list[PromptTokens]
-    samples: int
-
-
-class Generated(msgspec.Struct, frozen=True):
-    """Lengths of the responses (rows, prompt-major) and which of them ran into the limit."""
-
-    lengths: list[int]
-    truncated: list[bool]
-
-
-class SendTexts(msgspec.Struct, frozen=True):
-    """Send the responses of rows `[first, last)` as text to a reward pod.
-
-    Attributes:
-        purpose: whose rows.
-        step: step of the loop.
-        host: address or name of the reward pod.
-        port: port of its rank.
-        epoch: epoch of the reward role.
-        first: first row.
-        last: one past the last row.
-    """
-
-    purpose: str
-    step: int
-    host: str
-    port: int
-    epoch: int
-    first: int
-    last: int
-
-
-class Texts(msgspec.Struct, frozen=True):
-    """Responses as text, from the rank that owns the rows to a reward pod."""
-
-    purpose: str
-    first: int
-    texts: list[str]
-
-
-class ScoreItem(msgspec.Struct, frozen=True):
-    """What a scorer is told of a row besides its response.
-
-    Attributes:
-        row: number of the row in the batch.
-        data_source: what routes it to a scorer.
-        ground_truth: JSON of the truth.
-        extra_info: JSON of the free fields.
-    """
-
-    row: int
-    data_source: str
-    ground_truth: bytes
-    extra_info: bytes
-
-
-class Score(msgspec.Struct, frozen=True):
-    """Score rows whose text has arrived."""
-
-    purpose: str
-    items: list[ScoreItem]
-
-
-class RowScore(msgspec.Struct, frozen=True, array_like=True):
-    """The score of a row and the scorer's further variables, as JSON."""
-
-    row: int
-    score: float
-    extras: bytes
-
-
-class Scored(msgspec.Struct, frozen=True):
-    """Scores in the order of the items."""
-
-    scores: list[RowScore]
-
-
-class Logprobs(msgspec.Struct, frozen=True):
-    """Compute log-probabilities of the train rows under the `policy` or the `reference`."""
-
-    model: str
-
-
-class Advantages(msgspec.Struct, frozen=True):
-    """Scores of the whole batch in row order, and the KL coefficient of this step."""
-
-    scores: list[float]
-    kl_coefficient: float
-
-
-class SpreadOf(msgspec.Struct, frozen=True, array_like=True):
-    """Mean, largest and smallest over the trained tokens of the batch."""
-
-    mean: float
-    max: float
-    min: float
-
-
-class Advantaged(msgspec.Struct, frozen=True):
-    """What the estimator saw and gave.
-
-    Attributes:
-        row_rewards: (rows,) scores with the KL penalty, summed over tokens.
-        advantages: over the trained tokens.
-        returns: over the trained tokens.
-        kl: mean over rows of their mean KL to the reference a token; None where the reward has
-            no KL.
-    """
-
-    row_rewards: list[float]
-    advantages: SpreadOf
-    returns: SpreadOf
-    kl: float | None
-
-
-class Update(msgspec.Struct, frozen=True):
-    """One optimizer step on the rows of these prompts (positions in the batch)."""
-
-    prompts: list[int]
-    kl_coefficient: float
-
-
-class Statistics(msgspec.Struct, frozen=True):
-    """Named numbers that go into the step's metrics."""
-
-    values: dict[str, float]
-
-
-class SyncWeights(msgspec.Struct, frozen=True):
-    """Bring the trainer's weights into the rollout engine, as this version."""
-
-    version: int
-
-
-class WriteRows(msgspec.Struct, frozen=True):
-    """Write the rows of a batch as this rank's part of a parquet folder.
-
-    Attributes:
-        purpose: whose rows.
-        folder: relative to the run folder.
-        scores: in row order.
-        data_sources: in prompt order.
-        ground_truths: JSON, in prompt order.
-        extras: the scorers' further variables as JSON, in row order.
-    """
-
-    purpose: str
-    folder: str
-    scores: list[float]
-    data_sources: list[str]
-    ground_truths: list[bytes]
-    extras: list[bytes]
-
-
-class SaveShards(msgspec.Struct, frozen=True):
-    """Write this rank's part of a commit into a folder relative to the run folder."""
-
-    folder: str
-
-
-class SavedFile(msgspec.Struct, frozen=True):
-    """A file of a commit: name within it, size in bytes, sha256 in hexadecimal."""
-
-    path: str
-    size: int
-    sha256: str
-
-
-class Saved(msgspec.Struct, frozen=True):
-    """The files that a rank wrote."""
-
-    files: list[SavedFile]
-
-
-class Restore(msgspec.Struct, frozen=True):
-    """Take the state of a commit, or of the base model.
-
-    Attributes:
-        folder: the commit's, relative to the run folder; None for the base model.
-        files: this rank's files of the commit.
-        total_updates: optimizer steps of the whole job, for schedules that end.
-    """
-
-    folder: str | None
-    files: list[SavedFile]
-    total_updates: int
-
-
-class ExportModel(msgspec.Struct, frozen=True):
-    """Write the model as a Hugging Face folder, relative to the run folder."""
-
-    folder: str
 
 
 RANK_ROLES = frozenset({"actorRollout"})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ppojob_api import contract
 from ppojob_trainer.lifeline import LifelineReader
-from ppojob_trainer.rpc.methods import RankState
+from ppojob_trainer.rpc.messages import RankState
 
 _STACK_DUMP_SECONDS = 0.5
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 
-from ppojob_trainer.rpc.methods import PodStatus
+from ppojob_trainer.rpc.messages import PodStatus
 
 
 class HealthServer:

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from ppojob_api import contract
-from ppojob_trainer.rpc.methods import PodStatus
+from ppojob_trainer.rpc.messages import PodStatus
 from ppojob_trainer.supervisor.child import Child
 
 _log = logging.getLogger(__name__)

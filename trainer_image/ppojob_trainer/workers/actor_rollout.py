@@ -15,7 +15,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.rollout.protocol import Request, RolloutEngine, SamplingParams, generate
 from ppojob_trainer.rollout.seeds import Purpose, sample_seed
-from ppojob_trainer.rpc import methods
+from ppojob_trainer.rpc import messages, methods
 from ppojob_trainer.rpc.client import Call, Caller, Peer
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
@@ -64,17 +64,17 @@ class ActorRolloutWorker:
             Route(methods.EXPORT_MODEL, self._export_model),
         ]
 
-    def _restore(self, request: methods.Restore) -> Nothing:
+    def _restore(self, request: messages.Restore) -> Nothing:
         self.policy.plan_updates(request.total_updates)
         if request.folder is not None:
             self.policy.load(self.run_folder / request.folder, request.files, self.rank)
         return Nothing()
 
-    def _sync_weights(self, request: methods.SyncWeights) -> Nothing:
+    def _sync_weights(self, request: messages.SyncWeights) -> Nothing:
         self.engine.load_weights(request.version, hf_named_tensors(self.policy.model))
         return Nothing()
 
-    def _generate(self, request: methods.Generate) -> methods.Generated:
+    def _generate(self, request: messages.Generate) -> messages.Generated:
         sampling = self._sampling(request.purpose)
         purpose: Purpose = "train" if request.purpose == TRAIN else "validation"
         requests = [
@@ -90,7 +90,7 @@ class ActorRolloutWorker:
         responses = generate(self.engine, requests)
         rows = own_rows(request.prompts, request.samples, responses)
         self._rows[request.purpose] = rows
-        return methods.Generated(rows.experience.lengths.tolist(), rows.truncated)
+        return messages.Generated(rows.experience.lengths.tolist(), rows.truncated)
 
     def _sampling(self, purpose: str) -> SamplingParams:
         rollout = self.spec.rollout
@@ -104,37 +104,37 @@ class ActorRolloutWorker:
             stop_token_ids=tuple(dict.fromkeys(ends)),
         )
 
-    def _send_texts(self, request: methods.SendTexts) -> Nothing:
+    def _send_texts(self, request: messages.SendTexts) -> Nothing:
         rows = self._rows[request.purpose]
         texts = [self.chat.decode(rows.response(r)) for r in range(request.first, request.last)]
         peer = Peer("reward pod", request.host, request.port, "reward")
         id_ = RequestId(request.epoch, request.step, f"{request.purpose}/put_texts", request.first)
-        body = methods.Texts(request.purpose, request.first, texts)
+        body = messages.Texts(request.purpose, request.first, texts)
         self.caller.call(Call(peer, methods.PUT_TEXTS, body, id_))
         return Nothing()
 
-    def _logprobs(self, request: methods.Logprobs) -> methods.Statistics:
+    def _logprobs(self, request: messages.Logprobs) -> messages.Statistics:
         experience = self._rows[TRAIN].experience
-        return methods.Statistics(self.policy.add_logprobs(experience, request.model))
+        return messages.Statistics(self.policy.add_logprobs(experience, request.model))
 
-    def _advantages(self, request: methods.Advantages) -> methods.Advantaged:
+    def _advantages(self, request: messages.Advantages) -> messages.Advantaged:
         experience = self._rows[TRAIN].experience
         return self.policy.add_advantages(experience, request.scores, request.kl_coefficient)
 
-    def _update(self, request: methods.Update) -> methods.Statistics:
+    def _update(self, request: messages.Update) -> messages.Statistics:
         rows = self._rows[TRAIN]
         chosen = rows.experience.select(rows.rows_of(request.prompts))
-        return methods.Statistics(self.policy.update(chosen, request.kl_coefficient))
+        return messages.Statistics(self.policy.update(chosen, request.kl_coefficient))
 
-    def _write_rows(self, request: methods.WriteRows) -> Nothing:
+    def _write_rows(self, request: messages.WriteRows) -> Nothing:
         table = rows_table(self._rows[request.purpose], request, self.chat)
         write_part(self.run_folder / request.folder, self.rank, table)
         return Nothing()
 
-    def _save_shards(self, request: methods.SaveShards) -> methods.Saved:
-        return methods.Saved(self.policy.save(self.run_folder / request.folder, self.rank))
+    def _save_shards(self, request: messages.SaveShards) -> messages.Saved:
+        return messages.Saved(self.policy.save(self.run_folder / request.folder, self.rank))
 
-    def _export_model(self, request: methods.ExportModel) -> Nothing:
+    def _export_model(self, request: messages.ExportModel) -> Nothing:
         model = self.spec.model
         template = Path(model.chat_template).read_text() if model.chat_template else None
         export_model(

@@ -18,7 +18,7 @@ from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.errors import DamagedCommit
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rpc.methods import Advantaged, SavedFile, SpreadOf
+from ppojob_trainer.rpc.messages import Advantaged, SavedFile, SpreadOf
 from ppojob_trainer.workers.row_store import rewards_on_last_token
 
 ROLE = "actorRollout"

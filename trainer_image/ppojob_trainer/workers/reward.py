@@ -14,7 +14,8 @@ from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
 from ppojob_trainer.rpc.keys import KeyRing
-from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE, RowScore, Score, Scored, ScoreItem, Texts
+from ppojob_trainer.rpc.messages import RowScore, Score, Scored, ScoreItem, Texts
+from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ppojob_trainer.rollout.protocol import Finished
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rpc.methods import PromptTokens
+from ppojob_trainer.rpc.messages import PromptTokens
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from ppojob_trainer import durable
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.rpc.methods import WriteRows
+from ppojob_trainer.rpc.messages import WriteRows
 from ppojob_trainer.workers.row_store import OwnedRows
 
 ROWS_POINT = durable.point("rows.part", *durable.FILE_ACTS)
