@@ -41,8 +41,8 @@ class CallRefused(Exception):  # noqa: N818 - it is what happened, not a fault o
         failure: what it said.
     """
 
-    def __init__(self, peer: str, method: str, failure: Failure) -> None:
-        super().__init__(f"{peer}: {method}: {failure.message}")
+    def __init__(self, peer: "Peer", method: str, failure: Failure) -> None:
+        super().__init__(f"{peer.name}: {method}: {failure.message}")
         self.peer = peer
         self.failure = failure
 
@@ -59,8 +59,8 @@ class CallTimeout(Exception):  # noqa: N818
         peer: who is silent.
     """
 
-    def __init__(self, peer: str, method: str, seconds: float) -> None:
-        super().__init__(f"{peer}: no answer to {method} within {seconds:g} s")
+    def __init__(self, peer: "Peer", method: str, seconds: float) -> None:
+        super().__init__(f"{peer.name}: no answer to {method} within {seconds:g} s")
         self.peer = peer
 
 
@@ -189,7 +189,7 @@ class Caller:
         if item.answer is not None:
             return
         if now >= item.deadline:
-            raise CallTimeout(item.call.peer.name, item.call.method.name, item.limit_seconds)
+            raise CallTimeout(item.call.peer, item.call.method.name, item.limit_seconds)
         if now >= item.repeat_at:
             item.repeat_at = now + _REPEAT_SECONDS
             self._send(item)
@@ -202,7 +202,7 @@ class Caller:
         if item is None or item.answer is not None:
             return
         if header.error:
-            raise CallRefused(item.call.peer.name, item.call.method.name, _FAILURE.decode(body))
+            raise CallRefused(item.call.peer, item.call.method.name, _FAILURE.decode(body))
         item.answer = msgspec.msgpack.decode(body, type=item.call.method.answer)
 
     def _socket(self, peer: Peer) -> "zmq.Socket[bytes]":
