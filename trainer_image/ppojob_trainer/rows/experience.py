@@ -31,6 +31,7 @@ class Experience:
         rollout_logprobs: (tokens,) float32, log mu(a_t|s_t) as the sampler reported it.
         old_logprobs: (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update.
         ref_logprobs: (tokens,) float32, log pi_ref(a_t|s_t).
+        values: (tokens,) float32, V(s_t) of the critic before the update.
         token_rewards: (tokens,) float32, r_t, penalties included.
         advantages: (tokens,) float32, A_t.
         returns: (tokens,) float32, R_t.
@@ -47,6 +48,7 @@ class Experience:
     rollout_logprobs: Tensor
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
+    values: Tensor | None = None
     token_rewards: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None

@@ -1,0 +1,32 @@
+import pytest
+
+from ppojob_trainer.rows.batch_index import BatchIndex
+
+INDEX = BatchIndex(
+    prompt_lengths=(4, 5, 6), lengths=(1, 2, 3, 4, 5, 6), samples=2, owners=(1, 0, 1)
+)
+
+
+def test_groups_are_found_by_position_and_owner():
+    assert INDEX.num_groups == 3
+    assert INDEX.group_lengths(1) == (3, 4)
+    assert INDEX.response_tokens == (3, 7, 11)
+    assert INDEX.owned_by(1) == (0, 2)
+    assert INDEX.owned_by(2) == ()
+
+
+def test_a_selection_is_a_batch_of_its_own():
+    assert INDEX.select([2, 0]) == BatchIndex((6, 4), (5, 6, 1, 2), 2, (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (((4,), (1, 2, 3), 2, (0,)), "lengths: got 3 rows: 1 groups of 2 have 2"),
+        (((4,), (1, 2), 2, (0, 1)), "owners: got 2: one a group is needed; 1"),
+        (((4,), (), 0, (0,)), "samples: got 0"),
+    ],
+)
+def test_entries_that_do_not_fit_are_refused(entries, message):
+    with pytest.raises(ValueError, match=message):
+        BatchIndex(*entries)

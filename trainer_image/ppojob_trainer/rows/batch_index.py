@@ -1,0 +1,79 @@
+"""The index of a batch: sizes and owners of its rows, known to everybody, with no token in it.
+
+The controller sends it with the requests of a step. All that is planned (who computes what, which
+rows move where, how many bytes that is) follows from it by pure functions, so every rank comes to
+the same plan without asking anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BatchIndex:
+    """Sizes and owners of the rows of a batch.
+
+    The *batch position* of a group is its index among the prompts of the step. Rows are
+    group-major: row `p * samples + s` is sample `s` of the group at position `p`.
+
+    Attributes:
+        prompt_lengths: (groups,) tokens of each prompt.
+        lengths: (rows,) tokens of each response.
+        samples: rows a group.
+        owners: (groups,) the rank that holds each group, prompt and rows together.
+
+    Raises:
+        ValueError: when the entries do not fit together.
+    """
+
+    prompt_lengths: tuple[int, ...]
+    lengths: tuple[int, ...]
+    samples: int
+    owners: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError(f"samples: got {self.samples}: a group has rows; must be at least 1")
+        if len(self.lengths) != self.num_groups * self.samples:
+            raise ValueError(
+                f"lengths: got {len(self.lengths)} rows: {self.num_groups} groups of "
+                f"{self.samples} have {self.num_groups * self.samples}"
+            )
+        if len(self.owners) != self.num_groups:
+            raise ValueError(
+                f"owners: got {len(self.owners)}: one a group is needed; {self.num_groups}"
+            )
+
+    @property
+    def num_groups(self) -> int:
+        """Number of prompts."""
+        return len(self.prompt_lengths)
+
+    def group_lengths(self, position: int) -> tuple[int, ...]:
+        """(samples,) tokens of each response of a group."""
+        return self.lengths[position * self.samples : (position + 1) * self.samples]
+
+    @property
+    def response_tokens(self) -> tuple[int, ...]:
+        """(groups,) tokens of all responses of each group: its share of a per-token column."""
+        return tuple(sum(self.group_lengths(position)) for position in range(self.num_groups))
+
+    def owned_by(self, rank: int) -> tuple[int, ...]:
+        """Batch positions of the groups of a rank, in batch order."""
+        return tuple(p for p, owner in enumerate(self.owners) if owner == rank)
+
+    def select(self, positions: Sequence[int]) -> BatchIndex:
+        """The index of some groups, in the given order, as a batch of their own."""
+        return BatchIndex(
+            prompt_lengths=_pick(self.prompt_lengths, positions),
+            lengths=tuple(n for p in positions for n in self.group_lengths(p)),
+            samples=self.samples,
+            owners=_pick(self.owners, positions),
+        )
+
+
+def _pick(entries: Sequence[int], positions: Iterable[int]) -> tuple[int, ...]:
+    """The entries at some positions, in the order of the positions."""
+    return tuple(entries[position] for position in positions)
