@@ -5,7 +5,7 @@ of rows, a row a list of numbers, one a token; `mask` is such a column of boolea
 """
 
 import math
-from statistics import mean, stdev
+from statistics import mean, pvariance, stdev
 
 Column = list[list[float]]
 Mask = list[list[bool]]
@@ -105,6 +105,49 @@ def reinforce_plus_plus(rewards: Column, mask: Mask, groups: list[int], gamma: f
 
 def reinforce_plus_plus_baseline(rewards: Column, mask: Mask, groups: list[int]) -> Column:
     return whiten(grpo(rewards, mask, groups, normalize_by_std=False), mask)
+
+
+def gae(
+    rewards: Column, values: Column, mask: Mask, gamma: float, lam: float
+) -> tuple[Column, Column]:
+    """Advantages before whitening and returns: Σ (γλ)^k δ, over the trained tokens from t on."""
+    advantages, returns = [], []
+    for row, known, trained in zip(rewards, values, mask, strict=True):
+        times = [t for t in range(len(row)) if trained[t]]
+        errors = []
+        for i, t in enumerate(times):
+            following = known[times[i + 1]] if i + 1 < len(times) else 0.0
+            errors.append(row[t] + gamma * following - known[t])
+        advantages.append([0.0] * len(row))
+        returns.append([0.0] * len(row))
+        for i, t in enumerate(times):
+            total = math.fsum((gamma * lam) ** k * error for k, error in enumerate(errors[i:]))
+            advantages[-1][t] = total
+            returns[-1][t] = total + known[t]
+    return advantages, returns
+
+
+def value_loss(value: float, old: float, target: float, limit: float) -> float:
+    bounded = min(max(value, old - limit), old + limit)
+    return max((value - target) ** 2, (bounded - target) ** 2) / 2.0
+
+
+def value_is_clipped(value: float, old: float, target: float, limit: float) -> bool:
+    """Whether the value went further than the limit and is nearer to its target than there."""
+    return abs(value - old) > limit and abs(value - target) < abs(
+        old + math.copysign(limit, value - old) - target
+    )
+
+
+def explained_variance(values: Column, returns: Column, mask: Mask) -> float:
+    known, wanted = [], []
+    for row, targets, trained in zip(values, returns, mask, strict=True):
+        known += [v for v, m in zip(row, trained, strict=True) if m]
+        wanted += [r for r, m in zip(targets, trained, strict=True) if m]
+    if len(set(wanted)) < 2:
+        return 0.0
+    errors = [r - v for v, r in zip(known, wanted, strict=True)]
+    return 1.0 - pvariance(errors) / pvariance(wanted)
 
 
 def clip_loss(

@@ -22,6 +22,8 @@ AGGREGATIONS = (
     "sequence_mean_token_sum_norm",
     "sequence_mean_token_mean",
 )
+DISCOUNTS = ((1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (0.5, 0.0))
+VALUE_CLIPS = (0.5, 0.1, 3.0)
 ESTIMATORS = ("k1", "k2", "k3", "abs")
 
 
@@ -77,6 +79,71 @@ def compare_advantages(advantages: ModuleType, batch: Batch, dtype: torch.dtype)
         assert_close(result.returns, flatten(literal.discounted_returns(rewards, mask, gamma)))
         expected = literal.reinforce_plus_plus(rewards, mask, groups, gamma)
         assert_close(result.advantages, flatten(expected))
+
+
+def compare_gae(gae: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    columns = (
+        batch.flat_poisoned("rewards", dtype),
+        batch.flat_poisoned("values", dtype),
+        batch.flat_mask,
+        batch.lengths,
+    )
+    for gamma, lam in DISCOUNTS:
+        result = gae.CRITIC_ADVANTAGES["ppo"](*columns, gamma=gamma, lam=lam)
+        advantages, returns = literal.gae(batch.rewards, batch.values, batch.mask, gamma, lam)
+        assert_close(result.returns, flatten(returns))
+        assert_close(result.advantages, flatten(literal.whiten(advantages, batch.mask)))
+
+
+def compare_penalized_gae(
+    gae: ModuleType, kl: ModuleType, batch: Batch, dtype: torch.dtype
+) -> None:
+    """From log-probabilities to advantages: KL in the reward, masked tokens in between."""
+    new, ref = (batch.flat_poisoned(name, dtype) for name in ("logprobs", "ref_logprobs"))
+    estimate = kl.kl_estimate(new, ref, "k1", mask=batch.flat_mask)
+    rewards = kl.apply_kl_penalty(batch.flat("rewards", dtype), estimate, 0.25)
+    values = batch.flat_poisoned("values", dtype)
+    result = gae.gae(rewards, values, batch.flat_mask, batch.lengths, gamma=0.9, lam=0.8)
+    penalized = [
+        [r - 0.25 * literal.kl(p, q, "k1") for r, p, q in zip(*row, strict=True)]
+        for row in zip(batch.rewards, batch.logprobs, batch.ref_logprobs, strict=True)
+    ]
+    advantages, returns = literal.gae(penalized, batch.values, batch.mask, 0.9, 0.8)
+    assert_close(result.returns, flatten(returns))
+    assert_close(result.advantages, flatten(literal.whiten(advantages, batch.mask)))
+
+
+def compare_value_loss(value_loss: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    names = ("new_values", "values", "returns")
+    tokens = tokens_of(batch, *names, "mask")
+    columns = [batch.flat_poisoned(name, dtype) for name in names]
+    for limit in VALUE_CLIPS:
+        result = value_loss.clipped_value_loss(*columns, value_clip=limit, mask=batch.flat_mask)
+        expected = [literal.value_loss(v, o, r, limit) if m else 0.0 for v, o, r, m in tokens]
+        assert_close(result.loss, expected)
+        flags = [m and literal.value_is_clipped(v, o, r, limit) for v, o, r, m in tokens]
+        assert result.clipped.tolist() == flags
+    explained = value_loss.explained_variance(columns[1], columns[2], batch.flat_mask)
+    expected = literal.explained_variance(batch.values, batch.returns, batch.mask)
+    assert_close(explained, [expected])
+
+
+def compare_value_gradient(value_loss: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    names = ("new_values", "values", "returns")
+    tokens = tokens_of(batch, *names, "mask")
+    # No difference of two multiples of 1/64 is such a limit, so no token sits on its kink.
+    for limit in (0.505, 0.107, 3.003):
+        new, old, returns = (batch.flat_poisoned(name, dtype) for name in names)
+        new.requires_grad_()
+        loss = value_loss.clipped_value_loss(
+            new, old, returns, value_clip=limit, mask=batch.flat_mask
+        ).loss
+        assert loss.requires_grad
+        (gradient,) = torch.autograd.grad(loss.sum(), new)
+        expected = [
+            slope(literal.value_loss, v, o, r, limit) if m else 0.0 for v, o, r, m in tokens
+        ]
+        assert_close(gradient, expected)
 
 
 def compare_policy_loss(policy_loss: ModuleType, batch: Batch, dtype: torch.dtype) -> None:

@@ -22,6 +22,9 @@ class Batch:
     groups: list[int]
     mask: list[list[bool]]
     rewards: list[list[float]]
+    values: list[list[float]]
+    returns: list[list[float]]
+    new_values: list[list[float]]
     advantages: list[list[float]]
     logprobs: list[list[float]]
     old_logprobs: list[list[float]]
@@ -75,6 +78,9 @@ def batches(draw: st.DrawFn) -> Batch:
         groups=groups,
         mask=column(st.sampled_from([True, True, True, False])),
         rewards=column(_REWARDS),
+        values=column(_steps(-2.0, 2.0)),
+        returns=column(_steps(-3.0, 3.0)),
+        new_values=column(_steps(-2.0, 2.0)),
         advantages=column(_steps(-3.0, 3.0)),
         logprobs=column(_steps(-4.0, 0.0)),
         old_logprobs=column(_steps(-4.0, 0.0)),
@@ -109,6 +115,9 @@ def fixed_batches() -> list[Batch]:
                 groups=[source.choice([0, 3, 4]) for _ in lengths],
                 mask=[[source.random() < 0.7 for _ in range(n)] for n in lengths],
                 rewards=column(lengths, -1.0, 1.0),
+                values=column(lengths, -2.0, 2.0),
+                returns=column(lengths, -3.0, 3.0),
+                new_values=column(lengths, -2.0, 2.0),
                 advantages=column(lengths, -3.0, 3.0),
                 logprobs=column(lengths, -4.0, 0.0),
                 old_logprobs=column(lengths, -4.0, 0.0),

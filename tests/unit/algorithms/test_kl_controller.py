@@ -29,21 +29,6 @@ def test_adaptive_controller_by_hand(current: float, expected: float):
     assert controller.coefficient == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_resumed_controller_goes_on_as_if_undisturbed():
-    measured = [0.3, 0.02, 0.1, 0.15]
-    undisturbed = KlController(0.2, target=0.1, horizon=1000)
-    for value in measured:
-        undisturbed.update(value, 50)
-    before = KlController(0.2, target=0.1, horizon=1000)
-    for value in measured[:2]:
-        before.update(value, 50)
-    after = KlController(0.2, target=0.1, horizon=1000)
-    after.load_state_dict(before.state_dict())
-    for value in measured[2:]:
-        after.update(value, 50)
-    assert after.coefficient == undisturbed.coefficient != 0.2
-
-
 @pytest.mark.parametrize("options", [{"target": 0.0}, {"target": 0.1, "horizon": 0}])
 def test_senseless_controllers_are_refused(options: dict):
     with pytest.raises(ValueError, match="must be above 0"):

@@ -1,13 +1,17 @@
 """Advantage estimators that need no critic: how much better a response did than its peers.
 
 All take the rewards of a whole step (batch statistics need every row), are pure, keep no graph, and
-share one signature:
+share one signature in `ADVANTAGES`:
 
     estimator(token_rewards, mask, lengths, groups, *, own options) -> Advantages
 
 Notation: r_t the reward of token t, m_t the mask, s = Σ_t m_t r_t the score of a row, g the group
 of rows that answer one prompt, n the rows of a group. Shapes: `tokens` response tokens of `rows`
 rows, flat and in row order (see `masked`). Rows of a group need not be neighbours.
+
+Estimators that give every trained token of a row the same number are functions from the scores of
+the rows to that number; `_of_scores` makes
+estimators of them.
 
 Arithmetic is done in float64 and given back in the dtype of the rewards. A group of equal scores
 has advantage exactly 0 (see `group_scores`), so a step can leave it out of the update.
@@ -28,7 +32,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.algorithms.group_scores import GroupScores
-from ppojob_trainer.algorithms.masked import row_count, whiten
+from ppojob_trainer.algorithms.masked import discounted_sum, row_count, whiten
 
 STD_EPSILON = 1e-6
 """Added to a group's standard deviation by `grpo`, as verl does."""
@@ -47,15 +51,7 @@ class Advantages:
     returns: Tensor
 
 
-@torch.no_grad()
-def grpo(
-    token_rewards: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    groups: Tensor,
-    *,
-    normalize_by_std: bool = True,
-) -> Advantages:
+def grpo(scores: GroupScores, *, normalize_by_std: bool = True) -> Tensor:
     """Group-relative advantage.
 
     DeepSeekMath (arXiv:2402.03300), section 4.1.2, outcome supervision:
@@ -67,27 +63,23 @@ def grpo(
     divides by 1e-6. See also the module's notes.
 
     Args:
-        token_rewards: (tokens,) r_t.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        groups: (rows,) int64, the prompt of each row.
+        scores: of the rows.
         normalize_by_std: divide by the group's standard deviation.
+
+    Returns:
+        (members,) float64.
     """
-    scores = GroupScores.of(token_rewards, mask, lengths, groups)
     members = scores.groups
     mean = members.mean(scores.offset)
     values = scores.minus(mean)
-    if normalize_by_std:
-        squares = members.sum((scores.offset - members.spread(mean)).square())
-        std = (squares / (members.sizes - 1).clamp(min=1)).sqrt()
-        scale = torch.where(scores.alone, 1.0, members.spread(std))
-        values = values / (scale + STD_EPSILON)
-    result = scores.to_tokens(values).to(token_rewards.dtype)
-    return Advantages(result, result)
+    if not normalize_by_std:
+        return values
+    squares = members.sum((scores.offset - members.spread(mean)).square())
+    std = (squares / (members.sizes - 1).clamp(min=1)).sqrt()
+    return values / (torch.where(scores.alone, 1.0, members.spread(std)) + STD_EPSILON)
 
 
-@torch.no_grad()
-def rloo(token_rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor) -> Advantages:
+def rloo(scores: GroupScores) -> Tensor:
     """Leave-one-out advantage: the score minus the mean of the other rows of the group.
 
     Back to Basics (arXiv:2402.14740), RLOO:
@@ -96,23 +88,16 @@ def rloo(token_rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor) -
 
     Departs from verl: the module's notes only.
 
-    Args:
-        token_rewards: (tokens,) r_t.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        groups: (rows,) int64, the prompt of each row.
+    Returns:
+        (members,) float64.
     """
-    scores = GroupScores.of(token_rewards, mask, lengths, groups)
     members = scores.groups
     sizes = members.sizes.to(torch.float64)
     factor = torch.where(sizes > 1, sizes / (sizes - 1), 1.0)
-    values = scores.minus(members.mean(scores.offset)) * members.spread(factor)
-    result = scores.to_tokens(values).to(token_rewards.dtype)
-    return Advantages(result, result)
+    return scores.minus(members.mean(scores.offset)) * members.spread(factor)
 
 
-@torch.no_grad()
-def opo(token_rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor) -> Advantages:
+def opo(scores: GroupScores) -> Tensor:
     """Advantage over the baseline of least variance, where gradients grow with the length.
 
     On-Policy RL with Optimal reward baseline (arXiv:2505.23585), the length-weighted baseline:
@@ -121,18 +106,26 @@ def opo(token_rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor) ->
 
     Departs from verl: the module's notes only.
 
-    Args:
-        token_rewards: (tokens,) r_t.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        groups: (rows,) int64, the prompt of each row.
+    Returns:
+        (members,) float64.
     """
-    scores = GroupScores.of(token_rewards, mask, lengths, groups)
     members = scores.groups
-    baseline = members.sum(scores.counts * scores.offset) / members.sum(scores.counts)
-    values = scores.minus(baseline)
-    result = scores.to_tokens(values).to(token_rewards.dtype)
-    return Advantages(result, result)
+    return scores.minus(members.sum(scores.counts * scores.offset) / members.sum(scores.counts))
+
+
+def reinforce_plus_plus_baseline(scores: GroupScores) -> Tensor:
+    """Score minus the group's mean, to be whitened over the tokens of the batch.
+
+    REINFORCE++ (arXiv:2501.03262), the variant with a group baseline: `A = whiten(s - mean_g)`. A
+    row alone in its group keeps its score before whitening, as in verl. As in verl the returns are
+    the advantages.
+
+    Departs from verl: the module's notes only.
+
+    Returns:
+        (members,) float64.
+    """
+    return scores.minus(scores.groups.mean(scores.offset))
 
 
 @torch.no_grad()
@@ -163,53 +156,34 @@ def reinforce_plus_plus(
     """
     del groups
     rewards = token_rewards.to(torch.float64)[mask]
-    trained = row_count(mask, lengths)
     returns = rewards.new_zeros(mask.shape)
-    returns[mask] = _discounted_returns(rewards, trained, gamma)
+    returns[mask] = discounted_sum(rewards, row_count(mask, lengths), gamma)
     dtype = token_rewards.dtype
     return Advantages(whiten(returns, mask).to(dtype), returns.to(dtype))
 
 
-@torch.no_grad()
-def reinforce_plus_plus_baseline(
-    token_rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor
-) -> Advantages:
-    """Score minus the group's mean, whitened over the tokens of the batch.
+def _of_scores(
+    values: Callable[..., Tensor], *, whitened: bool = False
+) -> Callable[..., Advantages]:
+    """Make an estimator of a function from scores to one number a row."""
 
-    REINFORCE++ (arXiv:2501.03262), the variant with a group baseline: `A = whiten(s - mean_g)`. A
-    row alone in its group keeps its score before whitening, as in verl. As in verl the returns are
-    the advantages.
+    @torch.no_grad()
+    def estimate(
+        token_rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor, **options: object
+    ) -> Advantages:
+        scores = GroupScores.of(token_rewards, mask, lengths, groups)
+        tokens = scores.to_tokens(values(scores, **options))
+        result = (whiten(tokens, mask) if whitened else tokens).to(token_rewards.dtype)
+        return Advantages(result, result)
 
-    Departs from verl: the module's notes only.
-
-    Args:
-        token_rewards: (tokens,) r_t.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        groups: (rows,) int64, the prompt of each row.
-    """
-    scores = GroupScores.of(token_rewards, mask, lengths, groups)
-    values = scores.minus(scores.groups.mean(scores.offset))
-    result = whiten(scores.to_tokens(values), mask).to(token_rewards.dtype)
-    return Advantages(result, result)
-
-
-def _discounted_returns(rewards: Tensor, lengths: Tensor, gamma: float) -> Tensor:
-    """R_t = r_t + γ R_{t+1} within each row of a flat column without masked tokens."""
-    returns = rewards.clone()
-    ends = lengths.cumsum(0)
-    # Step by step from the back, all rows at once: position -1 of every row, then -2, and so on.
-    for back in range(1, int(lengths.max()) if lengths.numel() else 0):
-        at = ends[lengths > back] - 1 - back
-        returns[at] += gamma * returns[at + 1]
-    return returns
+    return estimate
 
 
 ADVANTAGES: dict[str, Callable[..., Advantages]] = {
-    "grpo": grpo,
-    "rloo": rloo,
-    "opo": opo,
+    "grpo": _of_scores(grpo),
+    "rloo": _of_scores(rloo),
+    "opo": _of_scores(opo),
     "reinforce_plus_plus": reinforce_plus_plus,
-    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "reinforce_plus_plus_baseline": _of_scores(reinforce_plus_plus_baseline, whitened=True),
 }
-"""Every estimator by the name of `spec.algorithm.type`."""
+"""Every estimator without a critic by the name of `spec.algorithm.type`; `gae` has the others."""

@@ -3,8 +3,6 @@
 Numbers only: the controller's process holds it, and that process loads no torch.
 """
 
-from collections.abc import Mapping
-
 MAX_PROPORTIONAL_ERROR = 0.2
 """How far one step counts as off target at most."""
 
@@ -54,11 +52,3 @@ class KlController:
         error = current_kl / self._target - 1.0
         error = min(max(error, -MAX_PROPORTIONAL_ERROR), MAX_PROPORTIONAL_ERROR)
         self.coefficient *= 1.0 + error * num_responses / self._horizon
-
-    def state_dict(self) -> dict[str, float]:
-        """What a commit must hold for a resumed run to go on with the same β."""
-        return {"coefficient": self.coefficient}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take up a state that `state_dict` gave."""
-        self.coefficient = state["coefficient"]

@@ -73,6 +73,28 @@ def row_mean(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     return row_sum(values, mask, lengths) / counts.to(values.dtype)
 
 
+def discounted_sum(values: Tensor, lengths: Tensor, discount: float) -> Tensor:
+    """Sum what follows each entry of its segment, a factor less for each step away.
+
+    `S_t = x_t + γ S_{t+1}` within each segment, S = 0 past its end.
+
+    Args:
+        values: (n,) float, x.
+        lengths: (segments,) int64, how many entries each segment has; they add up to n.
+        discount: γ.
+
+    Returns:
+        (n,) in the dtype of `values`.
+    """
+    sums = values.clone()
+    ends = lengths.cumsum(0)
+    # Step by step from the back, all segments at once: entry -1 of each, then -2, and so on.
+    for back in range(1, int(lengths.max()) if lengths.numel() else 0):
+        at = ends[lengths > back] - 1 - back
+        sums[at] += discount * sums[at + 1]
+    return sums
+
+
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     """Sum all trained tokens: a scalar."""
     return zero_outside(values, mask).sum()

@@ -67,15 +67,7 @@ def clip(
     Raises:
         ValueError: if a bound is negative or `dual_clip` is not above 1.
     """
-    if min(clip_low, clip_high) < 0.0:
-        raise ValueError(
-            f"clip_low, clip_high: got {clip_low}, {clip_high}: a clip range holds 1; "
-            "both must be 0 or more"
-        )
-    if dual_clip is not None and not dual_clip > 1.0:
-        raise ValueError(
-            f"dual_clip: got {dual_clip}: it bounds ratios above 1; must be more than 1, or None"
-        )
+    _check_bounds(clip_low, clip_high, dual_clip)
     advantages = zero_outside(advantages, mask)
     log_ratio = zero_outside(logprobs, mask) - zero_outside(old_logprobs, mask)
     log_ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -95,6 +87,18 @@ def clip(
         dual_clipped=dual_clipped,
         log_ratio=log_ratio.detach(),
     )
+
+
+def _check_bounds(clip_low: float, clip_high: float, dual_clip: float | None) -> None:
+    if min(clip_low, clip_high) < 0.0:
+        raise ValueError(
+            f"clip_low, clip_high: got {clip_low}, {clip_high}: a clip range holds 1; "
+            "both must be 0 or more"
+        )
+    if dual_clip is not None and not dual_clip > 1.0:
+        raise ValueError(
+            f"dual_clip: got {dual_clip}: it bounds ratios above 1; must be more than 1, or None"
+        )
 
 
 POLICY_LOSSES: dict[str, Callable[..., TokenLoss]] = {"clip": clip}

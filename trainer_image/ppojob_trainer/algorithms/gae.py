@@ -1,0 +1,65 @@
+"""Generalized advantage estimation: how much better a token did than a critic foretold.
+
+The estimators of `advantages` compare the rows of a group; this one compares each token with a
+value, so one response a prompt is enough and reward can go to the tokens that earned it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ppojob_trainer.algorithms.advantages import Advantages
+from ppojob_trainer.algorithms.masked import discounted_sum, row_count, whiten
+
+
+@torch.no_grad()
+def gae(
+    token_rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+) -> Advantages:
+    """Exponentially weighted sum of what each token did better than foretold.
+
+    Schulman et al. (arXiv:1506.02438), equations 10 and 16, over the trained tokens of a row:
+    `δ_t = r_t + γ V_{t+1} - V_t`, `Â_t = δ_t + γλ Â_{t+1}`, with V = Â = 0 past the last one. The
+    critic's targets are `R_t = Â_t + V_t`; the advantages are Â whitened over all trained tokens of
+    the step. λ = 1 is the discounted return minus the value, λ = 0 the one-step error.
+
+    Masked tokens (tool output) are passed over, as in verl: they take no time, and neither their
+    reward nor their value counts. Values are those of the states before the tokens.
+
+    Departs from verl: both results are 0 at masked tokens, where verl carries the neighbours'
+    numbers on and shifts them in whitening; a step with a single trained token gives advantage 0,
+    where verl raises an error. Arithmetic is done in float64.
+
+    Args:
+        token_rewards: (tokens,) r_t, KL penalty taken off.
+        values: (tokens,) V_t of the critic before its update.
+        mask: (tokens,) bool.
+        lengths: (rows,) int64.
+        gamma: γ, the discount a token.
+        lam: λ, from 0 (least variance) to 1 (no bias).
+
+    Returns:
+        Both in the dtype of `token_rewards`.
+    """
+    rewards, known = (column.to(torch.float64)[mask] for column in (token_rewards, values))
+    trained = row_count(mask, lengths)
+    following = known.roll(-1)
+    following[trained.cumsum(0)[trained > 0] - 1] = 0.0
+    errors = rewards + gamma * following - known
+    advantages = rewards.new_zeros(mask.shape)
+    advantages[mask] = discounted_sum(errors, trained, gamma * lam)
+    returns = advantages.clone()
+    returns[mask] += known
+    dtype = token_rewards.dtype
+    return Advantages(whiten(advantages, mask).to(dtype), returns.to(dtype))
+
+
+CRITIC_ADVANTAGES: dict[str, Callable[..., Advantages]] = {"ppo": gae}
+"""Every estimator that needs the values of a critic, by the name of `spec.algorithm.type`."""

@@ -1,0 +1,89 @@
+"""What a critic minimizes at single tokens, before `aggregate`, and how well it foretells.
+
+Notation: V the critic's value, V_old its value before the update, R the return. Shapes: (tokens,),
+flat.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppojob_trainer.algorithms.masked import zero_outside
+
+
+@dataclass(frozen=True, slots=True)
+class TokenValueLoss:
+    """The loss of each token and what happened to it; both (tokens,).
+
+    Attributes:
+        loss: to be minimized; the only member with a gradient.
+        clipped: V moved beyond the clip and away from R: the loss no longer pulls it.
+    """
+
+    loss: Tensor
+    clipped: Tensor
+
+
+def clipped_value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    *,
+    value_clip: float,
+    mask: Tensor | None = None,
+) -> TokenValueLoss:
+    """Half the squared error of a value, with no gain from moving it further than the clip.
+
+    `L = 1/2 max((V - R)², (clip(V, V_old - c, V_old + c) - R)²)`: the value loss of PPO's reference
+    implementation (github.com/openai/baselines, ppo2); PPO (arXiv:1707.06347), equation 9, has it
+    without the clip.
+
+    Numbers and gradients are those of verl's `compute_value_loss`; its `vf_clipfrac` is the share
+    of `clipped`.
+
+    Args:
+        values: (tokens,) V, with gradient.
+        old_values: (tokens,) V_old.
+        returns: (tokens,) R.
+        value_clip: c, how far a value may move in one step of the job.
+        mask: (tokens,) bool; where False the loss is 0 and has no gradient, whatever the columns
+            hold there. None: every token is trained.
+
+    Raises:
+        ValueError: if `value_clip` is not positive.
+    """
+    if not value_clip > 0.0:
+        raise ValueError(
+            f"value_clip: got {value_clip}: values could not move at all; must be above 0"
+        )
+    values, old, returns = (zero_outside(x, mask) for x in (values, old_values, returns))
+    bounded = values.clamp(old - value_clip, old + value_clip)
+    plain, clipped = (values - returns).square(), (bounded - returns).square()
+    return TokenValueLoss(0.5 * torch.maximum(plain, clipped), clipped > plain)
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """Tell how much of the returns a critic foretold.
+
+    `1 - Var[R - V] / Var[R]` over the trained tokens: 1 is everything, 0 no more than a constant
+    does, below 0 less than that.
+
+    Departs from verl: it adds 1e-5 to Var[R]; here returns that are all equal give 0.
+
+    Args:
+        values: (tokens,) V, those that the returns were estimated with.
+        returns: (tokens,) R.
+        mask: (tokens,) bool.
+
+    Returns:
+        A scalar in the dtype of `values`.
+    """
+    known, wanted = (column.to(torch.float64)[mask] for column in (values, returns))
+    unexplained, whole = _squared_deviations(wanted - known), _squared_deviations(wanted)
+    return torch.where(whole > 0.0, 1.0 - unexplained / whole, 0.0).to(values.dtype)
+
+
+def _squared_deviations(x: Tensor) -> Tensor:
+    """Variance of a column times its length; 0 where it is empty."""
+    return (x - x.sum() / max(1, x.numel())).square().sum()
