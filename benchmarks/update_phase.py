@@ -14,7 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
-from ppojob_trainer.engine.objective import Objective
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.rows.experience import Experience
 
@@ -70,10 +72,14 @@ def main() -> None:
         autocast=arguments.autocast, micro_batch_tokens=arguments.micro_batch_tokens
     )
     engine = TrainEngine(
-        model, OptimizerSpec(learning_rate=2e-5), training, total_steps=100, temperature=1.0
+        model,
+        PolicyHead(LogprobSettings(entropy="value")),
+        training,
+        OptimizerSpec(learning_rate=2e-5),
+        total_steps=100,
     )
     rows = demo_experience(arguments.groups, arguments.samples, model.config.vocab_size)
-    objective = Objective.of(
+    objective = PolicyObjective.of(
         AlgorithmSpec(
             type="grpo",
             prompts_per_step=arguments.groups,

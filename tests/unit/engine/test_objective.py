@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec, LossAggregation, PolicyLossSpec
-from ppojob_trainer.engine.objective import TOKEN_STATISTICS, Denominators, Objective
+from ppojob_trainer.engine.objective import Denominators
+from ppojob_trainer.engine.policy_objective import TOKEN_STATISTICS, PolicyObjective
 
 MODES = LossAggregation.__args__
 
@@ -21,7 +22,7 @@ def policy(rows, seed=9):
 def test_the_update_s_own_logprobs_are_the_old_ones_where_there_are_none(make_rows):
     rows = make_rows()
     logprobs, entropy = policy(rows)
-    parts = Objective.of(algorithm())(logprobs, entropy, rows, Denominators.of(rows))
+    parts = PolicyObjective.of(algorithm())((logprobs, entropy), rows, Denominators.of(rows))
     (gradient,) = torch.autograd.grad(parts.loss, logprobs)
     trained = rows.mask.sum()
     torch.testing.assert_close(gradient, torch.where(rows.mask, -rows.advantages / trained, 0.0))
@@ -39,10 +40,10 @@ def test_a_hand_computed_case(make_rows):
     logprobs = rows.old_logprobs.clone()
     logprobs[:3] += torch.tensor([0.5, 2.0, 0.1])
     logprobs.requires_grad_()
-    objective = Objective.of(
+    objective = PolicyObjective.of(
         algorithm(policy_loss=PolicyLossSpec(clip_low=0.2, clip_high=0.3, dual_clip=3.0))
     )
-    parts = objective(logprobs, None, rows, Denominators.of(rows))
+    parts = objective((logprobs, torch.zeros_like(logprobs)), rows, Denominators.of(rows))
     # 1.3 by clip-high, 3 by the dual clip, 2 e^0.1 unclipped.
     expected = (-1.3 + 3.0 - 2.0 * 2.718281828**0.1) / 3
     assert parts.loss.item() == pytest.approx(expected, rel=1e-5)
@@ -55,7 +56,7 @@ def test_a_hand_computed_case(make_rows):
 @pytest.mark.parametrize("mode", MODES)
 def test_parts_add_up_to_the_mini_batch(make_rows, mode):
     rows = make_rows(groups=4, old=True)
-    objective = Objective.of(
+    objective = PolicyObjective.of(
         algorithm(
             loss_aggregation=mode,
             entropy_coefficient=0.1,
@@ -64,12 +65,11 @@ def test_parts_add_up_to_the_mini_batch(make_rows, mode):
         max_response_tokens=9,
     )
     logprobs, entropy = policy(rows)
-    whole = objective(logprobs, entropy, rows, Denominators.of(rows))
+    whole = objective((logprobs, entropy), rows, Denominators.of(rows))
     cuts = [torch.arange(0, 5), torch.arange(5, 6), torch.arange(6, 12)]
     parts = [
         objective(
-            logprobs[rows.token_index(cut)],
-            entropy[rows.token_index(cut)],
+            (logprobs[rows.token_index(cut)], entropy[rows.token_index(cut)]),
             rows.select(cut),
             Denominators.of(rows),
         )
@@ -90,9 +90,9 @@ def test_entropy_is_a_bonus_and_kl_a_penalty(make_rows):
     rows = make_rows()
     rows.advantages[:] = 0.0
     kl = KlSpec(in_="loss", estimator="k2", coefficient=0.5)
-    objective = Objective.of(algorithm(entropy_coefficient=0.25, kl=kl))
+    objective = PolicyObjective.of(algorithm(entropy_coefficient=0.25, kl=kl))
     logprobs, entropy = policy(rows)
-    parts = objective(logprobs, entropy, rows, Denominators.of(rows))
+    parts = objective((logprobs, entropy), rows, Denominators.of(rows))
     on_logprobs, on_entropy = torch.autograd.grad(parts.loss, (logprobs, entropy))
     trained = rows.mask / rows.mask.sum()
     torch.testing.assert_close(on_entropy, -0.25 * trained)
@@ -101,9 +101,9 @@ def test_entropy_is_a_bonus_and_kl_a_penalty(make_rows):
 
 def test_the_step_s_kl_coefficient_wins_over_the_spec_s():
     spec = algorithm(kl=KlSpec(in_="loss", coefficient=0.5))
-    assert Objective.of(spec).kl.coefficient == 0.5
-    assert Objective.of(spec, 0.125).kl.coefficient == 0.125
-    assert Objective.of(algorithm(), 0.125).kl is None
+    assert PolicyObjective.of(spec).kl.coefficient == 0.5
+    assert PolicyObjective.of(spec, 0.125).kl.coefficient == 0.125
+    assert PolicyObjective.of(algorithm(), 0.125).kl is None
 
 
 def test_only_rows_without_advantage_or_without_trained_tokens_have_no_gradient(make_rows):
@@ -111,10 +111,10 @@ def test_only_rows_without_advantage_or_without_trained_tokens_have_no_gradient(
     rows.advantages[rows.token_index(torch.tensor([0, 1, 2, 4]))] = 0.0
     rows.mask[:] = True
     rows.mask[rows.token_index(torch.tensor([8]))] = False
-    assert Objective.of(algorithm()).rows_with_gradient(rows).tolist() == [3, 5, 6, 7]
-    with_bonus = Objective.of(algorithm(entropy_coefficient=0.1))
+    assert PolicyObjective.of(algorithm()).rows_with_gradient(rows).tolist() == [3, 5, 6, 7]
+    with_bonus = PolicyObjective.of(algorithm(entropy_coefficient=0.1))
     assert with_bonus.rows_with_gradient(rows).tolist() == list(range(8))
-    with_kl = Objective.of(algorithm(kl=KlSpec(in_="loss")))
+    with_kl = PolicyObjective.of(algorithm(kl=KlSpec(in_="loss")))
     assert with_kl.rows_with_gradient(rows).tolist() == list(range(8))
 
 

@@ -3,9 +3,12 @@ import torch
 from padded_reference import gradients, padded_logprobs, relative_difference
 
 from ppojob_trainer.engine.attention import use_packed_attention
-from ppojob_trainer.engine.forward import packed_logprobs
+from ppojob_trainer.engine.forward import packed_outputs
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.layout import pack_rows
+
+LOGPROBS = PolicyHead(LogprobSettings())
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -19,7 +22,9 @@ def test_equals_the_padded_forward_in_float64(make_model, make_rows, family, tie
     for packed in (True, False):
         if packed:
             use_packed_attention(model)
-            logprobs, entropy = packed_logprobs(model, rows, settings, share_prompts=share)
+            logprobs, entropy = packed_outputs(
+                model, PolicyHead(settings), rows, share_prompts=share
+            )
         else:
             logprobs, entropy = padded_logprobs(model, rows, temperature=0.8)
         loss = (factors[0] * logprobs + factors[1] * entropy).sum()
@@ -38,7 +43,7 @@ def test_shared_prompts_change_no_gradient_in_float32(make_model, make_rows, fam
     results = [
         gradients(
             model,
-            packed_logprobs(model, rows, LogprobSettings(), share_prompts=share)[0].square().sum(),
+            packed_outputs(model, LOGPROBS, rows, share_prompts=share)[0].square().sum(),
         )
         for share in (True, False)
     ]
@@ -48,9 +53,9 @@ def test_shared_prompts_change_no_gradient_in_float32(make_model, make_rows, fam
 def test_autocast_stays_close(make_model, make_rows):
     model, rows = make_model(initializer_range=0.05), make_rows()
     use_packed_attention(model)
-    exact = packed_logprobs(model, rows, LogprobSettings())[0]
+    exact = packed_outputs(model, LOGPROBS, rows)[0]
     with torch.autocast("cpu", torch.bfloat16):
-        cast = packed_logprobs(model, rows, LogprobSettings())[0]
+        cast = packed_outputs(model, LOGPROBS, rows)[0]
     assert cast.dtype == torch.float32
     assert 0 < (cast - exact).abs().max() < 0.05
     difference = relative_difference(gradients(model, cast.sum()), gradients(model, exact.sum()))
@@ -85,5 +90,5 @@ def test_rows_in_any_order_and_empty_responses(make_model, make_rows):
     rows = rows.select([5, 0, 8, 1, 4])
     rows.lengths = torch.cat([rows.lengths, torch.tensor([0])])
     rows.row_groups = torch.cat([rows.row_groups, torch.tensor([1])])
-    got = packed_logprobs(model, rows, LogprobSettings())[0]
+    got = packed_outputs(model, LOGPROBS, rows)[0]
     torch.testing.assert_close(got, padded_logprobs(model, rows)[0], rtol=0, atol=1e-5)

@@ -4,23 +4,27 @@ from padded_reference import padded_logprobs, relative_difference
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
-from ppojob_trainer.engine.objective import Objective
+from ppojob_trainer.engine.forward_engine import ForwardEngine
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.optimizer import learning_rate
+from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 
 OPTIMIZER = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1, gradient_clip=0.5)
 TOTAL = 10
 
 
-def objective(**options) -> Objective:
-    return Objective.of(
+def objective(**options) -> PolicyObjective:
+    return PolicyObjective.of(
         AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3, **options)
     )
 
 
 def build(model, *, optimizer=OPTIMIZER, temperature=1.0, **training) -> TrainEngine:
-    options = {"autocast": "none", "logprob_chunk_tokens": 8, **training}
-    return TrainEngine(model, optimizer, TrainingSpec(**options), TOTAL, temperature)
+    spec = TrainingSpec(**{"autocast": "none", "logprob_chunk_tokens": 8, **training})
+    head = PolicyHead(LogprobSettings(temperature, spec.logprob_chunk_tokens, "gradient"))
+    return TrainEngine(model, head, spec, optimizer, TOTAL)
 
 
 def weights(model) -> dict[str, torch.Tensor]:
@@ -34,7 +38,7 @@ def gradient(model, rows, goal, **training) -> dict[str, torch.Tensor]:
 
 def test_logprobs_equal_the_padded_forward_in_row_order(make_model, make_rows):
     model, rows = make_model(), make_rows(groups=4)
-    got = build(model, micro_batch_tokens=20, temperature=0.9).logprobs(rows)
+    got = build(model, micro_batch_tokens=20, temperature=0.9).predict(rows)
     expected = padded_logprobs(model, rows, temperature=0.9)
     for ours, theirs in zip(got, expected, strict=True):
         assert not ours.requires_grad
@@ -193,7 +197,7 @@ def test_dropout_is_at_work_in_updates_only(make_model, make_rows):
     rows = make_rows()
     model = make_model(attention_dropout=0.3)
     engine = build(model)
-    first, second = engine.logprobs(rows)[0], engine.logprobs(rows)[0]
+    first, second = engine.predict(rows)[0], engine.predict(rows)[0]
     assert torch.equal(first, second)
     models = [make_model(attention_dropout=0.3) for _ in range(2)]
     one, two = (gradient(model, rows, objective()) for model in models)
@@ -246,5 +250,7 @@ def test_a_state_of_another_model_is_refused(make_model, make_rows, change, matc
 def test_a_frozen_model_can_be_asked(make_model, make_rows):
     rows = make_rows()
     frozen = make_model().requires_grad_(False)
-    expected = build(make_model()).logprobs(rows)[0]
-    assert torch.equal(build(frozen).logprobs(rows)[0], expected)
+    spec = TrainingSpec(autocast="none", logprob_chunk_tokens=8)
+    engine = ForwardEngine(frozen, PolicyHead(LogprobSettings(chunk_tokens=8)), spec)
+    (logprobs,) = engine.predict(rows)
+    assert torch.equal(logprobs, build(make_model()).predict(rows)[0])

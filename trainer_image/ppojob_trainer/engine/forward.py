@@ -1,34 +1,28 @@
-"""One packed forward pass: rows in, log-probabilities of their response tokens out."""
+"""One packed forward pass: rows in, what a head says of their response tokens out."""
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_trainer.engine.attention import plan_attention
-from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
+from ppojob_trainer.engine.head import Head, TokenOutputs
 from ppojob_trainer.engine.layout import pack_rows
 from ppojob_trainer.rows.experience import Experience
 
 
-def packed_logprobs(
-    model: PreTrainedModel,
-    rows: Experience,
-    settings: LogprobSettings,
-    *,
-    share_prompts: bool = True,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute log pi(a_t|s_t) of every response token, and the entropy of pi(.|s_t).
+def packed_outputs(
+    model: PreTrainedModel, head: Head, rows: Experience, *, share_prompts: bool = True
+) -> TokenOutputs:
+    """Compute a head's outputs of every response token.
 
-    Only hidden states that predict a response token meet the output layer.
+    Only hidden states that predict a response token meet the head.
 
     Args:
-        model: a causal model under `use_packed_attention`.
+        model: under `use_packed_attention`.
+        head: what is asked.
         rows: at least one, in host memory.
-        settings: temperature, tile size, entropy.
         share_prompts: compute the prompt of a group once.
 
     Returns:
-        logprobs (tokens,) float32 in row order, and entropy (tokens,) or None; in host memory,
-        where the columns of the rows are.
+        Tensors (tokens,) float32 in row order, in host memory, where the columns of the rows are.
     """
     config = model.config
     packed = pack_rows(rows, share_prompts=share_prompts).to(model.device)
@@ -43,10 +37,5 @@ def packed_logprobs(
         use_cache=False,
         attention_plan=plan,
     ).last_hidden_state[0]
-    logprobs, entropy = fused_logprobs(
-        hidden.index_select(0, packed.predictors),
-        model.get_output_embeddings().weight,
-        packed.targets,
-        settings,
-    )
-    return logprobs.cpu(), None if entropy is None else entropy.cpu()
+    outputs = head(model, hidden.index_select(0, packed.predictors), packed.targets)
+    return tuple(output.cpu() for output in outputs)

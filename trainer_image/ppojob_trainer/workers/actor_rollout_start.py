@@ -12,7 +12,7 @@ import torch
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.parallel.world import world_of_one
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
@@ -20,7 +20,7 @@ from ppojob_trainer.rollout.factory import build_engine
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
-from ppojob_trainer.workers.policy import Policy
+from ppojob_trainer.workers.policy import Policy, policy_head
 
 
 @contextmanager
@@ -70,11 +70,5 @@ def _policy(spec: PPOJobSpec, device: torch.device) -> Policy:
     reference = None
     if spec.algorithm.kl.in_ != "none":
         frozen = load_model(folder, dtype, device)
-        reference = TrainEngine(
-            frozen,
-            spec.optimizer,
-            spec.training,
-            total_steps=0,
-            temperature=spec.rollout.temperature,
-        )
+        reference = ForwardEngine(frozen, policy_head(spec, "none"), spec.training)
     return Policy(spec, load_model(folder, dtype, device), reference)

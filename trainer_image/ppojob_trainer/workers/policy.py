@@ -13,7 +13,10 @@ from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
 from ppojob_trainer.algorithms.masked import row_mean, row_sum
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.tensors import read_shard, write_shard
-from ppojob_trainer.engine.objective import Objective
+from ppojob_trainer.engine.forward_engine import ForwardEngine
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.errors import DamagedCommit
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
@@ -37,7 +40,7 @@ class Policy:
     """
 
     def __init__(
-        self, spec: PPOJobSpec, model: PreTrainedModel, reference: TrainEngine | None
+        self, spec: PPOJobSpec, model: PreTrainedModel, reference: ForwardEngine | None
     ) -> None:
         self.model = model
         self._spec = spec
@@ -54,17 +57,19 @@ class Policy:
         """Make the optimizer, now that it is known how many steps it will take."""
         self._engine = TrainEngine(
             self.model,
-            self._spec.optimizer,
+            policy_head(
+                self._spec, "gradient" if self._spec.algorithm.entropy_coefficient else "value"
+            ),
             self._spec.training,
+            self._spec.optimizer,
             total_steps=total_updates,
-            temperature=self._spec.rollout.temperature,
         )
 
     def add_logprobs(self, experience: Experience, model: str) -> dict[str, float]:
         """Fill in the log-probabilities of the policy or of the reference."""
         engine = self.engine if model == "policy" else self._reference
         assert engine is not None, "a reference pass was asked for, and there is no reference"
-        logprobs, _ = engine.logprobs(experience)
+        logprobs, *_ = engine.predict(experience)
         if model == "policy":
             experience.old_logprobs = logprobs
         else:
@@ -108,7 +113,7 @@ class Policy:
 
     def update(self, experience: Experience, kl_coefficient: float) -> dict[str, float]:
         """One optimizer step on these rows."""
-        objective = Objective.of(
+        objective = PolicyObjective.of(
             self._spec.algorithm,
             kl_coefficient,
             max_response_tokens=self._spec.data.max_response_tokens,
@@ -146,6 +151,18 @@ class Policy:
         load_named_tensors(self.model, shards[MODEL_FILE])
         self.engine.load_state(shards[OPTIMIZER_FILE])
         torch.set_rng_state(shards[RNG_FILE]["torch"])
+
+
+def policy_head(spec: PPOJobSpec, entropy: str) -> PolicyHead:
+    """Log-probabilities of the distribution that responses are sampled from.
+
+    Args:
+        spec: the job.
+        entropy: "none", "value" or "gradient".
+    """
+    return PolicyHead(
+        LogprobSettings(spec.rollout.temperature, spec.training.logprob_chunk_tokens, entropy)
+    )
 
 
 def _estimator_options(spec: PPOJobSpec) -> dict[str, float | bool]:

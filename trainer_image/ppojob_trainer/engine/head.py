@@ -1,0 +1,47 @@
+"""What a model is asked about each response token: heads over its hidden states."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
+
+TokenOutputs = tuple[Tensor, ...]
+"""What a head says of each response token: one or more tensors (tokens,), float32."""
+
+
+class Head(Protocol):
+    """How hidden states become outputs; it holds no weights, those are the model's."""
+
+    def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
+        """Compute the outputs of a micro-batch.
+
+        Args:
+            model: its weights outside of the layers are whole while this runs.
+            hidden: (tokens, h), the last hidden state in front of each response token: that of the
+                state s_t in which a_t was chosen.
+            targets: (tokens,) int64, the response tokens a_t.
+
+        Returns:
+            Always the same number of tensors (tokens,); the first has the gradient.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyHead:
+    """Outputs log pi(a_t|s_t) and, unless settings say none, the entropy of pi(.|s_t).
+
+    Attributes:
+        settings: temperature, tile size, entropy.
+    """
+
+    settings: LogprobSettings
+
+    def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
+        """`(logprobs, entropy)` or `(logprobs,)`, each (tokens,)."""
+        weight = model.get_output_embeddings().weight
+        logprobs, entropy = fused_logprobs(hidden, weight, targets, self.settings)
+        return (logprobs,) if entropy is None else (logprobs, entropy)
