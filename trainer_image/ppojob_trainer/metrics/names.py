@@ -3,7 +3,7 @@
     python -m ppojob_trainer.metrics.names > docs/metrics.md
 
 Names are verl's where verl has one. A part in angle brackets stands for any text without a slash
-(a data source may hold slashes).
+(a data source may hold slashes). What Prometheus calls a metric follows from its row.
 """
 
 import functools
@@ -11,6 +11,15 @@ import re
 import sys
 from dataclasses import dataclass
 from typing import Final
+
+from ppojob_trainer.metrics.series import (
+    CONTROLLER_SERIES,
+    JOB_LABEL,
+    POD_SERIES,
+    Kind,
+    Series,
+    series_of,
+)
 
 # Two runs with one seed agree in every key but these.
 UNREPEATABLE_KEYS: Final = frozenset({"time"})
@@ -25,15 +34,28 @@ class Metric:
         name: key in metrics.jsonl.
         unit: what it is counted in.
         meaning: one line.
+        exported: name and kind for Prometheus where they do not follow from name and unit.
     """
 
     name: str
     unit: str
     meaning: str
+    exported: tuple[str, Kind] | None = None
+
+    @property
+    def series(self) -> Series:
+        """What Prometheus is told of it."""
+        return series_of(self.name, self.unit, self.meaning, self.exported)
 
     def matches(self, key: str) -> bool:
         """Whether a key of metrics.jsonl is this metric."""
         return _pattern(self.name).fullmatch(key) is not None
+
+    def label_values(self, key: str) -> tuple[str, ...]:
+        """What the placeholders of the name stand for in a key that matches."""
+        found = _pattern(self.name).fullmatch(key)
+        assert found is not None, f"{key} is no {self.name}"
+        return found.groups()
 
 
 def _spread(prefix: str, unit: str, meaning: str) -> tuple[Metric, ...]:
@@ -97,29 +119,47 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("global_seqlen/minmax_diff", "tokens", "difference of the two"),
     Metric("global_seqlen/balanced_max", "tokens", "most tokens of a rank as computed"),
     Metric("global_seqlen/balanced_min", "tokens", "fewest tokens of a rank as computed"),
-    Metric("timing_s/step", "s", "the whole step"),
-    Metric("timing_s/unaccounted", "s", "time of the step that no stage accounts for"),
+    Metric("timing_s/step", "s", "the whole step", ("ppojob_step_duration_seconds", "histogram")),
+    Metric(
+        "timing_s/unaccounted",
+        "s",
+        "time of the step that no stage accounts for",
+        ("ppojob_step_unaccounted_seconds", "gauge"),
+    ),
     Metric(
         "timing_s/<stage>",
         "s",
         "a stage: gen, reward, old_log_prob, ref, adv, update_actor, testing and more",
+        ("ppojob_stage_duration_seconds", "histogram"),
     ),
     Metric(
         "timing_per_token_ms/<stage>",
         "ms",
         "a stage's time a token: gen over response tokens, others over all",
+        ("ppojob_stage_token_seconds", "gauge"),
     ),
     Metric(
         "perf/total_num_tokens",
         "tokens",
         "prompt and response tokens; a prompt counts once a response",
+        ("ppojob_tokens_total", "counter"),
     ),
     Metric("perf/time_per_step", "s", "the whole step"),
     Metric("perf/throughput", "tokens/s", "tokens a second and device (GPU, or rank on the CPU)"),
     Metric("perf/unaccounted_share", "share", "part of the step that no stage accounts for"),
     Metric("perf/<figure>", "-", "other figures of speed"),
-    Metric("rpc/sent_bytes", "bytes", "sent by the controller since the last step"),
-    Metric("rpc/received_bytes", "bytes", "received by the controller since the last step"),
+    Metric(
+        "rpc/sent_bytes",
+        "bytes",
+        "sent by the controller since the last step",
+        ("ppojob_rpc_sent_bytes_total", "counter"),
+    ),
+    Metric(
+        "rpc/received_bytes",
+        "bytes",
+        "received by the controller since the last step",
+        ("ppojob_rpc_received_bytes_total", "counter"),
+    ),
     Metric("memory/<figure>", "GB", "memory of the ranks"),
     Metric("val-core/<data source>/acc/mean@<n>", "share", "right answers; mean@1 is always there"),
     Metric(
@@ -168,29 +208,54 @@ def is_repeatable(key: str) -> bool:
     return key not in UNREPEATABLE_KEYS and not key.startswith(UNREPEATABLE_PREFIXES)
 
 
+def all_series() -> tuple[Series, ...]:
+    """Everything that the pods of a job tell Prometheus."""
+    return (*(metric.series for metric in METRICS), *CONTROLLER_SERIES, *POD_SERIES)
+
+
 def render() -> str:
     """docs/metrics.md."""
+    prefixes = ", ".join(f"`{prefix}`" for prefix in UNREPEATABLE_PREFIXES)
     head = (
         "# Metrics\n\n"
         "Made from `ppojob_trainer/metrics/names.py` by "
         "`python -m ppojob_trainer.metrics.names > docs/metrics.md`.\n\n"
         "One JSON object a step in `metrics.jsonl`, with `step` and `time` (unix seconds). NaN and "
         "infinity are written as null. Two runs with one seed agree in every key but `time` and "
-        f"those that begin with {', '.join(f'`{prefix}`' for prefix in UNREPEATABLE_PREFIXES)}.\n\n"
-        "| name | unit | meaning |\n| --- | --- | --- |\n"
+        f"those that begin with {prefixes}.\n\n"
+        "The controller serves the same on port 7404 under `/metrics` for Prometheus, in base "
+        f"units. Every series has the label `{JOB_LABEL}`, the job's name. Gauges keep the last "
+        "step's value; counters also count steps that are done again after a loss.\n\n"
+        "| name | unit | meaning | Prometheus |\n| --- | --- | --- | --- |\n"
     )
-    rows = (f"| `{metric.name}` | {metric.unit} | {metric.meaning} |\n" for metric in METRICS)
-    return head + "".join(rows).replace(
-        "|p(trainer) - p(sampler)|", "\\|p(trainer) - p(sampler)\\|"
+    rows = "".join(
+        f"| `{metric.name}` | {metric.unit} | {metric.meaning} | {_shown(metric.series)} |\n"
+        for metric in METRICS
     )
+    return (
+        head
+        + rows
+        + _further("Of the controller, port 7404", CONTROLLER_SERIES)
+        + _further("Of every pod's supervisor, port 7403", POD_SERIES)
+    )
+
+
+def _further(title: str, series: tuple[Series, ...]) -> str:
+    rows = "".join(f"| {_shown(one)} | {one.meaning} |\n" for one in series)
+    return f"\n## {title}\n\n| series | meaning |\n| --- | --- |\n{rows}"
+
+
+def _shown(series: Series) -> str:
+    labels = f"{{{', '.join(series.labels)}}}" if series.labels else ""
+    return f"`{series.name}{labels}` {series.kind}"
 
 
 @functools.cache
 def _pattern(name: str) -> re.Pattern[str]:
     parts = re.split(r"(<[a-z ]+>)", name)
-    wild = {"<data source>": ".+", "<n>": "[0-9]+", "<moment>": "(mean|std)"}
+    wild = {"<data source>": "(.+)", "<n>": "([0-9]+)", "<moment>": "(mean|std)"}
     return re.compile(
-        "".join(wild.get(p, "[^/]+") if p.startswith("<") else re.escape(p) for p in parts)
+        "".join(wild.get(p, "([^/]+)") if p.startswith("<") else re.escape(p) for p in parts)
     )
 
 

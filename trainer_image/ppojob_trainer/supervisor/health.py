@@ -1,6 +1,6 @@
 """What a pod says of itself over HTTP: for probes, and for whoever must know how it ended.
 
-Read-only and without secrets: process ids and states, no prompt, no reward.
+Read-only and without secrets: process ids, states and sizes, no prompt, no reward.
 """
 
 import threading
@@ -11,24 +11,30 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 
 from ppojob_trainer.rpc.messages import PodStatus
+from ppojob_trainer.supervisor.pod_metrics import CONTENT_TYPE, PodMetrics
 
 
 class HealthServer:
-    """Serves `/healthz` (the supervisor lives) and `/status` (a `PodStatus` as JSON).
+    """Serves `/healthz` (the supervisor lives), `/status` (a `PodStatus` as JSON), `/metrics`.
 
     Args:
         address: IP address to bind.
-        port: port to bind.
+        port: port to bind; 0 takes a free one.
         status: gives the pod's state.
+        metrics: gives its series.
     """
 
-    def __init__(self, address: str, port: int, status: Callable[[], PodStatus]) -> None:
+    def __init__(
+        self, address: str, port: int, status: Callable[[], PodStatus], metrics: PodMetrics
+    ) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 if self.path == "/healthz":
                     self._answer(b"ok\n", "text/plain")
                 elif self.path == "/status":
                     self._answer(msgspec.json.encode(status()), "application/json")
+                elif self.path == "/metrics":
+                    self._answer(metrics.page(), CONTENT_TYPE)
                 else:
                     self.send_error(HTTPStatus.NOT_FOUND)
 
@@ -47,6 +53,11 @@ class HealthServer:
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="health", daemon=True
         )
+
+    @property
+    def port(self) -> int:
+        """Port that it listens on."""
+        return self._server.server_port
 
     def start(self) -> None:
         """Begin to answer."""

@@ -13,6 +13,7 @@ from ppojob_trainer.rpc.methods import START, STATUS
 from ppojob_trainer.rpc.server import Route, RpcServer
 from ppojob_trainer.supervisor.health import HealthServer
 from ppojob_trainer.supervisor.pod import Pod, PodPlan
+from ppojob_trainer.supervisor.pod_metrics import PodMetrics
 
 _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.05
@@ -75,7 +76,8 @@ def supervise() -> int:
         ],
         epoch=None,
     )
-    health = HealthServer(environment.address, contract.PORT_HEALTH, pod.status)
+    metrics = PodMetrics(environment.config.name, pod.status)
+    health = HealthServer(environment.address, contract.PORT_HEALTH, pod.status, metrics)
     server.start()
     health.start()
     try:

@@ -1,0 +1,183 @@
+"""What Prometheus reads: every row of the table over real HTTP, in base units, by kind."""
+
+import math
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+
+from ppojob_trainer.metrics import names
+from ppojob_trainer.metrics.exporter import Prometheus
+from ppojob_trainer.metrics.series import CONTROLLER_SERIES, POD_SERIES, series_of
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def exporter(clock: Clock) -> Iterator[Prometheus]:
+    made = Prometheus("sums", "127.0.0.1", 0, clock=clock)
+    yield made
+    made.close()
+
+
+def scrape(exporter: Prometheus) -> dict[str, Family]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=5) as answer:
+        page = answer.read().decode()
+    return {family.name: family for family in text_string_to_metric_families(page)}
+
+
+def value(exporter: Prometheus, name: str, **labels: str) -> float:
+    found = [
+        sample.value
+        for family in scrape(exporter).values()
+        for sample in family.samples
+        if sample.name == name and sample.labels == {"ppojob": "sums", **labels}
+    ]
+    assert len(found) == 1, f"{name} {labels}: {len(found)} samples"
+    return found[0]
+
+
+def key_of(metric: names.Metric) -> str:
+    key = metric.name.replace("<moment>", "mean").replace("<n>", "8")
+    return re.sub(r"<([a-z ]+)>", lambda match: match[1].replace(" ", "-"), key)
+
+
+def test_every_row_of_the_table_is_shown_under_its_own_name(exporter):
+    exporter.write(1, {key_of(metric): 1.0 for metric in names.METRICS})
+    page = scrape(exporter)
+    shown = {sample.name for family in page.values() for sample in family.samples}
+    for metric in names.METRICS:
+        assert set(metric.series.selectors) <= shown, metric.name
+        family = page[metric.series.name.removesuffix("_total")]
+        assert (family.type, family.documentation) == (metric.series.kind, metric.meaning)
+
+
+def test_all_series_are_distinct_and_well_named():
+    everything = names.all_series()
+    assert len({series.name for series in everything}) == len(everything)
+    for series in everything:
+        assert re.fullmatch(r"ppojob_[a-z0-9]+(_[a-z0-9]+)*", series.name), series.name
+        assert not series.name.startswith("ppojob_operator_"), "the operator's prefix"
+        assert (series.kind == "counter") is series.name.endswith("_total"), series.name
+        assert "ppojob" not in series.labels
+
+
+@pytest.mark.parametrize(
+    ("key", "given_", "series", "labels", "shown"),
+    [
+        ("actor/kl_loss", -0.5, "ppojob_actor_kl_loss", {}, -0.5),
+        ("response/aborted_ratio", 0.25, "ppojob_response_aborted_ratio", {}, 0.25),
+        ("timing_per_token_ms/gen", 2.5, "ppojob_stage_token_seconds", {"stage": "gen"}, 0.0025),
+        ("memory/peak", 1.5, "ppojob_memory_bytes", {"figure": "peak"}, 1.5e9),
+        (
+            "val-core/open/math/acc/mean@1",
+            0.75,
+            "ppojob_val_core_acc_mean_ratio",
+            {"data_source": "open/math", "n": "1"},
+            0.75,
+        ),
+        (
+            "val-aux/gsm8k/reward/best@4/std",
+            0.1,
+            "ppojob_val_aux_best",
+            {"data_source": "gsm8k", "variable": "reward", "n": "4", "moment": "std"},
+            0.1,
+        ),
+    ],
+)
+def test_base_units_and_labels(exporter, key, given_, series, labels, shown):
+    exporter.write(1, {key: given_})
+    assert value(exporter, series, **labels) == pytest.approx(shown)
+
+
+def test_gauges_keep_the_last_value_and_counters_add_up(exporter):
+    exporter.write(1, {"actor/lr": 0.1, "rpc/sent_bytes": 10.0, "val-core/s/acc/mean@1": 0.5})
+    exporter.write(2, {"actor/lr": 0.2, "rpc/sent_bytes": 5.0})
+    assert value(exporter, "ppojob_actor_lr") == 0.2
+    assert value(exporter, "ppojob_rpc_sent_bytes_total") == 15.0
+    assert value(exporter, "ppojob_steps_total") == 2.0
+    assert value(exporter, "ppojob_val_core_acc_mean_ratio", data_source="s", n="1") == 0.5
+
+
+def test_stages_are_histograms(exporter):
+    for seconds in (0.2, 3.0):
+        exporter.write(1, {"timing_s/gen": seconds, "timing_s/step": seconds + 1})
+    name = "ppojob_stage_duration_seconds"
+    assert value(exporter, f"{name}_sum", stage="gen") == pytest.approx(3.2)
+    assert value(exporter, f"{name}_bucket", stage="gen", le="0.25") == 1
+    assert value(exporter, f"{name}_bucket", stage="gen", le="5.0") == 2
+    assert value(exporter, "ppojob_step_duration_seconds_count") == 2
+
+
+def test_no_number_harms_neither_counters_nor_histograms(exporter):
+    exporter.write(1, dict.fromkeys(("actor/loss", "rpc/sent_bytes", "timing_s/gen"), math.nan))
+    exporter.write(2, {"rpc/sent_bytes": 3.0, "timing_s/gen": 1.0})
+    assert math.isnan(value(exporter, "ppojob_actor_loss"))
+    assert value(exporter, "ppojob_rpc_sent_bytes_total") == 3.0
+    assert value(exporter, "ppojob_stage_duration_seconds_sum", stage="gen") == 1.0
+
+
+def test_progress_and_commits_are_dated(exporter, clock):
+    progress, commit = (
+        "ppojob_last_progress_timestamp_seconds",
+        "ppojob_last_commit_timestamp_seconds",
+    )
+    clock.now = 1010.0
+    exporter.write(1, {})
+    assert (value(exporter, progress), value(exporter, commit)) == (1010.0, 1000.0)
+    clock.now = 1020.0
+    exporter.committed(1)
+    assert (value(exporter, progress), value(exporter, commit)) == (1010.0, 1020.0)
+    assert value(exporter, "ppojob_committed_step") == 1.0
+
+
+def test_steps_that_come_again_are_shown_again(exporter):
+    exporter.write(3, {"training/global_step": 3.0, "perf/total_num_tokens": 7.0})
+    exporter.cut_after(2)
+    exporter.write(3, {"training/global_step": 3.0, "perf/total_num_tokens": 7.0})
+    assert value(exporter, "ppojob_training_global_step") == 3.0
+    assert value(exporter, "ppojob_tokens_total") == 14.0
+
+
+def test_a_closed_exporter_gives_its_port_back(exporter):
+    exporter.write(1, {"actor/loss": 1.0})
+    other = Prometheus("sums", "127.0.0.1", 0)
+    port = other.port
+    other.close()
+    again = Prometheus("sums", "127.0.0.1", port)
+    again.close()
+
+
+@given(st.from_regex(r"[a-z]+(/[a-z]+){0,2}", fullmatch=True), st.sampled_from(["s", "ms", "GB"]))
+def test_a_derived_name_ends_in_its_base_unit(name, unit):
+    series = series_of(name, unit, "", None)
+    assert series.name.endswith(("_seconds", "_bytes"))
+    assert series.scale == {"s": 1.0, "ms": 1e-3, "GB": 1e9}[unit]
+
+
+def test_the_page_lists_every_series():
+    page = names.render()
+    for series in (*CONTROLLER_SERIES, *POD_SERIES, *(metric.series for metric in names.METRICS)):
+        assert f"`{series.name}" in page
+
+
+def test_exporting_loads_no_torch():
+    code = "import sys, ppojob_trainer.metrics.exporter; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,118 @@
+"""The sink that Prometheus reads: the last step's metrics over HTTP.
+
+A view like TensorBoard: the record is metrics.jsonl. Nothing is pushed anywhere, and a scrape
+costs the loop nothing, since it is answered by a thread of its own.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    start_http_server,
+)
+
+from ppojob_trainer.metrics.names import METRICS, find
+from ppojob_trainer.metrics.series import (
+    COMMITTED_STEP,
+    CONTROLLER_SERIES,
+    JOB_LABEL,
+    LAST_COMMIT,
+    LAST_PROGRESS,
+    STEPS,
+    Kind,
+    Series,
+)
+
+# From a stage of a toy model to a step of hours.
+DURATION_BUCKETS: Final = (
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40),
+    *(60, 120, 300, 600, 1200, 3600, 7200),
+)
+
+Instrument = Counter | Gauge | Histogram
+_MAKERS: Final[Mapping[Kind, Callable[..., Instrument]]] = {
+    "counter": Counter,
+    "gauge": Gauge,
+    "histogram": partial(Histogram, buckets=DURATION_BUCKETS),
+}
+
+
+class Prometheus:
+    """Serves the metrics of a job under `/metrics`; begins to listen when it is made.
+
+    Gauges hold what the last step said. Counters and histograms count work, also that which is
+    done again after a loss, and begin at 0 with the process, as Prometheus expects.
+
+    Args:
+        job: name of the job, the label ``ppojob`` of every series.
+        address: IP address to bind.
+        port: port to bind; 0 takes a free one.
+        clock: unix seconds.
+
+    Raises:
+        OSError: address and port cannot be bound.
+    """
+
+    def __init__(
+        self, job: str, address: str, port: int, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._job = job
+        self._clock = clock
+        # The age of a counter is its process's; a series more for each says nothing new.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        registry = CollectorRegistry()
+        self._instruments = {
+            one.name: _MAKERS[one.kind](
+                one.name, one.meaning, (JOB_LABEL, *one.labels), registry=registry
+            )
+            for one in (*(metric.series for metric in METRICS), *CONTROLLER_SERIES)
+        }
+        self._take(LAST_PROGRESS, clock())
+        self._take(LAST_COMMIT, clock())
+        self._server, self._thread = start_http_server(port, address, registry)
+
+    @property
+    def port(self) -> int:
+        """Port that it listens on."""
+        return self._server.server_port
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a step; a key that the table does not know is not shown."""
+        for key, value in metrics.items():
+            metric = find(key)
+            if metric is not None:
+                self._take(metric.series, value, metric.label_values(key))
+        self._take(STEPS, 1.0)
+        self._take(LAST_PROGRESS, self._clock())
+
+    def committed(self, step: int) -> None:
+        """Show that the state behind a step is safe."""
+        self._take(COMMITTED_STEP, float(step))
+        self._take(LAST_COMMIT, self._clock())
+
+    def cut_after(self, step: int) -> None:
+        """Nothing: what was shown was so, and gauges follow with the step that is done again."""
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _take(self, series: Series, value: float, labels: tuple[str, ...] = ()) -> None:
+        instrument = self._instruments[series.name].labels(self._job, *labels)
+        scaled = value * series.scale
+        if isinstance(instrument, Gauge):
+            instrument.set(scaled)
+        elif math.isfinite(scaled) and scaled >= 0:
+            # What is not a number is no work done.
+            add = instrument.inc if isinstance(instrument, Counter) else instrument.observe
+            add(scaled)
