@@ -32,6 +32,8 @@ ENV_LIFELINE = "PPOJOB_LIFELINE"
 
 # Below the range that Linux hands out by itself (32768 and up), so a port is never taken by chance.
 PORT_SUPERVISOR = 7400
+PORT_STORE = 7401
+"""Rank 0 of a role: the torch store of its world and channels. Only a NetworkPolicy fences it."""
 PORT_HEALTH = 7403
 PORT_FIRST_RANK = 7420
 """A rank serves on this port plus its local rank."""

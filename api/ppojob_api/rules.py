@@ -3,53 +3,15 @@
 Each rule repeats a check of `ppojob_api.checks`; those remain the full list, in their own words.
 """
 
-import json
-from dataclasses import dataclass
-
-from ppojob_api.checks.arithmetic import GROUP_ESTIMATORS
-from ppojob_api.checks.support import UNSUPPORTED_TYPES
+from ppojob_api.checks.arithmetic import GROUP_ESTIMATORS, LEAST_TEMPERATURE
+from ppojob_api.checks.schedule import VALIDATION_METRICS
+from ppojob_api.role_rules import PENDING_ROLE_RULES, ROLE_RULES
+from ppojob_api.rule import Rule, given, implies, untouched, words
 from ppojob_api.run_config import TRAJECTORY_SECTIONS
 from ppojob_api.shape import members
 from ppojob_api.v1alpha1.algorithm import KlSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.well_known import JOB_NAME_LIMIT, JOB_NAME_PATTERN
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One validation of the API server.
-
-    Attributes:
-        path: Section that the rule stands in; `self` is its value.
-        expression: CEL; true for a good object.
-        message: What is wrong and what is allowed.
-        field: Member of the section that the message is about.
-        reason: The API server's word: FieldValueInvalid or FieldValueForbidden.
-    """
-
-    path: str
-    expression: str
-    message: str
-    field: str | None = None
-    reason: str = "FieldValueInvalid"
-
-
-def given(field: str) -> str:
-    """CEL for "the optional field has a value": it may be absent or null.
-
-    `dyn` keeps the type checker from refusing to compare, say, an integer with null.
-    """
-    return f"(has(self.{field}) && dyn(self.{field}) != null)"
-
-
-def implies(condition: str, consequence: str) -> str:
-    """CEL for "if ... then ..."."""
-    return f"!({condition}) || ({consequence})"
-
-
-def words(choices: frozenset[str]) -> str:
-    """CEL list of words, in a stable order."""
-    return "[" + ", ".join(f"'{choice}'" for choice in sorted(choices)) + "]"
-
 
 NAME_RULES = (
     Rule(
@@ -62,23 +24,12 @@ NAME_RULES = (
 )
 
 
-def untouched(*names: str) -> str:
-    """CEL for "these fields of kl have their defaults"; its literals are those of JSON."""
-    fields = members(KlSpec)
-    return " && ".join(f"self.{name} == {json.dumps(fields[name].default)}" for name in names)
-
-
 # CEL writes the field `in`, a word of its own, as `__in__`.
-_KL_DEFAULTS = untouched("estimator", "coefficient", "controller", "target", "horizon")
-_KL_TARGET_DEFAULTS = untouched("target", "horizon")
+_KL_TARGET = ("target", "horizon")
+_KL_TARGET_DEFAULTS = untouched(KlSpec, names=_KL_TARGET)
+_KL_DEFAULTS = untouched(KlSpec, names=("estimator", "coefficient", "controller", *_KL_TARGET))
 
 ALGORITHM_RULES = (
-    Rule(
-        "spec.algorithm",
-        f"!(self.type in {words(UNSUPPORTED_TYPES)})",
-        "training with a critic: not in this version",
-        "type",
-    ),
     Rule(
         "spec.algorithm",
         implies(f"self.type in {words(GROUP_ESTIMATORS)}", "self.samplesPerPrompt >= 2"),
@@ -95,6 +46,12 @@ ALGORITHM_RULES = (
         ),
         "mini-batches cut promptsPerStep into equal parts; a divisor of promptsPerStep",
         "miniBatchPrompts",
+    ),
+    Rule(
+        "spec.algorithm",
+        implies(given("ppo"), "self.type == 'ppo'"),
+        "it has no effect with another type; remove it, or type: ppo",
+        "ppo",
     ),
     Rule(
         "spec.algorithm",
@@ -131,14 +88,79 @@ ALGORITHM_RULES = (
 RUN_RULES = (
     Rule(
         "spec.steps",
-        f"{given('total')} != {given('epochs')}",
+        f"self.validateOnly ? !({given('total')} && {given('epochs')})"
+        f" : {given('total')} != {given('epochs')}",
         "a run has one length; exactly one of total and epochs",
     ),
     Rule(
-        "spec.optimizer",
-        implies("self.schedule == 'constant'", "self.minLearningRateRatio == 0.0"),
-        "it has no effect with schedule: constant; remove it, or schedule: cosine",
-        "minLearningRateRatio",
+        "spec.steps",
+        implies("self.validateOnly", "self.validateFirst"),
+        "validateOnly runs the first validation and nothing else; true, or validateOnly: false",
+        "validateFirst",
+    ),
+    Rule(
+        "spec",
+        implies("self.steps.validateOnly", "self.data.validation.size() > 0"),
+        "steps.validateOnly has no rows to validate on; files in data.validation, or validateOnly:"
+        " false",
+    ),
+    *(
+        Rule(
+            f"spec.{section}",
+            implies("self.schedule == 'constant'", "self.minLearningRateRatio == 0.0"),
+            "it has no effect with schedule: constant; remove it, or schedule: cosine",
+            "minLearningRateRatio",
+        )
+        for section in ("optimizer", "critic.optimizer")
+    ),
+    Rule(
+        "spec",
+        implies(
+            f"{given('critic')} && {given('critic.miniBatchPrompts')}",
+            "self.critic.miniBatchPrompts <= self.algorithm.promptsPerStep"
+            " && self.algorithm.promptsPerStep % self.critic.miniBatchPrompts == 0",
+        ),
+        "critic.miniBatchPrompts cuts promptsPerStep into equal parts; a divisor of"
+        " algorithm.promptsPerStep",
+    ),
+    Rule(
+        "spec",
+        implies(
+            f"{given('critic')} && {given('steps.total')}",
+            "self.critic.warmupSteps < self.steps.total",
+        ),
+        "critic.warmupSteps leaves no step that trains the policy; below steps.total",
+    ),
+    Rule(
+        "spec.checkpoint",
+        implies(
+            given("best"),
+            " || ".join(f"self.best.metric.startsWith('{name}')" for name in VALIDATION_METRICS),
+        ),
+        f"best.metric is not one of a validation; a name that begins with"
+        f" {' or '.join(VALIDATION_METRICS)}",
+        "best",
+    ),
+    Rule(
+        "spec",
+        implies(
+            given("checkpoint.best"),
+            f"self.data.validation.size() > 0 && {given('steps.validateEvery')}"
+            f" && {given('checkpoint.every')}"
+            " && self.checkpoint.every % self.steps.validateEvery == 0",
+        ),
+        "checkpoint.best needs a validation at each commit; data.validation, steps.validateEvery,"
+        " and checkpoint.every as a multiple of it",
+    ),
+    *(
+        Rule(
+            f"spec.{section}",
+            f"self.temperature == 0.0 || self.temperature >= {LEAST_TEMPERATURE}",
+            "engines take such a temperature for 0, or divide by almost nothing; must be 0, or at"
+            f" least {LEAST_TEMPERATURE} and finite",
+            "temperature",
+        )
+        for section in ("rollout", "rollout.validation")
     ),
     Rule(
         "spec.rollout",
@@ -200,6 +222,25 @@ EFFECT_RULES = (
         "roles.reference has no effect with algorithm.kl.in: none; remove it, or in: loss or"
         " in: reward",
     ),
+    *(
+        Rule(
+            "spec",
+            implies(given(section), "self.algorithm.type == 'ppo'"),
+            f"{section} has no effect with another algorithm.type than ppo; remove it",
+        )
+        for section in ("critic", "roles.critic")
+    ),
+    Rule(
+        "spec",
+        implies(given("roles.rewardModel"), given("rewardModel")),
+        "roles.rewardModel has no effect without rewardModel; remove it, or give rewardModel",
+    ),
+    Rule(
+        "spec.rewardModel",
+        "self.weight != 0.0",
+        "a reward of weight 0 has no effect; another weight, or rewardModel: null",
+        "weight",
+    ),
     Rule(
         "spec.data",
         implies(given("seed"), "self.shuffle"),
@@ -250,33 +291,10 @@ SUPPORT_RULES = (
         "rollout",
     ),
     Rule(
-        "spec.roles",
-        f"!{given('critic')}",
-        "a critic: not in this version; null",
-        "critic",
-    ),
-    Rule(
-        "spec.roles.reference",
-        given("colocateWith"),
-        "a reference in pods of its own: not in this version; actorRollout",
-        "colocateWith",
-    ),
-    Rule(
-        "spec.roles.actorRollout",
-        "self.replicas == 1 && self.gpusPerReplica <= 1"
-        f" && (!{given('ranksPerReplica')} || self.ranksPerReplica == 1)",
-        "more than one rank of the policy: not in this version; replicas 1, gpusPerReplica 0 or 1,"
-        " ranksPerReplica 1",
-    ),
-    Rule(
-        "spec.roles.actorRollout.parallelism",
-        f"self.tensor == 1 && (!{given('dataShard')} || self.dataShard == 1)",
-        "sharded or tensor parallel training: not in this version; 1",
-    ),
-    Rule(
         "spec.rollout.parallelism",
-        f"self.tensor == 1 && (!{given('data')} || self.data == 1)",
-        "more than one rank of generation: not in this version; 1",
+        "self.tensor == 1",
+        "tensor parallel generation: not in this version; 1",
+        "tensor",
     ),
     Rule(
         "spec.rewards[]",
@@ -298,11 +316,46 @@ SUPPORT_RULES = (
     ),
 )
 
+PENDING_RULES = (
+    Rule(
+        "spec.algorithm",
+        "self.type != 'ppo'",
+        "training with a critic: not in this version",
+        "type",
+    ),
+    Rule("spec", f"!{given('rewardModel')}", "a reward model: not in this version; null"),
+    Rule(
+        "spec.steps",
+        "!self.validateOnly",
+        "validation without training: not in this version; false",
+        "validateOnly",
+    ),
+    Rule(
+        "spec.checkpoint",
+        f"!{given('best')}",
+        "keeping the best commit: not in this version; null",
+        "best",
+    ),
+    *PENDING_ROLE_RULES,
+)
+
+# A rule within a section that may be absent goes with it, so those are watched from above.
+_OPTIONAL_SECTIONS = tuple(
+    section for section in TRAJECTORY_SECTIONS if members(PPOJobSpec)[section].shape.nullable
+)
+
+
+def _kept(section: str) -> str:
+    """CEL for "an optional member of the spec stays as it was, or stays away"."""
+    new, old = given(section), given(section).replace("self.", "oldSelf.")
+    return f"{new} == {old} && (!{new} || self.{section} == oldSelf.{section})"
+
+
 # What decides the weights of a run stays as it was created.
 IMMUTABLE_RULES = tuple(
     Rule(
-        f"spec.{section}",
-        "self == oldSelf",
+        "spec" if section in _OPTIONAL_SECTIONS else f"spec.{section}",
+        _kept(section) if section in _OPTIONAL_SECTIONS else "self == oldSelf",
         f"spec.{section} decides the weights and cannot change; make a job of another name",
     )
     for section in TRAJECTORY_SECTIONS
@@ -313,6 +366,8 @@ RULES = (
     *ALGORITHM_RULES,
     *RUN_RULES,
     *EFFECT_RULES,
+    *ROLE_RULES,
     *SUPPORT_RULES,
+    *PENDING_RULES,
     *IMMUTABLE_RULES,
 )

@@ -9,13 +9,10 @@ import json
 import uuid
 from typing import Any
 
-from ppojob_api import topology
+from ppojob_api import resolution, topology
 from ppojob_api.topology import Topology
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, GrpoSpec, ReinforcePlusPlusSpec
 from ppojob_api.v1alpha1.job import Metadata, PPOJob, PPOJobSpec
-from ppojob_api.v1alpha1.roles import ReferenceRole, RolePods, RolesSpec
 from ppojob_api.v1alpha1.section import Section
-from ppojob_api.v1alpha1.training import DataSpec
 
 # Sections that decide the weights; what is missing may change between a run and its resumption.
 TRAJECTORY_SECTIONS = (
@@ -26,7 +23,9 @@ TRAJECTORY_SECTIONS = (
     "optimizer",
     "training",
     "rollout",
+    "critic",
     "rewards",
+    "rewardModel",
     "roles",
 )
 
@@ -93,7 +92,8 @@ class RunConfig(Section):
         """
         spec = self.spec.model_dump(mode="json")
         parts: dict[str, Any] = {key: spec[key] for key in TRAJECTORY_SECTIONS}
-        if self.spec.optimizer.schedule == "cosine":
+        optimizers = (self.spec.optimizer, self.spec.critic and self.spec.critic.optimizer)
+        if any(optimizer and optimizer.schedule == "cosine" for optimizer in optimizers):
             parts["steps"] = {key: spec["steps"][key] for key in ("total", "epochs")}
         return _canonical({"spec": parts})
 
@@ -117,7 +117,7 @@ def resolve(job: PPOJob, *, facts: EngineFacts | None = None) -> RunConfig:
         gets one derived from its namespace and name.
     """
     metadata = job.metadata
-    spec = _resolved_spec(job.spec)
+    spec = resolution.resolved_spec(job.spec)
     return RunConfig(
         name=metadata.name,
         namespace=metadata.namespace,
@@ -135,69 +135,3 @@ def _canonical(value: dict[str, Any]) -> bytes:
 
 def _uid(metadata: Metadata) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"ppojob.dev/{metadata.namespace}/{metadata.name}"))
-
-
-def _resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
-    data, rollout = spec.data, spec.rollout
-    return spec.model_copy(
-        update={
-            "model": spec.model.model_copy(
-                update={"tokenizer_path": spec.model.tokenizer_path or spec.model.path}
-            ),
-            "data": _resolved_data(spec),
-            "algorithm": _resolved_algorithm(spec),
-            "rollout": rollout.model_copy(
-                update={
-                    "max_model_tokens": rollout.max_model_tokens
-                    or data.max_prompt_tokens + data.max_response_tokens
-                }
-            ),
-            "roles": _resolved_roles(spec),
-        }
-    )
-
-
-def _resolved_data(spec: PPOJobSpec) -> DataSpec:
-    data = spec.data
-    # Without a drawn order a seed would be a setting without effect.
-    if data.seed is not None or not data.shuffle:
-        return data
-    return data.model_copy(update={"seed": spec.seed})
-
-
-def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
-    algorithm = spec.algorithm
-    update: dict[str, object] = {
-        "mini_batch_prompts": algorithm.mini_batch_prompts or algorithm.prompts_per_step
-    }
-    if algorithm.type == "grpo":
-        update["grpo"] = algorithm.grpo or GrpoSpec()
-    if algorithm.type == "reinforce_plus_plus":
-        update["reinforce_plus_plus"] = algorithm.reinforce_plus_plus or ReinforcePlusPlusSpec()
-    if algorithm.loss_aggregation == "sequence_mean_token_sum_norm":
-        update["loss_scale_tokens"] = algorithm.loss_scale_tokens or spec.data.max_response_tokens
-    return algorithm.model_copy(update=update)
-
-
-def _resolved_roles(spec: PPOJobSpec) -> RolesSpec:
-    roles = spec.roles
-    update: dict[str, object] = {"actor_rollout": _resolved_pods(roles.actor_rollout)}
-    if roles.reference is None and spec.algorithm.kl.in_ != "none":
-        update["reference"] = ReferenceRole()
-    return roles.model_copy(update=update)
-
-
-def _resolved_pods(pods: RolePods) -> RolePods:
-    ranks = topology.ranks_per_replica(pods)
-    return pods.model_copy(
-        update={
-            "ranks_per_replica": ranks,
-            "threads_per_rank": topology.threads_per_rank(pods),
-            "parallelism": pods.parallelism.model_copy(
-                update={
-                    "data_shard": pods.parallelism.data_shard
-                    or pods.replicas * ranks // pods.parallelism.tensor
-                }
-            ),
-        }
-    )

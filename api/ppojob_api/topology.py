@@ -7,7 +7,7 @@ The operator renders pods by it and the pods find each other by it, so there is 
 from typing import Literal
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.roles import RolePods
+from ppojob_api.v1alpha1.roles import ColocatableRole, RolePods, RolesSpec
 from ppojob_api.v1alpha1.section import Items, Section
 from ppojob_api.well_known import RoleName, pod_host, pod_name
 
@@ -109,11 +109,33 @@ def ranks_per_replica(pods: RolePods) -> int:
     return pods.ranks_per_replica or pods.gpus_per_replica or 1
 
 
+def world_size(pods: RolePods) -> int:
+    """Ranks of a role in pods of its own."""
+    return pods.replicas * ranks_per_replica(pods)
+
+
 def threads_per_rank(pods: RolePods) -> int:
     """Threads of a process: as given, else its share of the pod's cores, else 1."""
     if pods.threads_per_rank is not None:
         return pods.threads_per_rank
     return max(1, (pods.cpu or 1) // ranks_per_replica(pods))
+
+
+def colocatable_roles(roles: RolesSpec) -> dict[RoleName, ColocatableRole]:
+    """The roles of a spec that may live in the ranks of another, by name."""
+    every: dict[RoleName, ColocatableRole | None] = {
+        "reference": roles.reference,
+        "critic": roles.critic,
+        "rewardModel": roles.reward_model,
+    }
+    return {name: role for name, role in every.items() if role is not None}
+
+
+def model_pods(roles: RolesSpec) -> dict[RoleName, RolePods]:
+    """The roles of a spec that shard a model over pods of their own, by name."""
+    pods: dict[RoleName, RolePods] = {"actorRollout": roles.actor_rollout}
+    guests = colocatable_roles(roles).items()
+    return pods | {name: role for name, role in guests if role.colocate_with is None}
 
 
 def build(job_name: str, spec: PPOJobSpec) -> Topology:
@@ -123,11 +145,12 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
     roles.append(actor)
     if spec.roles.rollout is not None:
         roles.append(_model_pods(job_name, "rollout", spec.roles.rollout))
-    if spec.roles.reference is not None:
-        inside: RoleName = "actorRollout"
-        roles.append(actor.model_copy(update={"role": "reference", "colocated_with": inside}))
-    if spec.roles.critic is not None:
-        roles.append(_model_pods(job_name, "critic", spec.roles.critic))
+    for name, role in colocatable_roles(spec.roles).items():
+        if role.colocate_with is None:
+            roles.append(_model_pods(job_name, name, role))
+        else:
+            update = {"role": name, "colocated_with": role.colocate_with}
+            roles.append(actor.model_copy(update=update))
     reward = spec.roles.reward
     roles.append(_pods_without_model(job_name, "reward", reward.replicas, reward.cpu))
     return Topology(roles=tuple(roles))

@@ -7,14 +7,24 @@ from collections.abc import Iterable
 
 from ppojob_api.checks.arithmetic import ARITHMETIC_CHECKS
 from ppojob_api.checks.effect import EFFECT_CHECKS
+from ppojob_api.checks.layout import LAYOUT_CHECKS
 from ppojob_api.checks.names import NAME_CHECKS
-from ppojob_api.checks.support import SUPPORT_CHECKS
+from ppojob_api.checks.schedule import SCHEDULE_CHECKS
+from ppojob_api.checks.support import PENDING_CHECKS, SUPPORT_CHECKS
 from ppojob_api.parsing import parse
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.shape import PathKey, dotted
 from ppojob_api.v1alpha1.job import PPOJob
 
-CHECKS = (*NAME_CHECKS, *ARITHMETIC_CHECKS, *EFFECT_CHECKS, *SUPPORT_CHECKS)
+CHECKS = (
+    *NAME_CHECKS,
+    *ARITHMETIC_CHECKS,
+    *SCHEDULE_CHECKS,
+    *LAYOUT_CHECKS,
+    *EFFECT_CHECKS,
+    *SUPPORT_CHECKS,
+    *PENDING_CHECKS,
+)
 
 
 def check(job: PPOJob, *, unknown: Iterable[PathKey] = ()) -> list[Problem]:

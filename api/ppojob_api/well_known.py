@@ -10,7 +10,9 @@ PLURAL: Final = "ppojobs"
 SINGULAR: Final = "ppojob"
 SHORT_NAME: Final = "ppo"
 
-RoleName = Literal["controller", "actorRollout", "rollout", "reference", "critic", "reward"]
+RoleName = Literal[
+    "controller", "actorRollout", "rollout", "reference", "critic", "rewardModel", "reward"
+]
 
 # As the role is called in names of pods and services, which know no capitals.
 ROLE_SLUGS: Final[dict[RoleName, str]] = {
@@ -19,6 +21,7 @@ ROLE_SLUGS: Final[dict[RoleName, str]] = {
     "rollout": "rollout",
     "reference": "reference",
     "critic": "critic",
+    "rewardModel": "reward-model",
     "reward": "reward",
 }
 

@@ -1,14 +1,16 @@
-"""Numbers that bound each other: batches, lengths, steps, sampling, cores."""
+"""Numbers that bound each other: batches, lengths, sampling."""
 
 from collections.abc import Iterator
 
-from ppojob_api import topology
 from ppojob_api.checks.check import Check, conflict, out_of_range
-from ppojob_api.problem import ABSENT, Problem, ReasonCode
+from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.job import PPOJob
 
 # Estimators that compare the responses of one prompt with each other.
 GROUP_ESTIMATORS = frozenset({"grpo", "rloo", "reinforce_plus_plus_baseline", "opo"})
+
+# Below this the vLLM engine lifts a temperature to it in silence; the trainer refuses it too.
+LEAST_TEMPERATURE = 0.01
 
 
 def group_size(job: PPOJob) -> Iterator[Problem]:
@@ -25,17 +27,19 @@ def group_size(job: PPOJob) -> Iterator[Problem]:
 
 def mini_batch(job: PPOJob) -> Iterator[Problem]:
     """Mini-batches cut a step's prompts into equal parts."""
-    prompts, part = job.spec.algorithm.prompts_per_step, job.spec.algorithm.mini_batch_prompts
-    where = "spec.algorithm.miniBatchPrompts"
-    if part is None:
-        return
-    if part > prompts:
-        why = f"it is more than promptsPerStep {prompts}"
-        yield out_of_range(where, part, why, f"a divisor of {prompts}")
-    elif prompts % part:
-        below, above = nearest_divisors(prompts, part)
-        why = f"promptsPerStep {prompts} leaves {prompts % part} prompts over"
-        yield out_of_range(where, part, why, f"a divisor such as {below} or {above}")
+    prompts = job.spec.algorithm.prompts_per_step
+    parts = {"spec.algorithm": job.spec.algorithm.mini_batch_prompts}
+    if job.spec.critic is not None:
+        parts["spec.critic"] = job.spec.critic.mini_batch_prompts
+    for section, part in parts.items():
+        where = f"{section}.miniBatchPrompts"
+        if part is not None and part > prompts:
+            why = f"it is more than promptsPerStep {prompts}"
+            yield out_of_range(where, part, why, f"a divisor of {prompts}")
+        elif part is not None and prompts % part:
+            below, above = nearest_divisors(prompts, part)
+            why = f"promptsPerStep {prompts} leaves {prompts % part} prompts over"
+            yield out_of_range(where, part, why, f"a divisor such as {below} or {above}")
 
 
 def nearest_divisors(number: int, near: int) -> tuple[int, int]:
@@ -43,6 +47,18 @@ def nearest_divisors(number: int, near: int) -> tuple[int, int]:
     below = next(d for d in range(near, 0, -1) if number % d == 0)
     above = next(d for d in range(near, number + 1) if number % d == 0)
     return below, above
+
+
+def temperatures(job: PPOJob) -> Iterator[Problem]:
+    """Engines lift temperatures next to 0 in silence, or divide by almost nothing."""
+    rollout = job.spec.rollout
+    for where, value in (
+        ("spec.rollout.temperature", rollout.temperature),
+        ("spec.rollout.validation.temperature", rollout.validation.temperature),
+    ):
+        if 0 < value < LEAST_TEMPERATURE:
+            why = "engines take it for 0, or divide by almost nothing"
+            yield out_of_range(where, value, why, "must be 0, or at least 0.01 and finite")
 
 
 def identical_samples(job: PPOJob) -> Iterator[Problem]:
@@ -95,89 +111,17 @@ def model_tokens(job: PPOJob) -> Iterator[Problem]:
         )
 
 
-def length_of_run(job: PPOJob) -> Iterator[Problem]:
-    """A run has one length: in steps or in epochs."""
-    steps = job.spec.steps
-    allowed = "exactly one of total and epochs"
-    if steps.total is None and steps.epochs is None:
-        why = "the run would have no end"
-        yield Problem("spec.steps.total", ABSENT, why, allowed, ReasonCode.REQUIRED)
-    if steps.total is not None and steps.epochs is not None:
-        why = f"total {steps.total} gives the length already"
-        yield conflict("spec.steps.epochs", steps.epochs, why, allowed)
-
-
-def within_run(job: PPOJob) -> Iterator[Problem]:
-    """What happens every n steps happens at least once."""
-    total = job.spec.steps.total
-    if total is None:
-        return
-    periods = (
-        ("spec.steps.validateEvery", job.spec.steps.validate_every),
-        ("spec.checkpoint.every", job.spec.checkpoint.every),
-    )
-    for where, every in periods:
-        if every is not None and every > total:
-            why = f"it would never happen in {total} steps (spec.steps.total)"
-            yield out_of_range(where, every, why, f"at most {total}, or null")
-
-
-def warmup(job: PPOJob) -> Iterator[Problem]:
-    """The learning rate reaches its peak within the run."""
-    spec = job.spec
-    if spec.steps.total is None:
-        return
-    algorithm = spec.algorithm
-    part = algorithm.mini_batch_prompts or algorithm.prompts_per_step
-    updates = spec.steps.total * algorithm.epochs * max(1, algorithm.prompts_per_step // part)
-    if spec.optimizer.warmup_steps > updates:
-        yield out_of_range(
-            "spec.optimizer.warmupSteps",
-            spec.optimizer.warmup_steps,
-            f"the {spec.steps.total} steps of spec.steps.total make {updates} optimizer steps",
-            f"at most {updates}",
-        )
-
-
-def cores(job: PPOJob) -> Iterator[Problem]:
-    """Threads that share a core slow each other down many times over."""
-    pods = job.spec.roles.actor_rollout
-    if pods.cpu is None:
-        return
-    ranks = topology.ranks_per_replica(pods)
-    threads = ranks * topology.threads_per_rank(pods)
-    if threads > pods.cpu:
-        yield conflict(
-            "spec.roles.actorRollout.cpu",
-            pods.cpu,
-            f"{ranks} x threadsPerRank {topology.threads_per_rank(pods)} = {threads} threads",
-            f"at least {threads}, or fewer threadsPerRank",
-        )
-
-
-def ranks_and_gpus(job: PPOJob) -> Iterator[Problem]:
-    """On GPUs every rank has one of its own."""
-    pods = job.spec.roles.actor_rollout
-    ranks = pods.ranks_per_replica
-    if pods.gpus_per_replica and ranks is not None and ranks != pods.gpus_per_replica:
-        yield conflict(
-            "spec.roles.actorRollout.ranksPerReplica",
-            ranks,
-            f"gpusPerReplica is {pods.gpus_per_replica}, and a GPU holds one rank",
-            f"{pods.gpus_per_replica}, or null",
-        )
-
-
-_BATCH = ("spec.algorithm.promptsPerStep", "spec.algorithm.miniBatchPrompts")
+_BATCH = (
+    "spec.algorithm.promptsPerStep",
+    "spec.algorithm.miniBatchPrompts",
+    "spec.critic.miniBatchPrompts",
+)
 _SAMPLES = "spec.algorithm.samplesPerPrompt"
-_STEPS = ("spec.steps.total", "spec.steps.epochs")
 
 ARITHMETIC_CHECKS = (
     Check(group_size, ("spec.algorithm.type", _SAMPLES)),
     Check(mini_batch, _BATCH),
-    Check(
-        warmup, (*_BATCH, "spec.steps.total", "spec.algorithm.epochs", "spec.optimizer.warmupSteps")
-    ),
+    Check(temperatures, ("spec.rollout.temperature", "spec.rollout.validation.temperature")),
     Check(identical_samples, (_SAMPLES, "spec.rollout.temperature", "spec.rollout.topK")),
     Check(top_k, ("spec.rollout.topK", "spec.rollout.validation.topK")),
     Check(
@@ -185,8 +129,4 @@ ARITHMETIC_CHECKS = (
         ("spec.data.maxPromptTokens", "spec.data.maxResponseTokens", "spec.rollout.maxModelTokens"),
     ),
     Check(identical_validation_samples, ("spec.rollout.validation",)),
-    Check(cores, ("spec.roles.actorRollout",)),
-    Check(ranks_and_gpus, ("spec.roles.actorRollout",)),
-    Check(length_of_run, _STEPS),
-    Check(within_run, (*_STEPS, "spec.steps.validateEvery", "spec.checkpoint.every")),
 )

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.job import PPOJob
 
+# Roles whose ranks hold shards of a model.
+MODEL_ROLES = ("actorRollout", "reference", "critic", "rewardModel")
+MODEL_ROLE_PATHS = tuple(f"spec.roles.{role}" for role in MODEL_ROLES)
+
 
 @dataclass(frozen=True, slots=True)
 class Check:

@@ -6,7 +6,8 @@ so nobody can tell whether an author wrote it.
 
 from collections.abc import Iterator
 
-from ppojob_api.checks.check import Check, no_effect
+from ppojob_api import topology
+from ppojob_api.checks.check import MODEL_ROLE_PATHS, Check, no_effect
 from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.algorithm import KlSpec
 from ppojob_api.v1alpha1.job import PPOJob
@@ -20,6 +21,7 @@ def member_of_other_type(job: PPOJob) -> Iterator[Problem]:
     """`type` names the one member that counts."""
     algorithm = job.spec.algorithm
     members = (
+        ("ppo", "ppo", algorithm.ppo),
         ("grpo", "grpo", algorithm.grpo),
         ("reinforce_plus_plus", "reinforcePlusPlus", algorithm.reinforce_plus_plus),
     )
@@ -42,7 +44,7 @@ def kl_without_place(job: PPOJob) -> Iterator[Problem]:
             yield no_effect(f"{_KL}.{name}", getattr(kl, name), "with in: none", allowed)
     reference = job.spec.roles.reference
     if reference is not None:
-        value = reference.model_dump(mode="json")
+        value = reference.model_dump(mode="json", exclude_unset=True)
         allowed = "remove it, or spec.algorithm.kl.in: loss or reward"
         yield no_effect("spec.roles.reference", value, "with spec.algorithm.kl.in: none", allowed)
 
@@ -97,11 +99,15 @@ def shuffled_mini_batches(job: PPOJob) -> Iterator[Problem]:
 
 def cosine_end(job: PPOJob) -> Iterator[Problem]:
     """A constant learning rate ends where it is."""
-    optimizer = job.spec.optimizer
-    if optimizer.schedule == "constant" and optimizer.min_learning_rate_ratio != 0:
-        where = "spec.optimizer.minLearningRateRatio"
-        value = optimizer.min_learning_rate_ratio
-        yield no_effect(where, value, "with schedule: constant", "remove it, or schedule: cosine")
+    optimizers = {"spec.optimizer": job.spec.optimizer}
+    if job.spec.critic is not None:
+        optimizers["spec.critic.optimizer"] = job.spec.critic.optimizer
+    for section, optimizer in optimizers.items():
+        ratio = optimizer.min_learning_rate_ratio
+        if optimizer.schedule == "constant" and ratio != 0:
+            where = f"{section}.minLearningRateRatio"
+            allowed = "remove it, or schedule: cosine"
+            yield no_effect(where, ratio, "with schedule: constant", allowed)
 
 
 def order_seed(job: PPOJob) -> Iterator[Problem]:
@@ -121,6 +127,7 @@ def validation_without_data(job: PPOJob) -> Iterator[Problem]:
     settings = [
         ("spec.steps.validateEvery", spec.steps.validate_every),
         ("spec.data.maxValidationRows", spec.data.max_validation_rows),
+        ("spec.checkpoint.best.metric", spec.checkpoint.best and spec.checkpoint.best.metric),
     ]
     for where, value in settings:
         if value is not None:
@@ -161,12 +168,44 @@ def reward_weights(job: PPOJob) -> Iterator[Problem]:
 
 def critic(job: PPOJob) -> Iterator[Problem]:
     """Only ppo has a value model."""
-    algorithm, role = job.spec.algorithm, job.spec.roles.critic
-    if role is not None and algorithm.type != "ppo":
-        value = role.model_dump(mode="json", exclude_unset=True)
-        why = f"with type: {algorithm.type}, which has no value model"
-        yield no_effect("spec.roles.critic", value, why, "remove it")
+    spec = job.spec
+    if spec.algorithm.type == "ppo":
+        return
+    why = f"with type: {spec.algorithm.type}, which has no value model"
+    for where, section in (("spec.critic", spec.critic), ("spec.roles.critic", spec.roles.critic)):
+        if section is not None:
+            value = section.model_dump(mode="json", exclude_unset=True)
+            yield no_effect(where, value, why, "remove it")
 
+
+def reward_model(job: PPOJob) -> Iterator[Problem]:
+    """A model of weight 0 is run for nothing; ranks without a model have nothing to do."""
+    model, role = job.spec.reward_model, job.spec.roles.reward_model
+    if model is not None and model.weight == 0:
+        allowed = "another weight, or rewardModel: null"
+        yield no_effect("spec.rewardModel.weight", model.weight, "on the reward", allowed)
+    if model is None and role is not None:
+        value = role.model_dump(mode="json", exclude_unset=True)
+        allowed = "remove it, or give spec.rewardModel"
+        yield no_effect("spec.roles.rewardModel", value, "without spec.rewardModel", allowed)
+
+
+def colocated_pods(job: PPOJob) -> Iterator[Problem]:
+    """A role in another's ranks has no pods to set."""
+    for role, guest in topology.colocatable_roles(job.spec.roles).items():
+        if guest.colocate_with is None:
+            continue
+        why = f"with colocateWith: {guest.colocate_with}"
+        allowed = "remove it, or colocateWith: null for pods of its own"
+        for name, value in guest.model_dump(mode="json", exclude_defaults=True).items():
+            yield no_effect(f"spec.roles.{role}.{name}", value, why, allowed)
+
+
+_DECAY = tuple(
+    f"{section}.{name}"
+    for section in ("spec.optimizer", "spec.critic.optimizer")
+    for name in ("schedule", "minLearningRateRatio")
+)
 
 EFFECT_CHECKS = (
     Check(member_of_other_type, ("spec.algorithm.type",)),
@@ -175,11 +214,13 @@ EFFECT_CHECKS = (
     Check(kl_without_place, (_KL, "spec.roles.reference")),
     Check(kl_controller, (_KL,)),
     Check(kl_of_weight_zero, (f"{_KL}.in", f"{_KL}.coefficient")),
-    Check(cosine_end, ("spec.optimizer.schedule", "spec.optimizer.minLearningRateRatio")),
+    Check(cosine_end, _DECAY),
     Check(order_seed, ("spec.data.seed", "spec.data.shuffle")),
     Check(validation_without_data, ("spec.data.validation",)),
     Check(greedy_validation, ("spec.rollout.validation",)),
     Check(cache_size, ("spec.rollout.engine", "spec.rollout.kvCacheGib")),
     Check(reward_weights, ("spec.rewards",)),
-    Check(critic, ("spec.algorithm.type", "spec.roles.critic")),
+    Check(critic, ("spec.algorithm.type", "spec.critic", "spec.roles.critic")),
+    Check(reward_model, ("spec.rewardModel", "spec.roles.rewardModel")),
+    Check(colocated_pods, MODEL_ROLE_PATHS),
 )

@@ -1,27 +1,17 @@
 """What the resource has a place for and this version cannot do yet.
 
-When a capability arrives, its rule here goes.
+When a capability arrives, its rule here goes. `PENDING_CHECKS` are about what everything before the
+trainer knows already: each goes by itself when the trainer does it.
 """
 
 from collections.abc import Iterator
 from typing import get_args
 
 from ppojob_api import topology
-from ppojob_api.checks.check import Check, not_yet
+from ppojob_api.checks.check import MODEL_ROLE_PATHS, Check, not_yet
 from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.algorithm import AlgorithmType
 from ppojob_api.v1alpha1.job import PPOJob
-
-UNSUPPORTED_TYPES = frozenset({"ppo"})
-SUPPORTED_TYPES = tuple(t for t in get_args(AlgorithmType) if t not in UNSUPPORTED_TYPES)
-
-
-def algorithm_type(job: PPOJob) -> Iterator[Problem]:
-    """PPO needs a critic."""
-    kind = job.spec.algorithm.type
-    if kind in UNSUPPORTED_TYPES:
-        allowed = f"one of {', '.join(SUPPORTED_TYPES)}"
-        yield not_yet("spec.algorithm.type", kind, "training with a critic", allowed)
 
 
 def rollout_pods(job: PPOJob) -> Iterator[Problem]:
@@ -33,46 +23,24 @@ def rollout_pods(job: PPOJob) -> Iterator[Problem]:
         yield not_yet("spec.roles.rollout", value, what, "null: generate in actorRollout's pods")
 
 
-def reference_pods(job: PPOJob) -> Iterator[Problem]:
-    """The reference lives beside the policy."""
-    reference = job.spec.roles.reference
-    if reference is not None and reference.colocate_with is None:
-        where = "spec.roles.reference.colocateWith"
-        yield not_yet(where, None, "a reference in pods of its own", "actorRollout")
-
-
-def one_rank(job: PPOJob) -> Iterator[Problem]:
-    """The policy has one rank."""
-    pods = job.spec.roles.actor_rollout
-    where = "spec.roles.actorRollout"
-    ranks = topology.ranks_per_replica(pods)
-    if pods.replicas > 1:
-        yield not_yet(f"{where}.replicas", pods.replicas, "more than one pod of the policy", "1")
-    if pods.gpus_per_replica > 1:
-        what = "more than one GPU"
-        yield not_yet(f"{where}.gpusPerReplica", pods.gpus_per_replica, what, "0 or 1")
-    elif ranks > 1 and not pods.gpus_per_replica:
-        yield not_yet(f"{where}.ranksPerReplica", ranks, "more than one rank of the policy", "1")
-
-
 def training_parallelism(job: PPOJob) -> Iterator[Problem]:
-    """One rank has nothing to be parallel with."""
-    layout = job.spec.roles.actor_rollout.parallelism
-    where = "spec.roles.actorRollout.parallelism"
-    if layout.tensor > 1:
-        yield not_yet(f"{where}.tensor", layout.tensor, "tensor parallel training", "1")
-    if layout.data_shard is not None and layout.data_shard > 1:
-        yield not_yet(f"{where}.dataShard", layout.data_shard, "sharded training", "1, or null")
+    """A model is sharded over all ranks of its role."""
+    for role, pods in topology.model_pods(job.spec.roles).items():
+        layout, ranks = pods.parallelism, topology.world_size(pods)
+        where = f"spec.roles.{role}.parallelism"
+        if layout.tensor > 1:
+            yield not_yet(f"{where}.tensor", layout.tensor, "tensor parallel training", "1")
+        elif layout.data_shard not in (None, ranks):
+            what = "shards that are more or fewer than ranks"
+            yield not_yet(f"{where}.dataShard", layout.data_shard, what, f"{ranks}, or null")
 
 
 def rollout_parallelism(job: PPOJob) -> Iterator[Problem]:
-    """One engine on one rank."""
-    layout = job.spec.rollout.parallelism
-    where = "spec.rollout.parallelism"
-    if layout.tensor > 1:
-        yield not_yet(f"{where}.tensor", layout.tensor, "tensor parallel generation", "1")
-    if layout.data is not None and layout.data > 1:
-        yield not_yet(f"{where}.data", layout.data, "more than one rollout engine", "1, or null")
+    """An engine lives on one rank."""
+    tensor = job.spec.rollout.parallelism.tensor
+    if tensor > 1:
+        where = "spec.rollout.parallelism.tensor"
+        yield not_yet(where, tensor, "tensor parallel generation", "1")
 
 
 def reward_config_maps(job: PPOJob) -> Iterator[Problem]:
@@ -105,14 +73,70 @@ def lifecycle(job: PPOJob) -> Iterator[Problem]:
             yield not_yet(f"{where}.{name}", value, what, "null")
 
 
+def pending_critic(job: PPOJob) -> Iterator[Problem]:
+    """PPO needs a critic."""
+    if job.spec.algorithm.type == "ppo":
+        allowed = f"one of {', '.join(kind for kind in get_args(AlgorithmType) if kind != 'ppo')}"
+        yield not_yet("spec.algorithm.type", "ppo", "training with a critic", allowed)
+
+
+def pending_reference_pods(job: PPOJob) -> Iterator[Problem]:
+    """The reference lives beside the policy."""
+    reference = job.spec.roles.reference
+    if reference is not None and reference.colocate_with is None:
+        where = "spec.roles.reference.colocateWith"
+        yield not_yet(where, None, "a reference in pods of its own", "actorRollout")
+
+
+def pending_reward_model(job: PPOJob) -> Iterator[Problem]:
+    """Only functions score, in whatever pods the model would be."""
+    model = job.spec.reward_model
+    if model is not None:
+        yield not_yet("spec.rewardModel.path", model.path, "a reward model", "rewardModel: null")
+
+
+def pending_ranks(job: PPOJob) -> Iterator[Problem]:
+    """A role has one rank."""
+    for role, pods in topology.model_pods(job.spec.roles).items():
+        where = f"spec.roles.{role}"
+        if pods.replicas > 1:
+            yield not_yet(f"{where}.replicas", pods.replicas, "more than one pod of a model", "1")
+        if pods.gpus_per_replica > 1:
+            what = "more than one GPU"
+            yield not_yet(f"{where}.gpusPerReplica", pods.gpus_per_replica, what, "0 or 1")
+        elif not pods.gpus_per_replica and topology.ranks_per_replica(pods) > 1:
+            ranks = pods.ranks_per_replica
+            yield not_yet(f"{where}.ranksPerReplica", ranks, "more than one rank of a model", "1")
+
+
+def pending_validate_only(job: PPOJob) -> Iterator[Problem]:
+    """A run trains."""
+    if job.spec.steps.validate_only:
+        yield not_yet("spec.steps.validateOnly", True, "validation without training", "false")
+
+
+def pending_best_commit(job: PPOJob) -> Iterator[Problem]:
+    """Commits are kept by age."""
+    best = job.spec.checkpoint.best
+    if best is not None:
+        where = "spec.checkpoint.best.metric"
+        yield not_yet(where, best.metric, "keeping the best commit", "best: null")
+
+
 SUPPORT_CHECKS = (
     Check(remote_code, ("spec.model.trustRemoteCode",)),
-    Check(algorithm_type, ("spec.algorithm.type",)),
     Check(rollout_parallelism, ("spec.rollout.parallelism",)),
     Check(reward_config_maps, ("spec.rewards",)),
-    Check(one_rank, ("spec.roles.actorRollout",)),
-    Check(training_parallelism, ("spec.roles.actorRollout.parallelism",)),
+    Check(training_parallelism, MODEL_ROLE_PATHS),
     Check(rollout_pods, ("spec.roles.rollout",)),
-    Check(reference_pods, ("spec.roles.reference",)),
     Check(lifecycle, ("spec.lifecycle",)),
+)
+
+PENDING_CHECKS = (
+    Check(pending_critic, ("spec.algorithm.type",)),
+    Check(pending_reference_pods, ("spec.roles.reference",)),
+    Check(pending_reward_model, ("spec.rewardModel",)),
+    Check(pending_ranks, MODEL_ROLE_PATHS),
+    Check(pending_validate_only, ("spec.steps.validateOnly",)),
+    Check(pending_best_commit, ("spec.checkpoint.best",)),
 )

@@ -8,11 +8,13 @@ from ppojob_api.v1alpha1.algorithm import (
     KlSpec,
     LossAggregation,
     PolicyLossSpec,
+    PpoSpec,
     ReinforcePlusPlusSpec,
 )
+from ppojob_api.v1alpha1.critic import CriticOptimizerSpec, CriticSpec
 from ppojob_api.v1alpha1.job import Logger, Metadata, PPOJob, PPOJobSpec
 from ppojob_api.v1alpha1.roles import (
-    ReferenceRole,
+    ColocatableRole,
     RewardRole,
     RolePods,
     RolesSpec,
@@ -20,6 +22,7 @@ from ppojob_api.v1alpha1.roles import (
 )
 from ppojob_api.v1alpha1.rollout import (
     ConfigMapSource,
+    RewardModelSpec,
     RewardSource,
     RewardSpec,
     RolloutParallelism,
@@ -27,6 +30,7 @@ from ppojob_api.v1alpha1.rollout import (
     ValidationSamplingSpec,
 )
 from ppojob_api.v1alpha1.schedule import (
+    BestCommitSpec,
     CheckpointSpec,
     LifecycleSpec,
     StepsSpec,
@@ -51,9 +55,13 @@ from ppojob_api.v1alpha1.training import (
 __all__ = [
     "AlgorithmSpec",
     "AlgorithmType",
+    "BestCommitSpec",
     "CheckpointSpec",
+    "ColocatableRole",
     "Condition",
     "ConfigMapSource",
+    "CriticOptimizerSpec",
+    "CriticSpec",
     "DataFile",
     "DataSpec",
     "GrpoSpec",
@@ -70,8 +78,9 @@ __all__ = [
     "PPOJobStatus",
     "Phase",
     "PolicyLossSpec",
-    "ReferenceRole",
+    "PpoSpec",
     "ReinforcePlusPlusSpec",
+    "RewardModelSpec",
     "RewardRole",
     "RewardSource",
     "RewardSpec",

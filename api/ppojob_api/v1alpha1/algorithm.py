@@ -30,6 +30,17 @@ class GrpoSpec(Section):
     verl: algorithm.norm_adv_by_std_in_grpo, true."""
 
 
+class PpoSpec(Section):
+    """Settings of `type: ppo`: generalized advantages (Schulman et al. 2015, arXiv:1506.02438)."""
+
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount per token. verl: algorithm.gamma, 1."""
+
+    lam: Annotated[float, Field(ge=0, le=1, alias="lambda")] = 1.0
+    """Decay of the sum of temporal differences: 0 trusts the critic, 1 the return.
+    verl: algorithm.lam, 1."""
+
+
 class ReinforcePlusPlusSpec(Section):
     """Settings of `type: reinforce_plus_plus` (Hu 2025, arXiv:2501.03262)."""
 
@@ -100,6 +111,9 @@ class AlgorithmSpec(Section):
 
     shuffle_mini_batches: bool = False
     """Draw mini-batches in a seeded random order. verl: actor.shuffle, false."""
+
+    ppo: PpoSpec | None = None
+    """Settings of type ppo; those of its value model are in spec.critic."""
 
     grpo: GrpoSpec | None = None
     """Settings of type grpo."""

@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.critic import CriticSpec
 from ppojob_api.v1alpha1.roles import RolesSpec
-from ppojob_api.v1alpha1.rollout import RewardSpec, RolloutSpec
+from ppojob_api.v1alpha1.rollout import RewardModelSpec, RewardSpec, RolloutSpec
 from ppojob_api.v1alpha1.schedule import (
     CheckpointSpec,
     LifecycleSpec,
@@ -64,8 +65,15 @@ class PPOJobSpec(Section):
     rollout: RolloutSpec = RolloutSpec()
     """How responses are generated."""
 
+    critic: CriticSpec | None = None
+    """The value model, type ppo only; null: the defaults when the algorithm has one."""
+
     rewards: Annotated[Items[RewardSpec], Field(max_length=32)] = ()
-    """Reward functions; empty: each row's data source chooses a scorer that is built in."""
+    """Reward functions; empty: the reward model alone where one is given, else each row's data
+    source chooses a scorer that is built in."""
+
+    reward_model: RewardModelSpec | None = None
+    """A model that scores responses; its score is added to those of `rewards`."""
 
     roles: RolesSpec = RolesSpec()
     """Pods."""

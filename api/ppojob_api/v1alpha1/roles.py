@@ -45,11 +45,12 @@ class RolePods(Section):
     """Layout over the ranks."""
 
 
-class ReferenceRole(Section):
-    """The frozen reference model of the KL term."""
+class ColocatableRole(RolePods):
+    """A role that lives in another's ranks or in pods of its own; one field says which."""
 
     colocate_with: Literal["actorRollout"] | None = "actorRollout"
-    """In whose pods it lives; null: pods of its own."""
+    """In whose pods and ranks it lives; null: pods of its own, and only then the settings of pods
+    have an effect. verl: always colocated."""
 
 
 class RewardRole(Section):
@@ -71,11 +72,14 @@ class RolesSpec(Section):
     rollout: RolePods | None = None
     """Pods of its own for generation; null: the hybrid engine in actorRollout's."""
 
-    reference: ReferenceRole | None = None
-    """The reference model; null: colocated with actorRollout when the KL needs one."""
+    reference: ColocatableRole | None = None
+    """The frozen model of the KL; null: colocated with actorRollout when the KL needs one."""
 
-    critic: RolePods | None = None
-    """The value model, type ppo only."""
+    critic: ColocatableRole | None = None
+    """The value model; null: colocated with actorRollout when the algorithm has one."""
+
+    reward_model: ColocatableRole | None = None
+    """The model of spec.rewardModel; null: colocated with actorRollout when there is one."""
 
     reward: RewardRole = RewardRole()
     """Where responses are scored."""

@@ -106,6 +106,33 @@ class RewardSource(Section):
     """Python file in a ConfigMap."""
 
 
+RewardWeight = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
+
+
+class RewardModelSpec(Section):
+    """A sequence classifier with one label, which scores the whole conversation."""
+
+    path: Path
+    """Folder in Hugging Face form, or a hub id. verl: reward_model.model.path."""
+
+    tokenizer_path: Path | None = None
+    """Folder of the tokenizer; null: the reward model's. verl: reward_model.model.input_tokenizer
+    names the policy's; here texts are always tokenised anew."""
+
+    chat_template: Path | None = None
+    """File with a Jinja chat template; null: the tokenizer's own."""
+
+    dtype: FloatType = "bfloat16"
+    """Type of the weights. verl: bfloat16."""
+
+    max_tokens: Tokens | None = None
+    """Longest conversation in the reward model's tokens; null: what the model takes.
+    verl: reward_model.max_length."""
+
+    weight: RewardWeight = 1.0
+    """Factor of its score, beside those of `rewards`."""
+
+
 class RewardSpec(Section):
     """One reward function; several are summed by weight."""
 
@@ -116,7 +143,7 @@ class RewardSpec(Section):
     source: RewardSource | None = None
     """Where the function comes from; null: built in."""
 
-    weight: Annotated[float, Field(ge=-1_000_000, le=1_000_000)] = 1.0
+    weight: RewardWeight = 1.0
     """Factor of its score."""
 
     arguments: Arguments = Field(default_factory=dict)

@@ -15,7 +15,8 @@ class StepsSpec(Section):
     """How long to train and when to validate."""
 
     total: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Steps; exactly one of total and epochs. verl: trainer.total_training_steps."""
+    """Steps; exactly one of total and epochs, which validateOnly may do without.
+    verl: trainer.total_training_steps."""
 
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Passes over the training data. verl: trainer.total_epochs."""
@@ -29,12 +30,25 @@ class StepsSpec(Section):
     validate_last: bool = True
     """Validate after the last step. verl always does."""
 
+    validate_only: bool = False
+    """The first validation is the whole run; nothing is trained. verl: trainer.val_only, false."""
+
 
 class VolumeSpec(Section):
     """A volume by the name of its claim."""
 
     claim_name: Name
     """PersistentVolumeClaim of the job's namespace; locally a folder (--volume NAME=DIR)."""
+
+
+class BestCommitSpec(Section):
+    """Which commit is the best, by a metric of the validation after its step."""
+
+    metric: Name
+    """Name in metrics.jsonl, such as val-core/openai/gsm8k/acc/mean@1."""
+
+    mode: Literal["max", "min"] = "max"
+    """Whether more is better; of equal values the first is kept."""
 
 
 class CheckpointSpec(Section):
@@ -46,6 +60,9 @@ class CheckpointSpec(Section):
     keep_last: Annotated[int, Field(ge=2, le=1_000)] = 2
     """Commits kept; at least 2, since one that is found damaged needs another behind it.
     verl: max_actor_ckpt_to_keep, all."""
+
+    best: BestCommitSpec | None = None
+    """Keep the commit with the best validation too, whatever its age; null: only keepLast."""
 
     volume: VolumeSpec | None = None
     """Where run folders live; null: the runner's output folder."""

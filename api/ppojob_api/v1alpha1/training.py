@@ -17,6 +17,7 @@ from ppojob_api.v1alpha1.section import (
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+LearningRate = Annotated[float, Field(gt=0, le=1_000)]
 
 
 class ModelSpec(Section):
@@ -94,7 +95,7 @@ class DataSpec(Section):
 class OptimizerSpec(Section):
     """AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) and its schedule."""
 
-    learning_rate: Annotated[float, Field(gt=0, le=1_000)] = 1e-6
+    learning_rate: LearningRate = 1e-6
     """Peak learning rate. verl: optim.lr, 1e-6."""
 
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0

@@ -112,16 +112,23 @@ def test_every_rule_stands_in_its_section() -> None:
 
 def test_sections_that_decide_the_weights_are_immutable() -> None:
     spec = NODES[".spec"]["properties"]
-    immutable = {
+    inside = {
         name
         for name, node in spec.items()
         for rule in node.get("x-kubernetes-validations", [])
         if rule["rule"] == "self == oldSelf"
     }
-    assert immutable == set(run_config.TRAJECTORY_SECTIONS)
-    # A section that may vanish would take its rule with it.
-    for name in immutable:
+    # A section that may vanish would take its rule with it: the spec watches over those.
+    for name in inside:
         assert name in NODES[".spec"]["required"] or "default" in spec[name]
+    above = {
+        name
+        for name in spec
+        for rule in NODES[".spec"]["x-kubernetes-validations"]
+        if rule["rule"].endswith(f"self.{name} == oldSelf.{name})")
+    }
+    assert inside | above == set(run_config.TRAJECTORY_SECTIONS)
+    assert above == {"critic", "rewardModel"}
 
 
 def test_defaults_are_the_models() -> None:

@@ -9,7 +9,18 @@ from ppojob_api import shape
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "from-verl.md"
 FIELDS = {path for path in shape.all_paths() if not path.startswith("status")}
-SECTIONS = {"data", "model", "algorithm", "optimizer", "training", "rollout", "rewards", "roles"}
+SECTIONS = {
+    "data",
+    "model",
+    "algorithm",
+    "optimizer",
+    "training",
+    "rollout",
+    "critic",
+    "rewards",
+    "rewardModel",
+    "roles",
+}
 
 # What verl has no key for.
 OURS = {
@@ -17,6 +28,7 @@ OURS = {
     "spec.rewards.timeLimitSeconds",
     "spec.rewards.weight",
     "spec.optimizer.epsilon",
+    "spec.critic.optimizer.epsilon",
     "spec.rollout.stopTokenIds",
     "spec.training.sharePrompts",
     "spec.training.skipZeroGradientGroups",

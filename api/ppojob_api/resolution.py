@@ -1,0 +1,136 @@
+"""Defaults that depend on other fields: what null means, written out."""
+
+from typing import TypeVar
+
+from ppojob_api import topology
+from ppojob_api.v1alpha1.algorithm import (
+    AlgorithmSpec,
+    GrpoSpec,
+    PpoSpec,
+    ReinforcePlusPlusSpec,
+)
+from ppojob_api.v1alpha1.critic import CriticSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.roles import ColocatableRole, RolePods, RolesSpec
+from ppojob_api.v1alpha1.rollout import RewardModelSpec, RolloutSpec
+from ppojob_api.v1alpha1.training import DataSpec
+
+Pods = TypeVar("Pods", bound=RolePods)
+
+
+def resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
+    """Write out every default that depends on another field.
+
+    Args:
+        spec: A valid spec; it is left as it is.
+
+    Returns:
+        A spec that means the same, and that this function does not change.
+    """
+    return spec.model_copy(
+        update={
+            "model": spec.model.model_copy(
+                update={"tokenizer_path": spec.model.tokenizer_path or spec.model.path}
+            ),
+            "data": _resolved_data(spec),
+            "algorithm": _resolved_algorithm(spec),
+            "rollout": _resolved_rollout(spec),
+            "critic": _resolved_critic(spec),
+            "reward_model": _resolved_reward_model(spec.reward_model),
+            "roles": _resolved_roles(spec),
+        }
+    )
+
+
+def _resolved_data(spec: PPOJobSpec) -> DataSpec:
+    data = spec.data
+    # Without a drawn order a seed would be a setting without effect.
+    if data.seed is not None or not data.shuffle:
+        return data
+    return data.model_copy(update={"seed": spec.seed})
+
+
+def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
+    algorithm = spec.algorithm
+    update: dict[str, object] = {
+        "mini_batch_prompts": algorithm.mini_batch_prompts or algorithm.prompts_per_step
+    }
+    if algorithm.type == "ppo":
+        update["ppo"] = algorithm.ppo or PpoSpec()
+    if algorithm.type == "grpo":
+        update["grpo"] = algorithm.grpo or GrpoSpec()
+    if algorithm.type == "reinforce_plus_plus":
+        update["reinforce_plus_plus"] = algorithm.reinforce_plus_plus or ReinforcePlusPlusSpec()
+    if algorithm.loss_aggregation == "sequence_mean_token_sum_norm":
+        update["loss_scale_tokens"] = algorithm.loss_scale_tokens or spec.data.max_response_tokens
+    return algorithm.model_copy(update=update)
+
+
+def _resolved_rollout(spec: PPOJobSpec) -> RolloutSpec:
+    data, rollout = spec.data, spec.rollout
+    ranks = topology.world_size(spec.roles.rollout or spec.roles.actor_rollout)
+    layout = rollout.parallelism
+    engines = layout.data or max(1, ranks // layout.tensor)
+    return rollout.model_copy(
+        update={
+            "max_model_tokens": rollout.max_model_tokens
+            or data.max_prompt_tokens + data.max_response_tokens,
+            "parallelism": layout.model_copy(update={"data": engines}),
+        }
+    )
+
+
+def _resolved_critic(spec: PPOJobSpec) -> CriticSpec | None:
+    critic, algorithm = spec.critic, spec.algorithm
+    if critic is None and algorithm.type != "ppo":
+        return None
+    critic = critic or CriticSpec()
+    return critic.model_copy(
+        update={
+            "path": critic.path or spec.model.path,
+            "epochs": critic.epochs or algorithm.epochs,
+            "mini_batch_prompts": critic.mini_batch_prompts
+            or algorithm.mini_batch_prompts
+            or algorithm.prompts_per_step,
+        }
+    )
+
+
+def _resolved_reward_model(model: RewardModelSpec | None) -> RewardModelSpec | None:
+    if model is None:
+        return None
+    return model.model_copy(update={"tokenizer_path": model.tokenizer_path or model.path})
+
+
+def _resolved_roles(spec: PPOJobSpec) -> RolesSpec:
+    roles = spec.roles
+    update: dict[str, object] = {"actor_rollout": _resolved_pods(roles.actor_rollout)}
+    if roles.rollout is not None:
+        update["rollout"] = _resolved_pods(roles.rollout)
+    needed = (
+        ("reference", roles.reference, spec.algorithm.kl.in_ != "none"),
+        ("critic", roles.critic, spec.algorithm.type == "ppo"),
+        ("reward_model", roles.reward_model, spec.reward_model is not None),
+    )
+    for name, role, is_needed in needed:
+        if role is None and is_needed:
+            update[name] = ColocatableRole()
+        elif role is not None and role.colocate_with is None:
+            update[name] = _resolved_pods(role)
+    return roles.model_copy(update=update)
+
+
+def _resolved_pods(pods: Pods) -> Pods:
+    ranks = topology.ranks_per_replica(pods)
+    return pods.model_copy(
+        update={
+            "ranks_per_replica": ranks,
+            "threads_per_rank": topology.threads_per_rank(pods),
+            "parallelism": pods.parallelism.model_copy(
+                update={
+                    "data_shard": pods.parallelism.data_shard
+                    or pods.replicas * ranks // pods.parallelism.tensor
+                }
+            ),
+        }
+    )
