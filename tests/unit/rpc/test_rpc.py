@@ -192,6 +192,69 @@ def test_failed_work_tells_why_and_is_not_kept(serve, caller_of):
     assert "Traceback" in failure.detail
 
 
+def test_a_question_that_fails_tells_why_and_the_server_lives(serve, caller_of):
+    def fail(_request: Nothing) -> Nothing:
+        raise ValueError("no idea")
+
+    peer = serve([Route(PING, fail), Route(UPDATE, Counter())])
+    caller = caller_of()
+    failure = refusal(caller, peer, PING, Nothing()).failure
+    assert (failure.kind, failure.message) == (ErrorKind.FAILED, "ValueError: no idea")
+    assert caller.call(Call(peer, UPDATE, REQUEST, ID)).values["done"] == 1.0
+
+
+def test_no_message_is_left_lying_when_many_speak_at_once(serve, caller_of):
+    peer = serve([Route(UPDATE, Counter()), Route(PING, lambda _: Nothing())])
+    longest: list[float] = []
+
+    def ask(caller: Caller, *, is_work: bool) -> None:
+        taken = 0.0
+        for index in range(200):
+            begin = time.monotonic()
+            if is_work:
+                caller.call(Call(peer, UPDATE, REQUEST, RequestId(1, 7, "update", index)))
+            else:
+                caller.call(Call(peer, PING, Nothing()))
+            taken = max(taken, time.monotonic() - begin)
+        longest.append(taken)
+
+    threads = [
+        threading.Thread(target=ask, args=(caller_of(),), kwargs={"is_work": number == 0})
+        for number in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(longest) == 4
+    assert max(longest) < 2  # one that is left lying waits for its repetition, 5 s later
+
+
+def test_calls_to_many_peers_are_answered_in_the_order_of_the_calls(serve, caller_of):
+    slow, quick = Counter(), Counter()
+    slow.gate.clear()
+    peers = [serve([Route(UPDATE, counter)]) for counter in (slow, quick)]
+    quick.done = 10
+
+    def watch() -> None:
+        assert quick.done == 11
+        slow.gate.set()
+
+    calls = [Call(peer, UPDATE, REQUEST, ID) for peer in peers]
+    answers = caller_of().call_all(calls, watch)
+    assert [answer.values["done"] for answer in answers] == [1.0, 11.0]
+
+
+def test_the_first_refusal_ends_the_wait_for_all(serve, caller_of):
+    slow = Counter()
+    slow.gate.clear()
+    peers = [serve([Route(UPDATE, slow)]), serve([Route(UPDATE, Counter())], epoch=2)]
+    with pytest.raises(CallRefused):
+        caller_of().call_all([Call(peer, UPDATE, REQUEST, ID) for peer in peers])
+    assert slow.done == 0
+    slow.gate.set()
+
+
 def test_silence_ends_with_a_deadline(caller_of):
     caller = caller_of()
     caller.default_deadline_seconds = 0.5

@@ -41,14 +41,16 @@ class AnswerStore:
         self._newest_step = 0
 
     def ask(
-        self, request: RequestId, method: str, body: bytes, waiter: tuple[bytes, int]
+        self, request: RequestId, method: str, body: memoryview, waiter: tuple[bytes, int]
     ) -> tuple[Entry, bool]:
         """Note that somebody asks; returns the entry and whether the work is new.
 
         Raises:
             RequestChangedError: the id is known with another method or body.
         """
-        digest = hashlib.blake2b(method.encode() + b"\0" + body, digest_size=16).digest()
+        hashed = hashlib.blake2b(method.encode() + b"\0", digest_size=16)
+        hashed.update(body)
+        digest = hashed.digest()
         entry = self._entries.get(request)
         if entry is None:
             self._forget_before(request.step - 1)

@@ -7,7 +7,7 @@ connection that broke costs nothing; the server recognises it. While it waits, t
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -29,6 +29,7 @@ _ANSWER_HEADER = msgspec.msgpack.Decoder(AnswerHeader)
 _FAILURE = msgspec.msgpack.Decoder(Failure)
 _REPEAT_SECONDS = 5.0
 _WATCH_SECONDS = 0.5
+_WAIT_MILLISECONDS = int(_WATCH_SECONDS * 500)
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -88,11 +89,12 @@ class Call(Generic[Answer]):
 class _Pending:
     call: Call[Any]
     number: int
-    frames: list[bytes]
-    deadline: float
+    socket: "zmq.Socket[bytes]"
+    header: bytes
+    body: bytes
     limit_seconds: float
+    deadline: float
     repeat_at: float
-    answer: msgspec.Struct | None = None
 
 
 @dataclass(slots=True)
@@ -154,56 +156,75 @@ class Caller:
             CallRefused: a peer answered with an error; the first one is told.
             CallTimeout: a peer is silent beyond the deadline.
         """
-        pending = [self._send_first(call) for call in calls]
-        by_socket = {self._sockets[item.call.peer]: item.call.peer for item in pending}
-        poller = zmq.Poller()
-        for socket in by_socket:
-            poller.register(socket, zmq.POLLIN)
+        waiting = {item.number: item for item in map(self._send_first, calls)}
+        numbers = list(waiting)
+        answers: dict[int, Any] = {}
+        # One socket alone waits in its own receiving, which is quicker than a poller.
+        sockets = {item.socket for item in waiting.values()}
+        poller = _poller_of(sockets) if len(sockets) > 1 else None
         watch_at = time.monotonic() + _WATCH_SECONDS
-        while any(item.answer is None for item in pending):
-            for socket, _ in poller.poll(int(_WATCH_SECONDS * 500)):
-                self._receive(socket, pending)
+        while True:
+            for socket in _ready(poller) if poller else sockets:
+                self._receive(socket, waiting, answers)
+            if not waiting:
+                return [answers[number] for number in numbers]
             now = time.monotonic()
             if watch is not None and now >= watch_at:
                 watch()
                 watch_at = time.monotonic() + _WATCH_SECONDS
-            for item in pending:
+            for item in waiting.values():
                 self._follow_up(item, now)
-        return [item.answer for item in pending]  # type: ignore[misc]
 
     def _send_first(self, call: Call[Any]) -> _Pending:
         number = next(self._numbers)
-        header = RequestHeader(number, call.method.name, self.epoch, call.request_id)
+        header = encode(RequestHeader(number, call.method.name, self.epoch, call.request_id))
         limit = call.method.deadline_seconds or self.default_deadline_seconds
         now = time.monotonic()
-        frames = [encode(header), encode(call.request)]
-        item = _Pending(call, number, frames, now + limit, limit, now + _REPEAT_SECONDS)
+        item = _Pending(
+            call,
+            number,
+            self._socket(call.peer),
+            header,
+            encode(call.request),
+            limit_seconds=limit,
+            deadline=now + limit,
+            repeat_at=now + _REPEAT_SECONDS,
+        )
         self._send(item)
         return item
 
     def _send(self, item: _Pending) -> None:
-        self._socket(item.call.peer).send_multipart(item.frames)
-        self.traffic.sent += sum(len(frame) for frame in item.frames)
+        item.socket.send(item.header, zmq.SNDMORE)
+        item.socket.send(item.body)
+        self.traffic.sent += len(item.header) + len(item.body)
 
     def _follow_up(self, item: _Pending, now: float) -> None:
-        if item.answer is not None:
-            return
         if now >= item.deadline:
             raise CallTimeout(item.call.peer, item.call.method.name, item.limit_seconds)
         if now >= item.repeat_at:
             item.repeat_at = now + _REPEAT_SECONDS
             self._send(item)
 
-    def _receive(self, socket: "zmq.Socket[bytes]", pending: list[_Pending]) -> None:
-        header_frame, body = socket.recv_multipart()
+    def _receive(
+        self,
+        socket: "zmq.Socket[bytes]",
+        waiting: dict[int, _Pending],
+        answers: dict[int, Any],
+    ) -> None:
+        """Take one answer, waiting a moment for it; one that nobody waits for is dropped."""
+        try:
+            header_frame = socket.recv()
+        except zmq.Again:
+            return
+        body = socket.recv()
         self.traffic.received += len(header_frame) + len(body)
         header = _ANSWER_HEADER.decode(header_frame)
-        item = next((item for item in pending if item.number == header.call), None)
-        if item is None or item.answer is not None:
+        item = waiting.pop(header.call, None)
+        if item is None:
             return
         if header.error:
             raise CallRefused(item.call.peer, item.call.method.name, _FAILURE.decode(body))
-        item.answer = msgspec.msgpack.decode(body, type=item.call.method.answer)
+        answers[header.call] = msgspec.msgpack.decode(body, type=item.call.method.answer)
 
     def _socket(self, peer: Peer) -> "zmq.Socket[bytes]":
         if peer not in self._sockets:
@@ -212,8 +233,20 @@ class Caller:
             socket.curve_secretkey = self.keys.secret
             socket.curve_serverkey = self.keys.public[peer.role]
             socket.linger = 0
+            socket.rcvtimeo = _WAIT_MILLISECONDS
             socket.reconnect_ivl = 50
             socket.reconnect_ivl_max = 1000
             socket.connect(f"tcp://{peer.host}:{peer.port}")
             self._sockets[peer] = socket
         return self._sockets[peer]
+
+
+def _poller_of(sockets: Iterable["zmq.Socket[bytes]"]) -> zmq.Poller:
+    poller = zmq.Poller()
+    for socket in sockets:
+        poller.register(socket, zmq.POLLIN)
+    return poller
+
+
+def _ready(poller: zmq.Poller) -> "list[zmq.Socket[bytes]]":
+    return [socket for socket, _ in poller.poll(_WAIT_MILLISECONDS)]

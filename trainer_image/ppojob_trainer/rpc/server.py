@@ -1,12 +1,16 @@
-"""The server side: one thread speaks to the wire, the process's main thread does the work.
+"""The server side: one thread listens to the wire, the process's main thread does the work.
 
-So a rank answers questions while its engine generates. Every message is checked in this order:
+So a rank answers questions while its engine generates. The main thread hands its answers to the
+wire itself, since a hand-over between threads costs as much as all else that this file does; the
+two take turns at the socket. Every message is checked in this order:
 known key (by CURVE, before a byte of ours is read), method, caller's role, size, schema, fencing by
 the controller's epoch, the role's own epoch; only then does a handler see it.
 """
 
 import logging
+import os
 import queue
+import select
 import threading
 import traceback
 from collections.abc import Callable
@@ -33,25 +37,25 @@ from ppojob_trainer.rpc.wire import (
 _log = logging.getLogger(__name__)
 _HEADER = msgspec.msgpack.Decoder(RequestHeader)
 _HEADER_LIMIT = 4096
+_READABLE = int(zmq.POLLIN)
 Handler = Callable[[Any], msgspec.Struct]
 
 
 @dataclass(frozen=True)
 class Route:
-    """A method and what does it; `inline` ones run on the wire's thread and must not block."""
+    """A method and what does it; the handler of a question must not block."""
 
     method: Method[Any, Any]
     handler: Handler
-    inline: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Work:
     """Checked work on its way from the wire to the main thread."""
 
     route: Route
     request_id: RequestId
-    body: msgspec.Struct
+    request: msgspec.Struct
 
 
 class _Refusal(Exception):  # noqa: N818 - a message that is refused is no fault of ours
@@ -99,11 +103,10 @@ class RpcServer:
         self._socket.maxmsgsize = max(route.method.limit_bytes for route in routes) + _HEADER_LIMIT
         self._socket.linger = 200
         self._socket.bind(f"tcp://{address}:{port}")
-        self._done_in = self._context.socket(zmq.PAIR)
-        self._done_in.bind("inproc://done")
-        self._done_out = self._context.socket(zmq.PAIR)
-        self._done_out.connect("inproc://done")
-        self._thread = threading.Thread(target=self._serve, name="rpc", daemon=True)
+        # Only who holds the turn may touch the socket; anybody may wait for its descriptor.
+        self._turn = threading.Lock()
+        self._stop_out, self._stop_in = os.pipe()
+        self._thread = threading.Thread(target=self._listen, name="rpc", daemon=True)
 
     def callback(self, _domain: str, key: bytes) -> bool:
         """Whether a public key may connect (asked by the authenticator)."""
@@ -116,52 +119,64 @@ class RpcServer:
     def work(self) -> None:
         """Do the work that arrives, on the calling thread, until `close`."""
         while (item := self._work.get()) is not None:
-            answer, is_error = self._run(item)
-            self._done_out.send_multipart(
-                [encode(item.request_id), b"\1" if is_error else b"\0", answer]
-            )
+            answer, is_error = self._run(item.route, item.request)
+            with self._turn:
+                if self._socket.closed:
+                    return
+                self._deliver(item.request_id, answer, is_error=is_error)
+                accepted = self._receive_all()
+            self._hand_over(accepted)
 
     def close(self) -> None:
         """Stop `work` and the wire; safe to call from any thread, once."""
         self._work.put(None)
+        os.write(self._stop_in, b"\0")
         if self._thread.is_alive():
-            stopper = self._context.socket(zmq.PAIR)
-            stopper.connect("inproc://stop")
-            stopper.send(b"")
             self._thread.join(timeout=5)
-            stopper.close()
+        with self._turn:
+            self._socket.close()
         self._authenticator.stop()
-        self._done_out.close()
         self._context.term()
+        os.close(self._stop_in)
+        os.close(self._stop_out)
 
-    def _run(self, item: _Work) -> tuple[bytes, bool]:
+    def _run(self, route: Route, request: msgspec.Struct) -> tuple[bytes, bool]:
         try:
-            return encode(item.route.handler(item.body)), False
+            return encode(route.handler(request)), False
         except Exception as problem:
-            _log.exception("%s failed", item.route.method.name)
+            _log.exception("%s failed", route.method.name)
             message = f"{type(problem).__name__}: {problem}"
             return encode(Failure(ErrorKind.FAILED, message, traceback.format_exc())), True
 
-    def _serve(self) -> None:
-        stop = self._context.socket(zmq.PAIR)
-        stop.bind("inproc://stop")
-        poller = zmq.Poller()
-        for socket in (self._socket, self._done_in, stop):
-            poller.register(socket, zmq.POLLIN)
+    def _listen(self) -> None:
+        poller = select.poll()
+        poller.register(self._socket.fileno(), select.POLLIN)
+        poller.register(self._stop_out, select.POLLIN)
         while True:
-            ready = dict(poller.poll())
-            if self._done_in in ready:
-                self._deliver(*self._done_in.recv_multipart())
-            if self._socket in ready:
-                self._receive()
-            if stop in ready:
-                break
-        for socket in (self._socket, self._done_in, stop):
-            socket.close()
+            with self._turn:
+                accepted = self._receive_all()
+            self._hand_over(accepted)
+            if any(ready == self._stop_out for ready, _ in poller.poll()):
+                return
 
-    def _deliver(self, request: bytes, error: bytes, answer: bytes) -> None:
-        request_id = msgspec.msgpack.decode(request, type=RequestId)
-        is_error = error == b"\1"
+    def _hand_over(self, accepted: list[_Work]) -> None:
+        """Give work to the main thread; late, so that it does not wake to wait for this one."""
+        for item in accepted:
+            self._work.put(item)
+
+    def _receive_all(self) -> list[_Work]:
+        """Take the messages that are there and answer the questions; returns new work.
+
+        The descriptor tells of a message only once, and any use of the socket may be what hears
+        it; so both threads look again before they give the turn away.
+        """
+        accepted = []
+        while int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
+            if (item := self._receive()) is not None:
+                accepted.append(item)
+        return accepted
+
+    def _deliver(self, request_id: RequestId, answer: bytes, *, is_error: bool) -> None:
         entry = self._answers.settle(request_id, answer, is_error=is_error)
         points = ANSWER_POINTS.get(entry.method)
         if points is not None:
@@ -172,28 +187,33 @@ class RpcServer:
             failpoints.hit(points.after)
 
     def _send(self, connection: bytes, call: int, body: bytes, *, is_error: bool) -> None:
-        self._socket.send_multipart([connection, encode(AnswerHeader(call, is_error)), body])
+        self._socket.send(connection, zmq.SNDMORE)
+        self._socket.send(encode(AnswerHeader(call, is_error)), zmq.SNDMORE)
+        self._socket.send(body)
 
-    def _receive(self) -> None:
-        frames = self._socket.recv_multipart(copy=False)
-        connection = frames[0].bytes
+    def _receive(self) -> _Work | None:
+        connection = self._socket.recv()
+        frames = [self._socket.recv(copy=False)]
+        while frames[-1].more:
+            frames.append(self._socket.recv(copy=False))
         call = 0
         try:
-            if len(frames) != 3 or len(frames[1].buffer) > _HEADER_LIMIT:
+            if len(frames) != 2 or len(frames[0].buffer) > _HEADER_LIMIT:
                 raise _Refusal(ErrorKind.BAD_REQUEST, "a message is a header and a body")
             try:
-                header = _HEADER.decode(frames[1].buffer)
+                header = _HEADER.decode(frames[0].buffer)
             except msgspec.MsgspecError as problem:
                 raise _Refusal(ErrorKind.BAD_REQUEST, f"header: {problem}") from None
             call = header.call
             caller = self._keys.role_of(str(frames[0].get("User-Id")).encode())
-            self._dispatch(connection, caller, header, frames[2].buffer)
+            return self._dispatch(connection, caller, header, frames[1].buffer)
         except _Refusal as refusal:
             self._send(connection, call, encode(refusal.failure), is_error=True)
+            return None
 
     def _dispatch(
         self, connection: bytes, caller: str | None, header: RequestHeader, body: memoryview
-    ) -> None:
+    ) -> _Work | None:
         route = self._routes.get(header.method)
         if route is None:
             raise _Refusal(ErrorKind.BAD_REQUEST, f"no method {header.method!r} here")
@@ -211,10 +231,10 @@ class RpcServer:
         except msgspec.MsgspecError as problem:
             raise _Refusal(ErrorKind.BAD_REQUEST, f"{method.name}: {problem}") from None
         if method.once:
-            self._accept_work(connection, header, route, request, bytes(body))
-        else:
-            answer = encode(route.handler(request))
-            self._send(connection, header.call, answer, is_error=False)
+            return self._accept_work(connection, header, route, request, body)
+        answer, is_error = self._run(route, request)
+        self._send(connection, header.call, answer, is_error=is_error)
+        return None
 
     def _fence(self, caller: str | None, header: RequestHeader) -> None:
         if caller == CONTROLLER:
@@ -238,8 +258,8 @@ class RpcServer:
         header: RequestHeader,
         route: Route,
         request: msgspec.Struct,
-        body: bytes,
-    ) -> None:
+        body: memoryview,
+    ) -> _Work | None:
         request_id = header.request_id
         if request_id is None:
             raise _Refusal(ErrorKind.BAD_REQUEST, f"{header.method} needs a request id")
@@ -248,10 +268,6 @@ class RpcServer:
             entry, is_new = self._answers.ask(request_id, header.method, body, waiter)
         except RequestChangedError as problem:
             raise _Refusal(ErrorKind.BAD_REQUEST, str(problem)) from None
-        if is_new and route.inline:
-            answer, is_error = self._run(_Work(route, request_id, request))
-            self._deliver(encode(request_id), b"\1" if is_error else b"\0", answer)
-        elif is_new:
-            self._work.put(_Work(route, request_id, request))
-        elif entry.answer is not None:
+        if entry.answer is not None:
             self._send(connection, header.call, entry.answer, is_error=False)
+        return _Work(route, request_id, request) if is_new else None
