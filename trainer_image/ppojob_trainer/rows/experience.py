@@ -154,3 +154,10 @@ TOKEN_COLUMNS = tuple(
     if field.name not in ("prompts", "row_groups", "lengths")
 )
 """Names of the columns with one entry a response token."""
+
+COLUMN_DTYPES = {
+    **dict.fromkeys(TOKEN_COLUMNS, torch.float32),
+    "response_tokens": torch.int64,
+    "mask": torch.bool,
+}
+"""The dtype of each of them."""

@@ -1,0 +1,118 @@
+"""Links: how bytes get from one process to another, whatever they mean.
+
+A link has numbered members. In one exchange every member names what it sends and how much it
+expects; both ends know the sizes beforehand, so nothing else travels.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+BUCKET_BYTES = 64 * 2**20
+"""What one operation moves at most, so that its time limit does not depend on the payload."""
+
+
+class Link(Protocol):
+    """A way for bytes between the members of a group."""
+
+    @property
+    def member(self) -> int:
+        """Number of this process among the members."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        ...
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]
+    ) -> dict[int, Tensor]:
+        """Send and receive; every member calls this, those with nothing to move as well.
+
+        Args:
+            outgoing: member -> (bytes,) uint8 in host memory; never this member.
+            incoming: member -> how many bytes it sends here; what that member names as outgoing.
+
+        Returns:
+            Member -> (bytes,) uint8 in host memory, for each entry of `incoming`.
+        """
+        ...
+
+
+class GroupLink:
+    """A link over a process group: the world of a role, or the group of a channel.
+
+    Args:
+        group: gloo for `cpu`, nccl for `cuda`; None where this process is the only member.
+        device: through which bytes are staged.
+        bucket_bytes: size of an operation.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self._group = group
+        self._device = device
+        self._bucket_bytes = bucket_bytes
+
+    @property
+    def member(self) -> int:
+        """Rank in the group."""
+        return 0 if self._group is None else self._group.rank()
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return 1 if self._group is None else self._group.size()
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]
+    ) -> dict[int, Tensor]:
+        """See `Link`.
+
+        Bucket `i` of every pair travels in round `i`. Within a round all receives and sends are
+        posted before any is waited for, so no order of members can lock them.
+
+        Raises:
+            RuntimeError: if the group could not move a bucket within its time limit.
+        """
+        received = {m: torch.empty(size, dtype=torch.uint8) for m, size in incoming.items()}
+        payloads = [*outgoing.values(), *received.values()]
+        for first in range(0, max((p.numel() for p in payloads), default=0), self._bucket_bytes):
+            bucket = slice(first, first + self._bucket_bytes)
+            self._move(
+                {m: payload[bucket] for m, payload in outgoing.items() if first < len(payload)},
+                {m: payload[bucket] for m, payload in received.items() if first < len(payload)},
+            )
+        return received
+
+    def _move(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> None:
+        assert self._group is not None, "a single member has nobody to exchange bytes with"
+        if self._device.type == "cpu":
+            for work in _post(self._group, outgoing, incoming):
+                work.wait()
+            return
+        # nccl needs both directions in one launch: a send alone would wait for its receiver while
+        # that waits for a send of its own.
+        sent = {m: part.to(self._device) for m, part in outgoing.items()}
+        arrived = {m: torch.empty_like(part, device=self._device) for m, part in incoming.items()}
+        self._group._start_coalescing(self._device)
+        _post(self._group, sent, arrived)
+        self._group._end_coalescing(self._device).wait()
+        for m, part in incoming.items():
+            part.copy_(arrived[m])
+
+
+def _post(
+    group: dist.ProcessGroup, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]
+) -> list[dist.Work]:
+    receives = [group.recv([part], m, 0) for m, part in incoming.items()]
+    return receives + [group.send([part], m, 0) for m, part in outgoing.items()]

@@ -1,0 +1,237 @@
+"""Rows on their way between ranks: whole groups, straight from their owners, by a plan.
+
+Between two members travels one flat buffer: column after column, each with the groups in batch
+order. Both ends know the plan, the sizes (from the index) and the dtypes, so there is no header.
+What stays where it is never touches the link. Every member of the link calls these functions, those
+that neither hold nor need a group as well. Bits arrive as they were sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppojob_trainer.parallel.link import Link
+from ppojob_trainer.rows.batch_index import BatchIndex
+from ppojob_trainer.rows.experience import COLUMN_DTYPES, Experience
+from ppojob_trainer.rows.transfer import TransferPlan
+
+BORN_WITH = ("response_tokens", "mask", "rollout_logprobs")
+"""Per-token columns that every row has from its birth; they travel with it always."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A flat column of which this member holds the groups that it is the source of.
+
+    Attributes:
+        values: (entries of those groups,), in batch order.
+        sizes: (groups,) entries of every group of the batch.
+    """
+
+    values: Tensor
+    sizes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """What one member does in an exchange; all numbers are batch positions, in batch order.
+
+    Attributes:
+        held: what it has before.
+        needed: what it has after.
+        outgoing: what it sends to each other member.
+        incoming: what each other member sends to it.
+    """
+
+    held: Sequence[int]
+    needed: Sequence[int]
+    outgoing: Mapping[int, Sequence[int]]
+    incoming: Mapping[int, Sequence[int]]
+
+    @classmethod
+    def of(cls, plan: TransferPlan, member: int) -> _Route:
+        return cls(
+            plan.held_by(member),
+            plan.needed_by(member),
+            plan.outgoing(member),
+            plan.incoming(member),
+        )
+
+
+def move_rows(
+    link: Link,
+    index: BatchIndex,
+    plan: TransferPlan,
+    experience: Experience | None,
+    columns: Sequence[str] = (),
+) -> Experience:
+    """Bring rows to where they are needed.
+
+    Args:
+        link: between all members that the plan names.
+        index: of the whole batch.
+        plan: for the whole batch.
+        experience: the rows of the groups that this member holds, in batch order; None for none.
+        columns: optional columns that come along, `old_logprobs` say.
+
+    Returns:
+        The groups that this member needs, in batch order, as an experience of its own.
+
+    Raises:
+        ValueError: when the rows are not what the index says, or a column is absent or of a wrong
+            dtype.
+    """
+    route = _Route.of(plan, link.member)
+    _check_rows(index, route.held, experience)
+    prompts = [] if experience is None else experience.prompts
+    names = (*BORN_WITH, *columns)
+    flat_prompts, *arrived = _move(
+        link,
+        route,
+        [
+            _Column(_concatenated(prompts, torch.int64), index.prompt_lengths),
+            *(_Column(_values(experience, name), index.response_tokens) for name in names),
+        ],
+    )
+    moved: dict[str, Any] = dict(zip(names, arrived, strict=True))
+    lengths = [length for p in route.needed for length in index.group_lengths(p)]
+    return Experience(
+        prompts=_split(flat_prompts, index.prompt_lengths, route.needed),
+        row_groups=torch.arange(len(route.needed)).repeat_interleave(index.samples),
+        lengths=torch.tensor(lengths, dtype=torch.int64),
+        **moved,
+    )
+
+
+def return_columns(
+    link: Link,
+    index: BatchIndex,
+    plan: TransferPlan,
+    columns: Sequence[str],
+    *,
+    staged: Experience | None,
+    owned: Experience | None,
+) -> None:
+    """Take columns that a stage has filled in back to the owners of the rows.
+
+    Args:
+        link: between all members that the plan names.
+        index: of the whole batch.
+        plan: by which the rows came to the stage; it is gone backwards.
+        columns: `ref_logprobs` or `values`, say.
+        staged: what `move_rows` gave this member and the stage has filled in; None for none.
+        owned: the rows that this member owns; their columns are set. None for none.
+
+    Raises:
+        ValueError: as `move_rows`.
+    """
+    route = _Route.of(plan.reversed, link.member)
+    _check_rows(index, route.held, staged)
+    _check_rows(index, route.needed, owned)
+    moving = [_Column(_values(staged, name), index.response_tokens) for name in columns]
+    arrived = _move(link, route, moving)
+    if owned is not None:
+        for name, values in zip(columns, arrived, strict=True):
+            setattr(owned, name, values)
+
+
+def gather_columns(link: Link, index: BatchIndex, columns: Sequence[Tensor]) -> list[Tensor]:
+    """Give every rank of a role the per-token columns of the whole batch.
+
+    Estimators with batch statistics see every row, in the same order under any layout, and so give
+    the same bits.
+
+    Args:
+        link: the role's world, of as many members as own groups.
+        index: of the whole batch.
+        columns: each (tokens of this rank's groups,), in batch order.
+
+    Returns:
+        Each (tokens of the batch,), in batch order.
+    """
+    held = index.owned_by(link.member)
+    others = [m for m in range(link.size) if m != link.member]
+    route = _Route(
+        held=held,
+        needed=range(index.num_groups),
+        outgoing=dict.fromkeys(others, held),
+        incoming={m: index.owned_by(m) for m in others},
+    )
+    return _move(link, route, [_Column(column, index.response_tokens) for column in columns])
+
+
+def own_tokens(index: BatchIndex, rank: int, column: Tensor) -> Tensor:
+    """This rank's part of a per-token column of the whole batch, in batch order."""
+    segments = _split(column, index.response_tokens, range(index.num_groups))
+    return _concatenated([segments[p] for p in index.owned_by(rank)], column.dtype)
+
+
+def _move(link: Link, route: _Route, columns: Sequence[_Column]) -> list[Tensor]:
+    """Exchange segments of the columns; each column of what this member needs."""
+    segments = [
+        dict(zip(route.held, _split(column.values, column.sizes, route.held), strict=True))
+        for column in columns
+    ]
+    outgoing = {
+        member: _concatenated(
+            [of_column[p].view(torch.uint8) for of_column in segments for p in positions],
+            torch.uint8,
+        )
+        for member, positions in route.outgoing.items()
+    }
+    sizes = {
+        member: [_num_bytes(column, positions) for column in columns]
+        for member, positions in route.incoming.items()
+    }
+    received = link.exchange(outgoing, {member: sum(sizes[member]) for member in sizes})
+    for member, positions in route.incoming.items():
+        parts = torch.split_with_sizes(received[member], sizes[member])
+        for column, of_column, part in zip(columns, segments, parts, strict=True):
+            # The copy begins at an address that suits the dtype; the part may not.
+            values = part.clone().view(column.values.dtype)
+            of_column.update(zip(positions, _split(values, column.sizes, positions), strict=True))
+    return [
+        _concatenated([of_column[p] for p in route.needed], column.values.dtype)
+        for column, of_column in zip(columns, segments, strict=True)
+    ]
+
+
+def _split(values: Tensor, sizes: Sequence[int], positions: Sequence[int]) -> list[Tensor]:
+    return list(torch.split_with_sizes(values, [sizes[p] for p in positions]))
+
+
+def _num_bytes(column: _Column, positions: Sequence[int]) -> int:
+    return column.values.itemsize * sum(column.sizes[p] for p in positions)
+
+
+def _concatenated(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    return torch.cat([torch.empty(0, dtype=dtype), *parts])
+
+
+def _values(experience: Experience | None, name: str) -> Tensor:
+    dtype = COLUMN_DTYPES[name]
+    if experience is None:
+        return torch.empty(0, dtype=dtype)
+    values: Tensor | None = getattr(experience, name)
+    if values is None or values.dtype != dtype:
+        got = "nothing" if values is None else values.dtype
+        raise ValueError(f"{name}: got {got}: the column is to be moved; {dtype} a token")
+    return values
+
+
+def _check_rows(index: BatchIndex, positions: Sequence[int], experience: Experience | None) -> None:
+    """Refuse rows that are not those of the index, before sizes disagree on the wire."""
+    expected = index.select(positions)
+    prompts = () if experience is None else tuple(experience.prompt_lengths.tolist())
+    lengths = () if experience is None else tuple(experience.lengths.tolist())
+    if (prompts, lengths) != (expected.prompt_lengths, expected.lengths):
+        raise ValueError(
+            f"experience: got {len(prompts)} groups, {sum(lengths)} response tokens: they differ "
+            f"from the index; whole groups in batch order, {expected.num_groups} of them with "
+            f"{sum(expected.lengths)} tokens"
+        )
