@@ -58,3 +58,11 @@ def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="the model cannot be loaded"):
         load_model(tmp_path)
+
+
+def test_weights_of_another_shape_are_refused(tmp_path):
+    save(tmp_path, tied=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 25}))
+    with pytest.raises(ConfigError, match=r"down_proj.weight has shape \(16, 24\): .*\(16, 25\);"):
+        load_model(tmp_path)

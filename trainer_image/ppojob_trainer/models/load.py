@@ -1,10 +1,11 @@
-"""Causal language models out of Hugging Face folders."""
+"""Models out of Hugging Face folders."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import ARCHITECTURES
@@ -17,7 +18,7 @@ def load_model(
     *,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """Load a model's weights from safetensors.
+    """Load a causal language model.
 
     Args:
         folder: with config.json and the weights; nothing is fetched.
@@ -31,32 +32,79 @@ def load_model(
     Raises:
         ConfigError: if the folder holds no model, or one of an architecture that is not supported.
     """
-    folder = Path(folder)
+    model, _ = load_pretrained(
+        AutoModelForCausalLM,
+        Path(folder),
+        dtype,
+        where="spec.model.path",
+        trust_remote_code=trust_remote_code,
+    )
+    return model.to(device)
+
+
+def load_pretrained(
+    auto_class: Any,
+    folder: Path,
+    dtype: torch.dtype,
+    *,
+    where: str,
+    trust_remote_code: bool = False,
+    **changes: object,
+) -> tuple[PreTrainedModel, frozenset[str]]:
+    """Load a model of any kind from config.json and safetensors.
+
+    Args:
+        auto_class: the kind, an AutoModel... of transformers.
+        folder: with config.json and the weights; nothing is fetched.
+        dtype: of the weights.
+        where: field of the resource that names the folder, for messages.
+        trust_remote_code: run code that lies in the folder.
+        changes: of the configuration, by its own names.
+
+    Returns:
+        The model in evaluation mode, and the names of weights that the folder does not hold:
+        transformers drew them at random.
+
+    Raises:
+        ConfigError: if the folder holds no model, one of an architecture that is not supported, or
+            weights of other shapes.
+    """
     path = folder / "config.json"
     try:
         architecture = json.loads(path.read_text())["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"spec.model.path: got {folder}: its config.json gives no model_type ({error}); "
+            f"{where}: got {folder}: its config.json gives no model_type ({error}); "
             "name a folder in Hugging Face form"
         ) from error
     if architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"spec.model.path: got {folder}: architecture {architecture!r} is not supported; "
+            f"{where}: got {folder}: architecture {architecture!r} is not supported; "
             f"use one of {', '.join(ARCHITECTURES)}"
         )
+    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(folder, **options)
+        for name, value in changes.items():
+            setattr(config, name, value)
+        model, info = auto_class.from_pretrained(
             folder,
+            config=config,
             dtype=dtype,
-            local_files_only=True,
             use_safetensors=True,
-            trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
         )
     except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"spec.model.path: got {folder}: the model cannot be loaded: {error}; "
+            f"{where}: got {folder}: the model cannot be loaded: {reason}; "
             "name a folder with config.json and model.safetensors"
         ) from error
-    loaded: PreTrainedModel = model.to(device)
-    return loaded.eval()
+    for name, got, needed in sorted(info["mismatched_keys"]):
+        raise ConfigError(
+            f"{where}: got {folder}: {name} has shape {tuple(got)}: the model needs "
+            f"{tuple(needed)}; weights and config.json of one model of the right kind"
+        )
+    return model.eval(), frozenset(info["missing_keys"])
