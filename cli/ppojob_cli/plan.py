@@ -19,6 +19,8 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     yield "Roles"
     for role in config.topology.roles:
         yield f"  {_role_line(role)}"
+    if config.topology.total_gpus:
+        yield f"  {_count(config.topology.total_gpus, 'GPU')} in all"
     yield ""
     yield "One step"
     yield from (f"  {line}" for line in _step_lines(config.spec))
@@ -33,7 +35,8 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
 
 def _role_line(role: RoleTopology) -> str:
     if role.colocated_with is not None:
-        return f"{role.role:<13} in the ranks of {role.colocated_with}"
+        ranks = _count(role.world_size, "rank")
+        return f"{role.role:<13} in the {ranks} of {role.colocated_with}"
     parts = [
         _count(len(role.pods), "pod"),
         f"{_count(role.ranks_per_pod, 'rank')} each",
@@ -52,13 +55,15 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
         f"{_count(algorithm.samples_per_prompt, 'sample')} = {_count(responses, 'response')}, "
         f"at most {responses * data.max_response_tokens} response tokens"
     )
-    part = algorithm.mini_batch_prompts or algorithm.prompts_per_step
-    mini_batches = algorithm.prompts_per_step // part
-    updates = mini_batches * algorithm.epochs
-    yield (
-        f"{_count(mini_batches, 'mini-batch', 'mini-batches')} of {_count(part, 'prompt')} x "
-        f"{_count(algorithm.epochs, 'epoch')} = {_count(updates, 'optimizer step')}"
-    )
+    prompts, part = algorithm.prompts_per_step, algorithm.mini_batch_prompts
+    updates = _updates(prompts, part or prompts, algorithm.epochs)
+    critic = spec.critic
+    if critic is None:
+        yield updates
+    else:
+        yield f"policy: {updates}"
+        part, epochs = critic.mini_batch_prompts or prompts, critic.epochs or algorithm.epochs
+        yield f"critic: {_updates(prompts, part, epochs)}"
     prompt_and_response = data.max_prompt_tokens + data.max_response_tokens
     yield (
         f"micro-batches of {spec.training.micro_batch_tokens} tokens; "
@@ -66,14 +71,27 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
     )
 
 
+def _updates(prompts: int, part: int, epochs: int) -> str:
+    mini_batches = prompts // part
+    return (
+        f"{_count(mini_batches, 'mini-batch', 'mini-batches')} of {_count(part, 'prompt')} x "
+        f"{_count(epochs, 'epoch')} = {_count(mini_batches * epochs, 'optimizer step')}"
+    )
+
+
 def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     steps, algorithm = spec.steps, spec.algorithm
+    if steps.validate_only:
+        yield "one validation, and nothing is trained"
+        return
     if steps.total is not None:
         prompts = steps.total * algorithm.prompts_per_step
         responses = prompts * algorithm.samples_per_prompt
         yield f"{_count(steps.total, 'step')}: {prompts} prompts, {responses} responses"
     else:
         yield f"{_count(steps.epochs or 0, 'pass', 'passes')} over the training data"
+    if spec.critic is not None and spec.critic.warmup_steps:
+        yield f"warm-up: {_count(spec.critic.warmup_steps, 'step')} train the critic alone"
     times = [
         "first" if steps.validate_first else "",
         f"every {_count(steps.validate_every, 'step')}" if steps.validate_every else "",
@@ -83,7 +101,9 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     yield f"validation: {validation or 'never'}"
     every = spec.checkpoint.every
     commits = f"every {_count(every, 'step')} and last" if every else "last"
-    yield f"commits: {commits}; the last {spec.checkpoint.keep_last} are kept"
+    best = spec.checkpoint.best
+    kept = f", and the one of {best.mode} {best.metric}" if best is not None else ""
+    yield f"commits: {commits}; the last {spec.checkpoint.keep_last} are kept{kept}"
 
 
 def _count(number: int, noun: str, plural: str | None = None) -> str:

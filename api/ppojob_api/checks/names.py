@@ -103,8 +103,13 @@ def data_duplicates(job: PPOJob) -> Iterator[Problem]:
 
 def remote_paths(job: PPOJob) -> Iterator[Problem]:
     """URLs of object stores are not read yet; only folders, files and hub ids are."""
-    model = job.spec.model
+    model, critic, scorer = job.spec.model, job.spec.critic, job.spec.reward_model
     paths = [("spec.model.path", model.path), ("spec.model.tokenizerPath", model.tokenizer_path)]
+    if critic is not None:
+        paths.append(("spec.critic.path", critic.path))
+    if scorer is not None:
+        paths.append(("spec.rewardModel.path", scorer.path))
+        paths.append(("spec.rewardModel.tokenizerPath", scorer.tokenizer_path))
     paths += [(f"{where}.path", file.path) for where, file in _data_files(job)]
     for where, path in paths:
         if path is not None and "://" in path:
@@ -176,7 +181,16 @@ NAME_CHECKS = (
     Check(reserved_keys, ("metadata.labels", "metadata.annotations")),
     Check(data_formats, ("spec.data.train", "spec.data.validation")),
     Check(data_duplicates, ("spec.data.train", "spec.data.validation")),
-    Check(remote_paths, ("spec.model", "spec.data.train", "spec.data.validation")),
+    Check(
+        remote_paths,
+        (
+            "spec.model",
+            "spec.critic.path",
+            "spec.rewardModel",
+            "spec.data.train",
+            "spec.data.validation",
+        ),
+    ),
     Check(reward_functions, ("spec.rewards",)),
     Check(built_in_scorers, ("spec.rewards",)),
     Check(reward_sources, ("spec.rewards",)),

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from ppojob_api import manifest, validation
 from ppojob_api.problem import Problem
 from ppojob_api.well_known import BUILT_IN_SCORERS
 from ppojob_trainer.rewards.routing import SCORERS
+from ppojob_trainer.rollout.protocol import SamplingParams
 
 TABLE = Path(__file__).with_name("bad_specs.txt")
 
@@ -135,6 +137,21 @@ def test_what_a_server_writes_into_metadata_is_no_mistake() -> None:
 
 def test_built_in_scorers_are_the_trainers() -> None:
     assert sorted(SCORERS) == list(BUILT_IN_SCORERS)
+
+
+@pytest.mark.parametrize("temperature", [1e-9, 0.005, 0.0099])
+def test_engines_refuse_temperatures_in_the_same_words(temperature: float) -> None:
+    (line,) = found(changed_job([f"spec.rollout.temperature: {temperature:.9f}"]))
+    words = line.rpartition("; ")[2]
+    with pytest.raises(ValueError, match=re.escape(words)):
+        SamplingParams(temperature=temperature, top_p=1.0, top_k=-1, max_tokens=1)
+
+
+def test_engines_take_what_is_not_refused() -> None:
+    assert not isinstance(
+        validation.validate(changed_job(["spec.rollout.temperature: 0.01"])), list
+    )
+    SamplingParams(temperature=0.01, top_p=1.0, top_k=-1, max_tokens=1)
 
 
 def found(value: object) -> list[str]:

@@ -12,25 +12,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_api import manifest, validation
+from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import EngineFacts, RunConfig, resolve
+from ppojob_api.v1alpha1.critic import CriticOptimizerSpec
 from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.roles import ColocatableRole
 
 
-def job(**spec: Any) -> PPOJob:
+def tree(**spec: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
         "model": {"path": "/models/m"},
         "data": {"train": [{"path": "a.parquet"}], "validation": [{"path": "b.jsonl"}]},
         "algorithm": {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8},
         "steps": {"total": 20},
     }
-    judged = validation.validate(
-        {
-            "apiVersion": "ppojob.dev/v1alpha1",
-            "kind": "PPOJob",
-            "metadata": {"name": "sum"},
-            "spec": base | spec,
-        }
-    )
+    return {
+        "apiVersion": "ppojob.dev/v1alpha1",
+        "kind": "PPOJob",
+        "metadata": {"name": "sum"},
+        "spec": base | spec,
+    }
+
+
+def job(**spec: Any) -> PPOJob:
+    judged = validation.validate(tree(**spec))
     assert isinstance(judged, PPOJob), judged
     return judged
 
@@ -94,6 +99,108 @@ def test_settings_of_reinforce() -> None:
     assert spec.algorithm.grpo is None
 
 
+def ppo_job(**spec: Any) -> PPOJob:
+    """A job of every role, sound in itself; what it holds may not be in this version."""
+    spec = {"algorithm": algorithm("ppo", miniBatchPrompts=8, kl={"in": "reward"})} | spec
+    read = PPOJob.model_validate(tree(**spec))
+    assert serious(read) == []
+    return read
+
+
+def serious(judged: PPOJob) -> list[str]:
+    problems = validation.check(judged)
+    return [str(p) for p in problems if p.reason_code is not ReasonCode.NOT_IN_THIS_VERSION]
+
+
+def test_ppo_brings_its_critic() -> None:
+    config = resolve(ppo_job())
+    spec = config.spec
+    assert spec.algorithm.ppo is not None
+    assert (spec.algorithm.ppo.gamma, spec.algorithm.ppo.lam) == (1.0, 1.0)
+    assert spec.critic is not None
+    assert spec.critic.path == "/models/m"
+    assert (spec.critic.epochs, spec.critic.mini_batch_prompts) == (1, 8)
+    assert (spec.critic.value_clip, spec.critic.warmup_steps) == (0.5, 0)
+    assert spec.critic.optimizer.learning_rate == 1e-5
+    assert spec.critic.optimizer.model_copy(update={"learning_rate": 1e-6}) == (
+        CriticOptimizerSpec.model_validate(spec.optimizer.model_dump())
+    )
+    assert [role.role for role in config.topology.roles if role.colocated_with] == [
+        "reference",
+        "critic",
+    ]
+
+
+def test_no_critic_without_ppo() -> None:
+    spec = resolve(job()).spec
+    assert (spec.critic, spec.algorithm.ppo, spec.roles.critic, spec.reward_model) == (None,) * 4
+
+
+def test_a_critic_of_its_own() -> None:
+    given_critic = {"path": "/models/c", "epochs": 2, "miniBatchPrompts": 4}
+    critic = resolve(ppo_job(critic=given_critic)).spec.critic
+    assert critic is not None
+    assert (critic.path, critic.epochs, critic.mini_batch_prompts) == ("/models/c", 2, 4)
+
+
+def test_a_reward_model_brings_its_role() -> None:
+    config = resolve(ppo_job(rewardModel={"path": "/models/rm"}))
+    assert config.spec.reward_model is not None
+    assert config.spec.reward_model.tokenizer_path == "/models/rm"
+    assert config.topology.role("rewardModel").colocated_with == "actorRollout"
+
+
+def test_layouts_are_written_out() -> None:
+    roles = {
+        "actorRollout": {"replicas": 2, "ranksPerReplica": 2, "cpu": 4},
+        "critic": {"colocateWith": None, "gpusPerReplica": 4},
+    }
+    spec = resolve(ppo_job(roles=roles)).spec
+    assert spec.rollout.parallelism.data == 4
+    assert spec.roles.actor_rollout.threads_per_rank == 2
+    assert spec.roles.actor_rollout.parallelism.data_shard == 4
+    assert spec.roles.critic is not None
+    assert spec.roles.critic.ranks_per_replica == 4
+    assert spec.roles.critic.parallelism.data_shard == 4
+    # What lives in another's ranks has none to write out.
+    assert spec.roles.reference == ColocatableRole()
+
+
+GUESTS = st.sampled_from(
+    [
+        None,
+        {},
+        {"colocateWith": None},
+        {"colocateWith": None, "replicas": 2, "ranksPerReplica": 2},
+        {"colocateWith": None, "gpusPerReplica": 4, "parallelism": {"dataShard": 4}},
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {
+            "critic": st.sampled_from([None, {}, {"miniBatchPrompts": 4, "epochs": 3}]),
+            "rewardModel": st.just({"path": "/models/rm"}),
+            "roles": st.fixed_dictionaries(
+                {
+                    "actorRollout": st.sampled_from([{}, {"replicas": 2}, {"gpusPerReplica": 4}]),
+                    "reference": GUESTS,
+                    "critic": GUESTS,
+                    "rewardModel": GUESTS,
+                }
+            ),
+        }
+    )
+)
+def test_any_layout_resolves_to_itself(spec: dict[str, Any]) -> None:
+    config = resolve(ppo_job(**spec))
+    assert serious(config.job()) == []
+    assert resolve(config.job()).to_json() == config.to_json()
+    assert RunConfig.from_json(config.to_json()) == config
+
+
 def test_canonical_json_is_ascii_sorted_and_dense() -> None:
     text = resolve(job(model={"path": "/models/größe"})).to_json().decode("ascii")
     assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
@@ -134,6 +241,7 @@ def test_facts_count_in_the_digest_and_not_in_the_trajectory() -> None:
         ({"optimizer": {"learningRate": 2.0e-6}}, False),
         ({"algorithm": algorithm("rloo")}, False),
         ({"roles": {"actorRollout": {"threadsPerRank": 2}}}, False),
+        ({"steps": {"total": 20, "validateEvery": 5}}, True),
     ],
 )
 def test_what_decides_the_weights(spec: dict[str, Any], same: bool) -> None:
@@ -144,6 +252,13 @@ def test_length_decides_the_weights_of_a_cosine() -> None:
     cosine = {"schedule": "cosine"}
     short, long = (resolve(job(optimizer=cosine, steps={"total": n})) for n in (20, 40))
     assert short.trajectory_json() != long.trajectory_json()
+
+
+def test_length_decides_the_weights_of_a_critics_cosine() -> None:
+    cosine = {"optimizer": {"schedule": "cosine"}}
+    for critic, same in ((None, True), (cosine, False)):
+        short, long = (resolve(ppo_job(critic=critic, steps={"total": n})) for n in (20, 40))
+        assert (short.trajectory_json() == long.trajectory_json()) is same
 
 
 def test_spelling_does_not_count() -> None:

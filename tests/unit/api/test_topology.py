@@ -7,6 +7,7 @@ import pytest
 from ppojob_api import topology
 from ppojob_api.topology import Topology
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.roles import RolesSpec
 from ppojob_api.well_known import JOB_NAME_LIMIT, ROLE_SLUGS, pod_name, workload_name
 
 
@@ -68,6 +69,52 @@ def test_a_colocated_role_has_no_pods_of_its_own() -> None:
     assert reference.world_size == 4
     assert [role.role for role in job.with_own_pods] == ["controller", "actorRollout", "reward"]
     assert job.total_gpus == 4
+
+
+@pytest.mark.parametrize("role", ["reference", "critic", "rewardModel"])
+def test_a_colocated_role_shares_the_ranks_of_its_host(role: Any) -> None:
+    job = build(actorRollout={"replicas": 2, "gpusPerReplica": 2}, **{role: {}})
+    host, guest = job.role("actorRollout"), job.role(role)
+    assert guest == host.model_copy(update={"role": role, "colocated_with": "actorRollout"})
+    assert [guest.pod_of(rank).name for rank in range(4)] == [
+        "sum-actor-rollout-0",
+        "sum-actor-rollout-0",
+        "sum-actor-rollout-1",
+        "sum-actor-rollout-1",
+    ]
+    assert job.total_gpus == 4
+
+
+def test_roles_in_pods_of_their_own() -> None:
+    job = build(
+        actorRollout={"gpusPerReplica": 2},
+        reference={"colocateWith": None, "gpusPerReplica": 1},
+        critic={"colocateWith": None, "replicas": 2, "gpusPerReplica": 4},
+        rewardModel={"colocateWith": None, "replicas": 2, "ranksPerReplica": 3, "cpu": 6},
+    )
+    assert [role.role for role in job.roles] == [
+        "controller",
+        "actorRollout",
+        "reference",
+        "critic",
+        "rewardModel",
+        "reward",
+    ]
+    assert job.with_own_pods == job.roles
+    scorer = job.role("rewardModel")
+    assert (scorer.world_size, scorer.threads_per_rank, scorer.device) == (6, 2, "cpu")
+    assert scorer.pods[1].host == "sum-reward-model-1.sum-reward-model"
+    assert job.role("critic").world_size == 8
+    assert job.total_gpus == 2 + 1 + 8
+
+
+def test_only_pods_of_a_roles_own_count_as_pods() -> None:
+    roles = RolesSpec.model_validate(
+        {"reference": {}, "critic": {"colocateWith": None, "replicas": 3, "ranksPerReplica": 2}}
+    )
+    assert list(topology.colocatable_roles(roles)) == ["reference", "critic"]
+    worlds = {role: topology.world_size(pods) for role, pods in topology.model_pods(roles).items()}
+    assert worlds == {"actorRollout": 1, "critic": 6}
 
 
 def test_reward_pods() -> None:

@@ -1,0 +1,76 @@
+"""What `ppojob plan` says of a job with every role, several ranks and GPUs."""
+
+from typing import Any
+
+from ppojob_api.run_config import resolve
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_cli.plan import plan_lines
+
+
+def planned(**spec: Any) -> list[str]:
+    """The lines of a plan before the resolved spec, without the digest."""
+    base: dict[str, Any] = {
+        "model": {"path": "/models/m"},
+        "data": {"train": [{"path": "a.parquet"}], "validation": [{"path": "b.jsonl"}]},
+        "algorithm": {
+            "type": "ppo",
+            "promptsPerStep": 16,
+            "samplesPerPrompt": 1,
+            "kl": {"in": "reward"},
+        },
+        "steps": {"total": 20},
+    }
+    job = PPOJob.model_validate(
+        {
+            "apiVersion": "ppojob.dev/v1alpha1",
+            "kind": "PPOJob",
+            "metadata": {"name": "sum"},
+            "spec": base | spec,
+        }
+    )
+    lines = list(plan_lines(resolve(job)))
+    return lines[2 : lines.index("Resolved spec")]
+
+
+def test_every_role() -> None:
+    lines = planned(
+        critic={"warmupSteps": 2, "miniBatchPrompts": 4, "epochs": 3},
+        rewardModel={"path": "/models/rm"},
+        roles={
+            "actorRollout": {"replicas": 2, "gpusPerReplica": 4},
+            "critic": {"colocateWith": None, "gpusPerReplica": 2},
+        },
+        steps={"total": 20, "validateEvery": 5},
+        checkpoint={"every": 10, "best": {"metric": "val-core/sum/acc/mean@1"}},
+    )
+    assert lines == [
+        "Roles",
+        "  controller    1 pod, 1 rank each, 1 thread a rank, CPU: sum-controller-0.sum-controller",
+        "  actorRollout  2 pods, 4 ranks each, 1 thread a rank, 4 GPUs a pod:"
+        " sum-actor-rollout-0.sum-actor-rollout ... sum-actor-rollout-1.sum-actor-rollout",
+        "  reference     in the 8 ranks of actorRollout",
+        "  critic        1 pod, 2 ranks each, 1 thread a rank, 2 GPUs a pod:"
+        " sum-critic-0.sum-critic",
+        "  rewardModel   in the 8 ranks of actorRollout",
+        "  reward        1 pod, 1 rank each, 1 thread a rank, CPU: sum-reward-0.sum-reward",
+        "  10 GPUs in all",
+        "",
+        "One step",
+        "  16 prompts x 1 sample = 16 responses, at most 8192 response tokens",
+        "  policy: 1 mini-batch of 16 prompts x 1 epoch = 1 optimizer step",
+        "  critic: 4 mini-batches of 4 prompts x 3 epochs = 12 optimizer steps",
+        "  micro-batches of 16384 tokens; the longest prompt and response take 1024",
+        "",
+        "Run",
+        "  20 steps: 320 prompts, 320 responses",
+        "  warm-up: 2 steps train the critic alone",
+        "  validation: first, every 5 steps, last",
+        "  commits: every 10 steps and last; the last 2 are kept,"
+        " and the one of max val-core/sum/acc/mean@1",
+        "",
+    ]
+
+
+def test_validation_alone() -> None:
+    lines = planned(steps={"validateOnly": True})
+    assert lines[-3:] == ["Run", "  one validation, and nothing is trained", ""]
