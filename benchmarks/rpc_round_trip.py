@@ -1,90 +1,170 @@
-"""Round trip of the control RPC between two processes, with CURVE, schema and stored answers.
+"""Round trip of the control RPC between two processes, beside that of bare ZeroMQ.
 
     python benchmarks/rpc_round_trip.py [--calls 3000]
 
-Prints one JSON object: p50 and p99 in microseconds of a question (answered by the wire's thread)
-and of work (handed to the main thread and back, its answer kept).
+Four echoes take turns, so that all of them see the same machine: bare ZeroMQ, the same with CURVE,
+a question (answered by the thread that listens) and work (done by the main thread under a request
+id, its answer kept). Prints one JSON object: p50 and p99 of each in microseconds, and how many
+times a bare round trip with CURVE the two of ours take.
 """
 
 import argparse
+import contextlib
 import json
-import statistics
-import subprocess
-import sys
+import multiprocessing
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
+import zmq
+
 from ppojob_trainer.rpc.client import Call, Caller, Peer
-from ppojob_trainer.rpc.keys import read_key_ring, write_key_folders
-from ppojob_trainer.rpc.messages import Statistics, Update
-from ppojob_trainer.rpc.methods import PING, UPDATE
+from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
+from ppojob_trainer.rpc.methods import PING, Method
 from ppojob_trainer.rpc.server import Route, RpcServer
 from ppojob_trainer.rpc.wire import Nothing, RequestId
 
-ADDRESS, PORT = "127.0.0.1", 17_431
+ADDRESS, PORT, BARE_PORT, CURVE_PORT = "127.0.0.1", 17_431, 17_432, 17_433
+CALLER, SERVER = "controller", "actorRollout"
+CALLS_IN_A_TURN = 100
+# Ours are of this size too, a header and a body.
+FRAMES = (b"h" * 24, b"b" * 16)
+
+Echo = Callable[[int], object]
 
 
-def serve(keys: Path) -> None:
-    """Answer until killed."""
-    server = RpcServer(
-        ADDRESS,
-        PORT,
-        read_key_ring(keys / "actorRollout", "actorRollout"),
-        [
-            Route(PING, lambda _: Nothing()),
-            Route(UPDATE, lambda request: Statistics({"prompts": float(len(request.prompts))})),
-        ],
-        epoch=1,
-    )
+class Work(msgspec.Struct, frozen=True):
+    """What is to be done."""
+
+    items: list[int]
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What came of it."""
+
+    count: int
+
+
+WORK = Method("work", Work, Done)
+
+
+def serve(ring: KeyRing) -> None:
+    """Answer our calls until killed."""
+    routes = [
+        Route(PING, lambda _: Nothing()),
+        Route(WORK, lambda request: Done(len(request.items))),
+    ]
+    server = RpcServer(ADDRESS, PORT, ring, routes, epoch=1)
     server.start()
     server.work()
 
 
-def microseconds(calls: int, call) -> list[float]:
-    """Time single calls, after a warm-up."""
-    taken = []
-    for number in range(calls + 200):
-        began = time.perf_counter()
-        call(number)
-        taken.append((time.perf_counter() - began) * 1e6)
-    return sorted(taken[200:])
+def serve_bare(port: int, secret: bytes | None) -> None:
+    """Send back what comes until killed."""
+    socket = zmq.Context().socket(zmq.ROUTER)
+    if secret is not None:
+        socket.curve_server = True
+        socket.curve_secretkey = secret
+    socket.bind(f"tcp://{ADDRESS}:{port}")
+    while True:
+        connection, header, body = socket.recv(), socket.recv(), socket.recv()
+        socket.send(connection, zmq.SNDMORE)
+        socket.send(header, zmq.SNDMORE)
+        socket.send(body)
+
+
+@contextlib.contextmanager
+def bare_echo(port: int, ring: KeyRing | None) -> Iterator[Echo]:
+    """One message there and back, and nothing else."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        if ring is not None:
+            socket.curve_publickey = ring.public[CALLER]
+            socket.curve_secretkey = ring.secret
+            socket.curve_serverkey = ring.public[SERVER]
+        socket.connect(f"tcp://{ADDRESS}:{port}")
+
+        def echo(_number: int) -> None:
+            socket.send(FRAMES[0], zmq.SNDMORE)
+            socket.send(FRAMES[1])
+            socket.recv()
+            socket.recv()
+
+        yield echo
+
+
+@contextlib.contextmanager
+def our_caller(ring: KeyRing) -> Iterator[Caller]:
+    caller = Caller(ring, epoch=1)
+    try:
+        yield caller
+    finally:
+        caller.close()
+
+
+@contextlib.contextmanager
+def running(target: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """A process that serves while the block runs."""
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def in_turns(calls: int, echoes: dict[str, Echo]) -> dict[str, list[float]]:
+    """Sorted microseconds of each echo; its first turn is for warming up."""
+    taken: dict[str, list[float]] = {name: [] for name in echoes}
+    for first in range(0, calls + CALLS_IN_A_TURN, CALLS_IN_A_TURN):
+        for name, echo in echoes.items():
+            for number in range(first, first + CALLS_IN_A_TURN):
+                began = time.perf_counter()
+                echo(number)
+                taken[name].append((time.perf_counter() - began) * 1e6)
+    return {name: sorted(times[CALLS_IN_A_TURN:]) for name, times in taken.items()}
 
 
 def measure(calls: int) -> dict[str, float]:
-    """Start the server, call it, end it."""
-    with tempfile.TemporaryDirectory() as folder:
-        keys = Path(folder) / "keys"
-        write_key_folders(keys, ("controller", "actorRollout"))
-        server = subprocess.Popen([sys.executable, __file__, "--serve", str(keys)])
-        caller = Caller(read_key_ring(keys / "controller", "controller"), epoch=1)
-        peer = Peer("rank 0", ADDRESS, PORT, "actorRollout")
-        try:
-            question = microseconds(calls, lambda _: caller.call(Call(peer, PING, Nothing())))
-            work = microseconds(
-                calls,
-                lambda n: caller.call(
-                    Call(peer, UPDATE, Update([0, 1, 2], 0.0), RequestId(1, n, "update"))
-                ),
-            )
-        finally:
-            caller.close()
-            server.kill()
-            server.wait()
-    return {
-        "question_p50_us": statistics.median(question),
-        "question_p99_us": question[int(0.99 * calls)],
-        "work_p50_us": statistics.median(work),
-        "work_p99_us": work[int(0.99 * calls)],
-    }
+    """Start the servers, call them, end them."""
+    with contextlib.ExitStack() as stack:
+        keys = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "keys"
+        write_key_folders(keys, (CALLER, SERVER))
+        ours, theirs = (read_key_ring(keys / role, role) for role in (CALLER, SERVER))
+        stack.enter_context(running(serve, theirs))
+        stack.enter_context(running(serve_bare, BARE_PORT, None))
+        stack.enter_context(running(serve_bare, CURVE_PORT, theirs.secret))
+        caller = stack.enter_context(our_caller(ours))
+        peer = Peer("rank 0", ADDRESS, PORT, SERVER)
+
+        def ask(_number: int) -> Nothing:
+            return caller.call(Call(peer, PING, Nothing()))
+
+        def work(number: int) -> Done:
+            return caller.call(Call(peer, WORK, Work([0, 1, 2]), RequestId(1, number, "work")))
+
+        echoes: dict[str, Echo] = {
+            "bare": stack.enter_context(bare_echo(BARE_PORT, None)),
+            "bare_curve": stack.enter_context(bare_echo(CURVE_PORT, ours)),
+            "question": ask,
+            "work": work,
+        }
+        taken = in_turns(calls, echoes)
+    figures = {}
+    for name, times in taken.items():
+        figures[f"{name}_p50_us"] = times[len(times) // 2]
+        figures[f"{name}_p99_us"] = times[int(0.99 * len(times))]
+    for name in ("question", "work"):
+        figures[f"{name}_over_bare_curve"] = (
+            figures[f"{name}_p50_us"] / figures["bare_curve_p50_us"]
+        )
+    return {name: round(figure, 2) for name, figure in figures.items()}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=3000)
-    parser.add_argument("--serve", type=Path)
-    arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments.serve)
-    else:
-        print(json.dumps(measure(arguments.calls)))
+    print(json.dumps(measure(parser.parse_args().calls)))

@@ -10,13 +10,27 @@ import zmq
 
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
-from ppojob_trainer.rpc.messages import Statistics, Texts, Update
-from ppojob_trainer.rpc.methods import PING, PUT_TEXTS, UPDATE
+from ppojob_trainer.rpc.messages import Texts
+from ppojob_trainer.rpc.methods import PING, PUT_TEXTS, Method
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestHeader, RequestId, encode
 
+
+class Work(msgspec.Struct, frozen=True):
+    """A request."""
+
+    items: list[int]
+
+
+class Done(msgspec.Struct, frozen=True):
+    """An answer: how often the work was done by now."""
+
+    times: int
+
+
+WORK = Method("work", Work, Done)
 ID = RequestId(1, 7, "update", 0)
-REQUEST = Update([0, 1], 0.0)
+REQUEST = Work([0, 1])
 
 
 class Counter:
@@ -27,29 +41,29 @@ class Counter:
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(self, _request: Update) -> Statistics:
+    def __call__(self, _request: Work) -> Done:
         self.gate.wait(5)
         self.done += 1
-        return Statistics({"done": float(self.done)})
+        return Done(self.done)
 
 
 def test_work_is_done_once_however_often_it_is_asked_for(serve, caller_of):
     counter = Counter()
-    peer = serve([Route(UPDATE, counter)])
+    peer = serve([Route(WORK, counter)])
     caller = caller_of()
-    answers = [caller.call(Call(peer, UPDATE, REQUEST, ID)) for _ in range(3)]
-    assert [answer.values["done"] for answer in answers] == [1.0, 1.0, 1.0]
+    answers = [caller.call(Call(peer, WORK, REQUEST, ID)) for _ in range(3)]
+    assert [answer.times for answer in answers] == [1, 1, 1]
     assert counter.done == 1
 
 
 def test_another_caller_joins_work_under_way(serve, caller_of):
     counter = Counter()
     counter.gate.clear()
-    peer = serve([Route(UPDATE, counter)])
-    answers: list[Statistics] = []
+    peer = serve([Route(WORK, counter)])
+    answers: list[Done] = []
 
     def ask(caller: Caller) -> None:
-        answers.append(caller.call(Call(peer, UPDATE, REQUEST, ID)))
+        answers.append(caller.call(Call(peer, WORK, REQUEST, ID)))
 
     threads = [threading.Thread(target=ask, args=(caller_of(),)) for _ in range(2)]
     for thread in threads:
@@ -58,15 +72,15 @@ def test_another_caller_joins_work_under_way(serve, caller_of):
     counter.gate.set()
     for thread in threads:
         thread.join(5)
-    assert [answer.values["done"] for answer in answers] == [1.0, 1.0]
+    assert [answer.times for answer in answers] == [1, 1]
 
 
 def test_questions_are_answered_while_work_is_under_way(serve, caller_of):
     counter = Counter()
     counter.gate.clear()
-    peer = serve([Route(UPDATE, counter), Route(PING, lambda _: Nothing())])
+    peer = serve([Route(WORK, counter), Route(PING, lambda _: Nothing())])
     waiting = threading.Thread(
-        target=caller_of().call, args=(Call(peer, UPDATE, REQUEST, ID),), daemon=True
+        target=caller_of().call, args=(Call(peer, WORK, REQUEST, ID),), daemon=True
     )
     waiting.start()
     begin = time.monotonic()
@@ -78,14 +92,14 @@ def test_questions_are_answered_while_work_is_under_way(serve, caller_of):
 
 def test_answers_of_old_steps_are_forgotten(serve, caller_of):
     counter = Counter()
-    peer = serve([Route(UPDATE, counter)])
+    peer = serve([Route(WORK, counter)])
     caller = caller_of()
     for step in (7, 8, 9):
-        caller.call(Call(peer, UPDATE, REQUEST, RequestId(1, step, "update", 0)))
-    again_new = caller.call(Call(peer, UPDATE, REQUEST, RequestId(1, 8, "update", 0)))
-    again_old = caller.call(Call(peer, UPDATE, REQUEST, RequestId(1, 7, "update", 0)))
-    assert again_new.values["done"] == 2.0
-    assert again_old.values["done"] == 4.0
+        caller.call(Call(peer, WORK, REQUEST, RequestId(1, step, "update", 0)))
+    again_new = caller.call(Call(peer, WORK, REQUEST, RequestId(1, 8, "update", 0)))
+    again_old = caller.call(Call(peer, WORK, REQUEST, RequestId(1, 7, "update", 0)))
+    assert again_new.times == 2
+    assert again_old.times == 4
 
 
 def refusal(caller, peer, *args) -> CallRefused:
@@ -96,57 +110,57 @@ def refusal(caller, peer, *args) -> CallRefused:
 
 def test_the_same_id_with_another_content_is_refused(serve, caller_of):
     counter = Counter()
-    peer = serve([Route(UPDATE, counter)])
+    peer = serve([Route(WORK, counter)])
     caller = caller_of()
-    caller.call(Call(peer, UPDATE, REQUEST, ID))
-    assert refusal(caller, peer, UPDATE, Update([1], 0.0), ID).kind is ErrorKind.BAD_REQUEST
+    caller.call(Call(peer, WORK, REQUEST, ID))
+    assert refusal(caller, peer, WORK, Work([1]), ID).kind is ErrorKind.BAD_REQUEST
     assert counter.done == 1
 
 
 def test_an_old_controller_is_fenced_off(serve, caller_of):
     counter = Counter()
-    peer = serve([Route(UPDATE, counter)])
-    caller_of(epoch=5).call(Call(peer, UPDATE, REQUEST, ID))
-    assert refusal(caller_of(epoch=4), peer, UPDATE, REQUEST, ID).kind is ErrorKind.FENCED
+    peer = serve([Route(WORK, counter)])
+    caller_of(epoch=5).call(Call(peer, WORK, REQUEST, ID))
+    assert refusal(caller_of(epoch=4), peer, WORK, REQUEST, ID).kind is ErrorKind.FENCED
     assert counter.done == 1
 
 
 def test_a_request_of_another_epoch_is_refused(serve, caller_of):
     counter = Counter()
-    peer = serve([Route(UPDATE, counter)], epoch=2)
-    assert refusal(caller_of(), peer, UPDATE, REQUEST, ID).kind is ErrorKind.STALE_EPOCH
+    peer = serve([Route(WORK, counter)], epoch=2)
+    assert refusal(caller_of(), peer, WORK, REQUEST, ID).kind is ErrorKind.STALE_EPOCH
     assert counter.done == 0
 
 
 def test_each_method_says_who_may_call_it(serve, caller_of):
-    peer = serve([Route(UPDATE, Counter()), Route(PUT_TEXTS, lambda _: Nothing())])
+    peer = serve([Route(WORK, Counter()), Route(PUT_TEXTS, lambda _: Nothing())])
     texts = Texts("train", 0, ["a"])
     caller_of("actorRollout").call(Call(peer, PUT_TEXTS, texts, ID))
     for role in ("controller", "reward"):
         kind = refusal(caller_of(role), peer, PUT_TEXTS, texts, ID).kind
         assert kind is ErrorKind.FORBIDDEN
-    assert refusal(caller_of("reward"), peer, UPDATE, REQUEST, ID).kind is ErrorKind.FORBIDDEN
+    assert refusal(caller_of("reward"), peer, WORK, REQUEST, ID).kind is ErrorKind.FORBIDDEN
 
 
 def test_a_key_of_another_job_gets_no_answer(serve, caller_of, rings, tmp_path: Path):
     counter = Counter()
-    peer = serve([Route(UPDATE, counter)])
+    peer = serve([Route(WORK, counter)])
     write_key_folders(tmp_path / "other", ("controller",))
     stranger = read_key_ring(tmp_path / "other" / "controller", "controller")
     ring = KeyRing("controller", stranger.secret, {**rings["controller"].public, **stranger.public})
     with pytest.raises(CallTimeout):
-        caller_of(ring=ring).call(Call(peer, UPDATE, REQUEST, ID))
+        caller_of(ring=ring).call(Call(peer, WORK, REQUEST, ID))
     assert counter.done == 0
 
 
 def test_a_socket_without_curve_gets_no_answer(serve):
     counter = Counter()
-    peer = serve([Route(UPDATE, counter)])
+    peer = serve([Route(WORK, counter)])
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
     socket.connect(f"tcp://{peer.host}:{peer.port}")
-    socket.send_multipart([encode(RequestHeader(1, "update", 9, ID)), encode(REQUEST)])
+    socket.send_multipart([encode(RequestHeader(1, "work", 9, ID)), encode(REQUEST)])
     assert socket.poll(500) == 0
     socket.close()
     context.term()
@@ -159,18 +173,18 @@ def test_a_socket_without_curve_gets_no_answer(serve):
         ([b"junk", b""], "header"),
         ([b""], "a header and a body"),
         ([encode(RequestHeader(1, "nothing", 1)), b""], "no method 'nothing'"),
-        ([encode(RequestHeader(1, "update", 1, ID)), b"\xc1"], "update"),
+        ([encode(RequestHeader(1, "work", 1, ID)), b"\xc1"], "work"),
         (
-            [encode(RequestHeader(1, "update", 1, ID)), msgspec.msgpack.encode({"prompts": 3})],
+            [encode(RequestHeader(1, "work", 1, ID)), msgspec.msgpack.encode({"items": 3})],
             "int",
         ),
-        ([encode(RequestHeader(1, "update", 1)), encode(REQUEST)], "request id"),
+        ([encode(RequestHeader(1, "work", 1)), encode(REQUEST)], "request id"),
         ([b"x" * 5000, encode(REQUEST)], "a header and a body"),
     ],
 )
 def test_malformed_messages_are_refused_and_the_server_lives(serve, caller_of, frames, words):
     counter = Counter()
-    peer = serve([Route(UPDATE, counter), Route(PING, lambda _: Nothing())])
+    peer = serve([Route(WORK, counter), Route(PING, lambda _: Nothing())])
     caller = caller_of()
     socket = caller._socket(peer)
     socket.send_multipart(frames)
@@ -182,11 +196,11 @@ def test_malformed_messages_are_refused_and_the_server_lives(serve, caller_of, f
 
 
 def test_failed_work_tells_why_and_is_not_kept(serve, caller_of):
-    def fail(_request: Update) -> Statistics:
+    def fail(_request: Work) -> Done:
         raise ValueError("no such prompt")
 
-    peer = serve([Route(UPDATE, fail)])
-    failure = refusal(caller_of(), peer, UPDATE, REQUEST, ID).failure
+    peer = serve([Route(WORK, fail)])
+    failure = refusal(caller_of(), peer, WORK, REQUEST, ID).failure
     assert failure.kind is ErrorKind.FAILED
     assert failure.message == "ValueError: no such prompt"
     assert "Traceback" in failure.detail
@@ -196,15 +210,15 @@ def test_a_question_that_fails_tells_why_and_the_server_lives(serve, caller_of):
     def fail(_request: Nothing) -> Nothing:
         raise ValueError("no idea")
 
-    peer = serve([Route(PING, fail), Route(UPDATE, Counter())])
+    peer = serve([Route(PING, fail), Route(WORK, Counter())])
     caller = caller_of()
     failure = refusal(caller, peer, PING, Nothing()).failure
     assert (failure.kind, failure.message) == (ErrorKind.FAILED, "ValueError: no idea")
-    assert caller.call(Call(peer, UPDATE, REQUEST, ID)).values["done"] == 1.0
+    assert caller.call(Call(peer, WORK, REQUEST, ID)).times == 1
 
 
 def test_no_message_is_left_lying_when_many_speak_at_once(serve, caller_of):
-    peer = serve([Route(UPDATE, Counter()), Route(PING, lambda _: Nothing())])
+    peer = serve([Route(WORK, Counter()), Route(PING, lambda _: Nothing())])
     longest: list[float] = []
 
     def ask(caller: Caller, *, is_work: bool) -> None:
@@ -212,7 +226,7 @@ def test_no_message_is_left_lying_when_many_speak_at_once(serve, caller_of):
         for index in range(200):
             begin = time.monotonic()
             if is_work:
-                caller.call(Call(peer, UPDATE, REQUEST, RequestId(1, 7, "update", index)))
+                caller.call(Call(peer, WORK, REQUEST, RequestId(1, 7, "update", index)))
             else:
                 caller.call(Call(peer, PING, Nothing()))
             taken = max(taken, time.monotonic() - begin)
@@ -233,24 +247,24 @@ def test_no_message_is_left_lying_when_many_speak_at_once(serve, caller_of):
 def test_calls_to_many_peers_are_answered_in_the_order_of_the_calls(serve, caller_of):
     slow, quick = Counter(), Counter()
     slow.gate.clear()
-    peers = [serve([Route(UPDATE, counter)]) for counter in (slow, quick)]
+    peers = [serve([Route(WORK, counter)]) for counter in (slow, quick)]
     quick.done = 10
 
     def watch() -> None:
         assert quick.done == 11
         slow.gate.set()
 
-    calls = [Call(peer, UPDATE, REQUEST, ID) for peer in peers]
+    calls = [Call(peer, WORK, REQUEST, ID) for peer in peers]
     answers = caller_of().call_all(calls, watch)
-    assert [answer.values["done"] for answer in answers] == [1.0, 11.0]
+    assert [answer.times for answer in answers] == [1, 11]
 
 
 def test_the_first_refusal_ends_the_wait_for_all(serve, caller_of):
     slow = Counter()
     slow.gate.clear()
-    peers = [serve([Route(UPDATE, slow)]), serve([Route(UPDATE, Counter())], epoch=2)]
+    peers = [serve([Route(WORK, slow)]), serve([Route(WORK, Counter())], epoch=2)]
     with pytest.raises(CallRefused):
-        caller_of().call_all([Call(peer, UPDATE, REQUEST, ID) for peer in peers])
+        caller_of().call_all([Call(peer, WORK, REQUEST, ID) for peer in peers])
     assert slow.done == 0
     slow.gate.set()
 
@@ -258,18 +272,18 @@ def test_the_first_refusal_ends_the_wait_for_all(serve, caller_of):
 def test_silence_ends_with_a_deadline(caller_of):
     caller = caller_of()
     caller.default_deadline_seconds = 0.5
-    with pytest.raises(CallTimeout, match=r"no answer to update within 0\.5 s"):
-        caller.call(Call(Peer("nobody", "127.0.0.1", 19_999, "reward"), UPDATE, REQUEST, ID))
+    with pytest.raises(CallTimeout, match=r"no answer to work within 0\.5 s"):
+        caller.call(Call(Peer("nobody", "127.0.0.1", 19_999, "reward"), WORK, REQUEST, ID))
 
 
 def test_what_the_watch_raises_ends_the_wait(serve, caller_of):
     counter = Counter()
     counter.gate.clear()
-    peer = serve([Route(UPDATE, counter)])
+    peer = serve([Route(WORK, counter)])
 
     def watch() -> None:
         raise RuntimeError("the role is lost")
 
     with pytest.raises(RuntimeError, match="the role is lost"):
-        caller_of().call(Call(peer, UPDATE, REQUEST, ID), watch)
+        caller_of().call(Call(peer, WORK, REQUEST, ID), watch)
     counter.gate.set()
