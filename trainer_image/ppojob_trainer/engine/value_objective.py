@@ -1,0 +1,93 @@
+"""What an update of the critic minimizes: the clipped squared error of its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.critic import CriticSpec
+from ppojob_trainer.algorithms.masked import masked_sum, row_count
+from ppojob_trainer.algorithms.value_loss import clipped_value_loss
+from ppojob_trainer.engine.head import TokenOutputs
+from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
+from ppojob_trainer.rows.experience import Experience
+
+TOKEN_STATISTICS: Final = ("critic/vf_clipfrac", "critic/vpred_mean")
+"""Names of `LossParts.token_sums`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueObjective:
+    """The loss of an update, over the output of a `ValueHead`.
+
+    Attributes:
+        value_clip: how far a value may move from the one before the update.
+        aggregation: how token losses are added up.
+    """
+
+    value_clip: float
+    aggregation: Aggregation
+
+    @classmethod
+    def of(
+        cls, critic: CriticSpec, algorithm: AlgorithmSpec, *, max_response_tokens: int | None = None
+    ) -> ValueObjective:
+        """The objective that a job asks for.
+
+        Args:
+            critic: the clip.
+            algorithm: the aggregation.
+            max_response_tokens: what `lossScaleTokens: null` stands for.
+        """
+        scale = algorithm.loss_scale_tokens or max_response_tokens
+        return cls(critic.value_clip, Aggregation(algorithm.loss_aggregation, scale))
+
+    @property
+    def area(self) -> str:
+        """What the names of its statistics begin with."""
+        return "critic"
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """Names of `LossParts.terms`."""
+        return ("critic/vf_loss",)
+
+    @property
+    def token_names(self) -> tuple[str, ...]:
+        """Names of `LossParts.token_sums`."""
+        return TOKEN_STATISTICS
+
+    def rows_with_gradient(self, rows: Experience) -> Tensor:
+        """(n,) int64: the rows that hold a trained token."""
+        return row_count(rows.mask, rows.lengths).nonzero()[:, 0]
+
+    def __call__(
+        self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
+    ) -> LossParts:
+        """The loss of a micro-batch.
+
+        Args:
+            outputs: `(values,)`, (tokens,) of `rows`, with gradient.
+            rows: the micro-batch, with `values` from before the update, and `returns`.
+            denominators: of the whole mini-batch.
+        """
+        assert rows.values is not None, "values come before the update"
+        assert rows.returns is not None, "returns come before the update"
+        (values,) = outputs
+        token_loss = clipped_value_loss(
+            values, rows.values, rows.returns, value_clip=self.value_clip, mask=rows.mask
+        )
+        loss = self.aggregation(token_loss.loss, rows, denominators)
+        diagnostics = (token_loss.clipped.float(), values.detach())
+        return LossParts(
+            loss=loss,
+            terms={"critic/vf_loss": loss.item()},
+            token_sums={
+                name: masked_sum(column, rows.mask).item()
+                for name, column in zip(TOKEN_STATISTICS, diagnostics, strict=True)
+            },
+            tokens=int(rows.mask.sum()),
+        )
