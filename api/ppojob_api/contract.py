@@ -35,6 +35,9 @@ PORT_SUPERVISOR = 7400
 PORT_STORE = 7401
 """Rank 0 of a role: the torch store of its world and channels. Only a NetworkPolicy fences it."""
 PORT_HEALTH = 7403
+"""Supervisor: probes, state and its ranks' metrics over HTTP; open to all, holds no secret."""
+PORT_METRICS = 7404
+"""Controller: the steps' metrics over HTTP, for Prometheus; open to all, holds no secret."""
 PORT_FIRST_RANK = 7420
 """A rank serves on this port plus its local rank."""
 
