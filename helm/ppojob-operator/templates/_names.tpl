@@ -1,0 +1,38 @@
+{{/* Name of everything in the release's namespace; short enough for a label. */}}
+{{- define "ppojob.fullname" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{ .Release.Name | trunc 53 | trimSuffix "-" }}
+{{- else -}}
+{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 53 | trimSuffix "-" }}
+{{- end -}}
+{{- end -}}
+
+{{/* Name of what is cluster-wide: two releases of one name in two namespaces must not meet. */}}
+{{- define "ppojob.clusterName" -}}
+{{ printf "%s-%s" .Release.Namespace (include "ppojob.fullname" .) | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+
+{{- define "ppojob.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "ppojob.fullname" .) }}
+{{- end -}}
+
+{{- define "ppojob.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "ppojob.labels" -}}
+{{ include "ppojob.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* An image, from (dict "image" ... "version" ...). */}}
+{{- define "ppojob.image" -}}
+{{- if .image.digest -}}
+{{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
+{{ .image.repository }}:{{ .image.tag | default .version }}
+{{- end -}}
+{{- end -}}
