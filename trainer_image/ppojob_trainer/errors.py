@@ -8,6 +8,8 @@
     +-- JobFailed                the job is over and did not succeed
     +-- Interrupted              asked to end before the first step; exit_status 130
     +-- RoleLost                 a role lost a rank: a new epoch of that role is needed
+    +-- ChannelLost              a channel to another role's ranks broke, was cut, or never opened
+    +-- WorldNotOpen             the ranks of an epoch did not find each other
     +-- Fenced                   an order of an epoch that is over: whoever sent it must stop
     +-- StorageError             the disk refused: full, read-only, broken
     +-- DamagedCommit            a file of a commit is not what its manifest says
@@ -75,6 +77,27 @@ class RoleLost(PPOJobError):
         self.role = role
         self.reason = reason
         super().__init__(f"{role}: lost: {reason}")
+
+
+class WorldNotOpen(PPOJobError):
+    """The ranks of an epoch did not find each other: the epoch cannot begin."""
+
+
+class ChannelLost(PPOJobError):
+    """A channel to the ranks of another role is of no use any more.
+
+    The rank that meets this keeps its process: it answers its request as failed, and the controller
+    takes that for the loss of the other role, which then gets its next epoch and the next channel.
+
+    Attributes:
+        channel: its key in the store.
+        reason: one line, for people.
+    """
+
+    def __init__(self, channel: str, reason: str) -> None:
+        self.channel = channel
+        self.reason = reason
+        super().__init__(f"{channel}: lost: {reason}")
 
 
 class Fenced(PPOJobError):

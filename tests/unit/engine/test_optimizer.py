@@ -5,6 +5,7 @@ import torch
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
 from ppojob_trainer.engine.optimizer import clip_gradients, learning_rate
+from ppojob_trainer.parallel.world import World
 
 
 def test_constant_after_linear_warm_up_from_zero():
@@ -44,6 +45,6 @@ def test_a_warm_up_longer_than_the_job_only_warms_up():
 def test_the_global_norm_is_clipped(limit, factor):
     parameters = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
-    assert clip_gradients(parameters, limit) == 5.0
+    assert clip_gradients(parameters, limit, World.alone()) == 5.0
     assert parameters[0].grad[0] == pytest.approx(3.0 * factor, rel=1e-5)
     assert parameters[1].grad[0] == pytest.approx(4.0 * factor, rel=1e-5)

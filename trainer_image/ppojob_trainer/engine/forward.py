@@ -5,6 +5,7 @@ from transformers import PreTrainedModel
 from ppojob_trainer.engine.attention import plan_attention
 from ppojob_trainer.engine.head import Head, TokenOutputs
 from ppojob_trainer.engine.layout import pack_rows
+from ppojob_trainer.parallel.fsdp import as_forward
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -31,11 +32,14 @@ def packed_outputs(
         heads=config.num_attention_heads,
         key_heads=config.num_key_value_heads,
     ).to(model.device)
-    hidden = model.base_model(
-        input_ids=packed.input_ids[None],
-        position_ids=packed.position_ids[None],
-        use_cache=False,
-        attention_plan=plan,
-    ).last_hidden_state[0]
-    outputs = head(model, hidden.index_select(0, packed.predictors), packed.targets)
-    return tuple(output.cpu() for output in outputs)
+
+    def compute() -> TokenOutputs:
+        hidden = model.base_model(
+            input_ids=packed.input_ids[None],
+            position_ids=packed.position_ids[None],
+            use_cache=False,
+            attention_plan=plan,
+        ).last_hidden_state[0]
+        return head(model, hidden.index_select(0, packed.predictors), packed.targets)
+
+    return tuple(output.cpu() for output in as_forward(model, compute))

@@ -9,6 +9,8 @@ from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward import packed_outputs
 from ppojob_trainer.engine.head import Head, TokenOutputs
 from ppojob_trainer.engine.packing import plan_micro_batches
+from ppojob_trainer.parallel.collectives import largest_over_ranks
+from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -19,24 +21,32 @@ class ForwardEngine:
     speed only.
     """
 
-    def __init__(self, model: PreTrainedModel, head: Head, training: TrainingSpec) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        head: Head,
+        training: TrainingSpec,
+        world: World | None = None,
+    ) -> None:
         """Take over a model.
 
         Args:
-            model: its attention becomes the packed one.
+            model: its attention becomes the packed one; cut where the world has several ranks.
             head: what is asked of each response token.
             training: micro-batches, autocast.
+            world: the ranks that compute together; None for this one alone.
         """
         self.model = model
         self._head = head
         self._training = training
+        self._world = world or World.alone(model.device)
         use_packed_attention(model)
 
     def predict(self, experience: Experience) -> TokenOutputs:
-        """Compute the head's outputs without gradient or dropout.
+        """Compute the head's outputs without gradient or dropout; all ranks do so together.
 
         Args:
-            experience: at least one row.
+            experience: this rank's rows, maybe none.
 
         Returns:
             Tensors (tokens,) float32, in row order.
@@ -44,16 +54,20 @@ class ForwardEngine:
         self.model.eval()
         outputs: TokenOutputs = ()
         with torch.no_grad():
-            for rows in self._micro_batches(experience, torch.arange(experience.num_rows)):
-                place = experience.token_index(rows)
-                values = self._forward(experience.select(rows))
+            # At least one pass tells how many outputs there are.
+            for rows in self._passes(experience, torch.arange(experience.num_rows), at_least=1):
+                values = self._forward(experience.select(rows) if len(rows) else one_token())
                 outputs = outputs or tuple(torch.empty(experience.num_tokens) for _ in values)
+                place = experience.token_index(rows)
                 for output, value in zip(outputs, values, strict=True):
-                    output[place] = value
+                    output[place] = value[: len(place)]
         return outputs
 
-    def _micro_batches(self, experience: Experience, rows: Tensor) -> list[Tensor]:
-        """Row numbers of each micro-batch, out of `rows`."""
+    def _passes(self, experience: Experience, rows: Tensor, *, at_least: int = 0) -> list[Tensor]:
+        """Row numbers of each micro-batch out of `rows`, as many on every rank: empty at the end.
+
+        A forward or backward pass of a cut model needs all ranks.
+        """
         plan = plan_micro_batches(
             experience.prompt_lengths.tolist(),
             experience.row_groups[rows].tolist(),
@@ -61,7 +75,9 @@ class ForwardEngine:
             budget=self._training.micro_batch_tokens,
             share_prompts=self._training.share_prompts,
         )
-        return [rows[torch.tensor(batch)] for batch in plan]
+        count = largest_over_ranks(self._world, max(at_least, len(plan)))
+        plan += [[] for _ in range(count - len(plan))]
+        return [rows[torch.tensor(batch, dtype=torch.int64)] for batch in plan]
 
     def _forward(self, rows: Experience) -> TokenOutputs:
         device = self.model.device.type
@@ -69,3 +85,16 @@ class ForwardEngine:
             return packed_outputs(
                 self.model, self._head, rows, share_prompts=self._training.share_prompts
             )
+
+
+def one_token() -> Experience:
+    """The least that a forward pass can be made of, for a rank that has no rows left."""
+    one = torch.zeros(1, dtype=torch.int64)
+    return Experience(
+        prompts=[one],
+        row_groups=one,
+        response_tokens=one,
+        lengths=one + 1,
+        mask=torch.zeros(1, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(1),
+    )

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
+from ppojob_trainer.parallel.collectives import sum_over_ranks
+from ppojob_trainer.parallel.fsdp import local_part
+from ppojob_trainer.parallel.world import World
 
 STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
 """What AdamW keeps for each parameter."""
@@ -51,18 +54,23 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
     )
 
 
-def clip_gradients(parameters: Iterable[Tensor], limit: float | None) -> float:
+def clip_gradients(parameters: Iterable[Tensor], limit: float | None, world: World) -> float:
     """Scale gradients so that their global norm is at most `limit`.
 
     Args:
         parameters: those with a gradient count.
         limit: None leaves the gradients as they are.
+        world: over whose ranks the gradients are cut.
 
     Returns:
-        The global norm before. Where it is not finite the gradients are of no use.
+        The global norm before, the same on all ranks. Where it is not finite the gradients are of
+        no use.
     """
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    grads = [local_part(p.grad) for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm(grads)
+    if world.size > 1:
+        (squares,) = sum_over_ranks(world, [float(norm) ** 2])
+        norm = norm.new_tensor(math.sqrt(squares))
     if limit is not None and norm.isfinite() and norm > limit:
         torch._foreach_mul_(grads, limit / (norm + 1e-6))
     return float(norm)

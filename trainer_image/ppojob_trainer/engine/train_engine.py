@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
-from ppojob_trainer.engine.forward_engine import ForwardEngine
+from ppojob_trainer.engine.forward_engine import ForwardEngine, one_token
 from ppojob_trainer.engine.head import Head
 from ppojob_trainer.engine.objective import Denominators, LossParts, Objective
 from ppojob_trainer.engine.optimizer import (
@@ -17,6 +17,9 @@ from ppojob_trainer.engine.optimizer import (
     load_optimizer_tensors,
     optimizer_tensors,
 )
+from ppojob_trainer.parallel.collectives import sum_over_ranks
+from ppojob_trainer.parallel.fsdp import reduce_gradients
+from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
 UPDATES = "updates"
@@ -29,6 +32,8 @@ class TrainEngine(ForwardEngine):
     The same rows, state and number of threads give the same bits. Dropout of the model's
     configuration is at work in updates, off in `predict`, and draws from torch's global generator,
     whose state belongs into a commit.
+    A mini-batch may lie on the ranks in any way: losses are divided by counts of all of it,
+    gradients are added up once, behind the last micro-batch.
     """
 
     def __init__(
@@ -38,17 +43,20 @@ class TrainEngine(ForwardEngine):
         training: TrainingSpec,
         optimizer: OptimizerSpec,
         total_steps: int,
+        world: World | None = None,
     ) -> None:
         """Take over a model.
 
         Args:
-            model: trained in place; its attention becomes the packed one.
+            model: trained in place; its attention becomes the packed one; cut where the world has
+                several ranks.
             head: what is asked of each response token.
             training: micro-batches, autocast, recomputation.
             optimizer: AdamW and its schedule.
             total_steps: optimizer steps of the whole job, for the schedule.
+            world: the ranks that train together; None for this one alone.
         """
-        super().__init__(model, head, training)
+        super().__init__(model, head, training, world)
         self.updates = 0
         self._spec = optimizer
         self._total_steps = total_steps
@@ -57,14 +65,15 @@ class TrainEngine(ForwardEngine):
         self._optimizer = build_optimizer(model, optimizer)
 
     def update(self, experience: Experience, objective: Objective) -> dict[str, float]:
-        """One optimizer step on a mini-batch.
+        """One optimizer step on a mini-batch; all ranks do so together.
 
         Rows whose gradient is provably zero are not computed, and still count in the denominators.
         A gradient that is not finite leaves weights and moments untouched and is reported as
         `<area>/skipped`; the schedule goes on.
 
         Args:
-            experience: the mini-batch's rows, with the columns that the objective reads.
+            experience: this rank's rows of the mini-batch, maybe none, with the columns that the
+                objective reads.
             objective: what is minimized.
 
         Returns:
@@ -72,16 +81,20 @@ class TrainEngine(ForwardEngine):
             token are over the tokens that were computed.
         """
         self.model.train()
-        denominators = Denominators.of(experience)
+        denominators = self._denominators(experience)
         rows = torch.arange(experience.num_rows)
         if self._training.skip_zero_gradient_groups:
             rows = objective.rows_with_gradient(experience)
         self._clear_gradients()
-        parts = [
-            self._backward(experience.select(chosen), objective, denominators)
-            for chosen in self._micro_batches(experience, rows)
-        ]
-        return {**_statistics(parts, objective), **self._step(objective.area)}
+        passes = self._passes(experience, rows)
+        parts = []
+        for i, chosen in enumerate(passes):
+            reduce_gradients(self.model, is_last=i == len(passes) - 1)
+            if len(chosen):
+                parts.append(self._backward(experience.select(chosen), objective, denominators))
+            else:
+                self._accompany()
+        return {**self._statistics(parts, objective), **self._step(objective.area)}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """All that updates depend on besides weights and random state, by name."""
@@ -102,12 +115,35 @@ class TrainEngine(ForwardEngine):
         self.updates = int(state.pop(UPDATES))
         load_optimizer_tensors(self.model, self._optimizer, state)
 
+    def _denominators(self, experience: Experience) -> Denominators:
+        mine = Denominators.of(experience)
+        return Denominators(*sum_over_ranks(self._world, (mine.tokens, mine.sequences)))
+
     def _backward(
         self, rows: Experience, objective: Objective, denominators: Denominators
     ) -> LossParts:
         parts = objective(self._forward(rows), rows, denominators)
         torch.autograd.backward(parts.loss)
         return parts
+
+    def _accompany(self) -> None:
+        """Forward and backward with gradients of zero, for the sake of the ranks that have rows."""
+        outputs = [output for output in self._forward(one_token()) if output.requires_grad]
+        torch.autograd.backward(torch.cat(outputs).sum() * 0.0)
+
+    def _statistics(self, parts: list[LossParts], objective: Objective) -> dict[str, float]:
+        """The mini-batch's statistics from its micro-batches'; zeros where none was computed."""
+        names = (*objective.term_names, *objective.token_names)
+        *sums, tokens = sum_over_ranks(
+            self._world,
+            [
+                *(sum(part.terms[name] for part in parts) for name in objective.term_names),
+                *(sum(part.token_sums[name] for part in parts) for name in objective.token_names),
+                sum(part.tokens for part in parts),
+            ],
+        )
+        divisors = [1.0] * len(objective.term_names) + [max(1, tokens)] * len(objective.token_names)
+        return {name: s / d for name, s, d in zip(names, sums, divisors, strict=True)}
 
     def _clear_gradients(self) -> None:
         """Zero gradients in place: fresh memory of that size costs more than the pass over it."""
@@ -117,9 +153,9 @@ class TrainEngine(ForwardEngine):
         self._optimizer.zero_grad(set_to_none=False)
 
     def _step(self, area: str) -> dict[str, float]:
-        """Clip, check, and step; a rank of several would have reduced gradients before."""
+        """Clip, check, and step; every rank on its part of the weights, all or none."""
         rate = learning_rate(self._spec, self.updates, self._total_steps)
-        norm = clip_gradients(self.model.parameters(), self._spec.gradient_clip)
+        norm = clip_gradients(self.model.parameters(), self._spec.gradient_clip, self._world)
         is_finite = norm < float("inf")
         if is_finite:
             for group in self._optimizer.param_groups:
@@ -131,15 +167,3 @@ class TrainEngine(ForwardEngine):
             f"{area}/lr": rate,
             f"{area}/skipped": 0.0 if is_finite else 1.0,
         }
-
-
-def _statistics(parts: list[LossParts], objective: Objective) -> dict[str, float]:
-    """The mini-batch's statistics from its micro-batches'; zeros where none was computed."""
-    tokens = max(1, sum(part.tokens for part in parts))
-    return {
-        **{name: sum(part.terms[name] for part in parts) for name in objective.term_names},
-        **{
-            name: sum(part.token_sums[name] for part in parts) / tokens
-            for name in objective.token_names
-        },
-    }

@@ -1,27 +1,185 @@
 """The world of a role: ranks 0..N-1 of one epoch, and nobody else.
 
 It must exist before the rollout engine is made: vLLM takes the default group as its own world, so
-no other role may ever be in it.
+no other role may ever be in it. Its store lives in rank 0 and dies with the epoch.
 """
 
+from __future__ import annotations
+
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+
+from ppojob_trainer.errors import WorldNotOpen
+from ppojob_trainer.parallel.gloo import gloo_options
+
+_ATTEMPT_SECONDS = 2.0
+_PAUSE_SECONDS = 0.1
+_BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A rank's place among the ranks of its role.
+
+    Attributes:
+        rank: 0 to size - 1.
+        size: ranks of the role.
+        device: where its tensors are.
+        group: of all ranks; None only where there is one and no process group was opened.
+        store: keys and values that the ranks share, prefixed by the epoch.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    group: dist.ProcessGroup | None
+    store: Store
+
+    @classmethod
+    def alone(cls, device: torch.device | str = "cpu") -> World:
+        """The world of a rank that has nobody to meet and opens no process group."""
+        return cls(0, 1, torch.device(device), None, HashStore())
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingPoint:
+    """Where the ranks of an epoch find each other.
+
+    Attributes:
+        host: address or name of rank 0's pod.
+        port: of the store there.
+        key: `<job uid>/<role>/<epoch>`, the prefix of all keys.
+    """
+
+    host: str
+    port: int
+    key: str
+
+
+@contextmanager
+def open_world(
+    rank: int,
+    size: int,
+    device: torch.device,
+    *,
+    address: str = "127.0.0.1",
+    meeting: MeetingPoint | None = None,
+    open_seconds: float = 300.0,
+    operation_seconds: float = 600.0,
+) -> Iterator[World]:
+    """Join the world of a role; it ends with the block.
+
+    Args:
+        rank: of this process.
+        size: ranks of the role.
+        device: `cpu` (gloo) or `cuda:<index>` (nccl).
+        address: of this pod; gloo and the store bind it and nothing else, since pods on one machine
+            share the ports.
+        meeting: where the ranks meet; None where there is one rank and nobody else needs its store.
+        open_seconds: how long to wait for rank 0.
+        operation_seconds: limit of one collective.
+
+    Raises:
+        WorldNotOpen: rank 0 did not come, or its port is taken.
+    """
+    assert size == 1 or meeting is not None, "several ranks have to meet"
+    store: Store = HashStore()
+    if meeting is not None:
+        connect = _host_store if rank == 0 else _find_store
+        store = PrefixStore(meeting.key, connect(meeting, address, open_seconds))
+    limit = timedelta(seconds=operation_seconds)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=limit)
+    else:
+        options = gloo_options(address, operation_seconds)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=size, timeout=limit, pg_options=options
+        )
+    try:
+        yield World(rank, size, device, dist.group.WORLD, store)
+    finally:
+        dist.destroy_process_group()
 
 
 @contextmanager
 def world_of_one(device: torch.device) -> Iterator[None]:
-    """Join the world of a role that has a single rank; nobody needs to be met for that.
-
-    Args:
-        device: `cpu` (gloo) or `cuda` (nccl).
-    """
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    try:
+    """Join the world of a role that has a single rank; nobody needs to be met for that."""
+    with open_world(0, 1, device):
         yield
-    finally:
-        dist.destroy_process_group()
+
+
+def find_store(meeting: MeetingPoint, open_seconds: float = 10.0) -> Store:
+    """The store of another role's epoch, with the keys of that epoch.
+
+    Raises:
+        WorldNotOpen: its rank 0 does not answer within the time.
+    """
+    return PrefixStore(meeting.key, _find_store(meeting, "", open_seconds))
+
+
+def connect_store(host: str, port: int, timeout_seconds: float) -> TCPStore:
+    """Connect to a store that another process hosts.
+
+    Raises:
+        torch.distributed.DistError: nobody answers within the time.
+    """
+    limit = timedelta(seconds=timeout_seconds)
+    return TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+
+
+def _host_store(meeting: MeetingPoint, address: str, open_seconds: float) -> TCPStore:
+    """The store, served at this pod's own address: by itself torch would take all of them."""
+    try:
+        listener = socket.create_server((address, meeting.port), backlog=_BACKLOG)
+    except OSError as error:
+        raise WorldNotOpen(
+            f"{meeting.key}: got {address}:{meeting.port} for its store: {error}; a free port"
+        ) from error
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        address,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=open_seconds),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    store.set(_open_key(meeting), "")
+    return store
+
+
+def _find_store(meeting: MeetingPoint, _address: str, open_seconds: float) -> TCPStore:
+    """Connect to rank 0's store of this epoch, however much later than this rank it starts.
+
+    What answers may be the store of an epoch that is ending, so the epoch's own key is asked for.
+    """
+    end = time.monotonic() + open_seconds
+    while True:
+        try:
+            # Torch logs a page for every refusal, so it is asked only once somebody listens.
+            socket.create_connection((meeting.host, meeting.port), _ATTEMPT_SECONDS).close()
+            store = connect_store(meeting.host, meeting.port, _ATTEMPT_SECONDS)
+            store.wait([_open_key(meeting)], timedelta(seconds=_ATTEMPT_SECONDS))
+        except (OSError, dist.DistError) as error:
+            if time.monotonic() < end:
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            raise WorldNotOpen(
+                f"{meeting.key}: rank 0 did not open its store at {meeting.host}:{meeting.port} "
+                f"within {open_seconds:g} s"
+            ) from error
+        store.set_timeout(timedelta(seconds=open_seconds))
+        return store
+
+
+def _open_key(meeting: MeetingPoint) -> str:
+    return f"{meeting.key}/open"

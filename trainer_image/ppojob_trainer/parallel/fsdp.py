@@ -1,0 +1,112 @@
+"""A model's weights, gradients and moments cut over the ranks of a world (FSDP2).
+
+Every weight is cut along its first dimension into equal runs, and a layer's are put together just
+while it computes. Gradients of ranks are added up, never averaged: losses have been divided by the
+counts of all ranks. A model of a world of one stays a plain module, and everything here leaves it
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from ppojob_trainer.parallel.world import World
+
+Result = TypeVar("Result")
+
+_ROOT_METHOD = "_compute_as_forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The part of a tensor that a rank holds: a run of its first dimension.
+
+    Attributes:
+        shape: of the whole tensor.
+        start: first index of the run; 0 where the tensor has no dimension.
+        stop: index behind the last.
+    """
+
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of the part."""
+        return (self.stop - self.start, *self.shape[1:]) if self.shape else ()
+
+
+def extent_of_rank(shape: tuple[int, ...], rank: int, size: int) -> Extent:
+    """What a rank of `size` holds of a weight: equal runs, those of the last ranks shorter."""
+    run = -(-shape[0] // size)
+    return Extent(shape, min(rank * run, shape[0]), min((rank + 1) * run, shape[0]))
+
+
+def extent_of(tensor: Tensor) -> Extent:
+    """What this rank holds of a tensor of a model or its optimizer."""
+    shape = tuple(tensor.shape)
+    if isinstance(tensor, DTensor):
+        mesh = tensor.device_mesh
+        return extent_of_rank(shape, mesh.get_local_rank(), mesh.size())
+    return Extent(shape, 0, shape[0] if shape else 0)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor; all of it where it is not cut."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor put together; a collective where it is cut."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_model(model: nn.Module, world: World) -> None:
+    """Cut a model over the ranks, layer by layer; where it is on the meta device, without weights.
+
+    Args:
+        model: of transformers, with `base_model.layers`.
+        world: of more than one rank.
+    """
+    assert world.group is not None, "a model is cut over the ranks of a process group"
+    mesh = DeviceMesh.from_group(world.group, world.device.type)
+    base: Any = model.base_model
+    for module in (*base.layers, model):
+        fully_shard(module, mesh=mesh)
+        # Without the first, gloo is asked for a multiplication that it does not know.
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(1.0)
+    setattr(model, _ROOT_METHOD, MethodType(_compute, model))
+    register_fsdp_forward_method(model, _ROOT_METHOD)
+
+
+def as_forward(model: nn.Module, compute: Callable[[], Result]) -> Result:
+    """Run a computation as the model's forward pass.
+
+    Weights outside of the layers (embedding, last norm, head) are whole while it runs, and those of
+    a layer while that is called. A collective where the model is cut: all ranks compute equally
+    often.
+    """
+    if not isinstance(model, FSDPModule):
+        return compute()
+    result: Result = getattr(model, _ROOT_METHOD)(compute)
+    return result
+
+
+def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:
+    """Say whether the next backward pass is the mini-batch's last, behind which ranks add up."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_last)
+
+
+def _compute(_model: nn.Module, compute: Callable[[], Result]) -> Result:
+    return compute()
