@@ -12,7 +12,6 @@ import torch
 from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.journal import (
-    CommitsDiscarded,
     CommitSealed,
     EpochStarted,
     Journal,
@@ -22,7 +21,7 @@ from ppojob_trainer.checkpoint.journal import (
 )
 from ppojob_trainer.checkpoint.resume import resume_point
 from ppojob_trainer.checkpoint.tensors import read_shard, write_shard
-from ppojob_trainer.errors import CannotResume, CheckpointLost, DamagedCommit, StorageError
+from ppojob_trainer.errors import CannotResume, CheckpointLost, DamagedCommit
 
 FILES = (
     "actor/rank-0/model.safetensors",
@@ -302,19 +301,6 @@ def test_what_the_commit_does_not_hold_is_never_skipped(scripts, root: Path):
     assert torch.equal(read["weight"], scripts.tensors(3)["weight"])
 
 
-def test_too_little_space_is_said_before(scripts, root: Path):
-    store = scripts.open_store(root)
-    store.require_space(1)
-    with pytest.raises(StorageError, match=r"GiB free: one commit needs 1048576\.00 GiB"):
-        store.require_space(1 << 50)
-
-
-def test_discard_all(scripts, root: Path):
-    store = scripts.open_store(root)
-    assert store.discard_all() == (3, 2, 1)
-    assert os.listdir(root / "checkpoints") == []
-
-
 def test_commits_that_vanished_are_noticed_by_the_journal(scripts, root: Path):
     store = scripts.open_store(root)
     events = [CommitSealed(time=0.0, step=step, size_bytes=1) for step in (2, 3)]
@@ -324,11 +310,10 @@ def test_commits_that_vanished_are_noticed_by_the_journal(scripts, root: Path):
     assert found.commit is not None
     assert found.commit.step == 2
     assert [str(r) for r in found.refusals] == ["step-000003: the folder is missing"]
-    store.discard_all()
+    for step in (1, 2):
+        shutil.rmtree(root / "checkpoints" / f"step-{step:06d}")
     with pytest.raises(CheckpointLost, match="step 3 was sealed, and no commit is there"):
         resume_point(store, events)
-    discarded = [*events, CommitsDiscarded(time=0.0, steps=(3, 2, 1))]
-    assert resume_point(store, discarded).commit is None
 
 
 def test_journal_gives_back_what_was_appended(scripts, tmp_path: Path):
@@ -351,7 +336,7 @@ def test_journal_gives_back_what_was_appended(scripts, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"{}", b'{"event":"unknown","time":1}', b'{"event":"finished","time":1}', b"\xff"]
+    "line", [b"", b"{}", b'{"event":"unknown","time":1}', b'{"event":"exported","time":1}', b"\xff"]
 )
 def test_a_damaged_journal_line_is_named(tmp_path: Path, line: bytes):
     journal = Journal(tmp_path / "journal.jsonl")
@@ -366,6 +351,4 @@ def test_last_sealed():
     events = [CommitSealed(time=0.0, step=step, size_bytes=1) for step in (2, 4)]
     assert last_sealed([]) is None
     assert last_sealed(events) == 4
-    discarded = CommitsDiscarded(time=0.0, steps=(2, 4))
-    assert last_sealed([*events, discarded]) is None
-    assert last_sealed([*events, discarded, events[0]]) == 2
+    assert last_sealed([*events, events[0]]) == 2

@@ -29,7 +29,7 @@ from ppojob_trainer.checkpoint.files import FileEntry, check_size, sha256_of
 from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, Progress
 from ppojob_trainer.checkpoint.sealed import Commit, Latest, Refusal, folder_name, read_commit
-from ppojob_trainer.errors import CheckpointLost, DamagedCommit, StorageError
+from ppojob_trainer.errors import CheckpointLost, DamagedCommit
 
 CONFIG_NAME: Final = "config.json"
 LATEST_NAME: Final = "latest"
@@ -242,32 +242,6 @@ class CommitStore:
             elif self.is_whole(step):
                 kept += 1
         return tuple(removed)
-
-    def discard_all(self) -> tuple[int, ...]:
-        """Remove every commit, for a start from nothing; returns their steps, newest first."""
-        (self.root / LATEST_NAME).unlink(missing_ok=True)
-        removed = tuple(reversed(self.steps()))
-        for step in removed:
-            self._remove(step)
-        return removed
-
-    def require_space(self, needed_bytes: int) -> None:
-        """Refuse to start where not even one commit fits.
-
-        Args:
-            needed_bytes: size of a commit.
-
-        Raises:
-            StorageError: says what is needed and what is free.
-        """
-        stat = os.statvfs(self.root)
-        free_bytes = stat.f_bavail * stat.f_frsize
-        if free_bytes < needed_bytes:
-            raise StorageError(
-                self.root,
-                f"got {free_bytes / 2**30:.2f} GiB free: one commit needs "
-                f"{needed_bytes / 2**30:.2f} GiB; free some, or name another volume",
-            )
 
     def _remove(self, step: int) -> None:
         """Rename out of sight first: a commit half removed must not look like a damaged one."""

@@ -118,16 +118,6 @@ class Rewound(_Event, frozen=True, kw_only=True, tag="rewound"):
     reason: str
 
 
-class CommitsDiscarded(_Event, frozen=True, kw_only=True, tag="commits_discarded"):
-    """The user asked for a start from nothing: the commits before this line count no more.
-
-    Attributes:
-        steps: of what was removed.
-    """
-
-    steps: tuple[int, ...]
-
-
 class Exported(_Event, frozen=True, kw_only=True, tag="exported"):
     """The model was written as a Hugging Face folder.
 
@@ -138,18 +128,6 @@ class Exported(_Event, frozen=True, kw_only=True, tag="exported"):
     step: int
 
 
-class Finished(_Event, frozen=True, kw_only=True, tag="finished"):
-    """The run is over.
-
-    Attributes:
-        step: steps done.
-        phase: as in the resource's status (``Succeeded``).
-    """
-
-    step: int
-    phase: str
-
-
 Event = (
     ControllerStarted
     | EpochStarted
@@ -158,9 +136,7 @@ Event = (
     | CommitSealed
     | CommitRefused
     | Rewound
-    | CommitsDiscarded
     | Exported
-    | Finished
 )
 
 
@@ -199,11 +175,6 @@ class Journal:
 
 
 def last_sealed(events: list[Event]) -> int | None:
-    """Step of the newest commit that must exist; None where none was sealed (or all discarded)."""
-    step = None
-    for event in events:
-        if isinstance(event, CommitSealed):
-            step = event.step
-        elif isinstance(event, CommitsDiscarded):
-            step = None
-    return step
+    """Step of the newest commit that must exist; None where none was sealed."""
+    sealed = (event.step for event in reversed(events) if isinstance(event, CommitSealed))
+    return next(sealed, None)
