@@ -9,8 +9,7 @@ from typing import Any
 
 from ppojob_api import shape as shapes
 from ppojob_api.manifest import to_yaml
-from ppojob_api.rule import Rule
-from ppojob_api.rules import RULES
+from ppojob_api.rules import RULES, Rule
 from ppojob_api.shape import Bounds, Member, Shape
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.section import Section

@@ -12,6 +12,9 @@ GROUP_ESTIMATORS = frozenset({"grpo", "rloo", "reinforce_plus_plus_baseline", "o
 # Below this the vLLM engine lifts a temperature to it in silence; the trainer refuses it too.
 LEAST_TEMPERATURE = 0.01
 
+# vLLM's own limit; what is above it would fail the first generation.
+VLLM_TEMPERATURE_LIMIT = 2.0
+
 
 def group_size(job: PPOJob) -> Iterator[Problem]:
     """A group of one has no baseline but itself."""
@@ -50,7 +53,7 @@ def nearest_divisors(number: int, near: int) -> tuple[int, int]:
 
 
 def temperatures(job: PPOJob) -> Iterator[Problem]:
-    """Engines lift temperatures next to 0 in silence, or divide by almost nothing."""
+    """Engines lift temperatures next to 0, or divide by almost nothing; one of them has a top."""
     rollout = job.spec.rollout
     for where, value in (
         ("spec.rollout.temperature", rollout.temperature),
@@ -59,6 +62,9 @@ def temperatures(job: PPOJob) -> Iterator[Problem]:
         if 0 < value < LEAST_TEMPERATURE:
             why = "engines take it for 0, or divide by almost nothing"
             yield out_of_range(where, value, why, "must be 0, or at least 0.01 and finite")
+        if rollout.engine == "vllm" and value > VLLM_TEMPERATURE_LIMIT:
+            allowed = "at most 2, or engine: huggingface"
+            yield conflict(where, value, "engine vllm takes none above 2", allowed)
 
 
 def identical_samples(job: PPOJob) -> Iterator[Problem]:
@@ -121,7 +127,14 @@ _SAMPLES = "spec.algorithm.samplesPerPrompt"
 ARITHMETIC_CHECKS = (
     Check(group_size, ("spec.algorithm.type", _SAMPLES)),
     Check(mini_batch, _BATCH),
-    Check(temperatures, ("spec.rollout.temperature", "spec.rollout.validation.temperature")),
+    Check(
+        temperatures,
+        (
+            "spec.rollout.engine",
+            "spec.rollout.temperature",
+            "spec.rollout.validation.temperature",
+        ),
+    ),
     Check(identical_samples, (_SAMPLES, "spec.rollout.temperature", "spec.rollout.topK")),
     Check(top_k, ("spec.rollout.topK", "spec.rollout.validation.topK")),
     Check(

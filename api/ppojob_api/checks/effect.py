@@ -89,9 +89,9 @@ def loss_scale(job: PPOJob) -> Iterator[Problem]:
 
 def shuffled_mini_batches(job: PPOJob) -> Iterator[Problem]:
     """One mini-batch has no order."""
-    algorithm = job.spec.algorithm
-    part = algorithm.mini_batch_prompts
-    if algorithm.shuffle_mini_batches and part in (None, algorithm.prompts_per_step):
+    algorithm, critic = job.spec.algorithm, job.spec.critic
+    parts = {algorithm.mini_batch_prompts, critic.mini_batch_prompts if critic else None}
+    if algorithm.shuffle_mini_batches and parts <= {None, algorithm.prompts_per_step}:
         where = "spec.algorithm.shuffleMiniBatches"
         allowed = "false, or miniBatchPrompts below promptsPerStep"
         yield no_effect(where, True, "with one mini-batch a step", allowed)
@@ -209,7 +209,7 @@ _DECAY = tuple(
 
 EFFECT_CHECKS = (
     Check(member_of_other_type, ("spec.algorithm.type",)),
-    Check(shuffled_mini_batches, ("spec.algorithm",)),
+    Check(shuffled_mini_batches, ("spec.algorithm", "spec.critic.miniBatchPrompts")),
     Check(loss_scale, ("spec.algorithm.lossAggregation", "spec.algorithm.lossScaleTokens")),
     Check(kl_without_place, (_KL, "spec.roles.reference")),
     Check(kl_controller, (_KL,)),

@@ -26,8 +26,8 @@ class CriticSpec(Section):
     """How it is optimised."""
 
     value_clip: Annotated[float, Field(gt=0, le=1_000_000)] = 0.5
-    """A value that moves further than this from the one before the update earns no more gradient
-    (Schulman et al. 2017, PPO2). verl: critic.cliprange_value, 0.5."""
+    """A value that the update moved further than this from the one before it is pulled no further
+    (PPO2 of OpenAI Baselines). verl: critic.cliprange_value, 0.5."""
 
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
     """First training steps, in which only the critic trains. verl: trainer.critic_warmup, 0."""

@@ -154,6 +154,20 @@ def test_engines_take_what_is_not_refused() -> None:
     SamplingParams(temperature=0.01, top_p=1.0, top_k=-1, max_tokens=1)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["spec.rollout: {engine: huggingface, temperature: 3}"],
+        ["spec.algorithm.kl: {in: loss}", "spec.roles.reference: {}"],
+        ["spec.algorithm.kl: {in: loss}", "spec.roles.reference: {replicas: 1, parallelism: {}}"],
+        ["spec.rollout.parallelism.data: 1"],
+        ["spec.roles.actorRollout: {gpusPerReplica: 1, parallelism: {dataShard: 1}}"],
+    ],
+)
+def test_near_to_wrong_and_right(changes: list[str]) -> None:
+    assert not isinstance(validation.validate(changed_job(changes)), list)
+
+
 def found(value: object) -> list[str]:
     problems: Any = validation.validate(value)
     assert isinstance(problems, list)

@@ -1,7 +1,7 @@
 """What CEL can say about roles: pods, ranks, GPUs, and the prompts that ranks need."""
 
 from ppojob_api.checks.check import MODEL_ROLES
-from ppojob_api.rule import Rule, given, implies, untouched
+from ppojob_api.rules.rule import Rule, given, implies, untouched
 from ppojob_api.v1alpha1.roles import RolePods
 
 _GUESTS = MODEL_ROLES[1:]

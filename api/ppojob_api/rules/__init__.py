@@ -1,0 +1,41 @@
+"""What CEL can say about a job, so that the API server refuses at admission by itself.
+
+Each rule repeats a check of `ppojob_api.checks`; those remain the full list, in their own words.
+"""
+
+from ppojob_api.rules.algorithm import ALGORITHM_RULES, NAME_RULES
+from ppojob_api.rules.effect import EFFECT_RULES
+from ppojob_api.rules.roles import ROLE_RULES
+from ppojob_api.rules.rule import Rule, given
+from ppojob_api.rules.run import RUN_RULES
+from ppojob_api.rules.support import PENDING_RULES, SUPPORT_RULES
+from ppojob_api.run_config import TRAJECTORY_SECTIONS
+from ppojob_api.shape import members
+from ppojob_api.v1alpha1.job import PPOJobSpec
+
+__all__ = ["RULES", "Rule"]
+
+
+def _immutable(section: str) -> Rule:
+    """What decides the weights of a run stays as it was created."""
+    message = f"spec.{section} decides the weights and cannot change; make a job of another name"
+    if not members(PPOJobSpec)[section].shape.nullable:
+        return Rule(f"spec.{section}", "self == oldSelf", message)
+    # A rule within a section that may be absent goes with it, so the spec watches over those.
+    new, old = given(section), given(section).replace("self.", "oldSelf.")
+    same = f"!{new} || self.{section} == oldSelf.{section}"
+    return Rule("spec", f"{new} == {old} && ({same})", message)
+
+
+IMMUTABLE_RULES = tuple(_immutable(section) for section in TRAJECTORY_SECTIONS)
+
+RULES = (
+    *NAME_RULES,
+    *ALGORITHM_RULES,
+    *RUN_RULES,
+    *EFFECT_RULES,
+    *ROLE_RULES,
+    *SUPPORT_RULES,
+    *PENDING_RULES,
+    *IMMUTABLE_RULES,
+)

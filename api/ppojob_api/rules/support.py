@@ -1,0 +1,60 @@
+"""What CEL can say about what this version cannot do yet."""
+
+from ppojob_api.rules.roles import PENDING_ROLE_RULES
+from ppojob_api.rules.rule import Rule, given
+
+SUPPORT_RULES = (
+    Rule(
+        "spec.roles",
+        f"!{given('rollout')}",
+        "pods of its own for generation: not in this version; null",
+        "rollout",
+    ),
+    Rule(
+        "spec.rollout.parallelism",
+        "self.tensor == 1",
+        "tensor parallel generation: not in this version; 1",
+        "tensor",
+    ),
+    Rule(
+        "spec.rewards[]",
+        f"!{given('source')} || !{given('source.configMap')}",
+        "code from a ConfigMap: not in this version; source: {path: FILE}",
+        "source",
+    ),
+    Rule(
+        "spec.model",
+        "!self.trustRemoteCode",
+        "code that comes with a model: not in this version; false",
+        "trustRemoteCode",
+    ),
+    Rule(
+        "spec.lifecycle",
+        f"!self.suspend && !{given('activeDeadlineSeconds')}"
+        f" && !{given('ttlSecondsAfterFinished')}",
+        "suspending, deadlines and deletion after the end: not in this version; false and null",
+    ),
+)
+
+PENDING_RULES = (
+    Rule(
+        "spec.algorithm",
+        "self.type != 'ppo'",
+        "training with a critic: not in this version",
+        "type",
+    ),
+    Rule("spec", f"!{given('rewardModel')}", "a reward model: not in this version; null"),
+    Rule(
+        "spec.steps",
+        "!self.validateOnly",
+        "validation without training: not in this version; false",
+        "validateOnly",
+    ),
+    Rule(
+        "spec.checkpoint",
+        f"!{given('best')}",
+        "keeping the best commit: not in this version; null",
+        "best",
+    ),
+    *PENDING_ROLE_RULES,
+)
