@@ -73,9 +73,12 @@ def test_numbers_are_those_of_transformers(name: str, make_folder: MakeFolder) -
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
     with ChatTokenizer(folder) as ours:
         for turns in (TURNS, TURNS[1:], TURNS[1:2]):
-            expected = theirs.apply_chat_template(
-                turns, add_generation_prompt=True, return_dict=False, enable_thinking=True
-            )
+            for open_turn in (False, True):
+                expected = theirs.apply_chat_template(
+                    turns, add_generation_prompt=open_turn, return_dict=False, enable_thinking=True
+                )
+                variables = {"enable_thinking": True}
+                assert ours.encode_chats([turns], variables, open_turn=open_turn) == [expected]
             assert ours.encode_chat(turns, enable_thinking=True) == expected
         assert ours.vocab_size == len(theirs)
         assert ours.pad_token_id == theirs.pad_token_id

@@ -5,12 +5,12 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
+from ppojob_trainer.closing import Closing
 from ppojob_trainer.data.chat import BadChatTemplate, ChatTokenizer
 from ppojob_trainer.data.columns import Cells, ColumnNames, read_cells
 from ppojob_trainer.data.scan import RewardChecks, Scan, Scanner
@@ -58,7 +58,7 @@ def truncate(ids: Sequence[int], limit: int, policy: str) -> tuple[int, ...]:
     return (*ids[:head], *ids[len(ids) - tail :])
 
 
-class PromptDataset:
+class PromptDataset(Closing):
     """The rows of several files, one after the other, without those that are too long.
 
     Opening reads everything once and keeps eight bytes a row (sixteen of JSON lines); rows are then
@@ -171,19 +171,6 @@ class PromptDataset:
     def close(self) -> None:
         """Close the files."""
         self._scan.close()
-
-    def __enter__(self) -> Self:
-        """Give the data set itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the files."""
-        self.close()
 
     def _cells(self, index: int) -> Cells:
         if not 0 <= index < len(self):

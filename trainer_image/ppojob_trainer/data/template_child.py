@@ -14,7 +14,12 @@ import msgspec
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import read_frame, write_frame
 from ppojob_trainer.data.template_environment import TemplateRefusal, compile_template, render
-from ppojob_trainer.data.template_wire import CompileTemplate, Rendered, TemplateRequest
+from ppojob_trainer.data.template_wire import (
+    CompileTemplate,
+    RenderChats,
+    Rendered,
+    TemplateRequest,
+)
 from ppojob_trainer.json_value import Json
 
 
@@ -33,16 +38,16 @@ def serve(requests: int, answers: int) -> None:
                 outcomes = [_refused(refusal)]
         else:
             assert template is not None, "a template is compiled before it is rendered"
-            chats = request.conversations
-            outcomes = [_render(template, chat, request.variables) for chat in chats]
+            outcomes = [_render(template, chat, request) for chat in request.conversations]
         write_frame(answers, msgspec.msgpack.encode(outcomes))
 
 
 def _render(
-    template: jinja2.Template, messages: list[dict[str, Json]], variables: dict[str, Json]
+    template: jinja2.Template, messages: list[dict[str, Json]], request: RenderChats
 ) -> Rendered:
     try:
-        return Rendered(text=render(template, messages, variables))
+        text = render(template, messages, request.variables, open_turn=request.open_turn)
+        return Rendered(text=text)
     except TemplateRefusal as refusal:
         return _refused(refusal)
 

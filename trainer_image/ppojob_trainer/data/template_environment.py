@@ -73,16 +73,26 @@ def compile_template(source: str, now: datetime.datetime) -> jinja2.Template:
 
 
 def render(
-    template: jinja2.Template, messages: list[dict[str, Json]], variables: Mapping[str, Json]
+    template: jinja2.Template,
+    messages: list[dict[str, Json]],
+    variables: Mapping[str, Json],
+    *,
+    open_turn: bool,
 ) -> str:
-    """Render a conversation, with the header of the assistant's next turn.
+    """Render a conversation.
+
+    Args:
+        template: from `compile_template`.
+        messages: mappings with "role" and "content".
+        variables: what the template sees besides.
+        open_turn: add the header of the assistant's next turn.
 
     Raises:
         TemplateRefusal: the template raised, or reached for what the sandbox forbids.
     """
     given: dict[str, Json] = {"tools": None, "documents": None, **variables}
     try:
-        return template.render(**given, messages=messages, add_generation_prompt=True)
+        return template.render(**given, messages=messages, add_generation_prompt=open_turn)
     except jinja2.TemplateError as error:
         raise TemplateRefusal(error.message or type(error).__name__, _line(error)) from None
     except Exception as error:  # whatever a template's expression can raise

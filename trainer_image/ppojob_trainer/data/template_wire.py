@@ -23,10 +23,12 @@ class RenderChats(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         conversations: each a list of messages.
         variables: what the template sees besides the messages.
+        open_turn: whether the header of the assistant's next turn follows the messages.
     """
 
     conversations: list[list[dict[str, Any]]]
     variables: dict[str, Any]
+    open_turn: bool
 
 
 class Rendered(msgspec.Struct, frozen=True):
