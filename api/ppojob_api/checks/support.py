@@ -31,7 +31,8 @@ def training_parallelism(job: PPOJob) -> Iterator[Problem]:
         if layout.tensor > 1:
             yield not_yet(f"{where}.tensor", layout.tensor, "tensor parallel training", "1")
         elif layout.data_shard not in (None, ranks):
-            what = "shards that are more or fewer than ranks"
+            per_pod = topology.ranks_per_replica(pods)
+            what = f"other shards than replicas {pods.replicas} x {per_pod} ranks = {ranks}"
             yield not_yet(f"{where}.dataShard", layout.data_shard, what, f"{ranks}, or null")
 
 

@@ -36,8 +36,7 @@ def _pod_rules(role: str) -> tuple[Rule, ...]:
         Rule(
             path,
             implies(given("parallelism.dataShard"), f"self.parallelism.dataShard == {_ranks()}"),
-            "shards that are more or fewer than ranks: not in this version; parallelism.dataShard:"
-            " null",
+            "other shards than one a rank: not in this version; parallelism.dataShard: null",
         ),
     )
 

@@ -30,7 +30,8 @@ class CriticSpec(Section):
     (PPO2 of OpenAI Baselines). verl: critic.cliprange_value, 0.5."""
 
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """First training steps, in which only the critic trains. verl: trainer.critic_warmup, 0."""
+    """First training steps, in which only the critic trains.
+    verl: trainer.critic_warmup, one less than there."""
 
     epochs: Annotated[int, Field(ge=1, le=1_000)] | None = None
     """Passes over a step's experience; null: algorithm.epochs. verl: critic.ppo_epochs."""
