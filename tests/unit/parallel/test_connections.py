@@ -1,0 +1,54 @@
+import socket
+import threading
+import time
+
+import pytest
+
+from ppojob_trainer.parallel.connections import listeners_of, shut_down_connections
+
+
+@pytest.fixture
+def connected():
+    """Makes a listener on 127.0.1.9 and both ends of a connection to it."""
+    opened: list[socket.socket] = []
+
+    def connect() -> tuple[tuple[str, int], socket.socket, socket.socket]:
+        listener = socket.create_server(("127.0.1.9", 0))
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+        opened.extend((listener, near, far))
+        return listener.getsockname(), near, far
+
+    yield connect
+    for each in opened:
+        each.close()
+
+
+def test_new_listeners_are_found_and_nothing_else(connected):
+    connected()
+    listener, found = listeners_of(lambda: socket.create_server(("127.0.1.9", 0)))
+    with listener:
+        assert found == [listener.getsockname()]
+
+
+@pytest.mark.parametrize("end", ["near", "far"])
+def test_who_waits_on_a_connection_is_released_at_once(connected, end):
+    endpoint, near, far = connected()
+    waiting = {"near": near, "far": far}[end]
+    thread = threading.Timer(0.2, shut_down_connections, [{endpoint}])
+    thread.start()
+    waiting.settimeout(10)
+    start = time.monotonic()
+    assert waiting.recv(1) == b""
+    assert time.monotonic() - start < 5
+    thread.join()
+
+
+def test_listeners_and_the_connections_of_others_live_on(connected):
+    endpoint, _, _ = connected()
+    _, near, far = connected()
+    shut_down_connections([endpoint])
+    near.sendall(b"alive")
+    assert far.recv(5) == b"alive"
+    with socket.create_connection(endpoint) as late:
+        late.sendall(b"still listening")

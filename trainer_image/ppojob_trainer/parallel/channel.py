@@ -1,0 +1,175 @@
+"""Channels: a link between the ranks of two roles, outside the world of either.
+
+Members are the ranks of the first role and, after them, those of the second. A channel belongs to
+one epoch of each; when either is over it is closed, and the next epochs open the next channel. On
+a lost peer see docs/adr/0001-worlds-channels-and-epochs.md: a killed one is noticed at once, a
+stopped one by nobody but the supervisors, so the thread that hears of it cuts the channel under
+the thread that waits.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from ppojob_trainer.errors import ChannelLost
+from ppojob_trainer.parallel.connections import Endpoint, listeners_of, shut_down_connections
+from ppojob_trainer.parallel.gloo import gloo_options
+from ppojob_trainer.parallel.link import GroupLink
+
+TIMEOUT_SECONDS = 10.0
+"""Limit of every operation; the last resort, for a node that is gone without a word."""
+
+
+class Channel:
+    """A link to another role, opened by `open_channel`.
+
+    Attributes:
+        key: what the channel is called in the store.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        listeners: frozenset[Endpoint],
+    ) -> None:
+        self.key = key
+        self._member, self._size = group.rank(), group.size()
+        self._group: dist.ProcessGroup | None = group
+        self._device = device
+        self._listeners = listeners
+        self._is_cut = False
+
+    @property
+    def member(self) -> int:
+        """Number of this rank among the members of both roles."""
+        return self._member
+
+    @property
+    def size(self) -> int:
+        """Ranks of both roles."""
+        return self._size
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]
+    ) -> dict[int, Tensor]:
+        """See `Link`. To be called when the peers are known to be ready: their time counts too.
+
+        Raises:
+            ChannelLost: a peer is gone, too slow, or the channel was cut; it is closed by then.
+        """
+        reason = "it is closed"
+        if self._group is not None:
+            try:
+                received = GroupLink(self._group, self._device).exchange(outgoing, incoming)
+                # nccl's abort ends a wait without an error; what arrived is not to be used.
+                if not self._is_cut:
+                    return received
+            except RuntimeError as error:
+                reason = _last_words(error)
+        self.close()
+        raise ChannelLost(self.key, "it was cut" if self._is_cut else reason)
+
+    def cut(self) -> None:
+        """End the exchange that waits, from another thread; the channel is of no use after that."""
+        self._is_cut = True
+        group = self._group
+        if group is None:
+            return
+        if self._device.type == "cuda":
+            group._get_backend(self._device).abort()
+        else:
+            shut_down_connections(self._listeners)
+
+    def close(self) -> None:
+        """Give up the channel's sockets. It is no error to close twice."""
+        self._group = None
+
+
+def open_channel(
+    store: Store,
+    key: str,
+    member: int,
+    size: int,
+    address: str,
+    device: torch.device,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Channel:
+    """Meet the other members under a key; all of them have to come within the time limit.
+
+    The nccl branch has been run on no machine yet. Its watchdog ends the process when an operation
+    runs into the limit, unless the channel was cut before.
+
+    Args:
+        store: of the first role's world.
+        key: `<uid>/channel/<role>.<epoch>-<role>.<epoch>/<attempt>`; never used twice, since the
+            store keeps the addresses of an attempt that failed.
+        member: number of this rank.
+        size: ranks of both roles.
+        address: IP address of this pod.
+        device: `cpu` (gloo) or `cuda` (nccl).
+        timeout_seconds: limit of opening and of each operation.
+
+    Raises:
+        ChannelLost: not all members came.
+    """
+    under_key = PrefixStore(key, store)
+    try:
+        if device.type == "cuda":
+            return _open_nccl(under_key, key, member, size, device, timeout_seconds)
+        return _open_gloo(under_key, key, member, size, address, timeout_seconds)
+    except RuntimeError as error:
+        reason = _last_words(error)
+    raise ChannelLost(key, f"not opened: {reason}")
+
+
+def _open_gloo(
+    store: Store, key: str, member: int, size: int, address: str, timeout_seconds: float
+) -> Channel:
+    options, listeners = listeners_of(lambda: gloo_options(address, timeout_seconds))
+    store.set(f"listeners/{member}", json.dumps(listeners))
+    backend = dist.ProcessGroupGloo(store, member, size, options)
+    # All are connected now, so all have said where they listen.
+    everybody = frozenset(
+        (host, port) for m in range(size) for host, port in json.loads(store.get(f"listeners/{m}"))
+    )
+    device = torch.device("cpu")
+    group = _group_of(backend, dist.ProcessGroup.BackendType.GLOO, store, device)
+    return Channel(key, group, device, everybody)
+
+
+def _open_nccl(
+    store: Store,
+    key: str,
+    member: int,
+    size: int,
+    device: torch.device,
+    timeout_seconds: float,
+) -> Channel:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = datetime.timedelta(seconds=timeout_seconds)
+    backend = dist.ProcessGroupNCCL(store, member, size, options)
+    backend.eager_connect_single_device(device)
+    group = _group_of(backend, dist.ProcessGroup.BackendType.NCCL, store, device)
+    return Channel(key, group, device, frozenset())
+
+
+def _group_of(backend: Any, kind: Any, store: Store, device: torch.device) -> dist.ProcessGroup:
+    """The backend as a process group, which the world of a role is too."""
+    group = dist.ProcessGroup(store, backend.rank(), backend.size())
+    group._register_backend(device, kind, backend)
+    return group
+
+
+def _last_words(error: RuntimeError) -> str:
+    """The first line of the message, without the place in the library's source."""
+    return str(error).split("] ", 1)[-1].split(". This", 1)[0].splitlines()[0]
