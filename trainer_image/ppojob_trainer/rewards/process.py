@@ -8,14 +8,14 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import msgspec
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
+from ppojob_trainer.closing import Closing
 from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
 from ppojob_trainer.rewards.records import NO_ANSWER, RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
@@ -49,7 +49,7 @@ class _Function:
     seconds: float
 
 
-class ScoringPool:
+class ScoringPool(Closing):
     """Children that score responses; each call has a time limit that nothing can outlive.
 
     When a call is too slow, or its process dies, that process and everything it started are killed,
@@ -124,19 +124,6 @@ class ScoringPool:
         self._threads.shutdown(cancel_futures=True)
         for child in children:
             child.kill()
-
-    def __enter__(self) -> Self:
-        """Give the pool itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End all children."""
-        self.close()
 
     def _score_one(self, item: RewardItem, stop: threading.Event) -> RewardResult:
         if stop.is_set():
