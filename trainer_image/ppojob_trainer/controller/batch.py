@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ppojob_trainer.data.dataset import PromptRow
-from ppojob_trainer.rpc.messages import PromptTokens, RowScore, ScoreItem
+from ppojob_trainer.rpc.messages import PromptTokens, RowIndex, RowScore, ScoreItem
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Batch:
         purpose: `train` or `validation`.
         prompts: in the order of the batch.
         samples: rows a prompt.
+        owners: ranks that generate; each owns the rows of one run of prompts.
         lengths: (rows,) response tokens.
         truncated: (rows,) whether a response ran into the limit.
         scores: (rows,) from the reward functions.
@@ -29,6 +30,7 @@ class Batch:
     purpose: str
     prompts: list[PromptRow]
     samples: int
+    owners: int
     lengths: list[int] = field(default_factory=list)
     truncated: list[bool] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
@@ -39,13 +41,33 @@ class Batch:
         """Number of responses."""
         return len(self.prompts) * self.samples
 
+    @property
+    def shares(self) -> list[tuple[int, int]]:
+        """Runs `[first, last)` of prompts, one an owner; owners beyond the prompts have none."""
+        return shares(len(self.prompts), self.owners)
+
+    @property
+    def index(self) -> RowIndex:
+        """Which rows there are and who owns them."""
+        return RowIndex(
+            prompt_lengths=[len(prompt.token_ids) for prompt in self.prompts],
+            lengths=self.lengths,
+            samples=self.samples,
+            owners=[
+                rank for rank, (first, last) in enumerate(self.shares) for _ in range(first, last)
+            ],
+        )
+
     def prompt_of(self, row: int) -> PromptRow:
         """The prompt that a row answers."""
         return self.prompts[row // self.samples]
 
-    def prompt_tokens(self) -> list[PromptTokens]:
-        """The prompts as the ranks are told of them."""
-        return [PromptTokens(prompt.index, list(prompt.token_ids)) for prompt in self.prompts]
+    def prompt_tokens(self, first: int, last: int) -> list[PromptTokens]:
+        """A run of prompts as the ranks are told of them."""
+        return [
+            PromptTokens(prompt.index, list(prompt.token_ids))
+            for prompt in self.prompts[first:last]
+        ]
 
     def score_items(self, first: int, last: int) -> list[ScoreItem]:
         """What the scorers are told of rows `[first, last)`."""

@@ -57,9 +57,8 @@ class Commits:
             RoleLost: a rank was lost while it wrote; the commits before stand.
             StorageError: the disk refused; the commits before stand.
         """
-        # The folder carries the epoch of the ranks that write: those of an older one find it gone.
-        epoch = max(group.epoch for group in self.stateful)
-        pending = self.store.begin(progress.step, epoch=epoch)
+        # The folder carries the life of the ranks that write: those of an older one find it gone.
+        pending = self.store.begin(progress.step, epoch=self.roles.life)
         request = SaveShards(str(pending.folder.relative_to(self.run_folder)))
         files = []
         for group in self.stateful:
@@ -69,7 +68,7 @@ class Commits:
                 [request] * len(group.ranks),
                 RequestId(0, progress.step, "save_shards"),
             )
-            files += _entries(group.name, answers)
+            files += _entries(answers)
         commit = self.store.seal(pending, progress, files)
         size_bytes = sum(entry.size_bytes for entry in commit.manifest.files)
         self.journal.append(
@@ -85,9 +84,16 @@ class Commits:
             _log.warning("old commits stay: %s", problem)
 
 
-def _entries(role: str, answers: list[Saved]) -> list[FileEntry]:
+def _entries(answers: list[Saved]) -> list[FileEntry]:
+    """The files that the ranks of a role wrote, each below the name of its model's role."""
     return [
-        FileEntry(path=file.path, size_bytes=file.size, sha256=file.sha256, role=role, rank=rank)
+        FileEntry(
+            path=file.path,
+            size_bytes=file.size,
+            sha256=file.sha256,
+            role=file.path.split("/", 1)[0],
+            rank=rank,
+        )
         for rank, answer in enumerate(answers)
         for file in answer.files
     ]

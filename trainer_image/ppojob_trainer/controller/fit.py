@@ -181,14 +181,7 @@ class Loop:
                 metrics_lines=progress.metrics_lines + 1,
                 tokens=progress.tokens + rows.total_tokens,
                 seconds=progress.seconds + times.step_seconds,
-                roles=tuple(
-                    msgspec.structs.replace(
-                        role,
-                        epoch=self.roles.group(role.role).epoch,
-                        optimizer_steps=role.optimizer_steps + result.num_updates,
-                    )
-                    for role in progress.roles
-                ),
+                roles=tuple(updates.state_after(step) for updates in self.training.updates),
             ),
             metrics,
         )
@@ -253,7 +246,8 @@ class Loop:
         if progress.step >= self.total_steps and self.spec.checkpoint.export:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
-            self.roles.ask(self.actor, EXPORT_MODEL, [ExportModel(EXPORT_FOLDER)], id_)
+            requests = [ExportModel(EXPORT_FOLDER)] * len(self.actor.ranks)
+            self.roles.ask(self.actor, EXPORT_MODEL, requests, id_)
             self.journal.append(Exported(time=time.time(), step=progress.step))
 
     def _recovered(self, loss: RoleLost, progress: Progress) -> Progress:

@@ -14,7 +14,7 @@ from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal
-from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, RoleState
+from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.evaluation import Evaluation
 from ppojob_trainer.controller.fit import Loop
@@ -23,11 +23,13 @@ from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.roles import RoleGroup, Roles, role_group
 from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.row_flow import RowFlow
 from ppojob_trainer.controller.summary import write_summary
 from ppojob_trainer.controller.training_step import (
+    ForwardPass,
     TrainingStep,
-    forward_passes,
-    updates_per_step,
+    Updates,
+    needs_old_logprobs,
 )
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
@@ -41,7 +43,6 @@ from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.keys import read_key_ring
 
 _log = logging.getLogger(__name__)
-STATEFUL_ROLES = ("actorRollout",)
 
 
 class StopRequest:
@@ -130,6 +131,7 @@ def build_loop(
     records = Records(_sinks(spec, run_folder, stack), run_folder)
     total_steps = _total_steps(spec, order)
     reporter.report(total_steps=total_steps)
+    training = _training_step(environment, roles, stages)
     return Loop(
         spec=spec,
         total_steps=total_steps,
@@ -137,7 +139,7 @@ def build_loop(
         actor=actor,
         dataset=prompts.train,
         order=order,
-        training=_training_step(spec, roles, actor, stages),
+        training=training,
         evaluation=_evaluation(spec, stages, prompts.validation),
         records=records,
         commits=_commits(spec, roles, store, journal, run_folder),
@@ -147,9 +149,9 @@ def build_loop(
             store=store,
             records=records,
             run_folder=run_folder,
-            fresh=_fresh(spec, prompts.train.digest, len(actor.ranks)),
+            fresh=_fresh(spec, prompts.train.digest, training),
             reporter=reporter,
-            total_updates=total_steps * updates_per_step(spec.algorithm),
+            total_updates={u.model: u.done_after(total_steps) for u in training.updates},
             budget=spec.recovery.restarts_without_progress,
         ),
         journal=journal,
@@ -160,16 +162,69 @@ def build_loop(
 
 
 def _training_step(
-    spec: PPOJobSpec, roles: Roles, actor: RoleGroup, stages: RolloutStages
+    environment: PodEnvironment, roles: Roles, stages: RolloutStages
 ) -> TrainingStep:
+    spec = environment.config.spec
+    hosts = _hosts(environment, roles)
     return TrainingStep(
         roles=roles,
-        actor=actor,
+        actor=stages.actor,
         stages=stages,
-        algorithm=spec.algorithm,
-        passes=forward_passes(spec.algorithm),
+        flow=RowFlow(roles, stages.actor, environment.config.uid),
+        samples=spec.algorithm.samples_per_prompt,
+        passes=_forward_passes(spec, hosts),
+        updates=_updates(spec, hosts),
         mini_batch_order=lambda step, epoch: mini_batch_order(spec, step, epoch),
     )
+
+
+def _hosts(environment: PodEnvironment, roles: Roles) -> dict[str, RoleGroup]:
+    """The ranks in which each role's model runs: its own, or those of the role it lives with."""
+    return {
+        role.role: roles.group(role.colocated_with or role.role)
+        for role in environment.config.topology.roles
+        if role.role != "controller"
+    }
+
+
+def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[ForwardPass, ...]:
+    passes = []
+    if needs_old_logprobs(spec.algorithm):
+        actor = hosts["actorRollout"]
+        passes.append(ForwardPass("policy", actor, "old_logprobs", "old_log_prob"))
+    if spec.algorithm.kl.in_ != "none":
+        passes.append(ForwardPass("reference", hosts["reference"], "ref_logprobs", "ref"))
+    if spec.critic is not None:
+        passes.append(ForwardPass("critic", hosts["critic"], "values", "values"))
+    return tuple(passes)
+
+
+def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ...]:
+    algorithm, critic = spec.algorithm, spec.critic
+    size = algorithm.prompts_per_step
+    policy = Updates(
+        model="policy",
+        role="actorRollout",
+        host=hosts["actorRollout"],
+        timer="update_actor",
+        prompts_per_step=size,
+        mini_batch_prompts=algorithm.mini_batch_prompts or size,
+        epochs=algorithm.epochs,
+        first_step=1 + (critic.warmup_steps if critic else 0),
+    )
+    if critic is None:
+        return (policy,)
+    value = Updates(
+        model="critic",
+        role="critic",
+        host=hosts["critic"],
+        timer="update_critic",
+        prompts_per_step=size,
+        mini_batch_prompts=critic.mini_batch_prompts or policy.mini_batch_prompts,
+        epochs=critic.epochs or algorithm.epochs,
+        columns=("returns",),
+    )
+    return (value, policy)
 
 
 def _evaluation(
@@ -247,7 +302,7 @@ def _roles(environment: PodEnvironment, stop: StopRequest, stack: contextlib.Exi
     caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
     stack.callback(caller.close)
     groups = tuple(
-        role_group(topology, environment.host, is_stateful=topology.role in STATEFUL_ROLES)
+        role_group(topology, environment.host)
         for topology in environment.config.topology.with_own_pods
         if topology.role != "controller"
     )
@@ -269,7 +324,7 @@ def _total_steps(spec: PPOJobSpec, order: PromptOrder) -> int:
     return (spec.steps.epochs or 1) * order.batches_per_epoch(spec.algorithm.prompts_per_step)
 
 
-def _fresh(spec: PPOJobSpec, data_digest: str, actor_ranks: int) -> Progress:
+def _fresh(spec: PPOJobSpec, data_digest: str, training: TrainingStep) -> Progress:
     uses_kl = spec.algorithm.kl.in_ != "none"
     return Progress(
         step=0,
@@ -279,5 +334,5 @@ def _fresh(spec: PPOJobSpec, data_digest: str, actor_ranks: int) -> Progress:
         metrics_lines=0,
         tokens=0,
         seconds=0.0,
-        roles=(RoleState(role="actorRollout", world_size=actor_ranks, epoch=0, optimizer_steps=0),),
+        roles=tuple(updates.state_after(0) for updates in training.updates),
     )

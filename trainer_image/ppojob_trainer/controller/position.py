@@ -8,6 +8,7 @@ from ppojob_trainer.checkpoint.journal import (
     EpochStarted,
     Event,
     Resumed,
+    Rewound,
     StepDone,
 )
 from ppojob_trainer.checkpoint.manifest import Progress
@@ -22,11 +23,13 @@ class Position:
         role_epochs: last epoch begun of each role.
         progress: state behind the last step that the present stateful ranks finished, or were
             restored to; None when they were started and never restored.
+        rewinds: how often the job has gone to a commit, or to its beginning.
     """
 
     controller_epoch: int
     role_epochs: dict[str, int]
     progress: Progress | None
+    rewinds: int
 
 
 def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position:
@@ -39,6 +42,7 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
     controller_epoch = 0
     role_epochs: dict[str, int] = {}
     progress: Progress | None = None
+    rewinds = 0
     for event in events:
         match event:
             case ControllerStarted():
@@ -47,8 +51,11 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
                 role_epochs[event.role] = event.epoch
                 if event.role in stateful:
                     progress = None
+            case Rewound():
+                rewinds += 1
+                progress = None
             case Resumed() | StepDone():
                 progress = event.progress
             case _:
                 pass
-    return Position(controller_epoch, role_epochs, progress)
+    return Position(controller_epoch, role_epochs, progress, rewinds)

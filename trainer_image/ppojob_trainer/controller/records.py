@@ -21,7 +21,7 @@ from ppojob_trainer.metrics.step_metrics import (
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
 from ppojob_trainer.rpc.client import Traffic
-from ppojob_trainer.rpc.messages import SpreadOf
+from ppojob_trainer.rpc.messages import Advantaged, SpreadOf
 
 ROWS_CUT_POINT = durable.point("rows.cut", *durable.REMOVE_ACTS)
 ROW_FOLDERS = {"train": "rollouts", "validation": "validation"}
@@ -98,7 +98,18 @@ def training_metrics(
             advantages=_spread(result.advantaged.advantages),
             returns=_spread(result.advantaged.returns),
         ),
+        **_value_metrics(result.advantaged),
         **result.statistics,
+    }
+
+
+def _value_metrics(advantaged: Advantaged) -> dict[str, float]:
+    """What the critic said before its update, and how well it foresaw the returns."""
+    if advantaged.values is None or advantaged.explained_variance is None:
+        return {}
+    return {
+        **_spread(advantaged.values).named("critic/values"),
+        "critic/vf_explained_var": advantaged.explained_variance,
     }
 
 

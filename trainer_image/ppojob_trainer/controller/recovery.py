@@ -1,9 +1,10 @@
 """How a job gets onto its feet: at its start, after its controller was killed, after a lost role.
 
-A stateless role that is lost (reward) is started again and the step goes on: what the others did is
-answered from their memory. A stateful role that is lost takes everybody back to the last commit.
-A controller that comes back finds living ranks where the journal says they are, and goes on beside
-them without a step run again.
+A stateless role that is lost (reward, reference) is started again and the step goes on: what the
+others did is answered from their memory. When a stateful role (actor-rollout, critic) is lost, it
+is started again and all stateful roles go back to the last commit; those that live keep their
+processes. A controller that comes back finds living ranks where the journal says they are, and
+goes on beside them without a step run again.
 """
 
 import logging
@@ -48,7 +49,7 @@ class Recovery:
         run_folder: what paths told to ranks are relative to.
         fresh: state of a job that has not begun.
         reporter: tells people.
-        total_updates: optimizer steps of the whole job.
+        total_updates: optimizer steps of the whole job, by model.
         budget: losses without a step done in between that are borne.
     """
 
@@ -59,10 +60,11 @@ class Recovery:
     run_folder: Path
     fresh: Progress
     reporter: Reporter
-    total_updates: int
+    total_updates: dict[str, int]
     budget: int
     _losses: list[int] = field(default_factory=list)
     _restarts: int = 0
+    _stands: bool = False  # whether the stateful ranks hold the state of the journal's end
 
     @property
     def _stateful(self) -> list[RoleGroup]:
@@ -74,6 +76,7 @@ class Recovery:
         position = read_position(self.journal.read(), stateful)
         epoch = position.controller_epoch + 1
         self.roles.caller.epoch = epoch
+        self.roles.life = position.rewinds
         self.journal.append(
             ControllerStarted(
                 time=time.time(), epoch=epoch, code_version=ppojob_trainer.__version__
@@ -94,6 +97,7 @@ class Recovery:
             self._check_data(position.progress)
             self.records.cut_metrics(position.progress)
             self._start_missing()
+            self._stands = True
             return position.progress
         return self._rewind(0, "start")
 
@@ -108,9 +112,11 @@ class Recovery:
         self.reporter.report(phase="Recovering", message=str(loss), restarts=self._restarts)
         _log.warning("%s", loss)
         group = self.roles.group(loss.role)
-        if group.is_stateful:
-            return self._rewind(progress.step, loss.reason)
+        if self._stands and group.has_channels:
+            self.roles.cut_channels(group.name)
         self._start(group)
+        if group.is_stateful or not self._stands:
+            return self._rewind(progress.step, loss.reason)
         self.roles.wait_ready([group])
         return progress
 
@@ -152,18 +158,14 @@ class Recovery:
         self.roles.start(group, epoch)
 
     def _start_missing(self) -> None:
-        """Start the stateless roles that do not serve, and wait for all."""
-        missing = [
-            group
-            for group in self.roles.groups
-            if not group.is_stateful
-            and (group.epoch == 0 or not self.roles.is_ready(group, group.epoch))
-        ]
-        for group in missing:
-            self._start(group)
+        """Start the roles that do not serve, and wait for all."""
+        for group in self.roles.groups:
+            if group.epoch == 0 or not self.roles.is_coming(group):
+                self._start(group)
         self.roles.wait_ready(self.roles.groups)
 
     def _rewind(self, from_step: int, reason: str) -> Progress:
+        self._stands = False
         found = resume_point(self.store, self.journal.read())
         for refusal in found.refusals:
             _log.warning("commit refused: %s", refusal)
@@ -180,25 +182,21 @@ class Recovery:
         self.journal.append(
             Rewound(time=time.time(), from_step=from_step, to_step=progress.step, reason=reason)
         )
+        self.roles.life += 1
         self.records.cut_metrics(progress)
         self.records.cut_rows(progress)
-        for group in self._stateful:
-            self._start(group)
         self._start_missing()
         self._restore(progress, found.commit)
         return progress
 
     def _restore(self, progress: Progress, commit: Commit | None) -> None:
-        folder = str(commit.folder.relative_to(self.run_folder)) if commit else None
+        request = Restore(
+            folder=str(commit.folder.relative_to(self.run_folder)) if commit else None,
+            files=_files(commit) if commit else [],
+            total_updates=self.total_updates,
+        )
         for group in self._stateful:
-            requests = [
-                Restore(
-                    folder=folder,
-                    files=_files(commit, group.name, rank) if commit else [],
-                    total_updates=self.total_updates,
-                )
-                for rank in range(len(group.ranks))
-            ]
+            requests = [request] * len(group.ranks)
             self.roles.ask(group, RESTORE, requests, RequestId(0, progress.step, "restore"))
         actor = self.roles.group("actorRollout")
         self.roles.ask(
@@ -208,11 +206,13 @@ class Recovery:
             RequestId(0, progress.step, "restore/sync_weights"),
         )
         self.journal.append(Resumed(time=time.time(), progress=progress))
+        self._stands = True
 
 
-def _files(commit: Commit, role: str, rank: int) -> list[SavedFile]:
-    """The files of one rank, as the ranks are told of them."""
+def _files(commit: Commit) -> list[SavedFile]:
+    """The files of all ranks: one that comes back in another layout needs parts of several."""
     return [
         SavedFile(entry.path, entry.size_bytes, entry.sha256)
-        for entry in commit.entries(role, rank)
+        for entry in commit.manifest.files
+        if entry.role != "controller"
     ]

@@ -12,12 +12,14 @@ from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
 from ppojob_trainer.errors import ConfigError, Fenced, Interrupted, JobFailed, RoleLost
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
-from ppojob_trainer.rpc.messages import PodStatus, StartRanks
-from ppojob_trainer.rpc.methods import START, STATUS, Method
+from ppojob_trainer.rpc.messages import CutChannel, PodStatus, StartRanks
+from ppojob_trainer.rpc.methods import CUT_CHANNEL, START, STATUS, Method
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _log = logging.getLogger(__name__)
+STATEFUL_ROLES = ("actorRollout", "critic")
+ROLES_WITH_ROWS = ("actorRollout", "reference", "critic")
 _POLL_SECONDS = 0.2
 _LOSS_GRACE_SECONDS = 2.0
 
@@ -31,6 +33,7 @@ class RoleGroup:
         supervisors: one a pod.
         ranks: in the order of the role's world.
         is_stateful: whether its loss costs the steps since the last commit.
+        has_channels: whether its ranks exchange rows with those of other roles.
         epoch: the epoch that the controller speaks to; 0 before the first.
     """
 
@@ -38,12 +41,11 @@ class RoleGroup:
     supervisors: tuple[Peer, ...]
     ranks: tuple[Peer, ...]
     is_stateful: bool
+    has_channels: bool
     epoch: int = 0
 
 
-def role_group(
-    topology: RoleTopology, host: Callable[[str], str], *, is_stateful: bool
-) -> RoleGroup:
+def role_group(topology: RoleTopology, host: Callable[[str], str]) -> RoleGroup:
     """The group of a role that has pods of its own."""
     supervisors, ranks = [], []
     for pod in topology.pods:
@@ -54,7 +56,18 @@ def role_group(
         for local_rank, rank in enumerate(topology.ranks_of(pod.index)):
             port = contract.PORT_FIRST_RANK + local_rank
             ranks.append(Peer(f"{topology.role} rank {rank}", address, port, topology.role))
-    return RoleGroup(topology.role, tuple(supervisors), tuple(ranks), is_stateful)
+    return RoleGroup(
+        name=topology.role,
+        supervisors=tuple(supervisors),
+        ranks=tuple(ranks),
+        is_stateful=topology.role in STATEFUL_ROLES,
+        has_channels=topology.role in ROLES_WITH_ROWS,
+    )
+
+
+def _other_role(calls: Sequence[Call[Any]], peer: Peer) -> str:
+    """Who is at the other end of the channel that `peer` lost, of all that were called."""
+    return next((call.peer.role for call in calls if call.peer.role != peer.role), peer.role)
 
 
 @dataclass
@@ -66,12 +79,15 @@ class Roles:
         groups: the roles that have pods.
         startup_seconds: longest time from `start` to ready.
         stop_requested: whether somebody asked the job to end.
+        life: how often the job went back to a commit: what was done in an earlier life is no
+            answer in this one.
     """
 
     caller: Caller
     groups: tuple[RoleGroup, ...]
     startup_seconds: float
     stop_requested: Callable[[], bool]
+    life: int = 0
 
     def group(self, name: str) -> RoleGroup:
         """One role by its name."""
@@ -88,6 +104,12 @@ class Roles:
     def is_ready(self, group: RoleGroup, epoch: int) -> bool:
         """Whether all ranks of an epoch serve."""
         return all(s.epoch == epoch and s.phase == "ready" for s in self.status(group))
+
+    def is_coming(self, group: RoleGroup) -> bool:
+        """Whether all ranks of the present epoch serve, or are about to."""
+        return all(
+            s.epoch == group.epoch and s.phase in ("starting", "ready") for s in self.status(group)
+        )
 
     def start(self, group: RoleGroup, epoch: int) -> None:
         """Begin an epoch of a role; `wait_ready` waits for it."""
@@ -150,7 +172,7 @@ class Roles:
             group: the role.
             method: what to do.
             requests: one a rank that is asked.
-            request_id: which work; its epoch is filled in from the role.
+            request_id: which work; `epoch` and `life` are filled in.
             ranks: who is asked; all by default.
 
         Raises:
@@ -159,18 +181,70 @@ class Roles:
             Fenced: another controller has taken over.
         """
         peers = group.ranks if ranks is None else [group.ranks[rank] for rank in ranks]
-        id_ = msgspec.structs.replace(request_id, epoch=group.epoch)
+        return self._wait(self._calls(group, method, peers, requests, request_id))
+
+    def ask_both(
+        self,
+        groups: tuple[RoleGroup, RoleGroup],
+        method: Method[Any, Nothing],
+        requests: tuple[msgspec.Struct, msgspec.Struct],
+        request_id: RequestId,
+    ) -> None:
+        """Have all ranks of two roles do one piece of work together; as `ask`.
+
+        Args:
+            groups: the two roles.
+            method: what to do.
+            requests: one for every rank of each role.
+            request_id: which work.
+        """
         calls = [
+            call
+            for group, request in zip(groups, requests, strict=True)
+            for call in self._calls(
+                group, method, group.ranks, [request] * len(group.ranks), request_id
+            )
+        ]
+        self._wait(calls)
+
+    def cut_channels(self, role: str) -> None:
+        """End whatever waits on a channel to a role that is lost, at its peers."""
+        peers = [
+            peer
+            for group in self.groups
+            if group.name != role and group.epoch > 0 and group.has_channels
+            for peer in group.ranks
+        ]
+        try:
+            self.caller.call_all([Call(peer, CUT_CHANNEL, CutChannel(role)) for peer in peers])
+        except (CallTimeout, CallRefused) as problem:
+            _log.info("a channel to %s was not cut: %s", role, problem)
+
+    def _calls(
+        self,
+        group: RoleGroup,
+        method: Method[Any, Answer],
+        peers: Sequence[Peer],
+        requests: Sequence[msgspec.Struct],
+        request_id: RequestId,
+    ) -> list[Call[Answer]]:
+        id_ = msgspec.structs.replace(request_id, epoch=group.epoch, life=self.life)
+        return [
             Call(peer, method, request, id_) for peer, request in zip(peers, requests, strict=True)
         ]
+
+    def _wait(self, calls: Sequence[Call[Answer]]) -> list[Answer]:
         try:
             return self.caller.call_all(calls, self.watch)
         except CallTimeout as silence:
-            raise RoleLost(group.name, str(silence)) from silence
+            raise RoleLost(silence.peer.role, str(silence)) from silence
         except CallRefused as refusal:
             if refusal.kind is ErrorKind.FENCED:
-                raise Fenced(group.name, self.caller.epoch, self.caller.epoch + 1) from refusal
+                epoch = self.caller.epoch
+                raise Fenced(refusal.peer.role, epoch, epoch + 1) from refusal
             self._blame_loss_first()
+            if refusal.kind is ErrorKind.CHANNEL_LOST:
+                raise RoleLost(_other_role(calls, refusal.peer), str(refusal)) from refusal
             _log.error("%s\n%s", refusal, refusal.failure.detail)
             raise JobFailed(str(refusal)) from refusal
 

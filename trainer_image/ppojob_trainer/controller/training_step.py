@@ -1,72 +1,109 @@
 """One step of the loop, in the order of the paper.
 
-generate -> score -> (old, reference log-probabilities) -> advantages -> update -> sync weights.
-What a job does not need (a reference without KL, old log-probabilities when the step is one
-update) is decided when the step is built, never inside it.
+generate -> score -> (old, reference log-probabilities, values) -> advantages -> update critic ->
+update policy -> sync weights. What a job does not need (a reference without KL, a critic without
+PPO, old log-probabilities when the step is one update) is decided when the step is built, never
+inside it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import msgspec
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.row_flow import RowFlow
 from ppojob_trainer.data.dataset import PromptRow
 from ppojob_trainer.metrics.timer import StepTimer
-from ppojob_trainer.rpc.messages import Advantaged, Advantages, Logprobs, SyncWeights, Update
-from ppojob_trainer.rpc.methods import ADVANTAGES, LOGPROBS, SYNC_WEIGHTS, UPDATE, Method
+from ppojob_trainer.rpc.messages import Advantaged, Advantages, Forward, SyncWeights, Update
+from ppojob_trainer.rpc.methods import ADVANTAGES, FORWARD, SYNC_WEIGHTS, UPDATE
 from ppojob_trainer.rpc.wire import RequestId
 
-Answer = TypeVar("Answer", bound=msgspec.Struct)
 Statistics = dict[str, float]
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A pass over the rows before the update: which model, and the timer's name for it."""
+    """A pass over the rows before the updates.
+
+    Attributes:
+        model: whose.
+        host: the role whose ranks run it.
+        column: what it fills in.
+        timer: the timer's name for it.
+    """
 
     model: str
+    host: RoleGroup
+    column: str
     timer: str
 
 
-def forward_passes(algorithm: AlgorithmSpec) -> tuple[ForwardPass, ...]:
-    """Which log-probabilities a step needs beside those of the update itself.
+@dataclass(frozen=True)
+class Updates:
+    """The optimizer steps of one model in a step.
 
-    The policy's old ones are the update's own when the whole batch is one optimizer step: then
-    the ratio is one by definition, and a pass is saved. A KL in the reward needs them before.
+    Attributes:
+        model: whose.
+        role: under which its state is in a commit.
+        host: the role whose ranks train it.
+        timer: the timer's name for it.
+        prompts_per_step: prompts of a step.
+        mini_batch_prompts: prompts of one optimizer step.
+        epochs: passes over the prompts.
+        first_step: the first step that trains it.
+        columns: what it needs besides what its own forward pass knows.
     """
-    passes = []
+
+    model: str
+    role: str
+    host: RoleGroup
+    timer: str
+    prompts_per_step: int
+    mini_batch_prompts: int
+    epochs: int
+    first_step: int = 1
+    columns: tuple[str, ...] = ()
+
+    def mini_batches(self, order: Callable[[int], list[int]]) -> list[list[int]]:
+        """Positions of the prompts of each optimizer step.
+
+        Args:
+            order: epoch -> order of the prompts, a permutation of `range(prompts_per_step)`.
+        """
+        size = self.mini_batch_prompts
+        return [
+            positions[first : first + size]
+            for positions in map(order, range(self.epochs))
+            for first in range(0, len(positions), size)
+        ]
+
+    def done_after(self, step: int) -> int:
+        """Optimizer steps behind a step."""
+        a_step = self.epochs * -(-self.prompts_per_step // self.mini_batch_prompts)
+        return max(0, step - self.first_step + 1) * a_step
+
+    def state_after(self, step: int) -> RoleState:
+        """What a commit behind a step says of the model."""
+        return RoleState(
+            role=self.role,
+            world_size=len(self.host.ranks),
+            epoch=self.host.epoch,
+            optimizer_steps=self.done_after(step),
+        )
+
+
+def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
+    """Whether the policy's log-probabilities must be known before its update.
+
+    When the whole batch is one optimizer step they are the update's own: the ratio is one by
+    definition, and a pass is saved. A KL in the reward needs them before.
+    """
     mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
     several_updates = mini_batch < algorithm.prompts_per_step or algorithm.epochs > 1
-    if several_updates or algorithm.kl.in_ == "reward":
-        passes.append(ForwardPass("policy", "old_log_prob"))
-    if algorithm.kl.in_ != "none":
-        passes.append(ForwardPass("reference", "ref"))
-    return tuple(passes)
-
-
-def mini_batches(algorithm: AlgorithmSpec, order: Callable[[int], list[int]]) -> list[list[int]]:
-    """Positions of the prompts of each optimizer step of a step.
-
-    Args:
-        algorithm: batch sizes and epochs.
-        order: the order of the prompts in an epoch, a permutation of `range(promptsPerStep)`.
-    """
-    size = algorithm.mini_batch_prompts or algorithm.prompts_per_step
-    batches = []
-    for epoch in range(algorithm.epochs):
-        positions = order(epoch)
-        batches += [positions[i : i + size] for i in range(0, len(positions), size)]
-    return batches
-
-
-def updates_per_step(algorithm: AlgorithmSpec) -> int:
-    """Optimizer steps of a step."""
-    return len(mini_batches(algorithm, lambda _: list(range(algorithm.prompts_per_step))))
+    return several_updates or algorithm.kl.in_ == "reward"
 
 
 def mean_of(statistics: list[Statistics]) -> Statistics:
@@ -83,14 +120,12 @@ class StepResult:
     Attributes:
         batch: the rows with their scores.
         advantaged: rewards and advantages.
-        statistics: of the update and of the weight sync.
-        num_updates: optimizer steps taken.
+        statistics: of the updates.
     """
 
     batch: Batch
     advantaged: Advantaged
     statistics: Statistics
-    num_updates: int
 
 
 @dataclass(frozen=True)
@@ -99,18 +134,22 @@ class TrainingStep:
 
     Attributes:
         roles: the processes of the job.
-        actor: the policy's role.
+        actor: the policy's role, which owns the rows.
         stages: generation and scoring.
-        algorithm: what to do.
-        passes: forward passes before the update.
+        flow: brings rows to the other roles.
+        samples: responses a prompt.
+        passes: forward passes before the updates.
+        updates: of each model that learns, in order.
         mini_batch_order: (step, epoch) -> order of the prompts.
     """
 
     roles: Roles
     actor: RoleGroup
     stages: RolloutStages
-    algorithm: AlgorithmSpec
+    flow: RowFlow
+    samples: int
     passes: tuple[ForwardPass, ...]
+    updates: tuple[Updates, ...]
     mini_batch_order: Callable[[int, int], list[int]]
 
     def run(
@@ -125,39 +164,48 @@ class TrainingStep:
             timer: takes the seconds of each stage.
 
         """
-        batch = Batch("train", prompts, self.algorithm.samples_per_prompt)
+        batch = Batch("train", prompts, self.samples, owners=len(self.actor.ranks))
         with timer("gen"):
             self.stages.generate(batch, step)
+            self.flow.place(batch, step)
         with timer("reward"):
             self.stages.score(batch, step)
         for forward in self.passes:
             with timer(forward.timer):
-                self._ask(LOGPROBS, Logprobs(forward.model), step, f"logprobs/{forward.model}")
+                self._forward(forward, batch, step)
         with timer("adv"):
-            advantaged = self._ask(
-                ADVANTAGES, Advantages(batch.scores, kl_coefficient), step, "advantages"
-            )
-        with timer("update_actor"):
-            updates = self._update(step, kl_coefficient)
+            advantaged = self._advantages(batch, step, kl_coefficient)
+        statistics: Statistics = {}
+        for updates in self.updates:
+            if step >= updates.first_step:
+                with timer(updates.timer):
+                    statistics |= self._update(updates, batch, step, kl_coefficient)
         with timer("update_weights"):
-            self._ask(SYNC_WEIGHTS, SyncWeights(step), step, "sync_weights")
-        return StepResult(batch, advantaged, mean_of(updates), len(updates))
+            request = [SyncWeights(step)] * len(self.actor.ranks)
+            self.roles.ask(self.actor, SYNC_WEIGHTS, request, RequestId(0, step, "sync_weights"))
+        return StepResult(batch, advantaged, statistics)
 
-    def _update(self, step: int, kl_coefficient: float) -> list[Statistics]:
-        batches = mini_batches(self.algorithm, lambda epoch: self.mini_batch_order(step, epoch))
-        return [
-            self._ask(UPDATE, Update(positions, kl_coefficient), step, "update", index).values
-            for index, positions in enumerate(batches)
-        ]
+    def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> None:
+        self.flow.bring_rows(forward.host, batch, step)
+        request = [Forward(forward.model)] * len(forward.host.ranks)
+        id_ = RequestId(0, step, f"forward/{forward.model}")
+        self.roles.ask(forward.host, FORWARD, request, id_)
+        self.flow.take_columns(forward.host, batch, step, [forward.column])
 
-    def _ask(
-        self,
-        method: Method[Any, Answer],
-        request: msgspec.Struct,
-        step: int,
-        stage: str,
-        index: int = 0,
-    ) -> Answer:
-        id_ = RequestId(0, step, stage, index)
-        (answer,) = self.roles.ask(self.actor, method, [request], id_)
-        return answer
+    def _advantages(self, batch: Batch, step: int, kl_coefficient: float) -> Advantaged:
+        """Every owner estimates the whole batch and keeps its rows; so they all say the same."""
+        request = [Advantages(batch.scores, kl_coefficient)] * len(self.actor.ranks)
+        return self.roles.ask(self.actor, ADVANTAGES, request, RequestId(0, step, "advantages"))[0]
+
+    def _update(
+        self, updates: Updates, batch: Batch, step: int, kl_coefficient: float
+    ) -> Statistics:
+        self.flow.bring_columns(updates.host, batch, step, updates.columns)
+        statistics = []
+        order = updates.mini_batches(lambda epoch: self.mini_batch_order(step, epoch))
+        for index, positions in enumerate(order):
+            request = Update(updates.model, positions, kl_coefficient)
+            id_ = RequestId(0, step, f"update/{updates.model}", index)
+            answers = self.roles.ask(updates.host, UPDATE, [request] * len(updates.host.ranks), id_)
+            statistics.append(answers[0].values)
+        return mean_of(statistics)

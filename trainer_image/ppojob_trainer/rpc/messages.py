@@ -64,12 +64,14 @@ class Generate(msgspec.Struct, frozen=True):
     Attributes:
         purpose: `train` or `validation`; the store of rows has one batch for each.
         step: step of the loop, which goes into every sample's seed.
-        prompts: the prompts, in the order of the batch.
+        first: position in the batch of the first of these prompts.
+        prompts: this rank's share of the prompts, in the order of the batch.
         samples: responses a prompt.
     """
 
     purpose: str
     step: int
+    first: int
     prompts: list[PromptTokens]
     samples: int
 
@@ -148,8 +150,88 @@ class Scored(msgspec.Struct, frozen=True):
     scores: list[RowScore]
 
 
-class Logprobs(msgspec.Struct, frozen=True):
-    """Compute log-probabilities of the train rows under the `policy` or the `reference`."""
+class RowIndex(msgspec.Struct, frozen=True):
+    """Which rows a batch has and who owns them: all that plans of transfers are made of.
+
+    Attributes:
+        prompt_lengths: (prompts,) tokens.
+        lengths: (rows,) response tokens, prompt-major.
+        samples: rows a prompt.
+        owners: (prompts,) the rank that owns the rows of each prompt.
+    """
+
+    prompt_lengths: list[int]
+    lengths: list[int]
+    samples: int
+    owners: list[int]
+
+
+class PlaceRows(msgspec.Struct, frozen=True):
+    """Tell an owner of train rows where all the others are."""
+
+    index: RowIndex
+
+
+class OpenChannel(msgspec.Struct, frozen=True):
+    """Open the channel between the owners of rows and another role, in their present epochs.
+
+    Attributes:
+        role: the role at the other end.
+        key: names the pair of epochs.
+        owners: ranks of the owning role, members 0, 1, ... of the channel.
+        guests: ranks of the other role, the members behind those.
+        store_host: name of the pod whose rank 0 hosts the owners' store.
+        store_key: prefix of the keys of the owners' epoch.
+    """
+
+    role: str
+    key: str
+    owners: int
+    guests: int
+    store_host: str
+    store_key: str
+
+
+class MoveRows(msgspec.Struct, frozen=True):
+    """Move the train rows from their owners to the other role; both sides are told together.
+
+    Attributes:
+        role: the role at the other end.
+        index: of the rows at their owners.
+    """
+
+    role: str
+    index: RowIndex
+
+
+class MoveColumns(msgspec.Struct, frozen=True):
+    """Move columns of rows that both roles have; both sides are told together.
+
+    Attributes:
+        role: the role at the other end.
+        index: of the rows at their owners.
+        columns: which.
+        to_owners: towards the owners, else away from them.
+    """
+
+    role: str
+    index: RowIndex
+    columns: list[str]
+    to_owners: bool
+
+
+class CutChannel(msgspec.Struct, frozen=True):
+    """End whatever waits on the channel to a role that is lost."""
+
+    role: str
+
+
+class Forward(msgspec.Struct, frozen=True):
+    """Run a model over the train rows and keep the column that it gives.
+
+    Attributes:
+        model: `policy` (old log-probabilities), `reference` or `critic` (values).
+    """
 
     model: str
 
@@ -178,19 +260,30 @@ class Advantaged(msgspec.Struct, frozen=True):
         returns: over the trained tokens.
         kl: mean over rows of their mean KL to the reference a token; None where the reward has
             no KL.
+        values: over the trained tokens; None where there is no critic.
+        explained_variance: share of the returns' variance that the values explain; None likewise.
     """
 
     row_rewards: list[float]
     advantages: SpreadOf
     returns: SpreadOf
-    kl: float | None
+    kl: float | None = None
+    values: SpreadOf | None = None
+    explained_variance: float | None = None
 
 
 class Update(msgspec.Struct, frozen=True):
-    """One optimizer step on the rows of these prompts (positions in the batch)."""
+    """One optimizer step of a model on the rows of these prompts (positions in the batch).
 
+    Attributes:
+        model: `policy` or `critic`.
+        prompts: the mini-batch.
+        kl_coefficient: of this step; the critic has no use for it.
+    """
+
+    model: str
     prompts: list[int]
-    kl_coefficient: float
+    kl_coefficient: float = 0.0
 
 
 class Statistics(msgspec.Struct, frozen=True):
@@ -206,14 +299,14 @@ class SyncWeights(msgspec.Struct, frozen=True):
 
 
 class WriteRows(msgspec.Struct, frozen=True):
-    """Write the rows of a batch as this rank's part of a parquet folder.
+    """Write the rows that this rank owns as its part of a parquet folder.
 
     Attributes:
         purpose: whose rows.
         folder: relative to the run folder.
-        scores: in row order.
-        data_sources: in prompt order.
-        ground_truths: JSON, in prompt order.
+        scores: of the rank's rows, in row order.
+        data_sources: of its prompts.
+        ground_truths: JSON, of its prompts.
         extras: the scorers' further variables as JSON, in row order.
     """
 
@@ -246,17 +339,17 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """Take the state of a commit, or of the base model.
+    """Take the state of a commit, or of the models that the job began with.
 
     Attributes:
-        folder: the commit's, relative to the run folder; None for the base model.
-        files: this rank's files of the commit.
-        total_updates: optimizer steps of the whole job, for schedules that end.
+        folder: the commit's, relative to the run folder; None for the models of the beginning.
+        files: all files of the models that this rank holds a part of, whichever rank wrote them.
+        total_updates: optimizer steps of the whole job by model, for schedules that end.
     """
 
     folder: str | None
     files: list[SavedFile]
-    total_updates: int
+    total_updates: dict[str, int]
 
 
 class ExportModel(msgspec.Struct, frozen=True):

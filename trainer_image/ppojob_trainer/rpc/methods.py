@@ -13,10 +13,15 @@ from ppojob_trainer import failpoints
 from ppojob_trainer.rpc.messages import (
     Advantaged,
     Advantages,
+    CutChannel,
     ExportModel,
+    Forward,
     Generate,
     Generated,
-    Logprobs,
+    MoveColumns,
+    MoveRows,
+    OpenChannel,
+    PlaceRows,
     PodStatus,
     Restore,
     Saved,
@@ -75,7 +80,12 @@ GENERATE = Method("generate", Generate, Generated, limit_bytes=256 * MEBI)
 SEND_TEXTS = Method("send_texts", SendTexts, Nothing)
 PUT_TEXTS = Method("put_texts", Texts, Nothing, callers=RANK_ROLES, limit_bytes=256 * MEBI)
 SCORE = Method("score", Score, Scored, limit_bytes=256 * MEBI)
-LOGPROBS = Method("logprobs", Logprobs, Statistics)
+PLACE_ROWS = Method("place_rows", PlaceRows, Nothing)
+OPEN_CHANNEL = Method("open_channel", OpenChannel, Nothing)
+MOVE_ROWS = Method("move_rows", MoveRows, Nothing)
+MOVE_COLUMNS = Method("move_columns", MoveColumns, Nothing)
+CUT_CHANNEL = Method("cut_channel", CutChannel, Nothing, once=False, deadline_seconds=5)
+FORWARD = Method("forward", Forward, Nothing)
 ADVANTAGES = Method("advantages", Advantages, Advantaged)
 UPDATE = Method("update", Update, Statistics)
 WRITE_ROWS = Method("write_rows", WriteRows, Nothing, limit_bytes=256 * MEBI)
@@ -83,16 +93,24 @@ SAVE_SHARDS = Method("save_shards", SaveShards, Saved)
 EXPORT_MODEL = Method("export_model", ExportModel, Nothing)
 
 SUPERVISOR_METHODS = (STATUS, START)
-ACTOR_ROLLOUT_METHODS = (
+MODEL_METHODS = (
     RESTORE,
+    OPEN_CHANNEL,
+    MOVE_ROWS,
+    MOVE_COLUMNS,
+    FORWARD,
+    UPDATE,
+    SAVE_SHARDS,
+)
+"""Work of every rank that holds a model; `CUT_CHANNEL` is their question."""
+ACTOR_ROLLOUT_METHODS = (
+    *MODEL_METHODS,
     SYNC_WEIGHTS,
     GENERATE,
     SEND_TEXTS,
-    LOGPROBS,
+    PLACE_ROWS,
     ADVANTAGES,
-    UPDATE,
     WRITE_ROWS,
-    SAVE_SHARDS,
     EXPORT_MODEL,
 )
 REWARD_METHODS = (PUT_TEXTS, SCORE)

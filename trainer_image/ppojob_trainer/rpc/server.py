@@ -22,6 +22,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ppojob_trainer import failpoints
+from ppojob_trainer.errors import ChannelLost
 from ppojob_trainer.rpc.answers import AnswerStore, RequestChangedError
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.methods import ANSWER_POINTS, CONTROLLER, Method
@@ -146,7 +147,9 @@ class RpcServer:
         except Exception as problem:
             _log.exception("%s failed", route.method.name)
             message = f"{type(problem).__name__}: {problem}"
-            return encode(Failure(ErrorKind.FAILED, message, traceback.format_exc())), True
+            lost = isinstance(problem, ChannelLost)
+            kind = ErrorKind.CHANNEL_LOST if lost else ErrorKind.FAILED
+            return encode(Failure(kind, message, traceback.format_exc())), True
 
     def _listen(self) -> None:
         poller = select.poll()

@@ -19,7 +19,10 @@ from ppojob_trainer.rpc import messages, methods
 from ppojob_trainer.rpc.client import Call, Caller, Peer
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
+from ppojob_trainer.workers.estimation import add_advantages
+from ppojob_trainer.workers.model_stages import ModelStages
 from ppojob_trainer.workers.policy import Policy
+from ppojob_trainer.workers.row_channels import batch_index
 from ppojob_trainer.workers.row_store import OwnedRows, own_rows
 from ppojob_trainer.workers.rows_file import rows_table, write_part
 
@@ -36,6 +39,7 @@ class ActorRolloutWorker:
         run_folder: what paths in requests are relative to.
         engine: generates.
         policy: is trained.
+        stages: of the policy, and of other models that live in this rank.
         chat: turns responses into text.
         caller: sends texts to reward pods.
     """
@@ -45,6 +49,7 @@ class ActorRolloutWorker:
     run_folder: Path
     engine: RolloutEngine
     policy: Policy
+    stages: ModelStages
     chat: ChatTokenizer
     caller: Caller
     _rows: dict[str, OwnedRows] = field(default_factory=dict)
@@ -52,26 +57,18 @@ class ActorRolloutWorker:
     def routes(self) -> list[Route]:
         """The methods of this role."""
         return [
-            Route(methods.RESTORE, self._restore),
+            *self.stages.routes(),
             Route(methods.SYNC_WEIGHTS, self._sync_weights),
             Route(methods.GENERATE, self._generate),
             Route(methods.SEND_TEXTS, self._send_texts),
-            Route(methods.LOGPROBS, self._logprobs),
+            Route(methods.PLACE_ROWS, self._place_rows),
             Route(methods.ADVANTAGES, self._advantages),
-            Route(methods.UPDATE, self._update),
             Route(methods.WRITE_ROWS, self._write_rows),
-            Route(methods.SAVE_SHARDS, self._save_shards),
             Route(methods.EXPORT_MODEL, self._export_model),
         ]
 
-    def _restore(self, request: messages.Restore) -> Nothing:
-        self.policy.plan_updates(request.total_updates)
-        if request.folder is not None:
-            self.policy.load(self.run_folder / request.folder, request.files, self.rank)
-        return Nothing()
-
     def _sync_weights(self, request: messages.SyncWeights) -> Nothing:
-        self.engine.load_weights(request.version, hf_named_tensors(self.policy.model))
+        self.engine.load_weights(request.version, hf_named_tensors(self.policy.learner.model))
         return Nothing()
 
     def _generate(self, request: messages.Generate) -> messages.Generated:
@@ -79,7 +76,7 @@ class ActorRolloutWorker:
         purpose: Purpose = "train" if request.purpose == TRAIN else "validation"
         requests = [
             Request(
-                request_id=f"{position}/{sample}",
+                request_id=f"{request.first + position}/{sample}",
                 prompt=tuple(prompt.tokens),
                 sampling=sampling,
                 seed=sample_seed(self.spec.seed, request.step, prompt.prompt, sample, purpose),
@@ -88,7 +85,7 @@ class ActorRolloutWorker:
             for sample in range(request.samples)
         ]
         responses = generate(self.engine, requests)
-        rows = own_rows(request.prompts, request.samples, responses)
+        rows = own_rows(request.first, request.prompts, request.samples, responses)
         self._rows[request.purpose] = rows
         return messages.Generated(rows.experience.lengths.tolist(), rows.truncated)
 
@@ -106,40 +103,32 @@ class ActorRolloutWorker:
 
     def _send_texts(self, request: messages.SendTexts) -> Nothing:
         rows = self._rows[request.purpose]
-        texts = [self.chat.decode(rows.response(r)) for r in range(request.first, request.last)]
+        owned = range(request.first - rows.first_row, request.last - rows.first_row)
+        texts = [self.chat.decode(rows.response(row)) for row in owned]
         peer = Peer("reward pod", request.host, request.port, "reward")
         id_ = RequestId(request.epoch, request.step, f"{request.purpose}/put_texts", request.first)
         body = messages.Texts(request.purpose, request.first, texts)
         self.caller.call(Call(peer, methods.PUT_TEXTS, body, id_))
         return Nothing()
 
-    def _logprobs(self, request: messages.Logprobs) -> messages.Statistics:
-        experience = self._rows[TRAIN].experience
-        return messages.Statistics(self.policy.add_logprobs(experience, request.model))
+    def _place_rows(self, request: messages.PlaceRows) -> Nothing:
+        self.stages.place(batch_index(request.index), self._rows[TRAIN].experience)
+        return Nothing()
 
     def _advantages(self, request: messages.Advantages) -> messages.Advantaged:
-        experience = self._rows[TRAIN].experience
-        return self.policy.add_advantages(experience, request.scores, request.kl_coefficient)
-
-    def _update(self, request: messages.Update) -> messages.Statistics:
-        rows = self._rows[TRAIN]
-        chosen = rows.experience.select(rows.rows_of(request.prompts))
-        return messages.Statistics(self.policy.update(chosen, request.kl_coefficient))
+        return add_advantages(self.spec, self.stages.rows, request.scores, request.kl_coefficient)
 
     def _write_rows(self, request: messages.WriteRows) -> Nothing:
         table = rows_table(self._rows[request.purpose], request, self.chat)
         write_part(self.run_folder / request.folder, self.rank, table)
         return Nothing()
 
-    def _save_shards(self, request: messages.SaveShards) -> messages.Saved:
-        return messages.Saved(self.policy.save(self.run_folder / request.folder, self.rank))
-
     def _export_model(self, request: messages.ExportModel) -> Nothing:
         model = self.spec.model
         template = Path(model.chat_template).read_text() if model.chat_template else None
         export_model(
             self.run_folder / request.folder,
-            hf_named_tensors(self.policy.model),
+            hf_named_tensors(self.policy.learner.model),
             model_folder=Path(model.path),
             dtype=torch.float32 if model.dtype == "float32" else torch.bfloat16,
             tokenizer_folder=Path(model.tokenizer_path or model.path),

@@ -41,9 +41,13 @@ def _factory(role: RoleName) -> WorkerFactory:
         from ppojob_trainer.workers.reward import open_reward_worker
 
         return open_reward_worker
-    from ppojob_trainer.workers.actor_rollout_start import open_actor_rollout_worker
+    if role == "actorRollout":
+        from ppojob_trainer.workers.actor_rollout_start import open_actor_rollout_worker
 
-    return open_actor_rollout_worker
+        return open_actor_rollout_worker
+    from ppojob_trainer.workers.guests import GUESTS
+
+    return GUESTS[role]
 
 
 def run_rank() -> int:

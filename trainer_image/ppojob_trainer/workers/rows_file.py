@@ -44,7 +44,7 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
         response = rows.response(row)
         records.append(
             {
-                "row": row,
+                "row": rows.first_row + row,
                 "prompt_id": rows.prompt_ids[prompt],
                 "sample": sample,
                 "data_source": request.data_sources[prompt],

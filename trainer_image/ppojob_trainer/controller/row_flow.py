@@ -1,0 +1,100 @@
+"""The way of the rows between roles: from their owners to a model in ranks of its own, and back.
+
+The controller names the rows and the columns; the tensors go from rank to rank. A model that lives
+in the owners' ranks has the rows already, and nothing moves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.rpc.messages import MoveColumns, MoveRows, OpenChannel, PlaceRows
+from ppojob_trainer.rpc.methods import (
+    MOVE_COLUMNS,
+    MOVE_ROWS,
+    OPEN_CHANNEL,
+    PLACE_ROWS,
+    Method,
+)
+from ppojob_trainer.rpc.wire import Nothing, RequestId
+
+
+@dataclass(frozen=True)
+class RowFlow:
+    """Moves the train rows of a step.
+
+    Attributes:
+        roles: the processes of the job.
+        owner: the role whose ranks own the rows.
+        job_uid: identity of the job, part of the names of its stores.
+    """
+
+    roles: Roles
+    owner: RoleGroup
+    job_uid: str
+
+    def place(self, batch: Batch, step: int) -> None:
+        """Tell all owners which rows there are, now that they have been generated."""
+        request = PlaceRows(batch.index)
+        requests = [request] * len(self.owner.ranks)
+        self.roles.ask(self.owner, PLACE_ROWS, requests, RequestId(0, step, "place_rows"))
+
+    def bring_rows(self, guest: RoleGroup, batch: Batch, step: int) -> None:
+        """Bring the rows to a role, over a channel between the present epochs of both."""
+        if guest is self.owner:
+            return
+        key = f"{self.owner.name}.{self.owner.epoch}-{guest.name}.{guest.epoch}"
+        self._ask_both(
+            guest,
+            OPEN_CHANNEL,
+            lambda role: OpenChannel(
+                role=role,
+                key=key,
+                owners=len(self.owner.ranks),
+                guests=len(guest.ranks),
+                store_host=self.owner.ranks[0].host,
+                store_key=f"{self.job_uid}/{self.owner.name}/{self.owner.epoch}",
+            ),
+            RequestId(0, step, f"open_channel/{key}"),
+        )
+        self._ask_both(
+            guest,
+            MOVE_ROWS,
+            lambda role: MoveRows(role, batch.index),
+            RequestId(0, step, f"move_rows/{key}"),
+        )
+
+    def bring_columns(
+        self, guest: RoleGroup, batch: Batch, step: int, columns: Sequence[str]
+    ) -> None:
+        """Bring further columns of the rows to a role that has them."""
+        self._move_columns(guest, batch, step, columns, to_owners=False)
+
+    def take_columns(
+        self, guest: RoleGroup, batch: Batch, step: int, columns: Sequence[str]
+    ) -> None:
+        """Bring columns that a role has filled in to the owners of the rows."""
+        self._move_columns(guest, batch, step, columns, to_owners=True)
+
+    def _move_columns(
+        self, guest: RoleGroup, batch: Batch, step: int, columns: Sequence[str], *, to_owners: bool
+    ) -> None:
+        if guest is self.owner:
+            return
+        stage = f"move_columns/{'-'.join(columns)}/{self.owner.epoch}-{guest.epoch}"
+        self._ask_both(
+            guest,
+            MOVE_COLUMNS,
+            lambda role: MoveColumns(role, batch.index, list(columns), to_owners),
+            RequestId(0, step, stage),
+        )
+
+    def _ask_both(
+        self, guest: RoleGroup, method: Method[Any, Nothing], request: Any, id_: RequestId
+    ) -> None:
+        """Tell each side with the name of the other."""
+        self.roles.ask_both(
+            (self.owner, guest), method, (request(guest.name), request(self.owner.name)), id_
+        )

@@ -1,0 +1,91 @@
+"""The train rows of a step on one rank: its own, and the way to those of the role's other ranks.
+
+Models see rows only through here, so none of them knows how many ranks there are or who owns what.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ppojob_trainer.parallel.link import Link
+from ppojob_trainer.rows.assignment import assign
+from ppojob_trainer.rows.batch_index import BatchIndex
+from ppojob_trainer.rows.exchange import gather_columns, move_rows, own_tokens, return_columns
+from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.rows.group_cost import group_costs
+from ppojob_trainer.rows.transfer import TransferPlan
+
+
+@dataclass(frozen=True)
+class GroupCosts:
+    """What groups cost those who compute them.
+
+    Attributes:
+        linear: cost of a token in the model's weights, see `rows.group_cost`. Of the policy, for
+            all models: what matters is that all ranks of all roles plan alike.
+        share_prompts: whether a group's prompt is computed once.
+    """
+
+    linear: int
+    share_prompts: bool
+
+    def assigned(self, index: BatchIndex, parts: int) -> tuple[int, ...]:
+        """(groups,) who computes each group, so that all have about the same to do."""
+        costs = group_costs(index, self.linear, share_prompts=self.share_prompts)
+        return assign(costs, parts)
+
+
+@dataclass
+class BatchRows:
+    """Rows by batch position.
+
+    Attributes:
+        index: of all rows of the step, owned by the ranks of this role.
+        mine: the rows of this rank, group after group in batch order.
+        link: to the other ranks of this role.
+        costs: by which work is balanced.
+    """
+
+    index: BatchIndex
+    mine: Experience
+    link: Link
+    costs: GroupCosts
+
+    def staged(self, positions: Sequence[int], columns: Sequence[str]) -> Experience:
+        """The rows of a mini-batch that this rank computes, in the order of the mini-batch.
+
+        Args:
+            positions: batch positions of the mini-batch's groups.
+            columns: what goes along with tokens and mask, where the job has it.
+        """
+        index = self.index.select(positions)
+        plan = self._balanced(index)
+        present = [name for name in columns if getattr(self.mine, name) is not None]
+        return move_rows(self.link, index, plan, self._held(positions), present)
+
+    def fill(self, column: str, compute: Callable[[Experience], Tensor]) -> None:
+        """Compute a per-token column of all rows, each row where it is balanced, for its owner."""
+        plan = self._balanced(self.index)
+        staged = move_rows(self.link, self.index, plan, self.mine)
+        setattr(staged, column, compute(staged))
+        return_columns(self.link, self.index, plan, [column], staged=staged, owned=self.mine)
+
+    def whole(self, columns: Sequence[str]) -> list[Tensor]:
+        """Per-token columns of all rows, in batch order: (tokens of the batch,) each."""
+        mine = [getattr(self.mine, name) for name in columns]
+        return gather_columns(self.link, self.index, mine)
+
+    def keep(self, column: str, values: Tensor) -> None:
+        """Keep a per-token column of the whole batch for the rows of this rank."""
+        setattr(self.mine, column, own_tokens(self.index, self.link.member, values))
+
+    def _balanced(self, index: BatchIndex) -> TransferPlan:
+        return TransferPlan(index.owners, self.costs.assigned(index, self.link.size))
+
+    def _held(self, positions: Sequence[int]) -> Experience:
+        """Of the groups at some positions, those that this rank owns, in the same order."""
+        samples = self.index.samples
+        own = {p: number for number, p in enumerate(self.index.owned_by(self.link.member))}
+        groups = [own[p] for p in positions if p in own]
+        return self.mine.select([g * samples + sample for g in groups for sample in range(samples)])

@@ -1,0 +1,128 @@
+"""Rewards and advantages of a step, from the columns of the whole batch.
+
+Every owner of rows does this for the whole batch and keeps what belongs to its rows: estimators
+with statistics of the batch stay pure functions, and any layout gives the same bits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.algorithms.advantages import ADVANTAGES, Advantages
+from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
+from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
+from ppojob_trainer.algorithms.masked import row_mean, row_sum
+from ppojob_trainer.algorithms.value_loss import explained_variance
+from ppojob_trainer.rpc.messages import Advantaged, SpreadOf
+from ppojob_trainer.workers.batch_rows import BatchRows
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Columns of all rows of the step, in batch order.
+
+    Attributes:
+        lengths: (rows,) int64.
+        groups: (rows,) int64, the batch position of each row's prompt.
+        columns: (tokens,) each, by name.
+    """
+
+    lengths: Tensor
+    groups: Tensor
+    columns: dict[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.columns[name]
+
+
+def add_advantages(
+    spec: PPOJobSpec, rows: BatchRows, scores: Sequence[float], kl_coefficient: float
+) -> Advantaged:
+    """Place scores on the last tokens, take the KL penalty off, estimate advantages.
+
+    Args:
+        spec: the job.
+        rows: get `token_rewards`, `advantages` and `returns`.
+        scores: of the whole batch, in row order.
+        kl_coefficient: of this step.
+    """
+    batch = _gather(spec, rows)
+    mask, lengths = batch["mask"], batch.lengths
+    rewards = rewards_on_last_token(lengths, scores)
+    kl: float | None = None
+    if spec.algorithm.kl.in_ == "reward":
+        kl_estimates = kl_estimate(
+            batch["old_logprobs"], batch["ref_logprobs"], spec.algorithm.kl.estimator, mask=mask
+        )
+        rewards = apply_kl_penalty(rewards, kl_estimates, kl_coefficient)
+        kl = float(row_mean(kl_estimates, mask, lengths).mean())
+    estimated = _estimate(spec, batch, rewards)
+    rows.keep("token_rewards", rewards)
+    rows.keep("advantages", estimated.advantages)
+    rows.keep("returns", estimated.returns)
+    answer = Advantaged(
+        row_rewards=row_sum(rewards, mask, lengths).tolist(),
+        advantages=_spread(estimated.advantages, mask),
+        returns=_spread(estimated.returns, mask),
+        kl=kl,
+    )
+    if spec.critic is None:
+        return answer
+    return msgspec.structs.replace(
+        answer,
+        values=_spread(batch["values"], mask),
+        explained_variance=float(explained_variance(batch["values"], estimated.returns, mask)),
+    )
+
+
+def rewards_on_last_token(lengths: Tensor, scores: Sequence[float]) -> Tensor:
+    """Token rewards, (tokens,) float32: each row's score on its last token, as verl places it."""
+    assert int(lengths.min()) > 0, "an engine draws at least one token"
+    ends = lengths.cumsum(0)
+    rewards = torch.zeros(int(ends[-1]), dtype=torch.float32)
+    rewards[ends - 1] = torch.tensor(scores, dtype=torch.float32)
+    return rewards
+
+
+def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
+    """The columns that the job's rewards and estimator read."""
+    names = ["mask"]
+    if spec.algorithm.kl.in_ == "reward":
+        names += ["old_logprobs", "ref_logprobs"]
+    if spec.critic is not None:
+        names.append("values")
+    index = rows.index
+    return _Batch(
+        lengths=torch.tensor(index.lengths, dtype=torch.int64),
+        groups=torch.arange(index.num_groups).repeat_interleave(index.samples),
+        columns=dict(zip(names, rows.whole(names), strict=True)),
+    )
+
+
+def _estimate(spec: PPOJobSpec, batch: _Batch, rewards: Tensor) -> Advantages:
+    """The job's estimator with its own options."""
+    algorithm = spec.algorithm
+    if algorithm.ppo is not None:
+        estimator = CRITIC_ADVANTAGES[algorithm.type]
+        own = algorithm.ppo
+        return estimator(
+            rewards, batch["values"], batch["mask"], batch.lengths, gamma=own.gamma, lam=own.lam
+        )
+    options: dict[str, float | bool] = {}
+    if algorithm.grpo is not None:
+        options["normalize_by_std"] = algorithm.grpo.normalize_by_std
+    if algorithm.reinforce_plus_plus is not None:
+        options["gamma"] = algorithm.reinforce_plus_plus.gamma
+    estimator = ADVANTAGES[algorithm.type]
+    return estimator(rewards, batch["mask"], batch.lengths, batch.groups, **options)
+
+
+def _spread(values: Tensor, mask: Tensor) -> SpreadOf:
+    trained = values[mask]
+    if trained.numel() == 0:
+        return SpreadOf(float("nan"), float("nan"), float("nan"))
+    return SpreadOf(float(trained.mean()), float(trained.max()), float(trained.min()))

@@ -1,0 +1,122 @@
+"""The stages of models that live in a rank: passes, updates, commits, on the rows of the step."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ppojob_trainer.parallel.link import GroupLink
+from ppojob_trainer.rows.batch_index import BatchIndex
+from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.rpc import messages, methods
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import Nothing
+from ppojob_trainer.workers.batch_rows import BatchRows
+from ppojob_trainer.workers.learner import Learner
+from ppojob_trainer.workers.row_channels import RowChannels, batch_index
+
+
+class StageModel(Protocol):
+    """A model that has something to say of rows."""
+
+    def forward(self, rows: BatchRows) -> None:
+        """Fill in the model's column."""
+        ...
+
+
+class TrainedModel(StageModel, Protocol):
+    """A model that learns from them."""
+
+    learner: Learner
+
+    def update(self, rows: BatchRows, request: messages.Update) -> dict[str, float]:
+        """One optimizer step; answers statistics by metric name, those of all ranks."""
+        ...
+
+
+@dataclass
+class ModelStages:
+    """Answers the stages of the models of a rank, all ranks of the role together.
+
+    Attributes:
+        run_folder: what paths in requests are relative to.
+        channels: to other roles.
+        frozen: models by the names that requests use.
+        trained: likewise.
+    """
+
+    run_folder: Path
+    channels: RowChannels
+    frozen: dict[str, StageModel] = field(default_factory=dict)
+    trained: dict[str, TrainedModel] = field(default_factory=dict)
+    _rows: BatchRows | None = None
+
+    def routes(self) -> list[Route]:
+        """The methods of every rank that holds a model."""
+        return [
+            Route(methods.RESTORE, self._restore),
+            Route(methods.OPEN_CHANNEL, self._open_channel),
+            Route(methods.CUT_CHANNEL, self._cut_channel),
+            Route(methods.MOVE_ROWS, self._move_rows),
+            Route(methods.MOVE_COLUMNS, self._move_columns),
+            Route(methods.FORWARD, self._forward),
+            Route(methods.UPDATE, self._update),
+            Route(methods.SAVE_SHARDS, self._save_shards),
+        ]
+
+    @property
+    def rows(self) -> BatchRows:
+        """The train rows of the step."""
+        assert self._rows is not None, "rows come before what is done with them"
+        return self._rows
+
+    def place(self, index: BatchIndex, mine: Experience) -> None:
+        """Take up the rows of a step.
+
+        Args:
+            index: of all rows at the ranks of this role.
+            mine: those of this rank.
+        """
+        world = self.channels.world
+        link = GroupLink(world.group, world.device)
+        self._rows = BatchRows(index, mine, link, self.channels.costs)
+
+    def _restore(self, request: messages.Restore) -> Nothing:
+        self._rows = None
+        folder = None if request.folder is None else self.run_folder / request.folder
+        for name, model in self.trained.items():
+            model.learner.restore(folder, request.files, request.total_updates[name])
+        return Nothing()
+
+    def _open_channel(self, request: messages.OpenChannel) -> Nothing:
+        self.channels.open(request)
+        return Nothing()
+
+    def _cut_channel(self, request: messages.CutChannel) -> Nothing:
+        self.channels.cut(request.role)
+        return Nothing()
+
+    def _move_rows(self, request: messages.MoveRows) -> Nothing:
+        mine = self.rows.mine if self.channels.owns_rows else None
+        index, moved = self.channels.move_rows(request.role, batch_index(request.index), mine)
+        if not self.channels.owns_rows:
+            self.place(index, moved)
+        return Nothing()
+
+    def _move_columns(self, request: messages.MoveColumns) -> Nothing:
+        self.channels.move_columns(request, batch_index(request.index), self.rows.mine)
+        return Nothing()
+
+    def _forward(self, request: messages.Forward) -> Nothing:
+        model = self.trained.get(request.model) or self.frozen[request.model]
+        model.forward(self.rows)
+        return Nothing()
+
+    def _update(self, request: messages.Update) -> messages.Statistics:
+        model = self.trained[request.model]
+        return messages.Statistics(model.update(self.rows, request))
+
+    def _save_shards(self, request: messages.SaveShards) -> messages.Saved:
+        folder = self.run_folder / request.folder
+        return messages.Saved(
+            [file for model in self.trained.values() for file in model.learner.save(folder)]
+        )

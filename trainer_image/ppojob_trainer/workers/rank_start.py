@@ -1,0 +1,70 @@
+"""What every rank that holds models begins with: threads, seeds, its world, its channels."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from ppojob_api import contract
+from ppojob_api.topology import RoleTopology
+from ppojob_trainer.models.architectures import Sizes, read_sizes
+from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.rows.group_cost import linear_cost
+from ppojob_trainer.workers.batch_rows import GroupCosts
+from ppojob_trainer.workers.row_channels import RowChannels
+
+OWNER = "actorRollout"
+"""The role in which rows are born: the others meet its ranks in its store."""
+
+
+@contextmanager
+def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Iterator[World]:
+    """Prepare the process and join the world of its role, which ends with the block."""
+    config = environment.config
+    role = config.topology.role(environment.role)
+    device = torch.device("cuda", rank.local_rank) if role.device == "cuda" else torch.device("cpu")
+    torch.set_num_threads(role.threads_per_rank)
+    torch.use_deterministic_algorithms(device.type == "cpu")
+    torch.manual_seed(config.spec.seed)
+    meets = role.world_size > 1 or (role.role == OWNER and _has_guests(environment))
+    with open_world(
+        rank.rank,
+        role.world_size,
+        device,
+        address=environment.address,
+        meeting=_meeting(environment, role, rank.epoch) if meets else None,
+        open_seconds=config.spec.timeouts.startup_seconds,
+    ) as world:
+        yield world
+
+
+def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
+    """The channels of a rank, none of them open yet."""
+    spec = environment.config.spec
+    path = Path(spec.model.path) / "config.json"
+    sizes = read_sizes(json.loads(path.read_text()), path)
+    assert isinstance(sizes, Sizes), "a model that has been loaded has sizes"
+    return RowChannels(
+        world=world,
+        owns_rows=environment.role == OWNER,
+        address=environment.address,
+        host=environment.host,
+        costs=GroupCosts(linear_cost(sizes), spec.training.share_prompts),
+    )
+
+
+def _has_guests(environment: PodEnvironment) -> bool:
+    """Whether another role with pods of its own computes on the rows."""
+    guests = {"reference", "critic"}
+    return any(role.role in guests for role in environment.config.topology.with_own_pods)
+
+
+def _meeting(environment: PodEnvironment, role: RoleTopology, epoch: int) -> MeetingPoint:
+    return MeetingPoint(
+        host=environment.host(role.pods[0].host),
+        port=contract.PORT_STORE,
+        key=f"{environment.config.uid}/{role.role}/{epoch}",
+    )

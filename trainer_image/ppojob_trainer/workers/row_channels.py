@@ -1,0 +1,133 @@
+"""Channels between the owners of rows and the roles that compute on them, as one rank sees them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ppojob_api import contract
+from ppojob_trainer.parallel.channel import Channel, open_channel
+from ppojob_trainer.parallel.world import MeetingPoint, World, find_store
+from ppojob_trainer.rows.batch_index import BatchIndex
+from ppojob_trainer.rows.exchange import move_rows, return_columns
+from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.rows.transfer import TransferPlan
+from ppojob_trainer.rpc.messages import MoveColumns, OpenChannel, RowIndex
+from ppojob_trainer.workers.batch_rows import GroupCosts
+
+
+@dataclass(frozen=True)
+class _Route:
+    """An open channel, and the numbers of its members.
+
+    Attributes:
+        channel: to the other role.
+        owners: ranks of the owning role: members 0, 1, ...
+        guests: ranks of the other, behind those.
+    """
+
+    channel: Channel
+    owners: int
+    guests: int
+
+
+@dataclass
+class RowChannels:
+    """Opens channels, and moves rows over them.
+
+    Attributes:
+        world: of this role.
+        owns_rows: whether rows are born in this role.
+        address: IP address of this pod.
+        host: where to reach a pod by its name.
+        costs: by which the guests share the rows.
+    """
+
+    world: World
+    owns_rows: bool
+    address: str
+    host: Callable[[str], str]
+    costs: GroupCosts
+    _routes: dict[str, _Route] = field(default_factory=dict)
+
+    def open(self, request: OpenChannel) -> None:
+        """Open a channel, unless it is open; one to an older epoch of that role is closed.
+
+        Raises:
+            ChannelLost: not all members came.
+        """
+        route = self._routes.get(request.role)
+        if route is not None:
+            if route.channel.key == request.key:
+                return
+            del self._routes[request.role]
+            route.channel.close()
+        store = self.world.store
+        if not self.owns_rows:
+            host = self.host(request.store_host)
+            store = find_store(MeetingPoint(host, contract.PORT_STORE, request.store_key))
+        channel = open_channel(
+            store,
+            key=request.key,
+            member=self.world.rank + (0 if self.owns_rows else request.owners),
+            size=request.owners + request.guests,
+            address=self.address,
+            device=self.world.device,
+        )
+        self._routes[request.role] = _Route(channel, request.owners, request.guests)
+
+    def cut(self, role: str) -> None:
+        """End what waits on the channel to a role; to be called from another thread."""
+        route = self._routes.get(role)
+        if route is not None:
+            route.channel.cut()
+
+    def move_rows(
+        self, role: str, index: BatchIndex, mine: Experience | None
+    ) -> tuple[BatchIndex, Experience]:
+        """Move all rows from their owners to the guests, each row to one of them.
+
+        Args:
+            role: at the other end.
+            index: of the rows at their owners.
+            mine: the rows of this rank; None on a guest, which has none yet.
+
+        Returns:
+            The index of the rows at the guests, and those that this rank has as a guest.
+        """
+        route = self._routes[role]
+        guests = self.costs.assigned(index, route.guests)
+        moved = move_rows(route.channel, index, self._plan(route, index), mine)
+        return replace(index, owners=guests), moved
+
+    def move_columns(self, request: MoveColumns, index: BatchIndex, mine: Experience) -> None:
+        """Move columns of rows that owners and guests both have.
+
+        Args:
+            request: which, and in which direction.
+            index: of the rows at their owners.
+            mine: the rows of this rank.
+        """
+        route = self._routes[request.role]
+        plan = self._plan(route, index)
+        sends = self.owns_rows is not request.to_owners
+        return_columns(
+            route.channel,
+            index,
+            plan if request.to_owners else plan.reversed,
+            request.columns,
+            staged=mine if sends else None,
+            owned=None if sends else mine,
+        )
+
+    def _plan(self, route: _Route, index: BatchIndex) -> TransferPlan:
+        guests = self.costs.assigned(index, route.guests)
+        return TransferPlan(index.owners, tuple(route.owners + guest for guest in guests))
+
+
+def batch_index(index: RowIndex) -> BatchIndex:
+    """The index as plans are made of it."""
+    return BatchIndex(
+        prompt_lengths=tuple(index.prompt_lengths),
+        lengths=tuple(index.lengths),
+        samples=index.samples,
+        owners=tuple(index.owners),
+    )
