@@ -91,6 +91,7 @@ class RolloutStages:
                 host=destination.host,
                 port=destination.port,
                 epoch=self.reward.epoch,
+                life=self.roles.life,
                 first=begin,
                 last=end,
             )

@@ -92,6 +92,7 @@ class SendTexts(msgspec.Struct, frozen=True):
         host: address or name of the reward pod.
         port: port of its rank.
         epoch: epoch of the reward role.
+        life: of the job, as in a `RequestId`.
         first: first row.
         last: one past the last row.
     """
@@ -101,6 +102,7 @@ class SendTexts(msgspec.Struct, frozen=True):
     host: str
     port: int
     epoch: int
+    life: int
     first: int
     last: int
 

@@ -106,7 +106,8 @@ class ActorRolloutWorker:
         owned = range(request.first - rows.first_row, request.last - rows.first_row)
         texts = [self.chat.decode(rows.response(row)) for row in owned]
         peer = Peer("reward pod", request.host, request.port, "reward")
-        id_ = RequestId(request.epoch, request.step, f"{request.purpose}/put_texts", request.first)
+        stage = f"{request.purpose}/put_texts"
+        id_ = RequestId(request.epoch, request.step, stage, request.first, request.life)
         body = messages.Texts(request.purpose, request.first, texts)
         self.caller.call(Call(peer, methods.PUT_TEXTS, body, id_))
         return Nothing()
