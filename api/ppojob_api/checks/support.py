@@ -5,12 +5,10 @@ trainer knows already: each goes by itself when the trainer does it.
 """
 
 from collections.abc import Iterator
-from typing import get_args
 
 from ppojob_api import topology
 from ppojob_api.checks.check import MODEL_ROLE_PATHS, Check, not_yet
 from ppojob_api.problem import Problem
-from ppojob_api.v1alpha1.algorithm import AlgorithmType
 from ppojob_api.v1alpha1.job import PPOJob
 
 
@@ -74,40 +72,11 @@ def lifecycle(job: PPOJob) -> Iterator[Problem]:
             yield not_yet(f"{where}.{name}", value, what, "null")
 
 
-def pending_critic(job: PPOJob) -> Iterator[Problem]:
-    """PPO needs a critic."""
-    if job.spec.algorithm.type == "ppo":
-        allowed = f"one of {', '.join(kind for kind in get_args(AlgorithmType) if kind != 'ppo')}"
-        yield not_yet("spec.algorithm.type", "ppo", "training with a critic", allowed)
-
-
-def pending_reference_pods(job: PPOJob) -> Iterator[Problem]:
-    """The reference lives beside the policy."""
-    reference = job.spec.roles.reference
-    if reference is not None and reference.colocate_with is None:
-        where = "spec.roles.reference.colocateWith"
-        yield not_yet(where, None, "a reference in pods of its own", "actorRollout")
-
-
 def pending_reward_model(job: PPOJob) -> Iterator[Problem]:
     """Only functions score, in whatever pods the model would be."""
     model = job.spec.reward_model
     if model is not None:
         yield not_yet("spec.rewardModel.path", model.path, "a reward model", "rewardModel: null")
-
-
-def pending_ranks(job: PPOJob) -> Iterator[Problem]:
-    """A role has one rank."""
-    for role, pods in topology.model_pods(job.spec.roles).items():
-        where = f"spec.roles.{role}"
-        if pods.replicas > 1:
-            yield not_yet(f"{where}.replicas", pods.replicas, "more than one pod of a model", "1")
-        if pods.gpus_per_replica > 1:
-            what = "more than one GPU"
-            yield not_yet(f"{where}.gpusPerReplica", pods.gpus_per_replica, what, "0 or 1")
-        elif not pods.gpus_per_replica and topology.ranks_per_replica(pods) > 1:
-            ranks = pods.ranks_per_replica
-            yield not_yet(f"{where}.ranksPerReplica", ranks, "more than one rank of a model", "1")
 
 
 def pending_validate_only(job: PPOJob) -> Iterator[Problem]:
@@ -134,10 +103,7 @@ SUPPORT_CHECKS = (
 )
 
 PENDING_CHECKS = (
-    Check(pending_critic, ("spec.algorithm.type",)),
-    Check(pending_reference_pods, ("spec.roles.reference",)),
     Check(pending_reward_model, ("spec.rewardModel",)),
-    Check(pending_ranks, MODEL_ROLE_PATHS),
     Check(pending_validate_only, ("spec.steps.validateOnly",)),
     Check(pending_best_commit, ("spec.checkpoint.best",)),
 )

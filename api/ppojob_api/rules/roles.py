@@ -79,21 +79,3 @@ ROLE_RULES = (
         "each rank of roles.actorRollout holds one engine; rollout.parallelism.data: null",
     ),
 )
-
-PENDING_ROLE_RULES = (
-    Rule(
-        "spec.roles.reference",
-        given("colocateWith"),
-        "a reference in pods of its own: not in this version; actorRollout",
-        "colocateWith",
-    ),
-    *(
-        Rule(
-            f"spec.roles.{role}",
-            f"{_ranks()} == 1",
-            "more than one rank of a model: not in this version; replicas 1, gpusPerReplica 0 or 1,"
-            " ranksPerReplica 1",
-        )
-        for role in MODEL_ROLES
-    ),
-)

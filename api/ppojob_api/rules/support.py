@@ -1,6 +1,5 @@
 """What CEL can say about what this version cannot do yet."""
 
-from ppojob_api.rules.roles import PENDING_ROLE_RULES
 from ppojob_api.rules.rule import Rule, given
 
 SUPPORT_RULES = (
@@ -37,12 +36,6 @@ SUPPORT_RULES = (
 )
 
 PENDING_RULES = (
-    Rule(
-        "spec.algorithm",
-        "self.type != 'ppo'",
-        "training with a critic: not in this version",
-        "type",
-    ),
     Rule("spec", f"!{given('rewardModel')}", "a reward model: not in this version; null"),
     Rule(
         "spec.steps",
@@ -56,5 +49,4 @@ PENDING_RULES = (
         "keeping the best commit: not in this version; null",
         "best",
     ),
-    *PENDING_ROLE_RULES,
 )

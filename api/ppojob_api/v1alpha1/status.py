@@ -7,6 +7,7 @@ from pydantic import Field
 from ppojob_api.v1alpha1.section import Items, Section
 
 Phase = Literal["Pending", "Starting", "Running", "Recovering", "Suspended", "Succeeded", "Failed"]
+FailureKind = Literal["configuration", "application", "transient", "disruption"]
 Text = Annotated[str, Field(max_length=32_768)]
 Word = Annotated[str, Field(max_length=316)]
 
@@ -48,6 +49,40 @@ class RoleStatus(Section):
     epoch: Annotated[int, Field(ge=0)] = 0
     """How often the role was started."""
 
+    restarts: Annotated[int, Field(ge=0)] = 0
+    """Containers of the role that ended and were started again, disruptions aside."""
+
+
+class FailureRecord(Section):
+    """How a container of the job ended; what is left of the evidence when the pod is gone."""
+
+    pod: Word
+    """Pod."""
+
+    uid: Word
+    """Of the pod."""
+
+    restart: Annotated[int, Field(ge=0)]
+    """The how manieth end of its container."""
+
+    role: Word
+    """Role of the pod."""
+
+    kind: FailureKind
+    """What it is a sign of, and so what is done about it."""
+
+    reason: Word
+    """The kubelet's word, or the exit status."""
+
+    message: Text = ""
+    """Sentence for people."""
+
+    step: Annotated[int, Field(ge=0)] = 0
+    """Steps that were done when it happened."""
+
+    time: Word
+    """When, RFC 3339."""
+
 
 class TrainingStatus(Section):
     """Progress, written by the job's controller."""
@@ -64,11 +99,26 @@ class TrainingStatus(Section):
     reward: float | None = None
     """Mean reward of the last step."""
 
+    kl: float | None = None
+    """KL divergence of the last step, from the reference or else from the rollout policy."""
+
+    entropy: float | None = None
+    """Mean entropy of the last step, in nats a token."""
+
+    response_tokens: float | None = None
+    """Mean length of a response in the last step."""
+
+    validation: float | None = None
+    """Mean score of the last validation."""
+
     tokens_per_second: float | None = None
     """Tokens trained a second."""
 
     eta: Word | None = None
     """Time to the last step, such as 1h30m."""
+
+    stage: Word = ""
+    """What the controller is at: Starting, Training, Recovering, Finishing."""
 
     last_committed_step: Annotated[int, Field(ge=0)] | None = None
     """Step a restart goes on from."""
@@ -83,11 +133,33 @@ class PPOJobStatus(Section):
     phase: Phase = "Pending"
     """The state in one word."""
 
+    reason: Word = ""
+    """Why it is not further, or how it ended: the reason of the condition that says so."""
+
+    message: Text = ""
+    """The same as a sentence."""
+
     conditions: Annotated[Items[Condition], Field(max_length=32)] = ()
     """The state in detail."""
 
     roles: Annotated[Items[RoleStatus], Field(max_length=8)] = ()
     """Pods by role."""
+
+    restarts: Annotated[int, Field(ge=0)] = 0
+    """Restarts of all roles."""
+
+    failures: Annotated[Items[FailureRecord], Field(max_length=8)] = ()
+    """The last ends of containers, the latest last."""
+
+    image: Text = ""
+    """Image of the pods: that of the job, or the operator's when the pods were made. An upgraded
+    operator changes the image of no running job."""
+
+    start_time: Word | None = None
+    """When the pods were made first, RFC 3339."""
+
+    finish_time: Word | None = None
+    """When the job ended, RFC 3339."""
 
     training: TrainingStatus | None = None
     """Progress."""
