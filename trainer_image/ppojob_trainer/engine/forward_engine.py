@@ -10,6 +10,7 @@ from ppojob_trainer.engine.forward import packed_outputs
 from ppojob_trainer.engine.head import Head, TokenOutputs
 from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.parallel.collectives import largest_over_ranks
+from ppojob_trainer.parallel.fsdp import release_root
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
@@ -61,6 +62,7 @@ class ForwardEngine:
                 place = experience.token_index(rows)
                 for output, value in zip(outputs, values, strict=True):
                     output[place] = value[: len(place)]
+        release_root(self.model)
         return outputs
 
     def _passes(self, experience: Experience, rows: Tensor, *, at_least: int = 0) -> list[Tensor]:

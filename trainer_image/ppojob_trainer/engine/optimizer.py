@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
 from ppojob_trainer.parallel.collectives import sum_over_ranks
-from ppojob_trainer.parallel.fsdp import local_part
+from ppojob_trainer.parallel.fsdp import cut_like, extent_of, local_part
 from ppojob_trainer.parallel.world import World
 
-STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+STATE_KEYS = (*MOMENTS, "step")
 """What AdamW keeps for each parameter."""
 
 
@@ -77,7 +78,10 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float | None, world: Wor
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state, `<parameter name>/<key>` -> tensor; empty before the first step."""
+    """The optimizer's state, `<parameter name>/<key>` -> tensor; empty before the first step.
+
+    Moments are cut over the ranks as their parameter is.
+    """
     names: dict[Tensor, str] = {weight: name for name, weight in model.named_parameters()}
     return {
         f"{names[parameter]}/{key}": state[key]
@@ -88,28 +92,35 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+    model: nn.Module, optimizer: torch.optim.Optimizer, parts: Mapping[str, Tensor]
 ) -> None:
     """Take up a state that `optimizer_tensors` gave.
+
+    Args:
+        model: whose parameters it belongs to.
+        optimizer: its state is replaced.
+        parts: this rank's part of each tensor; copied.
 
     Raises:
         ValueError: if the tensors are not those of this model.
     """
     parameters = dict(model.named_parameters())
     expected = {f"{name}/{key}" for name in parameters for key in STATE_KEYS}
-    if tensors and (differing := expected ^ set(tensors)):
+    if parts and (differing := expected ^ set(parts)):
         raise ValueError(
-            f"optimizer state: got {len(tensors)} tensors, {sorted(differing)[0]} is on one side "
+            f"optimizer state: got {len(parts)} tensors, {sorted(differing)[0]} is on one side "
             "only: it belongs to another model; use the state of this one"
         )
     optimizer.state.clear()
-    for name, parameter in parameters.items() if tensors else ():
-        state = {key: tensors[f"{name}/{key}"] for key in STATE_KEYS}
-        if state["exp_avg"].shape != parameter.shape:
+    for name, parameter in parameters.items() if parts else ():
+        state = {key: parts[f"{name}/{key}"].to(parameter.device, copy=True) for key in STATE_KEYS}
+        shape = extent_of(parameter).local_shape
+        if state["exp_avg"].shape != shape:
             raise ValueError(
                 f"optimizer state: got {tuple(state['exp_avg'].shape)} for {name}: "
-                f"the parameter has {tuple(parameter.shape)}"
+                f"the parameter has {shape}"
             )
         optimizer.state[parameter] = {
-            key: tensor.to(parameter.device, copy=True) for key, tensor in state.items()
+            key: cut_like(parameter, value) if key in MOMENTS else value
+            for key, value in state.items()
         }

@@ -97,19 +97,22 @@ class TrainEngine(ForwardEngine):
         return {**self._statistics(parts, objective), **self._step(objective.area)}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """All that updates depend on besides weights and random state, by name."""
+        """All that updates depend on besides weights and random state, by name; cut as weights."""
         return {
             UPDATES: torch.tensor(self.updates),
             **optimizer_tensors(self.model, self._optimizer),
         }
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state(self, parts: Mapping[str, Tensor]) -> None:
         """Take up a state that `state_tensors` gave.
+
+        Args:
+            parts: this rank's part of each tensor; copied.
 
         Raises:
             ValueError: if it is that of another model.
         """
-        state = dict(tensors)
+        state = dict(parts)
         if UPDATES not in state:
             raise ValueError(f"optimizer state: got no {UPDATES!r}: it is not a state of ours")
         self.updates = int(state.pop(UPDATES))

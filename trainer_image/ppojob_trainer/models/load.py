@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import ARCHITECTURES
+from ppojob_trainer.models.sharded_load import load_sharded
+from ppojob_trainer.parallel.world import World
 
 
 def load_model(
@@ -16,6 +18,7 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     *,
+    world: World | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """Load a causal language model.
@@ -24,22 +27,29 @@ def load_model(
         folder: with config.json and the weights; nothing is fetched.
         dtype: of the weights.
         device: where they go.
+        world: the ranks over which it is cut, on that device; None for this one alone.
         trust_remote_code: run code that lies in the folder.
 
     Returns:
         The model in evaluation mode.
 
     Raises:
-        ConfigError: if the folder holds no model, or one of an architecture that is not supported.
+        ConfigError: if the folder holds no model, one of an architecture that is not supported, or
+            not all of its weights.
     """
-    model, _ = load_pretrained(
+    model, missing = load_pretrained(
         AutoModelForCausalLM,
         Path(folder),
         dtype,
+        world=world or World.alone(device),
         where="spec.model.path",
         trust_remote_code=trust_remote_code,
     )
-    return model.to(device)
+    if missing:
+        raise ConfigError(
+            f"spec.model.path: got {folder}: it holds no {min(missing)}; all weights of the model"
+        )
+    return model
 
 
 def load_pretrained(
@@ -48,6 +58,7 @@ def load_pretrained(
     dtype: torch.dtype,
     *,
     where: str,
+    world: World | None = None,
     trust_remote_code: bool = False,
     **changes: object,
 ) -> tuple[PreTrainedModel, frozenset[str]]:
@@ -58,12 +69,13 @@ def load_pretrained(
         folder: with config.json and the weights; nothing is fetched.
         dtype: of the weights.
         where: field of the resource that names the folder, for messages.
+        world: the ranks over which it is cut, and their device; None for this one on the CPU.
         trust_remote_code: run code that lies in the folder.
         changes: of the configuration, by its own names.
 
     Returns:
         The model in evaluation mode, and the names of weights that the folder does not hold:
-        transformers drew them at random.
+        their values have no meaning.
 
     Raises:
         ConfigError: if the folder holds no model, one of an architecture that is not supported, or
@@ -82,29 +94,44 @@ def load_pretrained(
             f"{where}: got {folder}: architecture {architecture!r} is not supported; "
             f"use one of {', '.join(ARCHITECTURES)}"
         )
+    world = world or World.alone()
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(folder, **options)
         for name, value in changes.items():
             setattr(config, name, value)
-        model, info = auto_class.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **options,
+        model, missing = (_load_whole if world.size == 1 else load_sharded)(
+            auto_class, config, folder, dtype, world, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"{where}: got {folder}: the model cannot be loaded: {reason}; "
-            "name a folder with config.json and model.safetensors"
+            "name a folder with config.json and model.safetensors of one model of the right kind"
         ) from error
+    return model.eval(), missing
+
+
+def _load_whole(
+    auto_class: Any,
+    config: PretrainedConfig,
+    folder: Path,
+    dtype: torch.dtype,
+    world: World,
+    *,
+    trust_remote_code: bool,
+) -> tuple[PreTrainedModel, frozenset[str]]:
+    """As `load_sharded`, for a world of one."""
+    model, info = auto_class.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        local_files_only=True,
+        trust_remote_code=trust_remote_code,
+    )
     for name, got, needed in sorted(info["mismatched_keys"]):
-        raise ConfigError(
-            f"{where}: got {folder}: {name} has shape {tuple(got)}: the model needs "
-            f"{tuple(needed)}; weights and config.json of one model of the right kind"
-        )
-    return model.eval(), frozenset(info["missing_keys"])
+        raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
+    return model.to(world.device), frozenset(info["missing_keys"])

@@ -12,6 +12,8 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.load import load_pretrained
+from ppojob_trainer.parallel.fsdp import fill
+from ppojob_trainer.parallel.world import World
 
 HEAD_WEIGHT: Final = "score.weight"
 HEAD_BIAS: Final = "score.bias"
@@ -23,6 +25,7 @@ def load_value_model(
     device: torch.device | str = "cpu",
     *,
     seed: int,
+    world: World | None = None,
     where: str = "spec.critic.path",
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
@@ -40,6 +43,7 @@ def load_value_model(
         dtype: of the weights.
         device: where they go.
         seed: of a new head, which is the same for any dtype and device.
+        world: the ranks over which it is cut, on that device; None for this one alone.
         where: field of the resource that names the folder, for messages.
         trust_remote_code: run code that lies in the folder.
 
@@ -54,6 +58,7 @@ def load_value_model(
         AutoModelForTokenClassification,
         Path(folder),
         dtype,
+        world=world or World.alone(device),
         where=where,
         trust_remote_code=trust_remote_code,
         num_labels=1,
@@ -63,13 +68,12 @@ def load_value_model(
         raise ConfigError(
             f"{where}: got {folder}: it holds no {others[0]}; the weights of the whole backbone"
         )
-    with torch.no_grad():
-        parameters = dict(model.named_parameters())
-        if HEAD_WEIGHT in missing:
-            parameters[HEAD_WEIGHT].copy_(_drawn_head(model, seed))
-        if HEAD_BIAS in missing:
-            parameters[HEAD_BIAS].zero_()
-    return model.to(device)
+    parameters = dict(model.named_parameters())
+    if HEAD_WEIGHT in missing:
+        fill(parameters[HEAD_WEIGHT], _drawn_head(model, seed))
+    if HEAD_BIAS in missing:
+        fill(parameters[HEAD_BIAS], torch.zeros(1))
+    return model
 
 
 def _drawn_head(model: PreTrainedModel, seed: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -70,6 +71,38 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
+    """A tensor of which every rank gives its part, cut as another one is.
+
+    Args:
+        tensor: of a model.
+        part: (`extent_of(tensor).local_shape`), on the same device; taken over, not copied.
+    """
+    if not isinstance(tensor, DTensor):
+        return part
+    return DTensor.from_local(
+        part,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+
+
+def fill(tensor: Tensor, values: Tensor) -> None:
+    """Copy this rank's part of `values` into a tensor of a model, in place.
+
+    Args:
+        tensor: cut or not.
+        values: all of them, the same on every rank.
+    """
+    extent = extent_of(tensor)
+    part = values[extent.start : extent.stop] if extent.shape else values
+    with torch.no_grad():
+        local_part(tensor).copy_(part)
+
+
 def shard_model(model: nn.Module, world: World) -> None:
     """Cut a model over the ranks, layer by layer; where it is on the meta device, without weights.
 
@@ -100,6 +133,12 @@ def as_forward(model: nn.Module, compute: Callable[[], Result]) -> Result:
         return compute()
     result: Result = getattr(model, _ROOT_METHOD)(compute)
     return result
+
+
+def release_root(model: nn.Module) -> None:
+    """Give back what `as_forward` keeps whole for a backward pass, where none will come."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
 
 
 def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:
