@@ -1,4 +1,4 @@
-"""What a critic says of each response token: the value of the state before it."""
+"""One number a token, by a model's `score` layer: a critic's values, a reward model's scores."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from ppojob_trainer.engine.head import TokenOutputs
 
 
 class ValueHead:
-    """Outputs V(s_t) of a model with a `score` layer; see `models.value_model`.
+    """Outputs V(s_t) of a model with a `score` layer.
 
     s_t is the state in which a_t is chosen, so a value knows no token that its advantage judges: it
     comes from the same packed position as log pi(a_t|s_t). verl: `values[:, -n - 1 : -1]`.
@@ -18,7 +18,7 @@ class ValueHead:
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
         """`(values,)`, (tokens,), in float32 also under autocast: bfloat16 keeps three digits."""
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        weight, bias = model.score.weight.to(wide), model.score.bias
         with torch.autocast(hidden.device.type, enabled=False):
-            head = (model.score.weight.to(wide), model.score.bias.to(wide))
-            values = F.linear(hidden.to(wide), *head)
+            values = F.linear(hidden.to(wide), weight, None if bias is None else bias.to(wide))
         return (values.squeeze(-1),)

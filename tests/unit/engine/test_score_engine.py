@@ -1,0 +1,171 @@
+"""Scores of a tiny classifier are those of transformers, one text at a time."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import (
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from ppojob_api.v1alpha1.training import TrainingSpec
+from ppojob_trainer.data.chat import BadChatTemplate, ChatTokenizer
+from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
+from ppojob_trainer.errors import ConfigError, NonFiniteReward
+from ppojob_trainer.models.reward_model import load_reward_model
+
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+NAMES = ["<|pad|>", "<|turn|>", "<|end|>", "\n", *map(chr, range(32, 127))]
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ '<|turn|>' + m.role + ':' + m.content + '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|turn|>assistant:' }}{% endif %}"
+)
+ANSWERS = [
+    Answer([{"role": "user", "content": "1+1"}], "2"),
+    Answer([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+4"}], "7!"),
+    Answer("Once upon", " a time"),
+    Answer([{"role": "user", "content": "Say nothing"}], ""),
+    Answer([{"role": "user", "content": "1+1"}], "It is not 3, it is 2, I think."),
+]
+
+
+def make_folder(folder, family: str = "llama", *, pad: str | None = "<|pad|>", **options: object):
+    tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(NAMES)}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token=pad,
+        additional_special_tokens=["<|turn|>"],
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    sizes = {
+        "vocab_size": len(NAMES),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.3,
+        "num_labels": 1,
+        "pad_token_id": None if pad is None else NAMES.index(pad),
+    }
+    torch.manual_seed(0)
+    config = CONFIGS[family](**{**sizes, **options})
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def our_scores(
+    folder, answers=ANSWERS, *, dtype=torch.float32, max_tokens=None, **training
+) -> list[float]:
+    model = load_reward_model(folder, dtype)
+    with ChatTokenizer(folder) as chat:
+        engine = ScoreEngine(model, chat, TrainingSpec(**training), max_tokens=max_tokens)
+        return engine.scores(answers)
+
+
+def their_scores(folder, answers=ANSWERS, *, dtype=torch.float32, last: int = 10**6) -> list[float]:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype)
+    scores = []
+    for answer in answers:
+        if isinstance(answer.prompt, str):
+            ids = tokenizer.encode(answer.prompt + answer.response, add_special_tokens=False)
+        else:
+            messages = [*answer.prompt, {"role": "assistant", "content": answer.response}]
+            ids = tokenizer.apply_chat_template(messages, return_dict=False)
+        with torch.no_grad():
+            scores.append(model(torch.tensor([ids[-last:]])).logits.item())
+    return scores
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_scores_are_those_of_transformers(tmp_path, family):
+    folder = make_folder(tmp_path, family)
+    expected = their_scores(folder)
+    assert max(expected) - min(expected) > 0.1
+    for budget in (1, 50, 32768):
+        got = our_scores(folder, micro_batch_tokens=budget)
+        assert got == pytest.approx(expected, abs=1e-5)
+
+
+def test_bfloat16_is_close(tmp_path):
+    folder = make_folder(tmp_path, initializer_range=0.1)
+    expected = their_scores(folder)
+    got = our_scores(folder, dtype=torch.bfloat16)
+    assert got == pytest.approx(expected, abs=0.05)
+    assert got != expected
+
+
+@pytest.mark.parametrize("pad", ["<|pad|>", "<|end|>", None])
+def test_padding_at_the_end_is_not_scored(tmp_path, pad):
+    # Where padding is the end token, transformers scores the token before it.
+    folder = make_folder(tmp_path, pad=pad)
+    answers = [*ANSWERS, Answer("a", "b<|pad|><|pad|>"), Answer("<|pad|>", "<|pad|>")]
+    assert our_scores(folder, answers) == pytest.approx(their_scores(folder, answers), abs=1e-5)
+
+
+def test_long_conversations_lose_their_beginning(tmp_path):
+    folder = make_folder(tmp_path)
+    got = our_scores(folder, max_tokens=12)
+    assert got == pytest.approx(their_scores(folder, last=12), abs=1e-5)
+    assert got != pytest.approx(their_scores(folder), abs=1e-3)
+
+
+def test_the_model_s_own_length_is_the_limit_where_none_is_given(tmp_path):
+    folder = make_folder(tmp_path, max_position_embeddings=16)
+    assert our_scores(folder) == pytest.approx(their_scores(folder, last=16), abs=1e-5)
+    with pytest.raises(ConfigError, match=r"^spec.rewardModel.maxTokens: got 17: .* made for 16; "):
+        our_scores(folder, max_tokens=17)
+
+
+def test_the_same_answers_give_the_same_bits(tmp_path):
+    folder = make_folder(tmp_path)
+    assert our_scores(folder) == our_scores(folder)
+    assert our_scores(folder, []) == []
+
+
+def test_what_the_template_refuses_is_told(tmp_path):
+    folder = make_folder(tmp_path)
+    with pytest.raises(BadChatTemplate, match="got 'no tools' from the chat template"):
+        our_scores(folder, [Answer([{"role": "tool", "content": "5"}], "6")])
+    with pytest.raises(ConfigError, match=r"^rewardModel: answer 0: got no token: "):
+        our_scores(folder, [Answer("", "")])
+
+
+def test_a_missing_template_is_blamed_on_its_own_field(tmp_path):
+    folder = make_folder(tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    with (
+        ChatTokenizer(folder, setting="spec.rewardModel.chatTemplate") as chat,
+        pytest.raises(BadChatTemplate, match=r"got no chat template: .*spec.rewardModel.chatTem"),
+    ):
+        ScoreEngine(load_reward_model(folder), chat, TrainingSpec()).scores(ANSWERS)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    folder = make_folder(tmp_path, vocab_size=len(NAMES) - 1)
+    match = f"^spec.rewardModel.tokenizerPath: got token ids up to {len(NAMES) - 1}: "
+    with ChatTokenizer(folder) as chat, pytest.raises(ConfigError, match=match):
+        ScoreEngine(load_reward_model(folder), chat, TrainingSpec())
+
+
+def test_a_score_that_is_no_number_is_told(tmp_path):
+    folder = make_folder(tmp_path)
+    model = load_reward_model(folder)
+    with torch.no_grad():
+        model.score.weight.fill_(float("nan"))
+    with (
+        ChatTokenizer(folder) as chat,
+        pytest.raises(NonFiniteReward, match="rewardModel: answer 0: got nan"),
+    ):
+        ScoreEngine(model, chat, TrainingSpec()).scores(ANSWERS)

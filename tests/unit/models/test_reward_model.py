@@ -1,0 +1,64 @@
+import json
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+    PreTrainedModel,
+)
+
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.reward_model import load_reward_model
+
+
+def save(folder, model_class=LlamaForSequenceClassification, num_labels=1) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_labels=num_labels,
+    )
+    model = model_class(config)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_saved_model_comes_back_frozen(tmp_path, dtype):
+    saved = save(tmp_path)
+    loaded = load_reward_model(tmp_path, dtype)
+    assert not loaded.training
+    named = dict(loaded.named_parameters())
+    for name, parameter in saved.named_parameters():
+        assert torch.equal(named[name], parameter.to(dtype)), name
+        assert not named[name].requires_grad
+
+
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, LlamaForTokenClassification])
+def test_a_model_of_another_kind_is_refused(tmp_path, kind):
+    # A token classifier has a bias that a sequence classifier would drop.
+    save(tmp_path, kind)
+    match = rf"^spec.rewardModel.path: got .*: it is a {kind.__name__} by its config.json: [^\n]*$"
+    with pytest.raises(ConfigError, match=match):
+        load_reward_model(tmp_path)
+
+
+def test_several_labels_are_refused(tmp_path):
+    save(tmp_path, num_labels=3)
+    with pytest.raises(ConfigError, match=r"^spec.rewardModel.path: got .*: it has 3 labels: "):
+        load_reward_model(tmp_path)
+
+
+def test_a_folder_without_all_weights_is_refused(tmp_path):
+    save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    with pytest.raises(ConfigError, match=r"spec.rewardModel.path: got .*holds no model.layers.1"):
+        load_reward_model(tmp_path)
