@@ -14,13 +14,28 @@ def letters(data_source, solution_str, ground_truth, extra_info):
     """Share of letters: a signal that any sampling model gives."""
     return sum(character.isalpha() for character in solution_str) / max(1, len(solution_str))
 '''
+PPO = {
+    "algorithm": {
+        "type": "ppo",
+        "promptsPerStep": 4,
+        "samplesPerPrompt": 2,
+        "miniBatchPrompts": 2,
+        "epochs": 2,
+        "shuffleMiniBatches": True,
+        "kl": {"in": "reward", "coefficient": 0.01},
+    },
+    "critic": {"optimizer": {"learningRate": 1e-3}, "warmupSteps": 1},
+}
+"""Sections of a job with a critic and a reference."""
+OWN_PODS = {"reference": {"colocateWith": None}, "critic": {"colocateWith": None}}
+"""`spec.roles` of such a job in which every role has pods of its own."""
 MAKE_MODEL = """
 import sys
 import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-folder = sys.argv[1]
+folder, dropout = sys.argv[1], float(sys.argv[2])
 names = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\\n", *map(chr, range(32, 127))]
 tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
 tokenizer.decoder = decoders.Fuse()
@@ -42,7 +57,7 @@ torch.manual_seed(0)
 config = LlamaConfig(
     vocab_size=len(names), hidden_size=64, intermediate_size=64, num_hidden_layers=2,
     num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256,
-    tie_word_embeddings=True, attention_dropout=0.1,
+    tie_word_embeddings=True, attention_dropout=dropout,
     bos_token_id=None, eos_token_id=2, pad_token_id=0,
 )
 LlamaForCausalLM(config).save_pretrained(folder)
@@ -89,9 +104,10 @@ def write_manifest(folder: Path, tiny_folder: Path, **changes: object) -> Path:
     return manifest
 
 
-def make_tiny_folder(folder: Path) -> None:
+def make_tiny_folder(folder: Path, dropout: float = 0.1) -> None:
     """Make the model, its tokenizer, data and a reward function."""
-    subprocess.run([sys.executable, "-c", MAKE_MODEL, str(folder / "model")], check=True)
+    command = [sys.executable, "-c", MAKE_MODEL, str(folder / "model"), str(dropout)]
+    subprocess.run(command, check=True)
     draw = random.Random(0)
     for name, rows in (("train", 40), ("validation", 8)):
         with (folder / f"{name}.jsonl").open("w") as file:
@@ -122,10 +138,10 @@ def armed(once: Path, *points: str) -> dict[str, str]:
 
 
 def all_points() -> list[str]:
-    """Names of all failpoints of the controller, the reward worker and the actor."""
+    """Names of all failpoints of the controller and of every role's ranks."""
     code = (
         "import ppojob_trainer.controller.main, ppojob_trainer.workers.actor_rollout_start, "
-        "ppojob_trainer.workers.reward\n"
+        "ppojob_trainer.workers.guests, ppojob_trainer.workers.reward\n"
         "from ppojob_trainer import failpoints\n"
         "print('\\n'.join(failpoints.all_points()))"
     )

@@ -1,0 +1,158 @@
+"""Roles in ranks of their own: where a role lives and how many ranks it has changes no number."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+import tiny_jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SLUGS = ("controller", "actor-rollout", "reference", "critic", "reward")
+SHORT = {"steps": {"total": 3, "validateEvery": 3}}
+PATIENT = {"timeouts": {"livenessSeconds": 60}}
+"""Many processes start at once here, on as many cores as there are."""
+
+
+@pytest.fixture(scope="session")
+def even_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny folder whose model draws no random numbers in updates."""
+    folder = tmp_path_factory.mktemp("even")
+    tiny_jobs.make_tiny_folder(folder, dropout=0.0)
+    return folder
+
+
+def finished(start, folder: Path, tmp_path: Path, name: str, **changes: object) -> Path:
+    """The run folder of a job that has been run to its end."""
+    place = tmp_path / name
+    place.mkdir()
+    run = start(tiny_jobs.write_manifest(place, folder, **{**PATIENT, **changes}), place / "run")
+    assert run.wait(600) == 0, run.logs()
+    return place / "run"
+
+
+def test_roles_are_processes_of_their_own(start, tiny_job, tmp_path: Path):
+    output = tmp_path / "run"
+    roles, steps = tiny_jobs.OWN_PODS, {"total": 400}
+    run = start(tiny_job(**tiny_jobs.PPO, **PATIENT, roles=roles, steps=steps), output)
+    run.wait_for_step(2)
+    pids = {slug: run_folders.rank_pids(output, slug) for slug in SLUGS}
+    for slug in SLUGS[1:]:
+        assert {"supervise", "rank"} <= set(pids[slug]), pids
+    every = [pid for found in pids.values() for pid in found.values()]
+    assert len(set(every)) == len(every) >= 11
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130, run.lines
+    run_folders.wait_until_gone(output)
+
+
+def test_a_role_apart_gives_the_bits_of_a_role_beside(start, even_folder, tmp_path: Path):
+    beside = finished(start, even_folder, tmp_path, "beside", **tiny_jobs.PPO, **SHORT)
+    roles = tiny_jobs.OWN_PODS
+    apart = finished(start, even_folder, tmp_path, "apart", **tiny_jobs.PPO, **SHORT, roles=roles)
+    assert run_folders.result(apart) == run_folders.result(beside)
+
+
+def test_two_ranks_give_the_numbers_of_one(start, even_folder, tmp_path: Path):
+    one = finished(start, even_folder, tmp_path, "one", **tiny_jobs.PPO, **SHORT)
+    two_ranks = {"colocateWith": None, "ranksPerReplica": 2}
+    roles = {
+        "actorRollout": {"ranksPerReplica": 2},
+        "critic": two_ranks,
+        "reference": two_ranks,
+    }
+    two = finished(start, even_folder, tmp_path, "two", **tiny_jobs.PPO, **SHORT, roles=roles)
+    for step in (1, 2):
+        assert rows(two, step) == rows(one, step)
+    for ours, theirs in zip(
+        run_folders.without_clock(two), run_folders.without_clock(one), strict=True
+    ):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
+    first, second = (run_folders.metrics(output)[1] for output in (one, two))
+    assert second["critic/grad_norm"] == pytest.approx(first["critic/grad_norm"], rel=1e-5)
+
+
+def rows(output: Path, step: int) -> list[dict[str, object]]:
+    """The rows of a step, whoever wrote them."""
+    table = pq.read_table(output / "rollouts" / f"step-{step:06d}.parquet")
+    return sorted(table.to_pylist(), key=lambda row: row["row"])
+
+
+def test_every_role_killed_in_turn(start, tiny_job, tmp_path: Path):
+    """The result is that of an undisturbed run, and who was not hit keeps its process."""
+    job = {**tiny_jobs.PPO, **PATIENT, "roles": tiny_jobs.OWN_PODS}
+    job["recovery"] = {"restartsWithoutProgress": 1000}
+    undisturbed = start(tiny_job(**job), tmp_path / "undisturbed")
+    assert undisturbed.wait(600) == 0, undisturbed.logs()
+    output = tmp_path / "run"
+    run = start(tiny_job(**job), output)
+    for step, victim in enumerate(SLUGS, start=2):
+        run.wait_for_step(step)
+        before = {slug: run_folders.rank_pids(output, slug) for slug in SLUGS}
+        kind = "controller" if victim == "controller" else "rank"
+        os.kill(before[victim][kind], signal.SIGKILL)
+        after = wait_for_another(output, victim, kind, before[victim][kind])
+        for slug in SLUGS:
+            for name, pid in before[slug].items():
+                if (slug, name) != (victim, kind) and name != "child":
+                    assert after[slug].get(name) == pid, (victim, slug, name)
+    assert run.wait(600) == 0, run.logs()
+    assert run_folders.result(output) == run_folders.result(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param(None, id="every answer"),
+        pytest.param(
+            [
+                "rpc.update.answer.before@5=kill",  # the critic
+                "rpc.restore.answer.before@2=kill",  # the policy, while both go back for that
+                "rpc.open_channel.answer.before@1=kill",
+                "rpc.open_channel.answer.after@1=kill",
+                "rpc.move_columns.answer.before@4=stop",
+                "rpc.save_shards.answer.before@2=kill_group",  # the whole job
+            ],
+            id="while recovering",
+        ),
+    ],
+)
+def test_killed_where_rows_move(points, start, tiny_job, tmp_path: Path):
+    job = {**tiny_jobs.PPO, "roles": tiny_jobs.OWN_PODS, "checkpoint": {"every": 1}}
+    job |= {"recovery": {"restartsWithoutProgress": 1000}, "steps": {"total": 8}}
+    job |= {"timeouts": {"livenessSeconds": 30}}
+    undisturbed = start(tiny_job(**job), tmp_path / "undisturbed")
+    assert undisturbed.wait(600) == 0, undisturbed.logs()
+    if points is None:
+        names = [name for name in tiny_jobs.all_points() if name.startswith("rpc.")]
+        points = [f"{name}@1=kill" for name in names]
+        assert len(points) >= 30, points
+    once = tmp_path / "once"
+    once.mkdir()
+    output = tmp_path / "run"
+    run = start(tiny_job(**job), output, **tiny_jobs.armed(once, *points))
+    status = run.wait(840)
+    if any(point.endswith("=kill_group") for point in points):
+        assert status == 3, run.logs()
+        run = start(tiny_job(**job), output)
+        status = run.wait(600)
+    assert status == 0, run.logs()
+    assert len(list(once.iterdir())) == len(points), "every point was hit"
+    assert run_folders.result(output) == run_folders.result(tmp_path / "undisturbed")
+
+
+def wait_for_another(
+    output: Path, slug: str, kind: str, pid: int, seconds: float = 120.0
+) -> dict[str, dict[str, int]]:
+    """Process ids by role and kind, once another process has taken the place of one."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = run_folders.rank_pids(output, slug)
+        if found.get(kind) not in (None, pid):
+            return {name: run_folders.rank_pids(output, name) for name in SLUGS}
+        time.sleep(0.1)
+    pytest.fail(f"{slug} {kind} {pid} was not started again")
