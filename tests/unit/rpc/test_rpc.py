@@ -1,8 +1,10 @@
 """The control RPC over a real socket: what is answered, what is refused, what is done once."""
 
+import contextlib
 import threading
 import time
 from pathlib import Path
+from socket import create_connection
 
 import msgspec
 import pytest
@@ -193,6 +195,33 @@ def test_malformed_messages_are_refused_and_the_server_lives(serve, caller_of, f
     assert words in msgspec.msgpack.decode(body)["message"]
     assert counter.done == 0
     caller.call(Call(peer, PING, Nothing()))
+
+
+def test_a_body_above_the_methods_limit_is_refused(serve, caller_of):
+    small = Method("small", Work, Done, limit_bytes=1000)
+    counter = Counter()
+    peer = serve([Route(small, counter), Route(WORK, counter)])
+    assert "at most 1000" in str(refusal(caller_of(), peer, small, Work([0] * 1001), ID))
+    assert counter.done == 0
+
+
+def test_a_message_above_all_limits_ends_its_connection_and_the_server_lives(serve, caller_of):
+    counter = Counter()
+    peer = serve([Route(Method("small", Work, Done, limit_bytes=1000), counter)])
+    flood = caller_of()
+    flood.default_deadline_seconds = 0.5
+    with pytest.raises(CallTimeout):
+        flood.call(Call(peer, WORK, Work([0] * 100_000), ID))
+    assert refusal(caller_of(), peer, WORK, REQUEST, ID).kind is ErrorKind.BAD_REQUEST
+
+
+def test_connections_that_say_nothing_hold_nobody_up(serve, caller_of):
+    peer = serve([Route(PING, lambda _: Nothing())])
+    with contextlib.ExitStack() as stack:
+        for number in range(50):
+            idle = stack.enter_context(create_connection((peer.host, peer.port)))
+            idle.sendall(b"\xff\0\0\0"[: number % 5])
+        caller_of().call(Call(peer, PING, Nothing()))
 
 
 def test_failed_work_tells_why_and_is_not_kept(serve, caller_of):
