@@ -35,9 +35,9 @@ class BadChatTemplate(ConfigError):  # noqa: N818  the name in messages
 
 
 class ChatTokenizer(Closing):
-    """The policy's tokenizer and chat template.
+    """A model's tokenizer and chat template.
 
-    Ids equal those of transformers' ``apply_chat_template(..., add_generation_prompt=True)``:
+    Ids equal those of transformers' ``apply_chat_template(..., add_generation_prompt=open_turn)``:
     rendered text is tokenised as it is, so control tokens in it become control tokens and nothing
     is added. Templates run in a child process with limits on time and memory
     (``template_child``); it starts at the first chat and ends with ``close``.
@@ -46,6 +46,7 @@ class ChatTokenizer(Closing):
         model_folder: model in Hugging Face form.
         tokenizer_path: folder of the tokenizer; None for the model's.
         chat_template: file of a chat template; None for the tokenizer's own.
+        setting: field of the resource that can name another template, for messages.
         now: what a template's ``strftime_now`` tells; None for the time of this call. Give the
             time at which the job began where a resumed run must see the same prompts.
 
@@ -64,6 +65,7 @@ class ChatTokenizer(Closing):
         tokenizer_path: str | Path | None = None,
         chat_template: str | Path | None = None,
         *,
+        setting: str = "spec.model.chatTemplate",
         now: datetime.datetime | None = None,
     ) -> None:
         model = Path(model_folder)
@@ -73,6 +75,7 @@ class ChatTokenizer(Closing):
             None if chat_template is None else Path(chat_template),
         )
         self._files = files
+        self._setting = setting
         self._now = now or datetime.datetime.now()
         self._child: BoundedProcess | None = None
         self.eos_token_ids = files.end_token_ids
@@ -125,9 +128,18 @@ class ChatTokenizer(Closing):
         return outcome
 
     def encode_chats(
-        self, conversations: Sequence[Messages], variables: Mapping[str, Json] | None = None
+        self,
+        conversations: Sequence[Messages],
+        variables: Mapping[str, Json] | None = None,
+        *,
+        open_turn: bool = True,
     ) -> list[list[int] | BadChatTemplate]:
         """Tokenise several conversations; in place of one that the template refuses, why.
+
+        Args:
+            conversations: each as for `encode_chat`.
+            variables: what the template sees besides.
+            open_turn: end with the header of the assistant's next turn.
 
         Raises:
             BadChatTemplate: what concerns all of them: the template is missing, wrong or too slow.
@@ -142,6 +154,7 @@ class ChatTokenizer(Closing):
         request = RenderChats(
             [[dict(message) for message in messages] for messages in conversations],
             {**self._files.special_tokens, **given},
+            open_turn,
         )
         rendered = self._call(request, RENDER_SECONDS)
         texts = [outcome.text for outcome in rendered]
@@ -177,7 +190,7 @@ class ChatTokenizer(Closing):
         if source is None:
             raise BadChatTemplate(
                 f"{self._files.template_file}: got no chat template: prompts are chat messages; "
-                "a model with a chat template, spec.model.chatTemplate, or prompts that are text"
+                f"a model with a chat template, {self._setting}, or prompts that are text"
             )
         return BoundedProcess(
             "ppojob_trainer.data.template_child",
