@@ -1,3 +1,4 @@
+import os
 import socket
 import threading
 import time
@@ -29,6 +30,13 @@ def test_new_listeners_are_found_and_nothing_else(connected):
     listener, found = listeners_of(lambda: socket.create_server(("127.0.1.9", 0)))
     with listener:
         assert found == [listener.getsockname()]
+
+
+def test_looking_for_sockets_leaves_no_descriptor_open(connected):
+    endpoint, _, _ = connected()
+    before = len(os.listdir("/proc/self/fd"))
+    shut_down_connections([endpoint])
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("end", ["near", "far"])

@@ -62,10 +62,21 @@ class MemoryLink:
 
 
 def together(mail: Mail, act: Callable[[MemoryLink], Result]) -> list[Result]:
-    """What each member returns; all act at once."""
+    """What each member returns; all act at once, and where one fails none waits for it."""
+
+    def act_or_release(member: int) -> Result:
+        try:
+            return act(MemoryLink(mail, member))
+        except Exception:
+            mail.barrier.abort()
+            raise
+
     with ThreadPoolExecutor(mail.size) as threads:
-        futures = [threads.submit(act, MemoryLink(mail, m)) for m in range(mail.size)]
-        return [future.result() for future in futures]
+        futures = [threads.submit(act_or_release, member) for member in range(mail.size)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [future.result() for future in futures]
 
 
 def batch_of(index: BatchIndex) -> Experience:

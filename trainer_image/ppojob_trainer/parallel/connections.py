@@ -6,6 +6,7 @@ number that gloo has closed may be somebody else's a moment later.
 
 import os
 import socket
+import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import TypeVar
@@ -48,9 +49,13 @@ def _sockets() -> Iterator[socket.socket]:
     """A handle of its own on each TCP socket of this process; whoever takes it closes it."""
     for name in os.listdir("/proc/self/fd"):
         try:
-            found = socket.socket(fileno=os.dup(int(name)))
+            descriptor = os.dup(int(name))
         except OSError:
-            continue  # closed since it was listed, or no socket
+            continue  # closed since it was listed
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            continue
+        found = socket.socket(fileno=descriptor)
         if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
             yield found
         else:
