@@ -23,6 +23,13 @@ PRINTER_COLUMNS = (
     ("ETA", "string", ".status.training.eta"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )
+WIDE_COLUMNS = (
+    ("KL", "number", ".status.training.kl"),
+    ("Checkpoint", "integer", ".status.training.lastCommittedStep"),
+    ("Restarts", "integer", ".status.restarts"),
+    ("Reason", "string", ".status.reason"),
+)
+"""Shown by `kubectl get -o wide` alone."""
 
 # The API server reads these by itself and allows no schema of ours for them.
 SERVER_FIELDS: dict[str, dict[str, Any]] = {
@@ -34,9 +41,12 @@ SERVER_FIELDS: dict[str, dict[str, Any]] = {
 
 def definition() -> dict[str, Any]:
     """The CustomResourceDefinition as plain values."""
-    columns = [
-        {"name": name, "type": kind, "jsonPath": path} for name, kind, path in PRINTER_COLUMNS
+    columns: list[dict[str, Any]] = [
+        {"name": name, "type": kind, "jsonPath": path}
+        for name, kind, path in (*PRINTER_COLUMNS, *WIDE_COLUMNS)
     ]
+    for column in columns[len(PRINTER_COLUMNS) :]:
+        column["priority"] = 1
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",

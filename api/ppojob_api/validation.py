@@ -9,6 +9,7 @@ from ppojob_api.checks.arithmetic import ARITHMETIC_CHECKS
 from ppojob_api.checks.effect import EFFECT_CHECKS
 from ppojob_api.checks.layout import LAYOUT_CHECKS
 from ppojob_api.checks.names import NAME_CHECKS
+from ppojob_api.checks.pods import POD_CHECKS
 from ppojob_api.checks.schedule import SCHEDULE_CHECKS
 from ppojob_api.checks.support import PENDING_CHECKS, SUPPORT_CHECKS
 from ppojob_api.parsing import parse
@@ -21,6 +22,7 @@ CHECKS = (
     *ARITHMETIC_CHECKS,
     *SCHEDULE_CHECKS,
     *LAYOUT_CHECKS,
+    *POD_CHECKS,
     *EFFECT_CHECKS,
     *SUPPORT_CHECKS,
     *PENDING_CHECKS,

@@ -81,6 +81,23 @@ def check_gpus(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def check_lifecycle(config: RunConfig) -> Iterator[Problem]:
+    """What only an operator can do."""
+    life, where = config.spec.lifecycle, "spec.lifecycle"
+    if life.suspend:
+        yield _clusters(f"{where}.suspend", True, "false, and Ctrl-C to stop a run")
+    if life.active_deadline_seconds is not None:
+        yield _clusters(f"{where}.activeDeadlineSeconds", life.active_deadline_seconds, "null")
+    if life.ttl_seconds_after_finished is not None:
+        where = f"{where}.ttlSecondsAfterFinished"
+        yield _clusters(where, life.ttl_seconds_after_finished, "null")
+
+
+def _clusters(where: str, value: object, allowed: str) -> Problem:
+    why = "only an operator on a cluster does this"
+    return Problem(where, shown(value), why, allowed, ReasonCode.NO_EFFECT)
+
+
 def threads_warning(config: RunConfig) -> Iterator[Problem]:
     """More threads than cores; the job gets slow, and is otherwise the same."""
     actor, cores = config.topology.role("actorRollout"), len(os.sched_getaffinity(0))

@@ -7,7 +7,12 @@ from pathlib import Path
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_cli.machine_checks import check_gpus, check_versions, threads_warning
+from ppojob_cli.machine_checks import (
+    check_gpus,
+    check_lifecycle,
+    check_versions,
+    threads_warning,
+)
 from ppojob_cli.output_checks import check_commits, check_output, volatile_warning
 from ppojob_cli.validate import render_problems
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -49,7 +54,9 @@ def check_inputs(config: RunConfig, output: Path) -> Preflight:
     found.warnings += render_problems(model.warnings)
     _check_data(config.spec, model, found)
     found.errors += _rewards(config.spec)
-    found.errors += render_problems([*check_gpus(config), *check_versions(config)])
+    found.errors += render_problems(
+        [*check_gpus(config), *check_lifecycle(config), *check_versions(config)]
+    )
     found.errors += render_problems(check_output(config, output, model.parameters))
     found.errors += check_commits(config, output)
     found.warnings += render_problems([*threads_warning(config), *volatile_warning(output)])

@@ -58,20 +58,6 @@ def remote_code(job: PPOJob) -> Iterator[Problem]:
         yield not_yet(where, True, "code that comes with a model", "false")
 
 
-def lifecycle(job: PPOJob) -> Iterator[Problem]:
-    """What only an operator can do."""
-    life, where = job.spec.lifecycle, "spec.lifecycle"
-    if life.suspend:
-        yield not_yet(f"{where}.suspend", True, "suspending", "false, and Ctrl-C to stop a run")
-    limits = (
-        ("activeDeadlineSeconds", life.active_deadline_seconds, "a deadline"),
-        ("ttlSecondsAfterFinished", life.ttl_seconds_after_finished, "deletion after the end"),
-    )
-    for name, value, what in limits:
-        if value is not None:
-            yield not_yet(f"{where}.{name}", value, what, "null")
-
-
 def pending_reward_model(job: PPOJob) -> Iterator[Problem]:
     """Only functions score, in whatever pods the model would be."""
     model = job.spec.reward_model
@@ -99,7 +85,6 @@ SUPPORT_CHECKS = (
     Check(reward_config_maps, ("spec.rewards",)),
     Check(training_parallelism, MODEL_ROLE_PATHS),
     Check(rollout_pods, ("spec.roles.rollout",)),
-    Check(lifecycle, ("spec.lifecycle",)),
 )
 
 PENDING_CHECKS = (

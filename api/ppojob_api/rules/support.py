@@ -27,12 +27,6 @@ SUPPORT_RULES = (
         "code that comes with a model: not in this version; false",
         "trustRemoteCode",
     ),
-    Rule(
-        "spec.lifecycle",
-        f"!self.suspend && !{given('activeDeadlineSeconds')}"
-        f" && !{given('ttlSecondsAfterFinished')}",
-        "suspending, deadlines and deletion after the end: not in this version; false and null",
-    ),
 )
 
 PENDING_RULES = (

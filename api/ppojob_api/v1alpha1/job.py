@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.critic import CriticSpec
+from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.roles import RolesSpec
 from ppojob_api.v1alpha1.rollout import RewardModelSpec, RewardSpec, RolloutSpec
 from ppojob_api.v1alpha1.schedule import (
@@ -77,6 +78,9 @@ class PPOJobSpec(Section):
 
     roles: RolesSpec = RolesSpec()
     """Pods."""
+
+    pods: Annotated[Items[PodSettings], Field(max_length=16)] = ()
+    """What a platform asks of the pods; only a cluster reads it."""
 
     steps: StepsSpec
     """How long."""

@@ -200,7 +200,9 @@ def test_printer_columns() -> None:
     (version,) = crd.definition()["spec"]["versions"]
     columns = version["additionalPrinterColumns"]
     names = [column["name"].upper() for column in columns]
-    assert names == ["PHASE", "STEP", "REWARD", "TOKENS/S", "ETA", "AGE"]
+    assert names[:6] == ["PHASE", "STEP", "REWARD", "TOKENS/S", "ETA", "AGE"]
+    assert names[6:] == ["KL", "CHECKPOINT", "RESTARTS", "REASON"]
+    assert [column.get("priority", 0) for column in columns] == [0] * 6 + [1] * 4
     for column in columns[:-1]:
         assert column["jsonPath"] in NODES
     assert version["subresources"] == {"status": {}}

@@ -1,0 +1,93 @@
+"""What a job may ask of its pods: an author of jobs need not be one who may make pods."""
+
+import posixpath
+from collections.abc import Iterator
+
+from ppojob_api import topology
+from ppojob_api.checks.check import Check, bad_form, no_effect
+from ppojob_api.pod_overrides import refusals
+from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.pod_settings import PodSettings
+
+_OURS = ("ppojob", "dev", "proc", "sys", "tmp")
+_CONTRACT_PREFIX = "PPOJOB_"
+
+
+def _settings(job: PPOJob) -> Iterator[tuple[str, PodSettings]]:
+    for index, settings in enumerate(job.spec.pods):
+        yield f"spec.pods[{index}]", settings
+
+
+def without_pods(job: PPOJob) -> Iterator[Problem]:
+    """Settings of pods that there are none of."""
+    built = topology.build(job.metadata.name, job.spec)
+    with_pods = [role.role for role in built.with_own_pods]
+    for where, settings in _settings(job):
+        for index, role in enumerate(settings.roles):
+            if role not in with_pods:
+                yield no_effect(
+                    f"{where}.roles[{index}]",
+                    role,
+                    "on a role without pods of its own",
+                    f"roles with pods here are {', '.join(with_pods)}",
+                )
+
+
+def overrides(job: PPOJob) -> Iterator[Problem]:
+    """Parts of a pod that are not a job's to say."""
+    for where, settings in _settings(job):
+        yield from refusals(settings.pod_overrides, f"{where}.podOverrides")
+
+
+def volumes(job: PPOJob) -> Iterator[Problem]:
+    """A volume has one source, and lies beside ours."""
+    for where, settings in _settings(job):
+        for index, volume in enumerate(settings.volumes):
+            place = f"{where}.volumes[{index}]"
+            sources = (volume.claim_name, volume.config_map, volume.secret)
+            number = sum(source is not None for source in sources)
+            if number != 1:
+                allowed = "exactly one of claimName, configMap and secret"
+                yield _sources(place, number, "a volume has one", allowed)
+            if not _is_free(volume.mount_path):
+                yield bad_form(
+                    f"{place}.mountPath",
+                    volume.mount_path,
+                    "the container has mounts of its own there",
+                    "an absolute path outside /ppojob, /dev, /proc, /sys and /tmp",
+                )
+
+
+def variables(job: PPOJob) -> Iterator[Problem]:
+    """A variable has one source, and is none of the container contract."""
+    for where, settings in _settings(job):
+        for index, variable in enumerate(settings.env):
+            place = f"{where}.env[{index}]"
+            number = sum(one is not None for one in (variable.value, variable.secret))
+            if number != 1:
+                allowed = "exactly one of value and secret"
+                yield _sources(place, number, "a variable has one", allowed)
+            if variable.name.startswith(_CONTRACT_PREFIX):
+                why = f"names that begin with {_CONTRACT_PREFIX} are the container contract's"
+                got, allowed = shown(variable.name), "a name of your own"
+                yield Problem(f"{place}.name", got, why, allowed, ReasonCode.FORBIDDEN)
+
+
+def _sources(where: str, number: int, why: str, allowed: str) -> Problem:
+    return Problem(where, f"{number} sources", why, allowed, ReasonCode.CONFLICT)
+
+
+def _is_free(path: str) -> bool:
+    parts = path.split("/")
+    is_plain = posixpath.isabs(path) and ".." not in parts and posixpath.normpath(path) != "/"
+    return is_plain and posixpath.normpath(path).lstrip("/").split("/")[0] not in _OURS
+
+
+_PODS = ("spec.pods",)
+POD_CHECKS = (
+    Check(without_pods, (*_PODS, "spec.roles", "spec.algorithm", "spec.rewardModel")),
+    Check(overrides, _PODS),
+    Check(volumes, _PODS),
+    Check(variables, _PODS),
+)

@@ -1,0 +1,173 @@
+"""What a platform asks of pods: narrow fields instead of a whole template a role."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ppojob_api.v1alpha1.section import Arguments, Items, Name, Path, Section
+from ppojob_api.well_known import RoleName
+
+# The canonical forms that an API server keeps as they are; "1000m" or "1024Mi" would come back
+# as another text.
+Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
+ResourceName = Annotated[str, Field(min_length=1, max_length=253)]
+Key = Annotated[str, Field(min_length=1, max_length=316)]
+LabelValue = Annotated[str, Field(max_length=63)]
+EnvironmentName = Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class Toleration(Section):
+    """A taint that the pods bear; as Kubernetes writes it."""
+
+    key: Key | None = None
+    """Of the taint; null: every taint."""
+
+    operator: Literal["Exists", "Equal"] = "Equal"
+    """How `value` is compared."""
+
+    value: LabelValue | None = None
+    """Of the taint."""
+
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Of the taint; null: every effect."""
+
+    toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """How long a NoExecute taint is borne; null: for ever."""
+
+
+class TopologySpread(Section):
+    """How the pods of a role spread over a topology."""
+
+    topology_key: Key
+    """Label of nodes, such as topology.kubernetes.io/zone."""
+
+    max_skew: Annotated[int, Field(ge=1, le=4_096)] = 1
+    """By how many pods two domains may differ."""
+
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = "DoNotSchedule"
+    """Whether it is a must."""
+
+
+class SecretKey(Section):
+    """A value in a Secret of the job's namespace."""
+
+    name: Name
+    """Of the Secret."""
+
+    key: Name
+    """In the Secret."""
+
+
+class EnvironmentVariable(Section):
+    """An environment variable of the container; what is secret comes from a Secret alone."""
+
+    name: EnvironmentName
+    """Of the variable; none that begins with PPOJOB_."""
+
+    value: Annotated[str, Field(max_length=32_768)] | None = None
+    """Exactly one of value and secret."""
+
+    secret: SecretKey | None = None
+    """Where the value is."""
+
+
+class PodVolume(Section):
+    """A volume of the job's namespace, mounted into the pods."""
+
+    claim_name: Name | None = None
+    """PersistentVolumeClaim; exactly one of claimName, configMap and secret."""
+
+    config_map: Name | None = None
+    """ConfigMap."""
+
+    secret: Name | None = None
+    """Secret."""
+
+    mount_path: Path
+    """Absolute path in the container, not below /ppojob."""
+
+    read_only: bool = True
+    """Whether the pods may not write to it."""
+
+
+class PodSettings(Section):
+    """What a platform asks of the pods of some roles, or of all; later items stand over earlier.
+
+    Nothing of it changes what is trained, so it may change while the job runs: pods that are made
+    from then on have it.
+    """
+
+    roles: Annotated[Items[RoleName], Field(max_length=8)] = ()
+    """Roles whose pods these are; empty: all, the controller too."""
+
+    image: Annotated[str, Field(min_length=1, max_length=1_024)] | None = None
+    """Image of the container; null: the operator's."""
+
+    image_pull_secrets: Annotated[Items[Name], Field(max_length=8)] = ()
+    """Secrets with registry credentials."""
+
+    memory: Quantity | None = None
+    """Memory of a pod, asked for and not exceeded; null: no limit."""
+
+    shared_memory: Quantity | None = None
+    """Size of /dev/shm; null: 1Gi, with GPUs 8Gi."""
+
+    gpu_resource: ResourceName | None = None
+    """Name under which GPUs are asked for; null: the operator's, nvidia.com/gpu."""
+
+    resources: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(default_factory=dict)
+    """Other resources of a pod, such as network devices."""
+
+    node_selector: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(
+        default_factory=dict
+    )
+    """Labels that the node must have."""
+
+    tolerations: Annotated[Items[Toleration], Field(max_length=16)] = ()
+    """Taints that the pods bear."""
+
+    affinity: Arguments = Field(default_factory=dict)
+    """Affinity as Kubernetes writes it."""
+
+    topology_spread: Annotated[Items[TopologySpread], Field(max_length=4)] = ()
+    """How the pods of a role spread."""
+
+    priority_class_name: Name | None = None
+    """PriorityClass."""
+
+    runtime_class_name: Name | None = None
+    """RuntimeClass."""
+
+    env: Annotated[Items[EnvironmentVariable], Field(max_length=64)] = ()
+    """Environment of the container."""
+
+    volumes: Annotated[Items[PodVolume], Field(max_length=16)] = ()
+    """Volumes with models, data and the like."""
+
+    pod_overrides: Arguments = Field(default_factory=dict)
+    """Anything else: a partial pod template, merged where an allow-list lets it."""
+
+    def over(self, before: "PodSettings") -> "PodSettings":
+        """These settings where they say something, else those before them.
+
+        Maps and lists of both are joined, these last.
+        """
+        merged: dict[str, object] = {}
+        for name, own in self:
+            general = dict(before)[name]
+            if isinstance(own, dict):
+                merged[name] = {**general, **own}
+            elif isinstance(own, tuple):
+                merged[name] = (*general, *(item for item in own if item not in general))
+            else:
+                merged[name] = general if own is None else own
+        return self.model_copy(update=merged)
+
+
+def settings_of(pods: tuple[PodSettings, ...], role: RoleName) -> PodSettings:
+    """The settings of a role's pods: all items that are about it, the later over the earlier."""
+    merged = PodSettings()
+    for settings in pods:
+        if not settings.roles or role in settings.roles:
+            merged = settings.over(merged)
+    return merged
