@@ -21,7 +21,15 @@ from ppojob_api import contract
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import LOGS_FOLDER
 from ppojob_cli.addresses import Addresses
-from ppojob_operator.build.pods import CONFIG_FILE, InMount, Literal, Pod, PodAddress, pods
+from ppojob_operator.build.pods import (
+    CONFIG_FILE,
+    InMount,
+    Literal,
+    Pod,
+    PodAddress,
+    PodOrdinal,
+    pods,
+)
 from ppojob_trainer.rpc.keys import write_key_folders
 from ppojob_trainer.rpc.messages import PodStatus
 
@@ -131,6 +139,8 @@ class LocalPods:
                     environment[name] = str(folders[mount] / path)
                 case PodAddress():
                     environment[name] = address
+                case PodOrdinal(index):
+                    environment[name] = str(index)
         environment[contract.ENV_ADDRESS_BOOK] = str(book)
         environment[contract.ENV_DIE_WITH_PARENT] = "1"
         python, *arguments = pod.argv

@@ -37,7 +37,14 @@ class PodAddress:
     """An environment value that is the pod's own IP address."""
 
 
-EnvironmentValue = Literal | InMount | PodAddress
+@dataclass(frozen=True)
+class PodOrdinal:
+    """An environment value that is the pod's index within its role."""
+
+    index: int
+
+
+EnvironmentValue = Literal | InMount | PodAddress | PodOrdinal
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ def _pod(role: RoleTopology, pod: PodTopology) -> Pod:
         environment={
             contract.ENV_CONFIG: InMount("config", CONFIG_FILE),
             contract.ENV_ROLE: Literal(role.role),
-            contract.ENV_POD_INDEX: Literal(str(pod.index)),
+            contract.ENV_POD_INDEX: PodOrdinal(pod.index),
             contract.ENV_POD_ADDRESS: PodAddress(),
             contract.ENV_KEYS: InMount("keys"),
             contract.ENV_RUN_FOLDER: InMount("run"),

@@ -1,0 +1,275 @@
+"""The pod template of a role: the container contract, placed on a cluster. Pure.
+
+Every pod passes Pod Security `restricted`: no root, no capability, a read-only root file system.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ppojob_api import contract
+from ppojob_api.run_config import RunConfig
+from ppojob_api.topology import RoleTopology
+from ppojob_api.v1alpha1.pod_settings import EnvironmentVariable, PodSettings, PodVolume
+from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
+from ppojob_operator.build.config_map import config_map_name
+from ppojob_operator.build.keys import PUBLIC_FILE, SECRET_FILE
+from ppojob_operator.build.metadata import controller_name, labels, selector
+from ppojob_operator.build.pods import (
+    EnvironmentValue,
+    InMount,
+    Literal,
+    PodAddress,
+    PodOrdinal,
+    pods,
+)
+from ppojob_operator.state import Job
+
+CONTAINER: Final = "trainer"
+ROOT: Final = "/ppojob"
+"""Everything of ours is mounted below it."""
+
+_USER: Final = 1000
+_MOUNTS: Final = {name: f"{ROOT}/{name}" for name in ("config", "keys", "run", "scratch")}
+_RANK_GRACE_SECONDS: Final = 30
+_COMMIT_GRACE_SECONDS: Final = 120
+_UNREACHABLE_SECONDS: Final = 30
+_READ_BY_GROUP: Final = 0o440
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the operator gives to pods where the job says nothing.
+
+    Attributes:
+        image: of the container.
+        image_pull_policy: of the container.
+        gpu_resource: name under which GPUs are asked for.
+    """
+
+    image: str
+    image_pull_policy: str
+    gpu_resource: str
+
+
+def pod_template(
+    job: Job, config: RunConfig, role: RoleTopology, settings: PodSettings, defaults: Defaults
+) -> dict[str, Any]:
+    """The template of a role's pods.
+
+    Args:
+        job: whose pods they are.
+        config: what they run.
+        role: whose pods they are.
+        settings: what the job asks for these pods.
+        defaults: what they get where it asks for nothing.
+    """
+    is_controller = role.role == "controller"
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": is_controller,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _grace_seconds(config, role.role),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "tolerations": _tolerations(settings),
+        "containers": [_container(config, role, settings, defaults)],
+        "volumes": _volumes(job, config, role.role, settings),
+    }
+    if is_controller:
+        spec["serviceAccountName"] = controller_name(job)
+    spec |= _placement(job, role.role, settings)
+    metadata = {
+        "labels": labels(job, role.role),
+        "annotations": {ANNOTATION_CONFIG_DIGEST: config.digest()},
+    }
+    return _merged({"metadata": metadata, "spec": spec}, settings.pod_overrides)
+
+
+def _grace_seconds(config: RunConfig, role: RoleName) -> int:
+    """The controller ends its step and commits before it leaves; a rank has nothing to save."""
+    if role != "controller":
+        return _RANK_GRACE_SECONDS
+    return int(config.spec.timeouts.stage_seconds) + _COMMIT_GRACE_SECONDS
+
+
+def _tolerations(settings: PodSettings) -> list[dict[str, Any]]:
+    own = [
+        {
+            "key": f"node.kubernetes.io/{taint}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _UNREACHABLE_SECONDS,
+        }
+        for taint in ("not-ready", "unreachable")
+    ]
+    theirs = [
+        one.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for one in settings.tolerations
+    ]
+    return own + theirs
+
+
+def _placement(job: Job, role: RoleName, settings: PodSettings) -> dict[str, Any]:
+    spread = [
+        {
+            "topologyKey": one.topology_key,
+            "maxSkew": one.max_skew,
+            "whenUnsatisfiable": one.when_unsatisfiable,
+            "labelSelector": {"matchLabels": selector(job, role)},
+        }
+        for one in settings.topology_spread
+    ]
+    asked = {
+        "nodeSelector": settings.node_selector,
+        "affinity": settings.affinity,
+        "topologySpreadConstraints": spread,
+        "priorityClassName": settings.priority_class_name,
+        "runtimeClassName": settings.runtime_class_name,
+        "imagePullSecrets": [{"name": name} for name in settings.image_pull_secrets],
+    }
+    return {name: value for name, value in asked.items() if value}
+
+
+def _container(
+    config: RunConfig, role: RoleTopology, settings: PodSettings, defaults: Defaults
+) -> dict[str, Any]:
+    pod = next(one for one in pods(config) if one.role == role.role)
+    probe = {"httpGet": {"path": "/healthz", "port": "health"}, "timeoutSeconds": 5}
+    return {
+        "name": CONTAINER,
+        "image": settings.image or defaults.image,
+        "imagePullPolicy": defaults.image_pull_policy,
+        "command": list(pod.argv),
+        "env": [
+            *({"name": name, **_value(config, value)} for name, value in pod.environment.items()),
+            {"name": "HOME", "value": _MOUNTS["scratch"]},
+            *(_variable(one) for one in settings.env),
+        ],
+        "ports": _ports(role.role),
+        "resources": _resources(role, settings, settings.gpu_resource or defaults.gpu_resource),
+        "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": 120},
+        "readinessProbe": {**probe, "periodSeconds": 5, "failureThreshold": 3},
+        "livenessProbe": {**probe, "periodSeconds": 20, "failureThreshold": 6},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # The last words of a supervisor that cannot start are in its log; the status shows them.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "config", "mountPath": _MOUNTS["config"], "readOnly": True},
+            {"name": "keys", "mountPath": _MOUNTS["keys"], "readOnly": True},
+            {"name": "run", "mountPath": _MOUNTS["run"]},
+            {"name": "scratch", "mountPath": _MOUNTS["scratch"]},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "tmp", "mountPath": "/tmp"},
+            *_user_mounts(settings.volumes),
+        ],
+    }
+
+
+def _ports(role: RoleName) -> list[dict[str, Any]]:
+    named = {"supervisor": contract.PORT_SUPERVISOR, "health": contract.PORT_HEALTH}
+    if role == "controller":
+        named["metrics"] = contract.PORT_METRICS
+    return [
+        {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in named.items()
+    ]
+
+
+def _value(config: RunConfig, value: EnvironmentValue) -> dict[str, Any]:
+    match value:
+        case Literal(text):
+            return {"value": text}
+        case PodAddress():
+            return {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        case PodOrdinal():
+            label = "metadata.labels['apps.kubernetes.io/pod-index']"
+            return {"valueFrom": {"fieldRef": {"fieldPath": label}}}
+        case InMount("run", path):
+            # Jobs may share a claim, so each has a folder of its own in it.
+            return {"value": "/".join(filter(None, (_MOUNTS["run"], config.name, path)))}
+        case InMount(mount, path):
+            return {"value": "/".join(filter(None, (_MOUNTS[mount], path)))}
+
+
+def _variable(variable: EnvironmentVariable) -> dict[str, Any]:
+    if variable.secret is None:
+        return {"name": variable.name, "value": variable.value or ""}
+    reference = {"name": variable.secret.name, "key": variable.secret.key}
+    return {"name": variable.name, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _resources(role: RoleTopology, settings: PodSettings, gpu: str) -> dict[str, Any]:
+    """CPU is asked for and not capped: a throttled rank would stall all others."""
+    limits: dict[str, str] = dict(settings.resources)
+    if settings.memory is not None:
+        limits["memory"] = settings.memory
+    if role.gpus_per_pod:
+        limits[gpu] = str(role.gpus_per_pod)
+    cores = str(role.ranks_per_pod * role.threads_per_rank)
+    if role.role == "controller":
+        cores = "100m"
+    resources: dict[str, Any] = {"requests": {"cpu": cores, **limits}}
+    return resources | ({"limits": limits} if limits else {})
+
+
+def _volumes(
+    job: Job, config: RunConfig, role: RoleName, settings: PodSettings
+) -> list[dict[str, Any]]:
+    volume = config.spec.checkpoint.volume
+    assert volume is not None, "the plan refuses a job without a volume before it renders one"
+    keys = {
+        "secretName": workload_name(job.name, role),
+        "defaultMode": _READ_BY_GROUP,
+        "items": [{"key": name, "path": name} for name in (SECRET_FILE, PUBLIC_FILE)],
+    }
+    return [
+        {"name": "config", "configMap": {"name": config_map_name(job, config)}},
+        {"name": "keys", "secret": keys},
+        {"name": "run", "persistentVolumeClaim": {"claimName": volume.claim_name}},
+        {"name": "scratch", "emptyDir": {}},
+        {
+            "name": "shm",
+            "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(config, role, settings)},
+        },
+        {"name": "tmp", "emptyDir": {}},
+        *({"name": f"user-{i}", **_source(one)} for i, one in enumerate(settings.volumes)),
+    ]
+
+
+def _shared_memory(config: RunConfig, role: RoleName, settings: PodSettings) -> str:
+    default = "8Gi" if config.topology.role(role).gpus_per_pod else "1Gi"
+    return settings.shared_memory or default
+
+
+def _source(volume: PodVolume) -> dict[str, Any]:
+    if volume.claim_name is not None:
+        claim = {"claimName": volume.claim_name, "readOnly": volume.read_only}
+        return {"persistentVolumeClaim": claim}
+    if volume.config_map is not None:
+        return {"configMap": {"name": volume.config_map}}
+    return {"secret": {"secretName": volume.secret, "defaultMode": _READ_BY_GROUP}}
+
+
+def _user_mounts(volumes: tuple[PodVolume, ...]) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = []
+    for index, volume in enumerate(volumes):
+        mount: dict[str, Any] = {"name": f"user-{index}", "mountPath": volume.mount_path}
+        mounts.append(mount | ({"readOnly": True} if volume.read_only else {}))
+    return mounts
+
+
+def _merged(template: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """The template with what the allow-list let through; our own keys stand."""
+    for part, content in overrides.items():
+        for name, value in content.items():
+            ours = template[part].get(name)
+            template[part][name] = {**value, **ours} if isinstance(ours, dict) else value
+    return template

@@ -1,0 +1,142 @@
+"""What must be made, changed and deleted so that a job has the objects it is to have. Pure."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
+from ppojob_operator.build.config_map import config_map_name
+from ppojob_operator.build.metadata import ANNOTATION_GENERATION, ANNOTATION_TEMPLATE
+from ppojob_operator.build.objects import key_templates, stateful_sets, surroundings
+from ppojob_operator.build.pod_template import Defaults
+from ppojob_operator.difference import covers, digest
+from ppojob_operator.situation import Situation
+from ppojob_operator.state import (
+    Action,
+    Apply,
+    Child,
+    ChildKind,
+    Create,
+    Delete,
+    DeletePod,
+    MakeKeys,
+    Manifest,
+    Pod,
+)
+
+_STUCK_SECONDS = 30.0
+"""A pod that waits for its mounts for so long may lack its Secret, which nobody watches."""
+
+Waves = tuple[tuple[Action, ...], ...]
+
+
+def changes(here: Situation, defaults: Defaults) -> Waves:
+    """The actions: first what pods need, then the pods, then what nobody needs any more."""
+    if not here.wanted:
+        return (tuple(_unwanted_sets(here)),)
+    sets = _set_actions(here, defaults)
+    config_name = config_map_name(here.job, here.config)
+    around = [
+        action
+        for wanted in surroundings(here.job, here.config)
+        if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here)
+        for action in _convergence(here, wanted)
+    ]
+    keys: list[Action] = []
+    if any(isinstance(action, Create) for action in sets) or _is_stuck(here):
+        keys.append(MakeKeys(key_templates(here.job, here.config)))
+    rest: list[Action] = [*_unwanted_sets(here), *_unused_configs(here)]
+    if not sets:
+        rest += _outdated_controller(here)
+    return ((*keys, *around), tuple(sets), tuple(rest))
+
+
+def _set_actions(here: Situation, defaults: Defaults) -> list[Action]:
+    rendered = stateful_sets(here.job, here.config, here.wanted, here.pods, defaults)
+    return [action for wanted in rendered for action in _convergence(here, wanted)]
+
+
+def _convergence(here: Situation, wanted: dict[str, Any]) -> Iterable[Action]:
+    """What brings one object to its wanted content; nothing where it has it."""
+    kind: ChildKind = wanted["kind"]
+    child = here.observed.children.get((kind, wanted["metadata"]["name"]))
+    if child is None:
+        yield Create(wanted)
+    elif child.is_deleting or child.owner_uid != here.job.uid:
+        # It is on its way out; its deletion wakes us.
+        return
+    elif covers(child.manifest, wanted) or child.settled_digest == digest(wanted):
+        return
+    elif kind != "StatefulSet" or not _is_kept(child, wanted):
+        yield Apply(wanted, child.uid)
+
+
+def _is_kept(child: Child, wanted: Manifest) -> bool:
+    """Whether the difference is only that this operator renders the same job otherwise.
+
+    A newer operator restarts no running job, nor does it mix its pods with those of the older.
+    """
+    theirs = _annotations(child.manifest)
+    ours = _annotations(wanted)
+    same_job = theirs.get(ANNOTATION_GENERATION) == ours[ANNOTATION_GENERATION]
+    return same_job and theirs.get(ANNOTATION_TEMPLATE) != ours[ANNOTATION_TEMPLATE]
+
+
+def _annotations(manifest: Manifest) -> dict[str, str]:
+    return dict(manifest["metadata"].get("annotations") or {})
+
+
+def _is_in_use(here: Situation) -> bool:
+    """Whether a pod mounts this very configuration."""
+    return any(pod.config_digest == here.config.digest() for pod in here.observed.pods)
+
+
+def _is_stuck(here: Situation) -> bool:
+    return any(_waits_for_mounts(pod, here) for pod in here.observed.pods)
+
+
+def _waits_for_mounts(pod: Pod, here: Situation) -> bool:
+    age = (here.now - pod.created).total_seconds()
+    return bool(pod.waiting_reason == "ContainerCreating" and age > _STUCK_SECONDS)
+
+
+def _unwanted_sets(here: Situation) -> Iterable[Action]:
+    keep = {workload_name(here.job.name, role.role) for role in here.wanted}
+    for (kind, name), child in here.observed.children.items():
+        if kind == "StatefulSet" and name not in keep and not child.is_deleting:
+            yield Delete(kind, name, child.uid)
+
+
+def _unused_configs(here: Situation) -> Iterable[Action]:
+    """Configurations of before; a pod that is still there may mount its own again."""
+    if not all(_mounts_current(here, role.role) for role in here.wanted):
+        return
+    used = {pod.config_digest for pod in here.observed.pods} | {here.config.digest()}
+    for (kind, name), child in here.observed.children.items():
+        if kind == "ConfigMap" and not child.is_deleting:
+            theirs = _annotations(child.manifest).get(ANNOTATION_CONFIG_DIGEST)
+            if theirs is not None and theirs not in used:
+                yield Delete(kind, name, child.uid)
+
+
+def _mounts_current(here: Situation, role: RoleName) -> bool:
+    child = here.observed.children.get(("StatefulSet", workload_name(here.job.name, role)))
+    return child is not None and _config_of(child) == here.config.digest()
+
+
+def _outdated_controller(here: Situation) -> Iterable[Action]:
+    """A controller that runs another configuration than its StatefulSet says.
+
+    Told to end it commits behind its step, and the next one reads the new configuration; the
+    ranks of all roles go on.
+    """
+    child = here.observed.children.get(("StatefulSet", workload_name(here.job.name, "controller")))
+    if child is None:
+        return
+    for pod in here.observed.pods_of("controller"):
+        if pod.config_digest != _config_of(child) and not pod.is_deleting:
+            yield DeletePod(pod.name, pod.uid)
+
+
+def _config_of(child: Child) -> str:
+    template = child.manifest["spec"]["template"]
+    return str(_annotations(template).get(ANNOTATION_CONFIG_DIGEST, ""))

@@ -1,0 +1,107 @@
+"""Conditions of a job: every claim that a person may ask about, set once a reconcile, pure."""
+
+import datetime
+from dataclasses import dataclass
+from typing import Literal
+
+from ppojob_api.v1alpha1.status import Condition, PPOJobStatus
+from ppojob_operator.state import Time
+
+ConditionType = Literal[
+    "Accepted",
+    "Admitted",
+    "PodsReady",
+    "Rendezvoused",
+    "Training",
+    "Checkpointed",
+    "Suspended",
+    "Complete",
+    "Failed",
+]
+
+MESSAGE_LIMIT = 1_024
+"""Characters of a message: what a log or a model says may be a megabyte long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A condition before it is known since when it holds.
+
+    Attributes:
+        type: of the condition.
+        holds: None: unknown.
+        reason: CamelCase word; docs/operations.md has a line for each.
+        message: sentence for people.
+    """
+
+    type: ConditionType
+    holds: bool | None
+    reason: str
+    message: str = ""
+
+
+def rfc3339(time: Time) -> str:
+    """A time as Kubernetes writes it, to the second."""
+    return time.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def from_rfc3339(text: str) -> Time:
+    """The time that `rfc3339`, or the API server, wrote.
+
+    Raises:
+        ValueError: it is no time.
+    """
+    return datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
+
+
+def inert(text: str) -> str:
+    """Text of others, fit for a status: one line, printable, not endless."""
+    line = " ".join(text.split())
+    line = "".join(letter if letter.isprintable() else "?" for letter in line)
+    return line if len(line) <= MESSAGE_LIMIT else line[: MESSAGE_LIMIT - 3] + "..."
+
+
+def set_conditions(
+    before: tuple[Condition, ...], claims: tuple[Claim, ...], generation: int, now: Time
+) -> tuple[Condition, ...]:
+    """The conditions that the claims make, in the order of the claims.
+
+    The time of a condition is that of the last change of its status, so an unchanged claim gives
+    an equal condition, and an unchanged status needs no write.
+    """
+    old = {condition.type: condition for condition in before}
+    conditions = []
+    for claim in claims:
+        status: Literal["True", "False", "Unknown"] = "Unknown"
+        if claim.holds is not None:
+            status = "True" if claim.holds else "False"
+        was = old.get(claim.type)
+        since = was.last_transition_time if was and was.status == status else rfc3339(now)
+        conditions.append(
+            Condition(
+                type=claim.type,
+                status=status,
+                reason=claim.reason,
+                message=inert(claim.message),
+                last_transition_time=since,
+                observed_generation=generation,
+            )
+        )
+    return tuple(conditions)
+
+
+def condition(status: PPOJobStatus, name: ConditionType) -> Condition | None:
+    """One condition, or None while nothing was said of it."""
+    return next((one for one in status.conditions if one.type == name), None)
+
+
+def holds(status: PPOJobStatus, name: ConditionType) -> bool:
+    """Whether a condition is known to hold."""
+    found = condition(status, name)
+    return found is not None and found.status == "True"
+
+
+def since(status: PPOJobStatus, name: ConditionType) -> Time | None:
+    """Since when a condition has its status."""
+    found = condition(status, name)
+    return from_rfc3339(found.last_transition_time) if found else None

@@ -1,0 +1,106 @@
+"""Where the API server is and who we are there: from the pod's service account, or a kubeconfig."""
+
+import base64
+import os
+import ssl
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_TOKEN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach an API server.
+
+    Attributes:
+        server: URL.
+        ssl: of the connection; None for plain HTTP.
+        token: gives the bearer token of the moment, or an empty text.
+    """
+
+    server: str
+    ssl: ssl.SSLContext | None
+    token: Callable[[], str]
+
+
+class _FileToken:
+    """A token that is replaced on disk before it ends, read again once a minute."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._token = ""
+        self._until = 0.0
+
+    def __call__(self) -> str:
+        if time.monotonic() >= self._until:
+            self._token = self._path.read_text().strip()
+            self._until = time.monotonic() + _TOKEN_SECONDS
+        return self._token
+
+
+def connect(environment: Mapping[str, str] = os.environ) -> Connection:
+    """The connection of a pod, else that of `KUBECONFIG` or `~/.kube/config`.
+
+    Raises:
+        ValueError: there is neither, or it is not usable.
+    """
+    host = environment.get("KUBERNETES_SERVICE_HOST")
+    if host and (_ACCOUNT / "token").exists():
+        address = f"[{host}]" if ":" in host else host
+        port = environment.get("KUBERNETES_SERVICE_PORT", "443")
+        context = ssl.create_default_context(cafile=str(_ACCOUNT / "ca.crt"))
+        return Connection(f"https://{address}:{port}", context, _FileToken(_ACCOUNT / "token"))
+    path = Path(environment.get("KUBECONFIG") or Path.home() / ".kube" / "config")
+    return from_kubeconfig(path)
+
+
+def from_kubeconfig(path: Path) -> Connection:
+    """The connection of a kubeconfig's current context: certificate or token, no plug-ins.
+
+    Raises:
+        ValueError: the file is missing, or has no such context.
+    """
+    try:
+        config = YAML(typ="safe").load(path.read_text())
+        context = _named(config["contexts"], config["current-context"])["context"]
+        cluster = _named(config["clusters"], context["cluster"])["cluster"]
+        user = _named(config["users"], context["user"])["user"]
+    except (OSError, KeyError, TypeError, StopIteration) as problem:
+        raise ValueError(f"{path}: no usable kubeconfig: {problem!r}") from problem
+    token = str(user.get("token") or "")
+    if not cluster["server"].startswith("https"):
+        return Connection(cluster["server"], None, lambda: token)
+    tls = ssl.create_default_context(
+        cafile=cluster.get("certificate-authority"),
+        cadata=_decoded(cluster, "certificate-authority-data") or None,
+    )
+    _load_certificate(tls, user)
+    return Connection(cluster["server"], tls, lambda: token)
+
+
+def _named(items: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(item for item in items if item["name"] == name)
+
+
+def _decoded(section: Mapping[str, Any], name: str) -> str:
+    return base64.b64decode(section.get(name, "")).decode()
+
+
+def _load_certificate(tls: ssl.SSLContext, user: Mapping[str, Any]) -> None:
+    if "client-certificate" in user:
+        tls.load_cert_chain(user["client-certificate"], user["client-key"])
+    elif "client-certificate-data" in user:
+        # OpenSSL reads certificates of clients from files alone.
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(_decoded(user, "client-certificate-data"))
+            file.write("\n" + _decoded(user, "client-key-data"))
+            file.flush()
+            tls.load_cert_chain(file.name)

@@ -1,0 +1,193 @@
+"""Carries out the actions of a plan. Every one may be carried out twice, or by half."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable
+
+from ppojob_api.well_known import API_VERSION, KIND, RoleName
+from ppojob_operator.build.keys import KeyPairs, read_pairs, secret
+from ppojob_operator.cluster import FIELD_MANAGER, Cluster
+from ppojob_operator.conditions import rfc3339
+from ppojob_operator.curve import key_pair
+from ppojob_operator.errors import (
+    ClusterError,
+    ConflictError,
+    MissingError,
+    RefusedError,
+    UnavailableError,
+)
+from ppojob_operator.kinds import CHILD_KINDS, JOB, POD
+from ppojob_operator.metrics import POD_DELETIONS
+from ppojob_operator.mirror import Mirror
+from ppojob_operator.reading import JobKey
+from ppojob_operator.state import (
+    Action,
+    Apply,
+    Create,
+    Delete,
+    DeleteJob,
+    DeletePod,
+    Emit,
+    Job,
+    MakeKeys,
+    Manifest,
+    Plan,
+    Time,
+)
+
+
+class Executor:
+    """Writes what plans say.
+
+    Args:
+        cluster: to write to.
+        mirror: takes in what the API server answers, so that the next plan knows of it.
+    """
+
+    def __init__(self, cluster: Cluster, mirror: Mirror) -> None:
+        self._cluster = cluster
+        self._mirror = mirror
+
+    async def execute(self, job: Job, plan: Plan, now: Time) -> list[ClusterError]:
+        """Carry out the waves of a plan; what failed ends it behind its wave."""
+        for wave in plan.waves:
+            ends = await asyncio.gather(*(self._attempt(job, action, now) for action in wave))
+            failed = [end for end in ends if end is not None]
+            if failed:
+                return failed
+        return []
+
+    async def write_status(self, job: Job, plan: Plan) -> None:
+        """Write the status, unless somebody has written to the job since it was read.
+
+        Raises:
+            ClusterError: it could not be written.
+        """
+        if plan.status is None:
+            return
+        head = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
+        answer = await self._cluster.apply_status(
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                # The fence against a write that was planned long ago, by whoever.
+                "metadata": {**head, "resourceVersion": job.resource_version},
+                "status": plan.status.model_dump(
+                    mode="json", by_alias=True, exclude_none=True, exclude={"training"}
+                ),
+            }
+        )
+        self._mirror.see_job(answer)
+
+    async def _attempt(self, job: Job, action: Action, now: Time) -> ClusterError | None:
+        try:
+            await self._act(job, action, now)
+        except MissingError:
+            # What was to be changed or deleted is gone; the mirror will say so.
+            return None
+        except ClusterError as problem:
+            if isinstance(problem, RefusedError) and isinstance(action, Create | Apply):
+                kind, name = action.manifest["kind"], action.manifest["metadata"]["name"]
+                self._mirror.refuse((job.namespace, job.name), kind, name, str(problem))
+            return problem
+        return None
+
+    def _act(self, job: Job, action: Action, now: Time) -> Awaitable[None]:
+        match action:
+            case Create(manifest):
+                return self._create(job, manifest)
+            case Apply(manifest, uid):
+                return self._apply(job, manifest, uid)
+            case Delete(kind, name, uid):
+                return self._cluster.delete(CHILD_KINDS[kind], job.namespace, name, uid)
+            case DeletePod(name, uid, force):
+                POD_DELETIONS.labels(str(force).lower()).inc()
+                grace = 0 if force else None
+                return self._cluster.delete(POD, job.namespace, name, uid, grace)
+            case DeleteJob():
+                return self._cluster.delete(JOB, job.namespace, job.name, job.uid)
+            case MakeKeys(templates):
+                return self._make_keys(job, dict(templates))
+            case Emit():
+                return self._emit(job, action, now)
+
+    async def _create(self, job: Job, manifest: Manifest) -> None:
+        try:
+            answer = await self._cluster.create(manifest)
+        except ConflictError:
+            # A write whose answer was lost, a mirror that lags, or an object of somebody else.
+            answer = await self._ours(job, manifest)
+        self._mirror.settle(_key(job), answer, manifest)
+
+    async def _apply(self, job: Job, manifest: Manifest, uid: str) -> None:
+        answer = await self._cluster.apply(manifest, uid)
+        self._mirror.settle(_key(job), answer, manifest)
+
+    async def _ours(self, job: Job, manifest: Manifest) -> Manifest:
+        """The object that has the name already, if it is this job's.
+
+        Raises:
+            UnavailableError: it is what an earlier job of this name left, and will go.
+            RefusedError: it is somebody else's.
+        """
+        kind, name = CHILD_KINDS[manifest["kind"]], manifest["metadata"]["name"]
+        found = await self._cluster.get(kind, job.namespace, name)
+        owners = found["metadata"].get("ownerReferences") or ()
+        if any(owner["uid"] == job.uid for owner in owners):
+            return found
+        if any((owner["kind"], owner["name"]) == (KIND, job.name) for owner in owners):
+            raise UnavailableError(f"{kind.name} {name} of an earlier job is not gone yet")
+        raise RefusedError(f"{kind.name} {name} is there already and is not this job's")
+
+    async def _make_keys(self, job: Job, templates: dict[RoleName, Manifest]) -> None:
+        """Make the Secrets that are missing; the first write decides the keys of all."""
+        controllers = templates.pop("controller")
+        pairs: KeyPairs = {role: key_pair() for role in ("controller", *templates)}
+        try:
+            await self._cluster.create(secret(controllers, "controller", pairs))
+        except ConflictError:
+            pairs = read_pairs(await self._ours(job, controllers))
+        await asyncio.gather(
+            *(self._make_secret(job, secret(one, role, pairs)) for role, one in templates.items())
+        )
+
+    async def _make_secret(self, job: Job, manifest: Manifest) -> None:
+        try:
+            await self._cluster.create(manifest)
+        except ConflictError:
+            await self._ours(job, manifest)
+
+    async def _emit(self, job: Job, event: Emit, now: Time) -> None:
+        told = f"{job.uid}/{job.resource_version}/{event.reason}/{event.message}"
+        name = f"{job.name}.{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        time = rfc3339(now)
+        try:
+            await self._cluster.create(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Event",
+                    "metadata": {"name": name, "namespace": job.namespace},
+                    "involvedObject": {
+                        "apiVersion": API_VERSION,
+                        "kind": KIND,
+                        "namespace": job.namespace,
+                        "name": job.name,
+                        "uid": job.uid,
+                    },
+                    "type": event.type,
+                    "reason": event.reason,
+                    "message": event.message,
+                    "source": {"component": FIELD_MANAGER},
+                    "reportingComponent": FIELD_MANAGER,
+                    "firstTimestamp": time,
+                    "lastTimestamp": time,
+                    "count": 1,
+                }
+            )
+        except ConflictError:
+            # Told before, by a reconcile whose status write failed.
+            return
+
+
+def _key(job: Job) -> JobKey:
+    return job.namespace, job.name

@@ -1,0 +1,103 @@
+"""The operator as a program, and the only file that knows kopf.
+
+kopf gives the PPOJob stream, start-up, shutdown and probes. Handlers of changes, daemons and
+finalizers are not used: what is done follows from what is there (`plan`), and a job can be deleted
+while no operator runs.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from typing import Any
+
+import kopf  # noqa: TID251
+from prometheus_client import start_http_server
+
+from ppojob_api.well_known import GROUP, PLURAL, VERSION
+from ppojob_operator.connection import connect
+from ppojob_operator.http_cluster import HttpCluster
+from ppojob_operator.operation import Operation, running
+from ppojob_operator.settings import Settings, read_settings
+
+
+class Program:
+    """The operator of this process.
+
+    Args:
+        settings: how it works.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._operation: Operation | None = None
+        self._stack = contextlib.AsyncExitStack()
+
+    def registry(self) -> kopf.OperatorRegistry:
+        """What kopf is to call."""
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(login)
+        kopf.on.startup(registry=registry)(self.start)
+        kopf.on.cleanup(registry=registry)(self.stop)
+        kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(self.see)
+        kopf.on.probe(id="troubles", registry=registry)(self.troubles)
+        return registry
+
+    async def start(self, settings: kopf.OperatorSettings, **_: Any) -> None:
+        """Begin to operate, before the first event comes."""
+        # Events are ours to write, and kopf's own logs go to the log alone.
+        settings.posting.enabled = False
+        settings.networking.request_timeout = 30
+        settings.watching.inactivity_timeout = 80
+        settings.process.ultimate_exiting_timeout = 20
+        # Scanning would list namespaces and definitions, which needs rights beyond a job's.
+        settings.scanning.disabled = True
+        cluster = await self._stack.enter_async_context(HttpCluster(connect()))
+        self._operation = await self._stack.enter_async_context(running(cluster, self._settings))
+
+    async def stop(self, **_: Any) -> None:
+        """Give up the Lease and end."""
+        await self._stack.aclose()
+
+    async def see(self, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+        """Something about a job is new: only which one matters, the rest is read off its state."""
+        if self._operation is not None:
+            self._operation.see_job(type, dict(body))
+
+    def troubles(self, **_: Any) -> str:
+        """The liveness probe: fails when this replica hears nothing or gets nothing done.
+
+        Raises:
+            RuntimeError: it should be started again.
+        """
+        troubles = self._operation.troubles() if self._operation else []
+        if troubles:
+            raise RuntimeError("; ".join(troubles))
+        return "none"
+
+
+def login(**arguments: Any) -> kopf.ConnectionInfo | None:
+    """How kopf connects: as a pod, else by the kubeconfig."""
+    return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
+
+
+def main() -> None:
+    """Run the operator until it is told to end."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        settings = read_settings()
+    except ValueError as problem:
+        sys.exit(str(problem))
+    if settings.metrics_port:
+        start_http_server(settings.metrics_port)
+    asyncio.run(
+        kopf.operator(
+            registry=Program(settings).registry(),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            liveness_endpoint=f"http://0.0.0.0:{settings.liveness_port}/healthz",
+        )
+    )

@@ -1,0 +1,53 @@
+"""The kinds of Kubernetes objects that the operator deals with, and where they are served."""
+
+from dataclasses import dataclass
+
+from ppojob_api.well_known import API_VERSION, KIND, PLURAL
+from ppojob_operator.state import ChildKind
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind.
+
+    Attributes:
+        name: as in `kind`.
+        api_version: as in `apiVersion`.
+        plural: as in paths.
+        is_namespaced: whether it lives in namespaces.
+    """
+
+    name: str
+    api_version: str
+    plural: str
+    is_namespaced: bool = True
+
+    def path(self, namespace: str | None, name: str | None = None) -> str:
+        """Path of all objects, of those of a namespace, or of one object."""
+        root = "/api/v1" if self.api_version == "v1" else f"/apis/{self.api_version}"
+        inside = f"/namespaces/{namespace}" if namespace and self.is_namespaced else ""
+        return f"{root}{inside}/{self.plural}" + (f"/{name}" if name else "")
+
+
+JOB = Kind(KIND, API_VERSION, PLURAL)
+POD = Kind("Pod", "v1", "pods")
+NODE = Kind("Node", "v1", "nodes", is_namespaced=False)
+EVENT = Kind("Event", "v1", "events")
+LEASE = Kind("Lease", "coordination.k8s.io/v1", "leases")
+
+CHILD_KINDS: dict[ChildKind, Kind] = {
+    "ConfigMap": Kind("ConfigMap", "v1", "configmaps"),
+    "NetworkPolicy": Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
+    "PodDisruptionBudget": Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
+    "Role": Kind("Role", "rbac.authorization.k8s.io/v1", "roles"),
+    "RoleBinding": Kind("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings"),
+    "Secret": Kind("Secret", "v1", "secrets"),
+    "Service": Kind("Service", "v1", "services"),
+    "ServiceAccount": Kind("ServiceAccount", "v1", "serviceaccounts"),
+    "StatefulSet": Kind("StatefulSet", "apps/v1", "statefulsets"),
+}
+
+WATCHED_CHILD_KINDS = tuple(kind for kind in CHILD_KINDS if kind != "Secret")
+"""Secrets are never listed, so the operator needs no right to read those of others."""
+
+KINDS = {kind.name: kind for kind in (JOB, POD, NODE, EVENT, LEASE, *CHILD_KINDS.values())}

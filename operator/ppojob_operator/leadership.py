@@ -1,0 +1,196 @@
+"""Which replica writes: a Lease, renewed by its holder and taken over when it is not.
+
+Fenced on both sides. A holder that could not renew in time, or that was frozen and thawed, refuses
+its own writes before they are sent, by its own monotonic clock. What was on the wire already is
+harmless: objects are made by name and changed by uid, and a status write is conditional on the
+version of the job that it was planned from.
+"""
+
+import asyncio
+import datetime
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from ppojob_operator.cluster import Change, Cluster, Page
+from ppojob_operator.errors import ClusterError, ConflictError, MissingError, NotLeaderError
+from ppojob_operator.kinds import LEASE, Kind
+from ppojob_operator.metrics import LEADER
+from ppojob_operator.state import Manifest
+
+_log = logging.getLogger(__name__)
+LEASE_NAME = "ppojob-operator"
+_RENEWALS = 4
+"""Renewals in the time that a Lease lasts."""
+_SAFE_SHARE = 0.8
+"""Share of that time in which a holder that could not renew still writes."""
+
+
+class Leadership:
+    """This replica's claim to the Lease.
+
+    Args:
+        cluster: that keeps the Lease.
+        namespace: where.
+        identity: name of this replica.
+        seconds: that a Lease lasts without renewal.
+        gained: called whenever this replica begins to lead.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        identity: str,
+        seconds: float,
+        gained: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._identity = identity
+        self._seconds = seconds
+        self._gained = gained
+        self._held_until = 0.0
+        self._seen: tuple[str, float] = ("", 0.0)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this replica may write now."""
+        return time.monotonic() < self._held_until
+
+    def check(self) -> None:
+        """Raise unless this replica may write now.
+
+        Raises:
+            NotLeaderError: it may not.
+        """
+        if not self.is_held:
+            raise NotLeaderError("this replica does not hold the Lease")
+
+    async def run(self) -> None:
+        """Take the Lease when it is free, keep it, and give it up when cancelled."""
+        try:
+            while True:
+                led = self.is_held
+                try:
+                    await self._try()
+                except ClusterError as problem:
+                    _log.warning("lease: %s", problem)
+                LEADER.set(self.is_held)
+                if self.is_held and not led:
+                    _log.info("%s leads", self._identity)
+                    self._gained()
+                await asyncio.sleep(self._seconds / _RENEWALS / (1 if self.is_held else 2))
+        finally:
+            await self._release()
+
+    async def _try(self) -> None:
+        asked = time.monotonic()
+        try:
+            lease = await self._cluster.get(LEASE, self._namespace, LEASE_NAME)
+        except MissingError:
+            await self._cluster.create(self._lease(None))
+            self._held_until = asked + _SAFE_SHARE * self._seconds
+            return
+        if lease["metadata"]["resourceVersion"] != self._seen[0]:
+            # Time counts from when a renewal was seen here: clocks of machines are not compared.
+            self._seen = (lease["metadata"]["resourceVersion"], asked)
+        holder = lease["spec"].get("holderIdentity") or ""
+        is_free = not holder or asked - self._seen[1] > self._seconds
+        if holder != self._identity and not is_free:
+            self._held_until = 0.0
+            return
+        try:
+            await self._cluster.replace(self._lease(lease))
+        except ConflictError:
+            self._held_until = 0.0
+            return
+        self._held_until = asked + _SAFE_SHARE * self._seconds
+
+    def _lease(self, before: Manifest | None) -> dict[str, Any]:
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec = dict(before["spec"]) if before else {"leaseTransitions": 0}
+        if spec.get("holderIdentity") != self._identity:
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
+            spec["acquireTime"] = now
+        spec |= {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": max(1, round(self._seconds)),
+            "renewTime": now,
+        }
+        head = before["metadata"] if before else {"name": LEASE_NAME, "namespace": self._namespace}
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.name,
+            "metadata": dict(head),
+            "spec": spec,
+        }
+
+    async def _release(self) -> None:
+        """Let the other replica begin at once."""
+        LEADER.set(0)
+        if not self.is_held:
+            return
+        self._held_until = 0.0
+        try:
+            lease = await self._cluster.get(LEASE, self._namespace, LEASE_NAME)
+            if lease["spec"].get("holderIdentity") == self._identity:
+                spec = {**lease["spec"], "holderIdentity": ""}
+                await self._cluster.replace({**lease, "kind": LEASE.name, "spec": spec})
+        except ClusterError as problem:
+            _log.warning("lease: not given up: %s", problem)
+
+
+class FencedCluster:
+    """A `Cluster` that writes only while this replica leads; reading is free.
+
+    Args:
+        cluster: behind the fence.
+        leadership: of this replica.
+    """
+
+    def __init__(self, cluster: Cluster, leadership: Leadership) -> None:
+        self._cluster = cluster
+        self._leadership = leadership
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
+        """See `Cluster`."""
+        return await self._cluster.get(kind, namespace, name)
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """See `Cluster`."""
+        self._leadership.check()
+        return await self._cluster.create(manifest)
+
+    async def apply(self, manifest: Manifest, uid: str) -> Manifest:
+        """See `Cluster`."""
+        self._leadership.check()
+        return await self._cluster.apply(manifest, uid)
+
+    async def apply_status(self, manifest: Manifest) -> Manifest:
+        """See `Cluster`."""
+        self._leadership.check()
+        return await self._cluster.apply_status(manifest)
+
+    async def replace(self, manifest: Manifest) -> Manifest:
+        """See `Cluster`."""
+        self._leadership.check()
+        return await self._cluster.replace(manifest)
+
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+    ) -> None:
+        """See `Cluster`."""
+        self._leadership.check()
+        await self._cluster.delete(kind, namespace, name, uid, grace_seconds)
+
+    def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Page]:
+        """See `Cluster`."""
+        return self._cluster.pages(kind, namespace, selector)
+
+    def watch(
+        self, kind: Kind, namespace: str, selector: str, resource_version: str
+    ) -> AsyncIterator[Change]:
+        """See `Cluster`."""
+        return self._cluster.watch(kind, namespace, selector, resource_version)

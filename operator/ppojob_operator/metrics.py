@@ -1,0 +1,62 @@
+"""What the operator counts; docs/operations.md has a line for each."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SHORT = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
+_LONG = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 90.0, 180.0, 300.0, 600.0, 1_800.0, 3_600.0)
+
+RECONCILES = Counter(
+    "ppojob_operator_reconciles_total",
+    "Reconciles by how they ended: unchanged, changed, unavailable, conflict, failed.",
+    ["outcome"],
+)
+RECONCILE_SECONDS = Histogram(
+    "ppojob_operator_reconcile_duration_seconds", "Duration of a reconcile.", buckets=_SHORT
+)
+QUEUE_AGE_SECONDS = Histogram(
+    "ppojob_operator_queue_age_seconds",
+    "From when a job was due to when its reconcile began.",
+    buckets=_SHORT,
+)
+QUEUE_LENGTH = Gauge("ppojob_operator_queue_length", "Jobs that are due and not begun.")
+API_REQUESTS = Counter(
+    "ppojob_operator_api_requests_total",
+    "Requests to the API server; code `none` where no answer came.",
+    ["verb", "kind", "code"],
+)
+API_SECONDS = Histogram(
+    "ppojob_operator_api_request_duration_seconds",
+    "Duration of a request to the API server, watches aside.",
+    ["verb"],
+    buckets=_SHORT,
+)
+JOBS = Gauge("ppojob_operator_jobs", "Jobs by phase.", ["phase"])
+PODS_READY_SECONDS = Histogram(
+    "ppojob_operator_pods_ready_seconds",
+    "From the creation of a job to when all its pods were ready for the first time.",
+    buckets=_LONG,
+)
+FIRST_STEP_SECONDS = Histogram(
+    "ppojob_operator_first_step_seconds",
+    "From the creation of a job to when its first step was seen done.",
+    buckets=_LONG,
+)
+RESTARTS = Counter(
+    "ppojob_operator_restarts_total",
+    "Ends of containers by role and class: configuration, application, transient, disruption.",
+    ["role", "kind"],
+)
+POD_DELETIONS = Counter(
+    "ppojob_operator_pod_deletions_total",
+    "Pods that the operator ended, by whether their node was given up.",
+    ["forced"],
+)
+LEADER = Gauge("ppojob_operator_leader", "1 while this replica leads.")
+LAST_HEARD_SECONDS = Gauge(
+    "ppojob_operator_watch_last_heard_timestamp_seconds",
+    "When the API server was heard last on the stream of a kind, bookmarks included.",
+    ["kind"],
+)
+RELISTS = Counter(
+    "ppojob_operator_relists_total", "Complete lists of a kind, the first included.", ["kind"]
+)

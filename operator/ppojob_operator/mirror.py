@@ -1,0 +1,236 @@
+"""Everything that is known of the cluster at this moment, by job.
+
+Reflectors and kopf's stream fill it; `observe` reads it. It holds trimmed records only: a pod
+takes about a kilobyte, an object made for a job less than two.
+"""
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ppojob_operator.difference import covers, digest
+from ppojob_operator.reading import (
+    JobKey,
+    job_key,
+    pack,
+    read_child,
+    read_job,
+    read_node,
+    read_pod,
+    trimmed_job,
+    unpack,
+)
+from ppojob_operator.state import (
+    Child,
+    ChildKind,
+    ControllerReport,
+    Job,
+    Manifest,
+    Node,
+    Observed,
+    Pod,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedChild:
+    """A child whose manifest is packed."""
+
+    child: Child
+    packed: bytes
+
+    def unpacked(self, settled_digest: str) -> Child:
+        return dataclasses.replace(
+            self.child, manifest=unpack(self.packed), settled_digest=settled_digest
+        )
+
+
+@dataclass(slots=True)
+class _JobRecords:
+    """What is known of one job."""
+
+    manifest: bytes | None = None
+    uid: str = ""
+    phase: str = "Pending"
+    pods: dict[str, Pod] = field(default_factory=dict)
+    children: dict[str, _PackedChild] = field(default_factory=dict)
+    settled: dict[str, str] = field(default_factory=dict)
+    refused: dict[tuple[ChildKind, str], str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.manifest or self.pods or self.children)
+
+
+class Mirror:
+    """The records of all jobs.
+
+    Args:
+        wake: told which job has something new.
+    """
+
+    def __init__(self, wake: Callable[[JobKey], None]) -> None:
+        self._wake = wake
+        self._jobs: dict[JobKey, _JobRecords] = defaultdict(_JobRecords)
+        self._nodes: dict[str, Node] = {}
+        self._node_names: dict[str, str] = {}
+        self._keys: dict[str, JobKey] = {}
+
+    def job_keys(self) -> tuple[JobKey, ...]:
+        """All jobs that are there."""
+        return tuple(key for key, records in self._jobs.items() if records.manifest)
+
+    def phases(self) -> Mapping[str, int]:
+        """How many jobs are in each phase."""
+        return Counter(records.phase for records in self._jobs.values() if records.manifest)
+
+    def job(self, key: JobKey) -> Job | None:
+        """A job as it was seen last; None where it is gone.
+
+        Raises:
+            ValueError: its status cannot be read.
+        """
+        records = self._jobs.get(key)
+        if records is None or records.manifest is None:
+            return None
+        return read_job(unpack(records.manifest))
+
+    def observed(self, key: JobKey, job_uid: str, report: ControllerReport | None) -> Observed:
+        """What is there for a job."""
+        records = self._jobs.get(key) or _JobRecords()
+        pods = tuple(pod for pod in records.pods.values() if pod.job_uid == job_uid)
+        return Observed(
+            pods=tuple(sorted(pods, key=lambda pod: pod.name)),
+            children={
+                (one.child.kind, one.child.name): one.unpacked(records.settled.get(uid, ""))
+                for uid, one in records.children.items()
+            },
+            nodes={pod.node: self._nodes[pod.node] for pod in pods if pod.node in self._nodes},
+            controller=report,
+            refused=dict(records.refused),
+        )
+
+    def see_job(self, manifest: Manifest) -> None:
+        """A PPOJob; wakes it unless only its training goes on, or the write was our own echo."""
+        metadata = manifest["metadata"]
+        key = (metadata["namespace"], metadata["name"])
+        trimmed = trimmed_job(manifest)
+        records = self._jobs[key]
+        before = unpack(records.manifest) if records.manifest else None
+        if before is not None and _is_older(metadata, before["metadata"]):
+            # Our own write was answered before the stream came to what it wrote over.
+            return
+        records.manifest = pack(trimmed)
+        records.uid = metadata["uid"]
+        records.phase = (manifest.get("status") or {}).get("phase", "Pending")
+        self._keys[metadata["uid"]] = key
+        if before is None or _without_training(before) != _without_training(trimmed):
+            self._wake(key)
+
+    def lose_job(self, uid: str) -> None:
+        """A PPOJob is gone; a younger one of the same name stays."""
+        key = self._keys.pop(uid, None)
+        if key is not None and self._jobs[key].uid == uid:
+            self.forget_job(key)
+
+    def forget_job(self, key: JobKey) -> None:
+        """The PPOJob of this name is gone."""
+        records = self._jobs[key]
+        self._keys.pop(records.uid, None)
+        records.manifest = None
+        records.settled.clear()
+        records.refused.clear()
+        self._drop_if_empty(key)
+
+    def see_pod(self, manifest: Manifest) -> None:
+        """A pod; wakes its job where a record of it changes."""
+        pod = read_pod(manifest)
+        if pod is None:
+            return
+        key = job_key(manifest)
+        self._keys[pod.uid] = key
+        if self._jobs[key].pods.get(pod.uid) != pod:
+            self._jobs[key].pods[pod.uid] = pod
+            self._wake(key)
+
+    def lose_pod(self, uid: str) -> None:
+        """A pod is gone."""
+        key = self._keys.pop(uid, None)
+        if key is not None and self._jobs[key].pods.pop(uid, None) is not None:
+            self._wake(key)
+            self._drop_if_empty(key)
+
+    def see_child(self, manifest: Manifest) -> None:
+        """An object that was made for a job; wakes it where it changes."""
+        key = job_key(manifest)
+        child = read_child(manifest)
+        packed = pack(child.manifest)
+        kept = _PackedChild(dataclasses.replace(child, manifest={}), packed)
+        self._keys[child.uid] = key
+        if self._jobs[key].children.get(child.uid) != kept:
+            self._jobs[key].children[child.uid] = kept
+            self._wake(key)
+
+    def lose_child(self, uid: str) -> None:
+        """An object that was made for a job is gone."""
+        key = self._keys.pop(uid, None)
+        if key is not None and self._jobs[key].children.pop(uid, None) is not None:
+            self._jobs[key].settled.pop(uid, None)
+            self._wake(key)
+            self._drop_if_empty(key)
+
+    def see_node(self, manifest: Manifest) -> None:
+        """A node; wakes the jobs on it where it falls silent or is heard again."""
+        node = read_node(manifest)
+        self._node_names[manifest["metadata"]["uid"]] = node.name
+        if self._nodes.get(node.name) != node:
+            self._nodes[node.name] = node
+            self._wake_all(self._jobs_on(node.name))
+
+    def lose_node(self, uid: str) -> None:
+        """A node is gone; Kubernetes collects its pods by itself."""
+        name = self._node_names.pop(uid, None)
+        if name is not None and self._nodes.pop(name, None) is not None:
+            self._wake_all(self._jobs_on(name))
+
+    def settle(self, key: JobKey, answer: Manifest, wanted: Manifest) -> None:
+        """Take in what the API server made of an object that we wrote."""
+        self.see_child(answer)
+        records = self._jobs[key]
+        records.refused.pop((wanted["kind"], wanted["metadata"]["name"]), None)
+        uid = answer["metadata"]["uid"]
+        if covers(answer, wanted):
+            records.settled.pop(uid, None)
+        else:
+            records.settled[uid] = digest(wanted)
+
+    def refuse(self, key: JobKey, kind: ChildKind, name: str, why: str) -> None:
+        """Keep why an object was not taken from us, for the status."""
+        self._jobs[key].refused[kind, name] = why
+
+    def _jobs_on(self, node: str) -> Iterator[JobKey]:
+        for key, records in self._jobs.items():
+            if any(pod.node == node for pod in records.pods.values()):
+                yield key
+
+    def _wake_all(self, keys: Iterator[JobKey]) -> None:
+        for key in tuple(keys):
+            self._wake(key)
+
+    def _drop_if_empty(self, key: JobKey) -> None:
+        if self._jobs[key].is_empty:
+            del self._jobs[key]
+
+
+def _is_older(metadata: Manifest, than: Manifest) -> bool:
+    """Whether one state of an object was before another: versions are ordered since 1.35."""
+    same = metadata["uid"] == than["uid"]
+    return bool(same and int(metadata["resourceVersion"]) < int(than["resourceVersion"]))
+
+
+def _without_training(manifest: dict[str, Any]) -> dict[str, Any]:
+    status = {k: v for k, v in (manifest.get("status") or {}).items() if k != "training"}
+    metadata = {k: v for k, v in manifest["metadata"].items() if k != "resourceVersion"}
+    return {**manifest, "metadata": metadata, "status": status}

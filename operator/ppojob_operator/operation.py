@@ -1,0 +1,170 @@
+"""The running operator: its streams, its queue and its Lease, put together."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from ppojob_api.v1alpha1.status import Phase
+from ppojob_api.well_known import LABEL_JOB
+from ppojob_operator.cluster import Cluster
+from ppojob_operator.errors import ClusterError
+from ppojob_operator.job_queue import JobQueue
+from ppojob_operator.kinds import CHILD_KINDS, JOB, NODE, POD, WATCHED_CHILD_KINDS
+from ppojob_operator.leadership import FencedCluster, Leadership
+from ppojob_operator.metrics import JOBS
+from ppojob_operator.mirror import Mirror
+from ppojob_operator.reading import JobKey
+from ppojob_operator.reconcile import Reconciler
+from ppojob_operator.reflector import Reflector, Scope
+from ppojob_operator.settings import Settings
+from ppojob_operator.state import ControllerReport, Manifest, Pod
+from ppojob_operator.supervisor import controller_report
+
+_log = logging.getLogger(__name__)
+_DEAF_SECONDS = 180.0
+_STUCK_SECONDS = 120.0
+_COUNT_SECONDS = 5.0
+_PHASES: tuple[Phase, ...] = (
+    "Pending",
+    "Starting",
+    "Running",
+    "Recovering",
+    "Suspended",
+    "Succeeded",
+    "Failed",
+)
+
+
+class Operation:
+    """One replica of the operator.
+
+    Args:
+        cluster: to serve.
+        settings: how.
+    """
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._session: aiohttp.ClientSession | None = None
+        self.leadership = Leadership(
+            cluster,
+            settings.namespace,
+            settings.identity,
+            settings.lease_seconds,
+            self._wake_all,
+        )
+        self.mirror = Mirror(self._wake)
+        fenced = FencedCluster(cluster, self.leadership)
+        self._reconciler = Reconciler(fenced, self.mirror, settings, self._ask)
+        self.queue = JobQueue(self._look, settings.workers)
+        self.reflectors = tuple(self._make_reflectors())
+
+    def see_job(self, kind: str | None, manifest: Manifest) -> None:
+        """Take in an event of the PPOJob stream: `DELETED`, or anything else."""
+        if kind == "DELETED":
+            self.mirror.lose_job(manifest["metadata"]["uid"])
+        else:
+            self.mirror.see_job(manifest)
+
+    async def run(self) -> None:
+        """Operate until cancelled."""
+        async with aiohttp.ClientSession() as self._session, asyncio.TaskGroup() as group:
+            for reflector in self.reflectors:
+                group.create_task(reflector.run())
+            await asyncio.gather(*(one.is_synced.wait() for one in self.reflectors))
+            await self._list_jobs()
+            group.create_task(self.queue.run())
+            group.create_task(self.leadership.run())
+            group.create_task(self._resync())
+            group.create_task(self._count())
+
+    def troubles(self) -> list[str]:
+        """Why this replica should be started again; empty while it is well."""
+        now = time.monotonic()
+        found = [
+            f"{one.kind.plural}: the API server was not heard for {now - one.last_heard:.0f} s"
+            for one in self.reflectors
+            if now - one.last_heard > _DEAF_SECONDS
+        ]
+        if self.leadership.is_held and self.queue.oldest_seconds > _STUCK_SECONDS:
+            found.append(f"a job has been waiting for {self.queue.oldest_seconds:.0f} s")
+        return found
+
+    def _make_reflectors(self) -> list[Reflector]:
+        mirror, namespaces = self.mirror, self._settings.namespaces or ("",)
+        made = [
+            Reflector(
+                self._cluster, Scope(NODE, is_optional=True), mirror.see_node, mirror.lose_node
+            ),
+        ]
+        for namespace in namespaces:
+            scope = Scope(POD, namespace, LABEL_JOB)
+            made.append(Reflector(self._cluster, scope, mirror.see_pod, mirror.lose_pod))
+            for name in WATCHED_CHILD_KINDS:
+                scope = Scope(CHILD_KINDS[name], namespace, LABEL_JOB)
+                made.append(Reflector(self._cluster, scope, mirror.see_child, mirror.lose_child))
+        return made
+
+    async def _look(self, key: JobKey) -> float | None:
+        if not self.leadership.is_held:
+            # Whoever begins to lead looks at every job.
+            return None
+        return await self._reconciler.reconcile(key)
+
+    async def _ask(self, pods: tuple[Pod, ...]) -> ControllerReport | None:
+        assert self._session is not None
+        return await controller_report(self._session, pods)
+
+    def _wake(self, key: JobKey) -> None:
+        self.queue.wake(key)
+
+    def _wake_all(self) -> None:
+        for key in self.mirror.job_keys():
+            self.queue.wake(key)
+
+    async def _resync(self) -> None:
+        """Look at everything now and then, whatever events said: the net below all others."""
+        while True:
+            await asyncio.sleep(self._settings.resync_seconds)
+            try:
+                await self._list_jobs()
+            except ClusterError as problem:
+                _log.warning("resync: %s", problem)
+            self._wake_all()
+
+    async def _list_jobs(self) -> None:
+        """Find what the stream of jobs has missed, deletions most of all."""
+        before = set(self.mirror.job_keys())
+        there: set[JobKey] = set()
+        for namespace in self._settings.namespaces or ("",):
+            async for page in self._cluster.pages(JOB, namespace, ""):
+                for item in page.items:
+                    whole = {**item, "kind": JOB.name, "apiVersion": JOB.api_version}
+                    there.add((item["metadata"]["namespace"], item["metadata"]["name"]))
+                    self.mirror.see_job(whole)
+        for key in before - there:
+            self.mirror.forget_job(key)
+
+    async def _count(self) -> None:
+        while True:
+            counts = self.mirror.phases()
+            for phase in _PHASES:
+                JOBS.labels(phase).set(counts.get(phase, 0))
+            await asyncio.sleep(_COUNT_SECONDS)
+
+
+@asynccontextmanager
+async def running(cluster: Cluster, settings: Settings) -> AsyncIterator[Operation]:
+    """An operator that runs inside a `with`, and has given up its Lease behind it."""
+    operation = Operation(cluster, settings)
+    task = asyncio.create_task(operation.run())
+    try:
+        yield operation
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

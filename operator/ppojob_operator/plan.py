@@ -1,0 +1,103 @@
+"""What to do for a job now: (job, observed, settings, now) -> Plan. Pure: no clock, no client.
+
+Level-triggered: the plan follows from what is there and never from what has happened, so planning
+twice plans the same, and a plan that was carried out by half is simply planned again.
+"""
+
+from ppojob_api.problem import Problem, ReasonCode
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.status import PPOJobStatus
+from ppojob_operator.build.pod_template import Defaults
+from ppojob_operator.changes import changes
+from ppojob_operator.conditions import Claim, inert, rfc3339, set_conditions
+from ppojob_operator.policies.completion import deadline_in, expiry_in
+from ppojob_operator.policies.disruption import lost_pods
+from ppojob_operator.policies.failure import crashed_pods
+from ppojob_operator.report import events, status_of
+from ppojob_operator.settings import Settings
+from ppojob_operator.situation import Situation, situation
+from ppojob_operator.state import Action, DeleteJob, Emit, Job, Observed, Plan, Time
+
+
+def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
+    """The plan for one job."""
+    if job.is_deleting:
+        # What it owns is the garbage collector's; nothing here may hold up a deletion.
+        return Plan()
+    problems = job.problems or (_cluster_problems(job.manifest) if job.manifest else ())
+    if job.manifest is None or problems:
+        return _refusal(job, problems, now)
+    here = situation(job, job.manifest, observed, now)
+    if here.has_ended:
+        left = expiry_in(job.status, here.lifecycle, now)
+        if left is not None and left <= 0:
+            return Plan(waves=((DeleteJob(),),))
+    image = job.status.image or settings.trainer_image
+    lost, lost_wait = lost_pods(observed, settings.node_silence_seconds, now)
+    crashed, crash_wait = crashed_pods(observed.pods, job.status.failures, now)
+    status = status_of(here, image)
+    told: tuple[Action, ...] = tuple(events(here, status))
+    defaults = Defaults(image, settings.image_pull_policy, settings.gpu_resource)
+    waves = changes(here, defaults)
+    return Plan(
+        waves=tuple(wave for wave in (*waves, (*lost, *crashed, *told)) if wave),
+        status=status if status != job.status else None,
+        again_in=_again_in(here, settings, lost_wait, crash_wait),
+    )
+
+
+def _again_in(here: Situation, settings: Settings, *waits: float | None) -> float | None:
+    status = here.job.status
+    candidates = [*waits, expiry_in(status, here.lifecycle, here.now)]
+    if here.ending is None:
+        candidates.append(deadline_in(status, here.lifecycle, here.now))
+        if any(pod.address for pod in here.observed.pods_of("controller")):
+            candidates.append(settings.poll_seconds)
+        elif here.observed.pods:
+            candidates.append(settings.node_silence_seconds)
+    times = [max(0.0, seconds) for seconds in candidates if seconds is not None]
+    return min(times, default=None)
+
+
+def _cluster_problems(job: PPOJob) -> tuple[Problem, ...]:
+    """What only a cluster asks of a job."""
+    if job.spec.checkpoint.volume is not None:
+        return ()
+    return (
+        Problem(
+            "spec.checkpoint.volume",
+            "nothing",
+            "pods share the folder of the run through a volume",
+            "{claimName: NAME} of a claim that all pods can mount",
+            ReasonCode.REQUIRED,
+        ),
+    )
+
+
+def _refusal(job: Job, problems: tuple[Problem, ...], now: Time) -> Plan:
+    """The status of a job whose spec is wrong, with every line that `ppojob validate` prints.
+
+    A job that never had pods has failed. One that runs keeps running as it was accepted.
+    """
+    message = inert("; ".join(str(problem) for problem in problems))
+    accepted = Claim("Accepted", False, "InvalidSpec", message)
+    claims = {one.type: one for one in job.status.conditions}
+    began = job.status.start_time is not None
+    made = [accepted] if began else [accepted, Claim("Failed", True, "InvalidSpec", message)]
+    conditions = set_conditions(job.status.conditions, tuple(made), job.generation, now)
+    claims |= {one.type: one for one in conditions}
+    update: dict[str, object] = {
+        "observed_generation": job.generation,
+        "conditions": tuple(claims.values()),
+    }
+    if not began:
+        update |= {
+            "phase": "Failed",
+            "reason": "InvalidSpec",
+            "message": message,
+            "finish_time": job.status.finish_time or rfc3339(now),
+        }
+    status: PPOJobStatus = job.status.model_copy(update=update)
+    if status == job.status:
+        return Plan()
+    return Plan(waves=((Emit("Warning", "InvalidSpec", message),),), status=status)

@@ -1,0 +1,85 @@
+"""Why the pods of a job are not all ready, in the words of whoever knows. Pure.
+
+The words of the scheduler and of the kubelet are copied, with the role and the pod before them:
+"why is it not running" must never need a second command.
+"""
+
+from collections.abc import Iterable
+
+from ppojob_api.topology import RoleTopology
+from ppojob_operator.conditions import Claim
+from ppojob_operator.state import Observed, Pod
+
+IMAGE_REASONS = frozenset(
+    {
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RegistryUnavailable",
+    }
+)
+_STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
+
+
+def pods_ready(roles: tuple[RoleTopology, ...], observed: Observed) -> Claim:
+    """The condition PodsReady: the first reason in the order of how much a person must do."""
+    wanted = sum(len(role.pods) for role in roles)
+    ready = sum(pod.is_ready and not pod.is_deleting for pod in observed.pods)
+    if ready >= wanted and not any(missing_pods(role, observed) for role in roles):
+        return Claim("PodsReady", True, "EveryPodReady", f"{wanted} of {wanted} pods are ready")
+    head = f"{ready} of {wanted} pods are ready"
+    for reason, found in _obstacles(roles, observed):
+        if found:
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            return Claim("PodsReady", False, reason, f"{head}; {found[0]}{more}")
+    return Claim("PodsReady", False, "Starting", head)
+
+
+def missing_pods(role: RoleTopology, observed: Observed) -> list[str]:
+    """Names of the role's pods that are not there."""
+    there = {pod.name for pod in observed.pods}
+    return [pod.name for pod in role.pods if pod.name not in there]
+
+
+def _obstacles(
+    roles: tuple[RoleTopology, ...], observed: Observed
+) -> Iterable[tuple[str, list[str]]]:
+    pods = [pod for pod in observed.pods if not pod.is_ready]
+    yield (
+        "NodeLost",
+        [_of(pod, f"node {pod.node} is silent") for pod in pods if _lost(pod, observed)],
+    )
+    yield (
+        "ImageUnavailable",
+        [
+            _of(pod, f"{pod.waiting_reason}: {pod.waiting_message}")
+            for pod in pods
+            if pod.waiting_reason in IMAGE_REASONS
+        ],
+    )
+    yield "Unschedulable", [_of(pod, pod.unschedulable) for pod in pods if pod.unschedulable]
+    yield (
+        "ContainerWaits",
+        [
+            _of(pod, f"{pod.waiting_reason}: {pod.waiting_message}")
+            for pod in pods
+            if pod.waiting_reason not in IMAGE_REASONS | _STARTING
+        ],
+    )
+    yield (
+        "PodFailed",
+        [_of(pod, f"{pod.reason}: {pod.message}") for pod in pods if pod.phase == "Failed"],
+    )
+    yield "PodsMissing", [name for role in roles for name in missing_pods(role, observed)]
+    yield "Starting", [_of(pod, "not ready yet") for pod in pods]
+
+
+def _of(pod: Pod, words: str) -> str:
+    return f"{pod.role}: pod {pod.name}: {words}"
+
+
+def _lost(pod: Pod, observed: Observed) -> bool:
+    node = observed.nodes.get(pod.node)
+    return node is not None and node.silent_since is not None

@@ -1,0 +1,181 @@
+"""Kubernetes objects to trimmed records: all that is kept of them in memory. Pure.
+
+What an API server sends is read leniently: fields come and go with its version, and an absent
+field means what Kubernetes says it means.
+"""
+
+import json
+import sys
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from ppojob_api.parsing import SERVER_METADATA
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.status import PPOJobStatus
+from ppojob_api.validation import validate
+from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, LABEL_JOB
+from ppojob_operator.build.metadata import LABEL_JOB_UID, role_of
+from ppojob_operator.conditions import from_rfc3339, inert
+from ppojob_operator.state import Child, Job, Manifest, Node, Pod, Termination, Time
+
+JobKey = tuple[str, str]
+"""Namespace and name."""
+
+_UNREACHABLE = "node.kubernetes.io/unreachable"
+_KEPT_METADATA = ("annotations", "labels", "name", "ownerReferences")
+
+
+def job_key(manifest: Manifest) -> JobKey:
+    """The job that an object was made for, by its labels; of a job: its own."""
+    metadata = manifest["metadata"]
+    name = (metadata.get("labels") or {}).get(LABEL_JOB, "")
+    return metadata["namespace"], name
+
+
+def pack(manifest: Manifest) -> bytes:
+    """An object as few bytes."""
+    return zlib.compress(json.dumps(manifest, separators=(",", ":")).encode(), 1)
+
+
+def unpack(packed: bytes) -> Any:
+    """What was packed."""
+    return json.loads(zlib.decompress(packed))
+
+
+def read_job(manifest: Manifest) -> Job:
+    """A PPOJob, judged as `ppojob validate` does.
+
+    Raises:
+        ValueError: its status is not of this version.
+    """
+    metadata = manifest["metadata"]
+    written = {key: value for key, value in manifest.items() if key != "status"}
+    written["metadata"] = {
+        key: value for key, value in metadata.items() if key not in SERVER_METADATA | {"uid"}
+    }
+    judged = validate(written)
+    return Job(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        generation=int(metadata.get("generation", 1)),
+        resource_version=metadata["resourceVersion"],
+        created=from_rfc3339(metadata["creationTimestamp"]),
+        is_deleting="deletionTimestamp" in metadata,
+        manifest=judged if isinstance(judged, PPOJob) else None,
+        problems=() if isinstance(judged, PPOJob) else tuple(judged),
+        status=PPOJobStatus.model_validate(manifest.get("status") or {}, by_alias=True),
+    )
+
+
+def trimmed_job(manifest: Manifest) -> dict[str, Any]:
+    """A PPOJob without what its reading never looks at."""
+    metadata = manifest["metadata"]
+    annotations = {
+        key: value
+        for key, value in (metadata.get("annotations") or {}).items()
+        if not key.startswith("kubectl.kubernetes.io/")
+    }
+    kept = {key: value for key, value in metadata.items() if key != "managedFields"}
+    return {**manifest, "metadata": {**kept, "annotations": annotations}}
+
+
+def read_pod(manifest: Manifest) -> Pod | None:
+    """A pod of a job; None for one that is not."""
+    metadata, spec, status = manifest["metadata"], manifest["spec"], manifest.get("status") or {}
+    labels = metadata.get("labels") or {}
+    role = role_of(labels)
+    if role is None or LABEL_JOB_UID not in labels:
+        return None
+    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    container: dict[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
+    state = container.get("state") or {}
+    waiting = state.get("waiting") or {}
+    scheduled, disruption = (
+        conditions.get("PodScheduled", {}),
+        conditions.get("DisruptionTarget", {}),
+    )
+    is_unplaced = scheduled.get("status") == "False"
+    return Pod(
+        namespace=sys.intern(metadata["namespace"]),
+        name=metadata["name"],
+        uid=metadata["uid"],
+        job_uid=sys.intern(labels[LABEL_JOB_UID]),
+        role=role,
+        created=from_rfc3339(metadata["creationTimestamp"]),
+        phase=sys.intern(status.get("phase", "Pending")),
+        is_ready=conditions.get("Ready", {}).get("status") == "True",
+        is_deleting="deletionTimestamp" in metadata,
+        node=sys.intern(spec.get("nodeName", "")),
+        address=status.get("podIP", ""),
+        config_digest=sys.intern(
+            (metadata.get("annotations") or {}).get(ANNOTATION_CONFIG_DIGEST, "")
+        ),
+        restarts=int(container.get("restartCount", 0)),
+        unschedulable=sys.intern(inert(scheduled.get("message", ""))) if is_unplaced else "",
+        waiting_reason=sys.intern(waiting.get("reason", "")),
+        waiting_message=inert(waiting.get("message", "")),
+        disruption=sys.intern(disruption.get("reason", "")) if _is_true(disruption) else "",
+        reason=status.get("reason", ""),
+        message=inert(status.get("message", "")),
+        last=_termination(container),
+    )
+
+
+def _is_true(condition: Mapping[str, Any]) -> bool:
+    return bool(condition.get("status") == "True")
+
+
+def _termination(container: Mapping[str, Any]) -> Termination | None:
+    """How the container ended last.
+
+    A container that has ended and is not started again yet has not been counted by the kubelet.
+    """
+    ended = (container.get("lastState") or {}).get("terminated")
+    if ended is None:
+        return None
+    finished = ended.get("finishedAt")
+    return Termination(
+        exit_code=int(ended.get("exitCode", 0)),
+        reason=ended.get("reason", ""),
+        message=inert(ended.get("message", "")),
+        finished=from_rfc3339(finished) if finished else None,
+    )
+
+
+def read_node(manifest: Manifest) -> Node:
+    """A node: silent where its kubelet has not been heard, as the node controller says."""
+    conditions = {one["type"]: one for one in manifest.get("status", {}).get("conditions") or ()}
+    ready = conditions.get("Ready", {})
+    silent: Time | None = None
+    if ready.get("status") == "Unknown":
+        silent = from_rfc3339(ready["lastTransitionTime"])
+    for taint in manifest.get("spec", {}).get("taints") or ():
+        if taint["key"] == _UNREACHABLE and taint.get("timeAdded") and silent is None:
+            silent = from_rfc3339(taint["timeAdded"])
+    return Node(manifest["metadata"]["name"], silent)
+
+
+def trimmed_child(manifest: Manifest) -> dict[str, Any]:
+    """What of an object somebody may have changed by hand."""
+    metadata = manifest["metadata"]
+    skipped = {"metadata", "status"} | ({"data"} if manifest.get("immutable") else set())
+    content = {key: value for key, value in manifest.items() if key not in skipped}
+    head = {key: metadata[key] for key in _KEPT_METADATA if key in metadata}
+    return {**content, "metadata": {**head, "namespace": metadata["namespace"]}}
+
+
+def read_child(manifest: Manifest) -> Child:
+    """An object that was made for a job, its manifest trimmed."""
+    metadata = manifest["metadata"]
+    owners = metadata.get("ownerReferences") or ()
+    owner = next((one["uid"] for one in owners if one.get("controller")), "")
+    return Child(
+        kind=manifest["kind"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        owner_uid=owner,
+        is_deleting="deletionTimestamp" in metadata,
+        manifest=trimmed_child(manifest),
+    )

@@ -1,0 +1,107 @@
+"""One job, brought nearer to what it is to be."""
+
+import datetime
+import time
+from collections.abc import Awaitable, Callable
+
+from ppojob_api.v1alpha1.status import PPOJobStatus
+from ppojob_operator.cluster import Cluster
+from ppojob_operator.conditions import holds
+from ppojob_operator.errors import ClusterError, ConflictError, UnavailableError
+from ppojob_operator.execute import Executor
+from ppojob_operator.metrics import (
+    FIRST_STEP_SECONDS,
+    PODS_READY_SECONDS,
+    RECONCILE_SECONDS,
+    RECONCILES,
+    RESTARTS,
+)
+from ppojob_operator.mirror import Mirror
+from ppojob_operator.plan import plan
+from ppojob_operator.reading import JobKey
+from ppojob_operator.settings import Settings
+from ppojob_operator.state import ControllerReport, Job, Plan, Pod
+
+AskController = Callable[[tuple[Pod, ...]], Awaitable[ControllerReport | None]]
+"""Asks the supervisor of the controller's pod how it is."""
+
+
+class Reconciler:
+    """Brings jobs to what they are to be.
+
+    Args:
+        cluster: to write to.
+        mirror: what is known.
+        settings: of the operator.
+        ask: asks a controller's supervisor.
+    """
+
+    def __init__(
+        self, cluster: Cluster, mirror: Mirror, settings: Settings, ask: AskController
+    ) -> None:
+        self._executor = Executor(cluster, mirror)
+        self._mirror = mirror
+        self._settings = settings
+        self._ask = ask
+
+    async def reconcile(self, key: JobKey) -> float | None:
+        """Look at a job once; answers when to look again, or None.
+
+        Raises:
+            ClusterError: something could not be done now.
+        """
+        started = time.monotonic()
+        outcome = "failed"
+        try:
+            # 1. Fetch: from memory, for an unchanged job must not cost a request.
+            job = self._mirror.job(key)
+            if job is None:
+                outcome = "gone"
+                return None
+            # 2. Observe.
+            seen = self._mirror.observed(key, job.uid, None)
+            report = None if _has_ended(job.status) else await self._ask(seen.pods_of("controller"))
+            seen = self._mirror.observed(key, job.uid, report)
+            # 3. Plan.
+            now = datetime.datetime.now(datetime.UTC)
+            planned = plan(job, seen, self._settings, now)
+            # 4. Execute.
+            failed = await self._executor.execute(job, planned, now)
+            # 5. One status write, also when something failed: it may say why.
+            await self._executor.write_status(job, planned)
+            _count(job, planned)
+            if failed:
+                raise failed[0]
+            outcome = "changed" if planned.waves or planned.status else "unchanged"
+            return planned.again_in
+        except ClusterError as problem:
+            outcome = _outcome(problem)
+            raise
+        finally:
+            RECONCILES.labels(outcome).inc()
+            RECONCILE_SECONDS.observe(time.monotonic() - started)
+
+
+def _has_ended(status: PPOJobStatus) -> bool:
+    return holds(status, "Complete") or holds(status, "Failed")
+
+
+def _outcome(problem: ClusterError) -> str:
+    if isinstance(problem, UnavailableError):
+        return "unavailable"
+    return "conflict" if isinstance(problem, ConflictError) else "refused"
+
+
+def _count(job: Job, planned: Plan) -> None:
+    after = planned.status
+    if after is None:
+        return
+    age = (datetime.datetime.now(datetime.UTC) - job.created).total_seconds()
+    if holds(after, "PodsReady") and job.status.phase in {"Pending", "Starting"}:
+        PODS_READY_SECONDS.observe(age)
+    if holds(after, "Training") and not holds(job.status, "Training") and not job.status.restarts:
+        FIRST_STEP_SECONDS.observe(age)
+    known = {(record.uid, record.restart) for record in job.status.failures}
+    for record in after.failures:
+        if (record.uid, record.restart) not in known:
+            RESTARTS.labels(record.role, record.kind).inc()

@@ -1,0 +1,139 @@
+"""A kind of object, mirrored: listed page by page, then followed, and never silently behind.
+
+What goes wrong with a stream ends here: an expired place (410) means listing again, and an object
+that a list no longer shows is reported as gone; an overloaded server (429, 5xx) is left alone for
+a while; a stream that says nothing, not even a bookmark, is broken off by the `Cluster`.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ppojob_operator.cluster import Cluster
+from ppojob_operator.errors import ClusterError, ExpiredError, RefusedError, UnavailableError
+from ppojob_operator.kinds import Kind
+from ppojob_operator.metrics import LAST_HEARD_SECONDS, RELISTS
+from ppojob_operator.state import Manifest
+
+_log = logging.getLogger(__name__)
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is mirrored.
+
+    Attributes:
+        kind: of the objects.
+        namespace: empty for all.
+        selector: by labels; empty for every object.
+        is_optional: whether the operator works without the right to read it.
+    """
+
+    kind: Kind
+    namespace: str = ""
+    selector: str = ""
+    is_optional: bool = False
+
+
+class Reflector:
+    """Mirrors one kind.
+
+    Args:
+        cluster: to list and watch.
+        scope: what.
+        seen: takes an object that is there, as often as it changes.
+        gone: takes the uid of an object that is not there any more.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        scope: Scope,
+        seen: Callable[[Manifest], None],
+        gone: Callable[[str], None],
+    ) -> None:
+        self._cluster = cluster
+        self._scope = scope
+        self._seen = seen
+        self._gone = gone
+        self._known: set[str] = set()
+        self._version = ""
+        self._pause = _FIRST_PAUSE_SECONDS
+        self.is_synced = asyncio.Event()
+        self.last_heard = time.monotonic()
+
+    @property
+    def kind(self) -> Kind:
+        """What is mirrored."""
+        return self._scope.kind
+
+    async def run(self) -> None:
+        """List and follow until cancelled."""
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._follow()
+            except ExpiredError:
+                _log.info("%s: the stream expired; listing again", self.kind.plural)
+                self._version = ""
+            except ClusterError as problem:
+                if self._scope.is_optional and isinstance(problem, RefusedError):
+                    # Whoever may not look goes on without.
+                    self.is_synced.set()
+                    self._hear()
+                    self._pause = _LONGEST_PAUSE_SECONDS
+                await self._rest(problem)
+
+    async def _rest(self, problem: ClusterError) -> None:
+        asked = problem.retry_after if isinstance(problem, UnavailableError) else None
+        pause = max(asked or 0.0, self._pause * random.uniform(0.5, 1.0))
+        _log.warning("%s: %s; again in %.1f s", self.kind.plural, problem, pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+        await asyncio.sleep(pause)
+
+    async def _list(self) -> None:
+        RELISTS.labels(self.kind.name).inc()
+        there: set[str] = set()
+        version = ""
+        scope = self._scope
+        async for page in self._cluster.pages(scope.kind, scope.namespace, scope.selector):
+            for item in page.items:
+                # A list names the kind once for all its items.
+                whole = {**item, "kind": scope.kind.name, "apiVersion": scope.kind.api_version}
+                there.add(whole["metadata"]["uid"])
+                # Known at once: should the next page fail, the next list still finds it gone.
+                self._known.add(whole["metadata"]["uid"])
+                self._seen(whole)
+            version = page.resource_version
+            self._hear()
+        for uid in self._known - there:
+            self._gone(uid)
+        self._known = there
+        self._version = version
+        self.is_synced.set()
+
+    async def _follow(self) -> None:
+        scope = self._scope
+        async for change in self._cluster.watch(
+            scope.kind, scope.namespace, scope.selector, self._version
+        ):
+            self._hear()
+            metadata = change.manifest["metadata"]
+            if change.type == "DELETED":
+                self._known.discard(metadata["uid"])
+                self._gone(metadata["uid"])
+            elif change.type != "BOOKMARK":
+                self._known.add(metadata["uid"])
+                self._seen(change.manifest)
+            self._version = metadata["resourceVersion"]
+
+    def _hear(self) -> None:
+        self.last_heard = time.monotonic()
+        self._pause = _FIRST_PAUSE_SECONDS
+        LAST_HEARD_SECONDS.labels(self.kind.name).set_to_current_time()

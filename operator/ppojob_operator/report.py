@@ -1,0 +1,179 @@
+"""What the status says of a job, and which of it is worth an Event. Pure."""
+
+from collections.abc import Iterator
+
+from ppojob_api.v1alpha1.status import FailureRecord, Phase, PPOJobStatus, RoleStatus
+from ppojob_operator.conditions import (
+    Claim,
+    ConditionType,
+    condition,
+    holds,
+    inert,
+    rfc3339,
+    set_conditions,
+)
+from ppojob_operator.policies.failure import RECORDS_KEPT, counted
+from ppojob_operator.policies.startup import pods_ready
+from ppojob_operator.situation import Situation
+from ppojob_operator.state import Emit
+
+_TOLD_WHEN_TRUE: dict[ConditionType, str] = {
+    "PodsReady": "all pods are ready",
+    "Training": "the first step is under way",
+    "Suspended": "the job is committed and its pods are gone",
+}
+
+
+def status_of(here: Situation, image: str) -> PPOJobStatus:
+    """The status as it is to be; equal to the one before where nothing has changed."""
+    before = here.job.status
+    claims = _claims(here)
+    phase, telling = _phase(here, claims), _telling(claims)
+    starts = before.start_time is None and bool(here.wanted)
+    return before.model_copy(
+        update={
+            "observed_generation": here.job.generation,
+            "phase": phase,
+            "reason": telling.reason,
+            "message": inert(telling.message),
+            "conditions": set_conditions(before.conditions, claims, here.job.generation, here.now),
+            "roles": tuple(_role_status(here, before)),
+            "restarts": before.restarts + sum(_counts(record) for record in here.failures),
+            "failures": (*before.failures, *here.failures)[-RECORDS_KEPT:],
+            "image": image if here.wanted or here.observed.pods else "",
+            "start_time": rfc3339(here.now) if starts else before.start_time,
+            "finish_time": before.finish_time or (rfc3339(here.now) if here.ending else None),
+        }
+    )
+
+
+def events(here: Situation, after: PPOJobStatus) -> Iterator[Emit]:
+    """What a person should know: changes of conditions, and ends of containers."""
+    before = here.job.status
+    for name, words in _TOLD_WHEN_TRUE.items():
+        if holds(after, name) and not holds(before, name):
+            yield Emit("Normal", name, words)
+    if holds(after, "Complete") and not holds(before, "Complete"):
+        yield Emit("Normal", after.reason, after.message)
+    if holds(after, "Failed") and not holds(before, "Failed"):
+        yield Emit("Warning", after.reason, after.message)
+    was, now = condition(before, "PodsReady"), condition(after, "PodsReady")
+    if now and now.status == "False" and now.reason not in {was and was.reason, "Starting"}:
+        yield Emit("Warning" if now.reason != "Stopped" else "Normal", now.reason, now.message)
+    for record in here.failures:
+        words = f"{record.role}: pod {record.pod} ended: {record.reason}: {record.message}"
+        yield Emit("Warning", "ContainerEnded", inert(words))
+
+
+def _claims(here: Situation) -> tuple[Claim, ...]:
+    return (
+        Claim("Accepted", True, "Valid"),
+        Claim("Admitted", True, "NoQueue", "no queue is asked for"),
+        _pods_ready(here),
+        _rendezvoused(here),
+        _training(here),
+        _checkpointed(here),
+        _suspended(here),
+        _complete(here),
+        _failed(here),
+    )
+
+
+def _pods_ready(here: Situation) -> Claim:
+    if here.ending is not None or not here.wanted:
+        return Claim("PodsReady", False, "Stopped", "no pods are wanted")
+    if here.observed.refused:
+        (kind, name), why = next(iter(here.observed.refused.items()))
+        return Claim("PodsReady", False, "ObjectRefused", f"{kind} {name}: {why}")
+    return pods_ready(here.roles, here.observed)
+
+
+def _rendezvoused(here: Situation) -> Claim:
+    training = here.job.status.training
+    if not here.wanted:
+        return Claim("Rendezvoused", False, "Stopped")
+    if training is None or training.stage in {"", "Starting"}:
+        return Claim("Rendezvoused", False, "Waiting", "the controller has not met all ranks yet")
+    if training.stage == "Recovering":
+        return Claim("Rendezvoused", False, "Recovering", "a role is started again")
+    return Claim("Rendezvoused", True, "AllRanksMet")
+
+
+def _training(here: Situation) -> Claim:
+    training = here.job.status.training
+    if here.ending is not None or not here.wanted:
+        return Claim("Training", False, "Stopped")
+    if training is not None and training.stage in {"Training", "Finishing"}:
+        return Claim("Training", True, "Stepping")
+    return Claim("Training", False, "Waiting")
+
+
+def _checkpointed(here: Situation) -> Claim:
+    training = here.job.status.training
+    if training is None or training.last_committed_step is None:
+        return Claim("Checkpointed", False, "NoCommit", "a restart begins at the first step")
+    return Claim("Checkpointed", True, "Committed", "status.training.lastCommittedStep is durable")
+
+
+def _suspended(here: Situation) -> Claim:
+    if not here.lifecycle.suspend or here.ending is not None:
+        return Claim("Suspended", False, "NotAsked")
+    if here.observed.pods:
+        return Claim("Suspended", False, "Suspending", "the controller commits, then pods go")
+    return Claim("Suspended", True, "Asked", "spec.lifecycle.suspend is true")
+
+
+def _complete(here: Situation) -> Claim:
+    if here.ending is not None and here.ending.phase == "Succeeded":
+        return Claim("Complete", True, here.ending.reason, here.ending.message)
+    return Claim("Complete", False, "NotEnded" if here.ending is None else "Failed")
+
+
+def _failed(here: Situation) -> Claim:
+    if here.ending is not None and here.ending.phase == "Failed":
+        return Claim("Failed", True, here.ending.reason, here.ending.message)
+    return Claim("Failed", False, "NotEnded" if here.ending is None else "Succeeded")
+
+
+def _phase(here: Situation, claims: tuple[Claim, ...]) -> Phase:
+    true = {claim.type for claim in claims if claim.holds}
+    if here.ending is not None:
+        return here.ending.phase
+    if "Suspended" in true:
+        return "Suspended"
+    if {"PodsReady", "Training"} <= true:
+        return "Running"
+    if here.step or holds(here.job.status, "Training") or here.job.status.phase == "Recovering":
+        return "Recovering"
+    return "Starting" if here.observed.pods else "Pending"
+
+
+def _telling(claims: tuple[Claim, ...]) -> Claim:
+    """The one claim that says why the job is where it is."""
+    by_type = {claim.type: claim for claim in claims}
+    for name in ("Failed", "Complete", "Suspended"):
+        claim = by_type[name]
+        if claim.holds or claim.reason == "Suspending":
+            return claim
+    ready = by_type["PodsReady"]
+    if not ready.holds:
+        return ready
+    return by_type["Training"] if by_type["Training"].holds else by_type["Rendezvoused"]
+
+
+def _role_status(here: Situation, before: PPOJobStatus) -> Iterator[RoleStatus]:
+    old = {role.name: role for role in before.roles}
+    for role in here.roles:
+        was = old.get(role.role)
+        pods = here.observed.pods_of(role.role)
+        yield RoleStatus(
+            name=role.role,
+            replicas=len(role.pods),
+            ready=sum(pod.is_ready and not pod.is_deleting for pod in pods),
+            epoch=was.epoch if was else 0,
+            restarts=(was.restarts if was else 0) + counted(here.failures, role.role),
+        )
+
+
+def _counts(record: FailureRecord) -> bool:
+    return record.kind != "disruption"

@@ -1,0 +1,91 @@
+"""Where a job is in its life: what the policies make of the job and of what is seen. Pure."""
+
+from dataclasses import dataclass
+
+from ppojob_api.run_config import RunConfig, resolve
+from ppojob_api.topology import RoleTopology
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.pod_settings import PodSettings
+from ppojob_api.v1alpha1.schedule import LifecycleSpec
+from ppojob_api.v1alpha1.status import FailureRecord
+from ppojob_operator.conditions import holds
+from ppojob_operator.policies.completion import Ending, ending
+from ppojob_operator.policies.failure import judge, new_records
+from ppojob_operator.policies.suspend import wanted_roles
+from ppojob_operator.state import Job, Observed, Time
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A job at one moment.
+
+    Attributes:
+        job: the job.
+        config: what its pods run.
+        lifecycle: what its author wants of its life.
+        pods: what its author wants of its pods.
+        observed: what is there.
+        now: the moment.
+        failures: ends of containers that are not in the status yet.
+        ending: how it ended, where it did.
+        wanted: roles that are to have pods now.
+    """
+
+    job: Job
+    config: RunConfig
+    lifecycle: LifecycleSpec
+    pods: tuple[PodSettings, ...]
+    observed: Observed
+    now: Time
+    failures: tuple[FailureRecord, ...]
+    ending: Ending | None
+    wanted: tuple[RoleTopology, ...]
+
+    @property
+    def roles(self) -> tuple[RoleTopology, ...]:
+        """The roles with pods of their own."""
+        return self.config.topology.with_own_pods
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the status says already that the job ended."""
+        return holds(self.job.status, "Complete") or holds(self.job.status, "Failed")
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.job.status.training.step if self.job.status.training else 0
+
+
+def situation(job: Job, manifest: PPOJob, observed: Observed, now: Time) -> Situation:
+    """Where a valid job is.
+
+    A new ending is written down before the pods go, since it is known from them alone.
+    """
+    config = pod_config(job, manifest)
+    status, lifecycle = job.status, manifest.spec.lifecycle
+    step = status.training.step if status.training else 0
+    failures = new_records(observed.pods, status.failures, step, now)
+    budget = manifest.spec.recovery.restarts_without_progress
+    failure = judge(failures, status.failures, budget)
+    found = ending(status, observed.controller, failure, lifecycle, now)
+    has_ended = holds(status, "Complete") or holds(status, "Failed")
+    wanted = wanted_roles(
+        config.topology.with_own_pods,
+        observed,
+        runs=not has_ended and not lifecycle.suspend,
+        commits=not has_ended or status.reason == "DeadlineExceeded",
+    )
+    return Situation(
+        job, config, lifecycle, manifest.spec.pods, observed, now, failures, found, wanted
+    )
+
+
+def pod_config(job: Job, manifest: PPOJob) -> RunConfig:
+    """What the pods run: without lifecycle and pod settings, which are none of their business.
+
+    So suspending a job, or asking for another node, gives its pods nothing new to read.
+    """
+    config = resolve(manifest)
+    spec = config.spec.model_copy(update={"lifecycle": LifecycleSpec(), "pods": ()})
+    return config.model_copy(update={"spec": spec, "uid": job.uid})

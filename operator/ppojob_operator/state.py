@@ -1,0 +1,287 @@
+"""What is known of a job and what is to be done: the records between observe, plan and execute."""
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ppojob_api.problem import Problem
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.status import PPOJobStatus
+from ppojob_api.well_known import RoleName
+
+Time = datetime.datetime
+"""Always in UTC."""
+
+Manifest = Mapping[str, Any]
+"""A Kubernetes object as plain values; the border to JSON, and nothing looks into it but
+`build`, which makes it, `observe`, which reads it, and the `Cluster`."""
+
+ChildKind = Literal[
+    "ConfigMap",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "Role",
+    "RoleBinding",
+    "Secret",
+    "Service",
+    "ServiceAccount",
+    "StatefulSet",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A PPOJob as the cluster holds it.
+
+    Attributes:
+        namespace: of the job.
+        name: of the job.
+        uid: tells it from another job of the same name.
+        generation: of the spec.
+        resource_version: of the whole object; what a status write is conditional on.
+        created: when it was made.
+        is_deleting: whether it is on its way out.
+        manifest: the job as validated; None where `problems` says why not.
+        problems: what is wrong with the spec.
+        status: as last written.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    created: Time
+    is_deleting: bool
+    manifest: PPOJob | None
+    problems: tuple[Problem, ...]
+    status: PPOJobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """How a container ended.
+
+    Attributes:
+        exit_code: of the container.
+        reason: the kubelet's word, such as `OOMKilled`.
+        message: the kubelet's sentence, or the end of the termination log.
+        finished: when.
+    """
+
+    exit_code: int
+    reason: str
+    message: str
+    finished: Time | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod, trimmed to what decisions need.
+
+    Attributes:
+        namespace: of the pod.
+        name: of the pod.
+        uid: of the pod.
+        job_uid: of the job that it belongs to.
+        role: whose pod it is.
+        created: when it was made.
+        phase: `Pending`, `Running`, `Succeeded` or `Failed`.
+        is_ready: whether its readiness probe holds.
+        is_deleting: whether it is on its way out.
+        node: where it was placed, or empty.
+        address: its IP address, or empty.
+        config_digest: of the run configuration that it mounts.
+        restarts: how often its container was started again.
+        unschedulable: the scheduler's words, or empty.
+        waiting_reason: the kubelet's word for why the container does not run, or empty.
+        waiting_message: and its sentence.
+        disruption: why it was or is being disrupted, or empty.
+        reason: of a failed pod, such as `Evicted`.
+        message: of a failed pod.
+        last: how its container ended last.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    job_uid: str
+    role: RoleName
+    created: Time
+    phase: str = "Pending"
+    is_ready: bool = False
+    is_deleting: bool = False
+    node: str = ""
+    address: str = ""
+    config_digest: str = ""
+    restarts: int = 0
+    unschedulable: str = ""
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    disruption: str = ""
+    reason: str = ""
+    message: str = ""
+    last: Termination | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node, trimmed to whether it answers.
+
+    Attributes:
+        name: of the node.
+        silent_since: since when its kubelet has not been heard; None while it is.
+    """
+
+    name: str
+    silent_since: Time | None
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """An object that was made for a job.
+
+    Attributes:
+        kind: of the object.
+        name: of the object.
+        uid: of the object.
+        owner_uid: of the job that owns it.
+        is_deleting: whether it is on its way out.
+        manifest: the parts that somebody may change by hand.
+        settled_digest: digest of the manifest that we applied last, where the API server or a
+            webhook made something else of it: applying it again would change nothing.
+    """
+
+    kind: ChildKind
+    name: str
+    uid: str
+    owner_uid: str
+    is_deleting: bool
+    manifest: Manifest
+    settled_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerReport:
+    """What the controller pod's supervisor says of it; docs/contract.md.
+
+    Attributes:
+        pod_uid: pod that was asked.
+        phase: `idle`, `starting`, `ready`, `lost` or `done`.
+        reason: why.
+        exit_code: how the controller ended.
+        restarts: how often the supervisor started it again.
+    """
+
+    pod_uid: str
+    phase: str
+    reason: str = ""
+    exit_code: int | None = None
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything seen that concerns one job, its own object aside.
+
+    Attributes:
+        pods: all pods that carry the job's uid.
+        children: by kind and name.
+        nodes: of the pods, by name.
+        controller: what the controller's supervisor says, where it answers.
+        refused: kind and name of objects that the API server did not take from us, and why.
+    """
+
+    pods: tuple[Pod, ...] = ()
+    children: Mapping[tuple[ChildKind, str], Child] = field(default_factory=dict)
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    controller: ControllerReport | None = None
+    refused: Mapping[tuple[ChildKind, str], str] = field(default_factory=dict)
+
+    def pods_of(self, role: RoleName) -> tuple[Pod, ...]:
+        """The pods of one role."""
+        return tuple(pod for pod in self.pods if pod.role == role)
+
+
+@dataclass(frozen=True, slots=True)
+class MakeKeys:
+    """Make the Secrets of a job where they are not there yet; keys in use are never replaced.
+
+    Attributes:
+        roles: that need a Secret, the controller first.
+        owner: manifest fragment that names the job as owner and carries its labels, by role.
+    """
+
+    templates: Mapping[RoleName, Manifest]
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make an object that is not there."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Give an object that is there, and ours, the content that it must have."""
+
+    manifest: Manifest
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete an object that was made for the job; what it owns goes with it."""
+
+    kind: ChildKind
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """End a pod; its StatefulSet makes another.
+
+    Attributes:
+        name: of the pod.
+        uid: of the pod.
+        force: without waiting for its node, which does not answer.
+    """
+
+    name: str
+    uid: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete the job itself, whose time after its end is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Tell people, as an Event on the job."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+Action = MakeKeys | Create | Apply | Delete | DeletePod | DeleteJob | Emit
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do for a job now.
+
+    Attributes:
+        waves: actions; those of a wave at once, one wave after the other.
+        status: as it is to be; None where it stays.
+        again_in: seconds after which time alone may change the plan; None: only events do.
+    """
+
+    waves: tuple[tuple[Action, ...], ...] = ()
+    status: PPOJobStatus | None = None
+    again_in: float | None = None

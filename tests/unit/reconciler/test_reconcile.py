@@ -1,0 +1,330 @@
+"""The operator against a cluster in memory: whatever is lost, edited or killed, the same end."""
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from operator_jobs import SETTINGS, job_manifest
+from simulated_cluster import SimulatedCluster
+
+from ppojob_operator.errors import ClusterError, UnavailableError
+from ppojob_operator.kinds import CHILD_KINDS
+from ppojob_operator.mirror import Mirror
+from ppojob_operator.reconcile import Reconciler
+from ppojob_operator.state import ControllerReport, Pod
+
+KEY = ("lab", "sum")
+
+
+class Bench:
+    """A cluster, a job and an operator that is stepped by hand."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.cluster = SimulatedCluster()
+        self.cluster.put(job_manifest(**changes))
+        self.report: ControllerReport | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """A new operator, which knows nothing."""
+        self.mirror = Mirror(lambda _: None)
+        self.reconciler = Reconciler(self.cluster, self.mirror, SETTINGS, self._ask)
+
+    async def _ask(self, _: tuple[Pod, ...]) -> ControllerReport | None:
+        return self.report
+
+    def look(self) -> None:
+        """Have the mirror show what is there now, as streams would."""
+        known = {item["metadata"]["uid"] for item in self.cluster.objects.values()}
+        for uid in [one for one in self.mirror._keys if one not in known]:
+            self.mirror.lose_child(uid) if uid in self._uids("children") else None
+            self.mirror.lose_pod(uid)
+        for item in list(self.cluster.objects.values()):
+            if item["kind"] == "PPOJob":
+                self.mirror.see_job(item)
+            elif item["kind"] == "Pod":
+                self.mirror.see_pod(item)
+            elif item["kind"] in CHILD_KINDS and item["kind"] != "Secret":
+                self.mirror.see_child(item)
+
+    def _uids(self, what: str) -> set[str]:
+        return {uid for one in self.mirror._jobs.values() for uid in getattr(one, what)}
+
+    async def step(self) -> None:
+        self.look()
+        await self.reconciler.reconcile(KEY)
+
+    async def settle(self, limit: int = 30) -> None:
+        """Reconcile until nothing is written any more, through whatever fails."""
+        for _ in range(limit):
+            before = len(self.cluster.writes)
+            try:
+                await self.step()
+            except ClusterError:
+                continue
+            if len(self.cluster.writes) == before:
+                return
+        raise AssertionError("it never comes to rest")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self.cluster.objects["PPOJob", "lab", "sum"]["status"]
+        return status
+
+    def edit(self, **lifecycle: Any) -> None:
+        """Edit spec.lifecycle, as its author may."""
+        job = copy.deepcopy(self.cluster.objects["PPOJob", "lab", "sum"])
+        job["spec"]["lifecycle"] = lifecycle
+        job["metadata"]["generation"] += 1
+        self.cluster.put(job)
+
+    def content(self) -> dict[Any, Any]:
+        """Everything but what differs from run to run."""
+        kept = {}
+        for place, item in self.cluster.objects.items():
+            if item["kind"] in {"Event", "Secret"}:
+                continue
+            status = item.get("status") or {}
+            status = {k: v for k, v in status.items() if "Time" not in k and k != "conditions"}
+            body = {k: v for k, v in item.items() if k not in {"metadata", "status"}}
+            kept[place] = (body, status, item["metadata"].get("labels"))
+        return kept
+
+
+def run(test: Callable[[Bench], Awaitable[None]], **changes: Any) -> None:
+    asyncio.run(test(Bench(**changes)))  # type: ignore[arg-type]
+
+
+async def up(bench: Bench) -> None:
+    """A job whose pods all run."""
+    await bench.settle()
+    bench.cluster.ready()
+    await bench.settle()
+
+
+def test_a_steady_job_costs_no_request() -> None:
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        before = bench.cluster.requests
+        await bench.step()
+        await bench.step()
+        assert bench.cluster.requests == before
+
+    run(test)
+
+
+def test_a_new_operator_changes_nothing_of_a_running_job() -> None:
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        before = list(bench.cluster.writes)
+        bench.restart()
+        await bench.settle()
+        assert bench.cluster.writes == before
+
+    run(test)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_killed_at_any_write_it_ends_the_same(behind: bool) -> None:
+    """The operator dies before or behind its n-th write, and another begins from nothing."""
+
+    async def test(_: Bench) -> None:
+        whole = Bench()
+        await whole.settle()
+        writes = len([one for one in whole.cluster.writes if one[1] != "Event"])
+        assert writes > 15
+        for number in range(1, writes + 3):
+            bench = Bench()
+
+            def fault(n: int, number: int = number) -> ClusterError | None:
+                return UnavailableError("killed") if n >= number else None
+
+            if behind:
+                bench.cluster.after_fault = fault
+            else:
+                bench.cluster.fault = fault
+            with contextlib.suppress(ClusterError):
+                await bench.step()
+            bench.cluster.fault = bench.cluster.after_fault = lambda _: None
+            bench.restart()
+            await bench.settle()
+            assert bench.content() == whole.content(), number
+
+    run(test)
+
+
+def test_one_write_in_five_failing_changes_nothing_in_the_end() -> None:
+    async def test(bench: Bench) -> None:
+        whole = Bench()
+        await up(whole)
+        bench.cluster.fault = lambda n: UnavailableError("500") if n % 5 == 0 else None
+        await up(bench)
+        assert bench.content() == whole.content()
+
+    run(test)
+
+
+def test_keys_are_made_once() -> None:
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        before = {one["metadata"]["name"]: one["data"] for one in bench.cluster.of("Secret")}
+        assert sorted(before) == ["sum-actor-rollout", "sum-controller", "sum-reward"]
+        bench.restart()
+        bench.cluster.remove("StatefulSet", "lab", "sum-reward")
+        await bench.settle()
+        after = {one["metadata"]["name"]: one["data"] for one in bench.cluster.of("Secret")}
+        assert after == before
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CHILD_KINDS if kind != "Secret"])
+def test_what_is_deleted_by_hand_comes_back(kind: str) -> None:
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        before = bench.content()
+        for one in bench.cluster.of(kind):
+            bench.cluster.remove(kind, "lab", one["metadata"]["name"])
+        await bench.settle()
+        bench.cluster.ready()
+        await bench.settle()
+        assert bench.content() == before
+
+    run(test)
+
+
+def test_what_is_edited_by_hand_is_put_right() -> None:
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        before = bench.content()
+        service = copy.deepcopy(bench.cluster.objects["Service", "lab", "sum-reward"])
+        service["spec"]["publishNotReadyAddresses"] = False
+        bench.cluster.put(service)
+        policy = copy.deepcopy(bench.cluster.objects["NetworkPolicy", "lab", "sum-pods"])
+        policy["spec"]["ingress"].append({})
+        bench.cluster.put(policy)
+        sets = copy.deepcopy(bench.cluster.objects["StatefulSet", "lab", "sum-reward"])
+        sets["spec"]["replicas"] = 7
+        bench.cluster.put(sets)
+        await bench.settle()
+        assert bench.content() == before
+
+    run(test)
+
+
+def test_a_webhook_that_rewrites_is_not_fought() -> None:
+    async def test(bench: Bench) -> None:
+        original = bench.cluster.put
+
+        def put(manifest: Any) -> dict[str, Any]:
+            item = copy.deepcopy(dict(manifest))
+            if item["kind"] == "StatefulSet":
+                container = item["spec"]["template"]["spec"]["containers"][0]
+                container["image"] = "mirror.local/" + container["image"].split("/")[-1]
+            return original(item)
+
+        bench.cluster.put = put  # type: ignore[method-assign]
+        await up(bench)
+        before = len(bench.cluster.writes)
+        await bench.step()
+        assert len(bench.cluster.writes) == before
+
+    run(test)
+
+
+def test_an_object_of_somebody_else_is_never_taken_over() -> None:
+    async def test(bench: Bench) -> None:
+        foreign = {"name": "sum-controller", "namespace": "lab", "labels": {"team": "x"}}
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": foreign}
+        before = copy.deepcopy(bench.cluster.put(account))
+        for _ in range(3):
+            with pytest.raises(ClusterError):
+                await bench.step()
+        assert bench.cluster.objects["ServiceAccount", "lab", "sum-controller"] == before
+        assert not bench.cluster.of("StatefulSet")
+        assert bench.status["reason"] == "ObjectRefused"
+        assert "ServiceAccount sum-controller" in bench.status["message"]
+
+    run(test)
+
+
+def test_suspending_lets_the_controller_commit_first() -> None:
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        bench.edit(suspend=True)
+        # The controller's pod takes its time: its deletion is only asked for.
+        controller = bench.cluster.objects["Pod", "lab", "sum-controller-0"]
+        controller["metadata"]["ownerReferences"] = []
+        controller["metadata"]["deletionTimestamp"] = "2026-01-02T04:00:00Z"
+        await bench.settle()
+        names = [one["metadata"]["name"] for one in bench.cluster.of("StatefulSet")]
+        assert names == ["sum-actor-rollout", "sum-reward"]
+        assert bench.status["reason"] == "Suspending"
+        bench.cluster.remove("Pod", "lab", "sum-controller-0")
+        await bench.settle()
+        assert not bench.cluster.of("StatefulSet")
+        assert not bench.cluster.of("Pod")
+        assert (bench.status["phase"], bench.status["reason"]) == ("Suspended", "Asked")
+        bench.edit(suspend=False)
+        await up(bench)
+        assert len(bench.cluster.of("Pod")) == 4
+
+    run(test)
+
+
+def test_an_ended_job_gives_its_pods_back_and_stays() -> None:
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        uid = bench.cluster.objects["Pod", "lab", "sum-controller-0"]["metadata"]["uid"]
+        bench.report = ControllerReport(uid, "done", "", 0)
+        await bench.settle()
+        assert bench.status["phase"] == "Succeeded"
+        assert not bench.cluster.of("Pod")
+        before = bench.cluster.requests
+        await bench.step()
+        assert bench.cluster.requests == before
+
+    run(test)
+
+
+def test_an_edit_restarts_the_controller_alone() -> None:
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        uids = {one["metadata"]["name"]: one["metadata"]["uid"] for one in bench.cluster.of("Pod")}
+        job = copy.deepcopy(bench.cluster.objects["PPOJob", "lab", "sum"])
+        job["spec"]["steps"] = {"total": 9}
+        job["metadata"]["generation"] = 2
+        bench.cluster.put(job)
+        await bench.settle()
+        after = {one["metadata"]["name"] for one in bench.cluster.of("Pod")}
+        assert set(uids) - after == {"sum-controller-0"}
+        assert len(bench.cluster.of("ConfigMap")) == 2
+
+    run(test)
+
+
+def test_the_objects_of_an_earlier_job_are_waited_for() -> None:
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        job = bench.cluster.objects.pop(("PPOJob", "lab", "sum"))
+        renewed = copy.deepcopy(job)
+        renewed["metadata"] |= {"uid": "younger", "generation": 1}
+        del renewed["status"]
+        bench.cluster.put(renewed)
+        bench.restart()
+        await bench.settle()
+        services = bench.cluster.of("Service")
+        assert {one["metadata"]["ownerReferences"][0]["uid"] for one in services} == {
+            job["metadata"]["uid"]
+        }
+        for kind in ("Pod", *CHILD_KINDS):
+            for one in bench.cluster.of(kind):
+                bench.cluster.objects.pop((kind, "lab", one["metadata"]["name"]))
+        bench.restart()
+        await up(bench)
+        assert bench.status["conditions"][2]["status"] == "True"
+
+    run(test)
