@@ -136,6 +136,7 @@ def _open_gloo(
     store: Store, key: str, member: int, size: int, address: str, timeout_seconds: float
 ) -> Channel:
     options, listeners = listeners_of(lambda: gloo_options(address, timeout_seconds))
+    assert listeners, "gloo listens as soon as it has its options; without that nothing can be cut"
     store.set(f"listeners/{member}", json.dumps(listeners))
     backend = dist.ProcessGroupGloo(store, member, size, options)
     # All are connected now, so all have said where they listen.
@@ -172,4 +173,4 @@ def _group_of(backend: Any, kind: Any, store: Store, device: torch.device) -> di
 
 def _last_words(error: RuntimeError) -> str:
     """The first line of the message, without the place in the library's source."""
-    return str(error).split("] ", 1)[-1].split(". This", 1)[0].splitlines()[0]
+    return str(error).split("] ", 1)[-1].split(". This", 1)[0].partition("\n")[0]

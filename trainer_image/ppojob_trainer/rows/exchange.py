@@ -89,13 +89,13 @@ def move_rows(
     route = _Route.of(plan, link.member)
     _check_rows(index, route.held, experience)
     prompts = [] if experience is None else experience.prompts
-    names = (*BORN_WITH, *columns)
+    names, tokens = (*BORN_WITH, *columns), index.response_tokens
     flat_prompts, *arrived = _move(
         link,
         route,
         [
             _Column(_concatenated(prompts, torch.int64), index.prompt_lengths),
-            *(_Column(_values(experience, name), index.response_tokens) for name in names),
+            *(_Column(_values(experience, name), tokens) for name in names),
         ],
     )
     moved: dict[str, Any] = dict(zip(names, arrived, strict=True))
@@ -133,8 +133,8 @@ def return_columns(
     route = _Route.of(plan.reversed, link.member)
     _check_rows(index, route.held, staged)
     _check_rows(index, route.needed, owned)
-    moving = [_Column(_values(staged, name), index.response_tokens) for name in columns]
-    arrived = _move(link, route, moving)
+    tokens = index.response_tokens
+    arrived = _move(link, route, [_Column(_values(staged, name), tokens) for name in columns])
     if owned is not None:
         for name, values in zip(columns, arrived, strict=True):
             setattr(owned, name, values)
@@ -162,7 +162,8 @@ def gather_columns(link: Link, index: BatchIndex, columns: Sequence[Tensor]) -> 
         outgoing=dict.fromkeys(others, held),
         incoming={m: index.owned_by(m) for m in others},
     )
-    return _move(link, route, [_Column(column, index.response_tokens) for column in columns])
+    tokens = index.response_tokens
+    return _move(link, route, [_Column(column, tokens) for column in columns])
 
 
 def own_tokens(index: BatchIndex, rank: int, column: Tensor) -> Tensor:
