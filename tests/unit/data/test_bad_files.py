@@ -10,7 +10,6 @@ import pytest
 
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data import file_checks, json_lines, parquet_rows
-from ppojob_trainer.data.checks import changed_files
 
 MakeSpec = Callable[..., DataSpec]
 GoodRow = Callable[..., dict[str, object]]
@@ -175,17 +174,6 @@ def test_a_dictionary_that_unfolds_to_much_is_refused(
 
 
 # 65, 68
-
-
-def test_a_file_that_changed_since_the_start() -> None:
-    same, old, new = "a" * 64, "b" * 64, "c" * 64
-    found = changed_files({"a": same, "b": old, "c": old}, {"a": same, "b": new})
-    assert [str(problem) for problem in found] == [
-        "b: got SHA-256 cccccccccccccccc: the job was started with bbbbbbbbbbbbbbbb; the same "
-        "file, or a job of another name",
-        "c: got SHA-256 of no file: the job was started with bbbbbbbbbbbbbbbb; the same file, or a "
-        "job of another name",
-    ]
 
 
 LINES = {

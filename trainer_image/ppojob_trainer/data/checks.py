@@ -1,7 +1,6 @@
 """All that is wrong with a job's data, found before anything is started."""
 
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,26 +84,6 @@ def unusable_files(spec: DataSpec) -> list[str]:
         else:
             opened.close()
     return problems
-
-
-def changed_files(expected: Mapping[str, str], found: Mapping[str, str]) -> list[DataProblem]:
-    """Compare the files of a resumed job with those that it was started with.
-
-    Args:
-        expected: digests by path, from the commit (``PromptDataset.file_digests``).
-        found: the same, now.
-    """
-    return [
-        DataProblem(
-            path,
-            f"SHA-256 {found.get(path, 'of no file')[:16]}",
-            f"the job was started with {digest[:16]}",
-            "the same file, or a job of another name",
-            DataReason.FILE_CHANGED,
-        )
-        for path, digest in expected.items()
-        if found.get(path) != digest
-    ]
 
 
 def _too_few(rows: int, batch: int) -> DataProblem:

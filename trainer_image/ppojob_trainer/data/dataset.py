@@ -127,12 +127,6 @@ class PromptDataset(Closing):
         return self._scan.warnings.lines()
 
     @property
-    def file_digests(self) -> dict[str, str]:
-        """SHA-256 of each file's bytes by its path; a resumed job wants the same."""
-        paths = (file.path for file in self._scan.files)
-        return dict(zip(paths, self._scan.digests, strict=True))
-
-    @property
     def digest(self) -> str:
         """SHA-256, in hex, of all that decides which prompts there are, in which order."""
         settings = self._spec.model_dump(

@@ -36,7 +36,6 @@ class DataReason(StrEnum):
     NO_ROWS_LEFT = "NoRowsLeft"
     FEWER_ROWS_THAN_BATCH = "FewerRowsThanBatch"
     DUPLICATE_ROW = "DuplicateRow"
-    FILE_CHANGED = "FileChanged"
     EXTENSION_TYPE = "ExtensionType"
     SPECIAL_TOKEN = "SpecialToken"
     OVERLAP = "Overlap"
