@@ -270,6 +270,19 @@ def test_two_files_of_one_job(wrong: RefusedJob) -> None:
 # On real processes
 
 
+@pytest.mark.timeout(300)
+def test_other_rows_than_the_run_began_with(wrong: RefusedJob, start: Start) -> None:
+    commit(2)(wrong)
+    run = start(wrong.write_manifest(), wrong.output)
+    assert run.wait() == 2
+    (line,) = [line for line in run.lines if "digest" in line]
+    assert "spec.data.train: got prompts with digest " in line
+    assert line.endswith(
+        ": the run began with 000000000000; bring the files back, or begin a run of its own in "
+        "another folder"
+    )
+
+
 def test_a_refused_job_leaves_nothing(wrong: RefusedJob, start: Start) -> None:
     all_at_once(wrong)
     wrong.output = wrong.folder / "run"
