@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.cluster import Cluster
 from ppojob_operator.conditions import holds
-from ppojob_operator.errors import ClusterError, ConflictError, UnavailableError
+from ppojob_operator.errors import ClusterError, ConflictError, MissingError, UnavailableError
 from ppojob_operator.execute import Executor
+from ppojob_operator.kinds import JOB
 from ppojob_operator.metrics import (
     FIRST_STEP_SECONDS,
     PODS_READY_SECONDS,
@@ -20,7 +21,7 @@ from ppojob_operator.mirror import Mirror
 from ppojob_operator.plan import plan
 from ppojob_operator.reading import JobKey
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import ControllerReport, Job, Plan, Pod
+from ppojob_operator.state import ControllerReport, Create, Job, Plan, Pod
 
 AskController = Callable[[tuple[Pod, ...]], Awaitable[ControllerReport | None]]
 """Asks the supervisor of the controller's pod how it is."""
@@ -39,6 +40,7 @@ class Reconciler:
     def __init__(
         self, cluster: Cluster, mirror: Mirror, settings: Settings, ask: AskController
     ) -> None:
+        self._cluster = cluster
         self._executor = Executor(cluster, mirror)
         self._mirror = mirror
         self._settings = settings
@@ -65,6 +67,10 @@ class Reconciler:
             # 3. Plan.
             now = datetime.datetime.now(datetime.UTC)
             planned = plan(job, seen, self._settings, now)
+            if _makes_again(job, planned) and not await self._is_there(job):
+                outcome = "gone"
+                self._mirror.forget_job(key)
+                return None
             # 4. Execute.
             failed = await self._executor.execute(job, planned, now)
             # 5. One status write, also when something failed: it may say why.
@@ -74,12 +80,32 @@ class Reconciler:
                 raise failed[0]
             outcome = "changed" if planned.waves or planned.status else "unchanged"
             return planned.again_in
+        except MissingError:
+            # Deletions of what is gone are none; so it is the job, and its status has no place.
+            outcome = "gone"
+            self._mirror.forget_job(key)
+            return None
         except ClusterError as problem:
             outcome = _outcome(problem)
             raise
         finally:
             RECONCILES.labels(outcome).inc()
             RECONCILE_SECONDS.observe(time.monotonic() - started)
+
+    async def _is_there(self, job: Job) -> bool:
+        """Whether the job still is the one that we know: its deletion may have been missed."""
+        try:
+            found = await self._cluster.get(JOB, job.namespace, job.name)
+        except MissingError:
+            return False
+        metadata = found["metadata"]
+        return bool(metadata["uid"] == job.uid and "deletionTimestamp" not in metadata)
+
+
+def _makes_again(job: Job, planned: Plan) -> bool:
+    """Whether objects are to be made that were there before: perhaps they are being collected."""
+    is_making = any(isinstance(one, Create) for wave in planned.waves for one in wave)
+    return is_making and job.status.start_time is not None
 
 
 def _has_ended(status: PPOJobStatus) -> bool:

@@ -1,0 +1,96 @@
+"""Two replicas and one Lease."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from operator_jobs import job_manifest
+from simulated_cluster import SimulatedCluster
+
+from ppojob_operator.errors import NotLeaderError, UnavailableError
+from ppojob_operator.leadership import FencedCluster, Leadership
+
+SECONDS = 0.6
+
+
+@contextlib.asynccontextmanager
+async def replica(
+    cluster: SimulatedCluster, name: str, gained: list[str]
+) -> AsyncIterator[tuple[Leadership, "asyncio.Task[None]"]]:
+    one = Leadership(cluster, "system", name, SECONDS, lambda: gained.append(name))
+    task = asyncio.create_task(one.run())
+    try:
+        yield one, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(claim: "object", seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not claim():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.01)
+
+
+def test_one_leads_and_the_other_follows_when_it_ends() -> None:
+    async def test() -> None:
+        cluster, gained = SimulatedCluster(), list[str]()
+        async with replica(cluster, "a", gained) as (first, task):
+            await until(lambda: first.is_held)
+            async with replica(cluster, "b", gained) as (second, _):
+                await asyncio.sleep(SECONDS)
+                assert (first.is_held, second.is_held) == (True, False)
+                task.cancel()
+                # Given up, so there is no Lease to wait out.
+                await until(lambda: second.is_held, SECONDS)
+        assert gained == ["a", "b"]
+        lease = cluster.objects["Lease", "system", "ppojob-operator"]
+        assert lease["spec"]["leaseTransitions"] >= 2
+
+    asyncio.run(test())
+
+
+def test_a_leader_that_is_cut_off_stops_before_the_other_begins() -> None:
+    async def test() -> None:
+        cluster, gained = SimulatedCluster(), list[str]()
+        cut_off = SimulatedCluster()
+        cut_off.objects = cluster.objects
+
+        async def refuse(*_: object) -> object:
+            raise UnavailableError("no route")
+
+        async with replica(cut_off, "a", gained) as (first, _):
+            await until(lambda: first.is_held)
+            async with replica(cluster, "b", gained) as (second, _):
+                cut_off.get = refuse  # type: ignore[method-assign,assignment]
+                overlap = False
+                deadline = time.monotonic() + 5
+                while not second.is_held and time.monotonic() < deadline:
+                    await asyncio.sleep(0.005)
+                    overlap = overlap or (first.is_held and second.is_held)
+                assert second.is_held
+                assert not overlap
+                assert not first.is_held
+
+    asyncio.run(test())
+
+
+def test_a_thawed_leader_writes_nothing() -> None:
+    """Frozen with the Lease in hand: its clock says that the Lease is over before it writes."""
+
+    async def test() -> None:
+        cluster = SimulatedCluster()
+        async with replica(cluster, "a", []) as (first, task):
+            await until(lambda: first.is_held)
+            task.cancel()
+            fenced = FencedCluster(cluster, first)
+            await asyncio.gather(task, return_exceptions=True)
+            time.sleep(SECONDS)
+            with pytest.raises(NotLeaderError):
+                await fenced.create(job_manifest())
+            assert not cluster.of("PPOJob")
+
+    asyncio.run(test())

@@ -1,0 +1,119 @@
+"""A mirror of a kind: whatever a stream does, it ends with what is there."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from ppojob_operator.cluster import Change, Page
+from ppojob_operator.errors import ClusterError, ExpiredError, RefusedError, UnavailableError
+from ppojob_operator.kinds import NODE, POD, Kind
+from ppojob_operator.reflector import Reflector, Scope
+from ppojob_operator.state import Manifest
+
+
+def pod(uid: str, version: int = 1) -> Manifest:
+    return {"kind": "Pod", "metadata": {"uid": uid, "resourceVersion": str(version)}}
+
+
+class ScriptedCluster:
+    """Answers each list and each watch from a script; a script that is over waits for ever."""
+
+    def __init__(self, lists: list[Any], watches: list[Any]) -> None:
+        self.lists = lists
+        self.watches = watches
+        self.watched_from: list[str] = []
+        self.is_over = asyncio.Event()
+
+    async def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Page]:
+        for page in self.lists.pop(0):
+            if isinstance(page, ClusterError):
+                raise page
+            yield Page(tuple(page), "10")
+
+    async def watch(
+        self, kind: Kind, namespace: str, selector: str, resource_version: str
+    ) -> AsyncIterator[Change]:
+        self.watched_from.append(resource_version)
+        if not self.watches:
+            self.is_over.set()
+            await asyncio.Event().wait()
+        for change in self.watches.pop(0):
+            if isinstance(change, ClusterError):
+                raise change
+            yield change
+
+
+async def mirrored(cluster: ScriptedCluster, scope: Scope) -> tuple[list[str], list[str], bool]:
+    seen: list[str] = []
+    gone: list[str] = []
+    reflector = Reflector(
+        cluster,  # type: ignore[arg-type]
+        scope,
+        lambda manifest: seen.append(manifest["metadata"]["uid"]),
+        gone.append,
+    )
+    task = asyncio.create_task(reflector.run())
+    await asyncio.wait_for(cluster.is_over.wait(), 20)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return seen, gone, reflector.is_synced.is_set()
+
+
+def run(
+    lists: list[Any], watches: list[Any], check: Callable[[ScriptedCluster], None] = lambda _: None
+) -> tuple[list[str], list[str]]:
+    async def test() -> tuple[list[str], list[str]]:
+        cluster = ScriptedCluster(lists, watches)
+        seen, gone, is_synced = await mirrored(cluster, Scope(POD))
+        assert is_synced
+        check(cluster)
+        return seen, gone
+
+    return asyncio.run(test())
+
+
+def test_pages_then_changes() -> None:
+    changes = [Change("ADDED", pod("c", 11)), Change("DELETED", pod("a", 12))]
+    assert run([[[pod("a")], [pod("b")]]], [changes]) == (["a", "b", "c"], ["a"])
+
+
+def test_an_expired_stream_lists_again_and_finds_what_went() -> None:
+    lists = [[[pod("a"), pod("b")]], [[pod("b")]]]
+    assert run(lists, [[ExpiredError("410", 410)]]) == (["a", "b", "b"], ["a"])
+
+
+def test_what_went_while_a_list_broke_off_is_found_too() -> None:
+    lists = [[[pod("a")], UnavailableError("500", 500)], [[pod("b")]]]
+    assert run(lists, []) == (["a", "b"], ["a"])
+
+
+def test_a_stream_that_breaks_goes_on_from_the_last_bookmark() -> None:
+    bookmark = Change("BOOKMARK", {"metadata": {"resourceVersion": "50"}})
+    watches = [[bookmark, UnavailableError("stalled")], [Change("ADDED", pod("c", 51))]]
+
+    def check(cluster: ScriptedCluster) -> None:
+        assert cluster.watched_from == ["10", "50", "51"]
+
+    assert run([[[pod("a")]]], watches, check) == (["a", "c"], [])
+
+
+def test_an_overloaded_server_is_left_alone_and_asked_again() -> None:
+    watches = [[UnavailableError("429", 429, 0.0)], [Change("ADDED", pod("b", 11))]]
+    assert run([[[pod("a")]]], watches) == (["a", "b"], [])
+
+
+def test_without_the_right_to_look_it_goes_on() -> None:
+    async def test() -> None:
+        cluster = ScriptedCluster([[RefusedError("403", 403)]], [])
+        reflector = Reflector(
+            cluster,  # type: ignore[arg-type]
+            Scope(NODE, is_optional=True),
+            lambda _: None,
+            lambda _: None,
+        )
+        task = asyncio.create_task(reflector.run())
+        await asyncio.wait_for(reflector.is_synced.wait(), 5)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(test())
