@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -21,6 +23,7 @@ from transformers import (
 )
 
 from ppojob_trainer.models.folder_checks import check_model_folder
+from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
 from ppojob_trainer.models.safetensors_header import BadHeader, read_header
 
 SIZES = {
@@ -57,6 +60,61 @@ def test_what_transformers_saves_is_what_is_expected(name, is_tied, tmp_path):
     assert (report.errors, report.warnings) == ([], [])
     assert report.parameters == sum(p.numel() for p in model.parameters())
     assert report.vocabulary == 50
+
+
+CLASSIFIERS = {
+    "tokens": lambda **more: LlamaForTokenClassification(LlamaConfig(**SIZES, **more)),
+    "texts": lambda **more: LlamaForSequenceClassification(LlamaConfig(**SIZES, **more)),
+}
+
+
+def found(folder: Path, kind: ModelKind) -> list[str]:
+    report = check_model_folder(folder, kind, trust_remote_code=False)
+    return [str(problem) for problem in [*report.errors, *report.warnings]]
+
+
+def test_a_critic_can_be_made_of_a_language_model_or_a_classifier(tmp_path):
+    for number, make in enumerate([MODELS["llama"], MODELS["qwen2"], *CLASSIFIERS.values()]):
+        make(num_labels=1).save_pretrained(tmp_path / str(number))
+        assert found(tmp_path / str(number), CRITIC) == []
+
+
+def test_only_a_classifier_of_texts_is_a_reward_model(tmp_path):
+    CLASSIFIERS["texts"](num_labels=1).save_pretrained(tmp_path / "texts")
+    assert found(tmp_path / "texts", REWARD) == []
+    CLASSIFIERS["tokens"](num_labels=1).save_pretrained(tmp_path / "tokens")
+    MODELS["llama"](tie_word_embeddings=True).save_pretrained(tmp_path / "policy")
+    wanted = "; a model ...ForSequenceClassification with one label"
+    for name, kind in (("tokens", "LlamaForTokenClassification"), ("policy", "LlamaForCausalLM")):
+        first, *_ = found(tmp_path / name, REWARD)
+        where = f"{tmp_path / name}/config.json:architectures"
+        assert first == f'{where}: got ["{kind}"]: it gives no score of a text{wanted}'
+
+
+@pytest.mark.parametrize("kind", [CRITIC, REWARD])
+@pytest.mark.parametrize("labels", [2, 3])
+def test_several_labels_are_no_score(labels, kind, tmp_path):
+    # transformers writes no number of labels where there are two.
+    CLASSIFIERS["texts"](num_labels=labels).save_pretrained(tmp_path)
+    labelled, shape = found(tmp_path, kind)
+    where = f"{tmp_path}/config.json:id2label: got {labels} labels: a score is one number; "
+    assert labelled.startswith(where)
+    assert f"model.safetensors:score.weight: got shape [{labels},16]: " in shape.replace(", ", ",")
+
+
+def test_a_reward_model_needs_its_head_and_a_critic_does_not(tmp_path):
+    model = CLASSIFIERS["texts"](num_labels=1)
+    weights = {name: weight for name, weight in model.state_dict().items() if name[:5] != "score"}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    assert found(tmp_path, CRITIC) == []
+    (problem,) = found(tmp_path, REWARD)
+    assert problem.startswith(f"{tmp_path}: got no score.weight: ")
+
+
+@pytest.mark.parametrize("kind", [POLICY, CRITIC, REWARD])
+def test_a_missing_folder_is_blamed_on_its_own_field(kind, tmp_path):
+    (problem,) = found(tmp_path / "none", kind)
+    assert problem.startswith(f'{kind.where}: got "{tmp_path}/none": there is no such folder; ')
 
 
 def test_shards_are_read_together(tmp_path):

@@ -102,12 +102,10 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     )
 
 
-def expected_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of all tensors of a model; the output layer where it has one of its own."""
+def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
+    """Names and shapes of all tensors of a model but those of its head."""
     yield EMBEDDING, (sizes.vocabulary, sizes.hidden)
     yield "model.norm.weight", (sizes.hidden,)
-    if not sizes.is_tied:
-        yield HEAD, (sizes.vocabulary, sizes.hidden)
     for layer in range(sizes.layers):
         for name, shape in _of_a_layer(sizes):
             yield f"model.layers.{layer}.{name}", shape

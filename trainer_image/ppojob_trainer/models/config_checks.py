@@ -1,4 +1,4 @@
-"""What config.json alone tells of a model that cannot be trained here."""
+"""What config.json alone tells of a model that cannot be used here."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -7,19 +7,21 @@ from typing import Final
 from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import ARCHITECTURES
+from ppojob_trainer.models.kinds import ModelKind, label_count
 from ppojob_trainer.models.problems import ModelReason
 
 _ONE_FAMILY: Final = f"one of {', '.join(ARCHITECTURES)}"
 
 
 def check_config(
-    config: Mapping[str, Json], path: Path, *, trust_remote_code: bool
+    config: Mapping[str, Json], path: Path, kind: ModelKind, *, trust_remote_code: bool
 ) -> Iterator[Problem]:
-    """Say why a model cannot be trained, by its configuration alone.
+    """Say why a model cannot be used, by its configuration alone.
 
     Args:
         config: content of config.json.
         path: of it, for messages.
+        kind: what it is to be used as.
         trust_remote_code: whether Python files in the folder may be run.
     """
     model_type = config.get("model_type")
@@ -31,10 +33,7 @@ def check_config(
             _ONE_FAMILY,
             ModelReason.UNSUPPORTED_ARCHITECTURE,
         )
-    names = config.get("architectures")
-    if isinstance(names, list) and names and not any("ForCausalLM" in str(name) for name in names):
-        why, allowed = "it is no language model that generates", "a model ...ForCausalLM"
-        yield _unsupported(f"{path}:architectures", shown(names), why, allowed)
+    yield from _check_class(config, path, kind)
     if _has_windows(config):
         got, why = shown(config.get("sliding_window")), "layers would see a window of the row only"
         yield _unsupported(f"{path}:sliding_window", got, why, "a model without windows")
@@ -61,6 +60,16 @@ def context_tokens(config: Mapping[str, Json]) -> int | None:
                 return None
     positions = config.get("max_position_embeddings")
     return positions if isinstance(positions, int) else None
+
+
+def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Iterator[Problem]:
+    names = config.get("architectures")
+    if isinstance(names, list) and names:
+        if not any(part in str(name) for name in names for part in kind.classes):
+            yield _unsupported(f"{path}:architectures", shown(names), kind.why, kind.wanted)
+        elif label_count(config) not in (None, 1):
+            got = f"{label_count(config)} labels"
+            yield _unsupported(f"{path}:id2label", got, "a score is one number", kind.wanted)
 
 
 def _unsupported(where: str, got: str, why: str, allowed: str) -> Problem:

@@ -5,7 +5,7 @@ takes minutes and gigabytes to load. Loads neither torch nor transformers.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -15,12 +15,14 @@ from ppojob_trainer.models.architectures import (
     ARCHITECTURES,
     EMBEDDING,
     HEAD,
+    Shape,
     Sizes,
-    expected_tensors,
+    backbone_tensors,
     read_sizes,
 )
 from ppojob_trainer.models.config_checks import check_config, context_tokens
 from ppojob_trainer.models.json_objects import read_object
+from ppojob_trainer.models.kinds import POLICY, ModelKind
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.safetensors_header import FLOAT_BITS, StoredTensor
 from ppojob_trainer.models.weight_files import Weights, listed, read_weights
@@ -51,28 +53,33 @@ class ModelReport:
     context_tokens: int | None = None
 
 
-def check_model_folder(folder: Path, *, trust_remote_code: bool) -> ModelReport:
+def check_model_folder(
+    folder: Path, kind: ModelKind = POLICY, *, trust_remote_code: bool
+) -> ModelReport:
     """Judge a folder in Hugging Face form.
 
     Args:
-        folder: what `spec.model.path` names.
+        folder: what the resource names.
+        kind: what it is to be used as.
         trust_remote_code: whether Python files in the folder may be run.
     """
     path = folder / "config.json"
     if not os.path.lexists(path):
-        return ModelReport([_no_model(folder)])
+        return ModelReport([_no_model(folder, kind)])
     config = read_object(path, max_bytes=_MAX_CONFIG_BYTES, reason=ModelReason.BAD_CONFIG)
     weights = read_weights(folder)
     if isinstance(config, Problem):
         return ModelReport([config, *weights.problems], weights.warnings)
-    errors = list(check_config(config, path, trust_remote_code=trust_remote_code))
+    errors = list(check_config(config, path, kind, trust_remote_code=trust_remote_code))
     sizes = read_sizes(config, path) if config.get("model_type") in ARCHITECTURES else None
     if isinstance(sizes, list):
         errors += sizes
     warnings = list(weights.warnings)
     if isinstance(sizes, Sizes) and not weights.problems:
-        errors += _of_tensors(folder, sizes, weights)
-        warnings += _unexpected(folder, sizes, weights)
+        needed = {**dict(backbone_tensors(sizes)), **dict(kind.head(sizes))}
+        optional = dict(kind.optional(sizes))
+        errors += _of_tensors(folder, needed, optional, weights)
+        warnings += _unexpected(folder, needed.keys() | optional.keys(), weights)
     embedding = weights.tensors.get(EMBEDDING)
     return ModelReport(
         errors + weights.problems,
@@ -83,7 +90,7 @@ def check_model_folder(folder: Path, *, trust_remote_code: bool) -> ModelReport:
     )
 
 
-def _no_model(folder: Path) -> Problem:
+def _no_model(folder: Path, kind: ModelKind) -> Problem:
     try:
         os.scandir(folder).close()
         why = "there is no config.json in it"
@@ -94,17 +101,21 @@ def _no_model(folder: Path) -> Problem:
     except (OSError, ValueError) as error:
         why = f"it cannot be read: {error.strerror if isinstance(error, OSError) else error}"
     got = f'"{folder}"'  # whole, however long: the end of a path tells most
-    return Problem("spec.model.path", got, why, _WANTED, ModelReason.MODEL_MISSING)
+    return Problem(kind.where, got, why, _WANTED, ModelReason.MODEL_MISSING)
 
 
-def _of_tensors(folder: Path, sizes: Sizes, weights: Weights) -> Iterator[Problem]:
+def _of_tensors(
+    folder: Path,
+    needed: Mapping[str, Shape],
+    optional: Mapping[str, Shape],
+    weights: Weights,
+) -> Iterator[Problem]:
     """Tensors that the model needs and the files do not hold, or hold in another form."""
-    missing, misshapen = [], []
-    for name, shape in expected_tensors(sizes):
+    missing = [name for name in needed if name not in weights.tensors]
+    misshapen = []
+    for name, shape in {**needed, **optional}.items():
         tensor = weights.tensors.get(name)
-        if tensor is None:
-            missing.append(name)
-        elif tensor.shape != shape:
+        if tensor is not None and tensor.shape != shape:
             misshapen.append((tensor, shape))
     if missing:
         yield Problem(
@@ -142,8 +153,7 @@ def _not_trainable(files: Mapping[str, Path], tensors: Iterable[StoredTensor]) -
         )
 
 
-def _unexpected(folder: Path, sizes: Sizes, weights: Weights) -> Iterator[Problem]:
-    known = {name for name, _ in expected_tensors(sizes)}
+def _unexpected(folder: Path, known: Set[str], weights: Weights) -> Iterator[Problem]:
     others = sorted(name for name in weights.tensors.keys() - known if not name.endswith(_IGNORED))
     if others:
         yield Problem(

@@ -1,17 +1,14 @@
 """Reward models: sequence classifiers with one label, whose logit is the score of a text."""
 
 from pathlib import Path
-from typing import Final
 
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.kinds import REWARD
 from ppojob_trainer.models.load import load_pretrained
 from ppojob_trainer.parallel.world import World
-
-WHERE: Final = "spec.rewardModel.path"
-_WANTED: Final = "a sequence classifier with one label (...ForSequenceClassification)"
 
 
 def load_reward_model(
@@ -42,24 +39,21 @@ def load_reward_model(
         AutoModelForSequenceClassification,
         Path(folder),
         dtype,
-        where=WHERE,
+        where=REWARD.where,
         world=world or World.alone(device),
         trust_remote_code=trust_remote_code,
     )
-    kinds = model.config.architectures or []
-    if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
-        raise ConfigError(
-            f"{WHERE}: got {folder}: it is a {', '.join(map(str, kinds)) or 'model without a kind'}"
-            f" by its config.json: its head gives no score of a text; {_WANTED}"
-        )
+    names = model.config.architectures or []
+    if not any(str(name).endswith(REWARD.classes) for name in names):
+        got = ", ".join(map(str, names)) or "a model of no class"
+        raise ConfigError(f"{REWARD.where}: got {got} in {folder}: {REWARD.why}; {REWARD.wanted}")
     if model.config.num_labels != 1:
         raise ConfigError(
-            f"{WHERE}: got {folder}: it has {model.config.num_labels} labels: a score is one "
-            f"number; {_WANTED}"
+            f"{REWARD.where}: got {model.config.num_labels} labels in {folder}: a score is one "
+            f"number; {REWARD.wanted}"
         )
     if missing:
         raise ConfigError(
-            f"{WHERE}: got {folder}: it holds no {min(missing)}: it would be random numbers; "
-            "all weights of the model"
+            f"{REWARD.where}: got {folder}: it holds no {min(missing)}; all weights of the model"
         )
     return model.requires_grad_(False)

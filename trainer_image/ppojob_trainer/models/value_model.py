@@ -5,18 +5,15 @@ transformers (`AutoModelForTokenClassification`).
 """
 
 from pathlib import Path
-from typing import Final
 
 import torch
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.kinds import CRITIC, SCORE_BIAS, SCORE_WEIGHT
 from ppojob_trainer.models.load import load_pretrained
 from ppojob_trainer.parallel.fsdp import fill
 from ppojob_trainer.parallel.world import World
-
-HEAD_WEIGHT: Final = "score.weight"
-HEAD_BIAS: Final = "score.bias"
 
 
 def load_value_model(
@@ -26,7 +23,7 @@ def load_value_model(
     *,
     seed: int,
     world: World | None = None,
-    where: str = "spec.critic.path",
+    where: str = CRITIC.where,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """Load a value model, or make one of a language model.
@@ -64,15 +61,15 @@ def load_value_model(
         num_labels=1,
         classifier_dropout=0.0,
     )
-    if others := sorted(missing - {HEAD_WEIGHT, HEAD_BIAS}):
+    if others := sorted(missing - {SCORE_WEIGHT, SCORE_BIAS}):
         raise ConfigError(
             f"{where}: got {folder}: it holds no {others[0]}; the weights of the whole backbone"
         )
     parameters = dict(model.named_parameters())
-    if HEAD_WEIGHT in missing:
-        fill(parameters[HEAD_WEIGHT], _drawn_head(model, seed))
-    if HEAD_BIAS in missing:
-        fill(parameters[HEAD_BIAS], torch.zeros(1))
+    if SCORE_WEIGHT in missing:
+        fill(parameters[SCORE_WEIGHT], _drawn_head(model, seed))
+    if SCORE_BIAS in missing:
+        fill(parameters[SCORE_BIAS], torch.zeros(1))
     return model
 
 

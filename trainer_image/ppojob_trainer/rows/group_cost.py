@@ -14,7 +14,7 @@ does; a kernel that leaves the future out would double `a`.
 from collections.abc import Sequence
 from math import prod
 
-from ppojob_trainer.models.architectures import EMBEDDING, HEAD, Sizes, expected_tensors
+from ppojob_trainer.models.architectures import EMBEDDING, Sizes, backbone_tensors
 from ppojob_trainer.rows.batch_index import BatchIndex
 
 
@@ -25,8 +25,8 @@ def linear_cost(sizes: Sizes) -> int:
     """
     blocks = sum(
         prod(shape)
-        for name, shape in expected_tensors(sizes)
-        if len(shape) == 2 and name not in (EMBEDDING, HEAD)
+        for name, shape in backbone_tensors(sizes)
+        if len(shape) == 2 and name != EMBEDDING
     )
     weights = blocks + sizes.vocabulary * sizes.hidden
     return weights // (2 * sizes.layers * sizes.heads * sizes.head_size)

@@ -1,0 +1,93 @@
+"""What a job uses a model's folder as: which kinds of checkpoints will do, and their heads."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.architectures import HEAD, Shape, Sizes
+
+SCORE_WEIGHT: Final = "score.weight"
+SCORE_BIAS: Final = "score.bias"
+
+_LANGUAGE_MODEL: Final = "ForCausalLM"
+_CLASSIFIERS: Final = ("ForTokenClassification", "ForSequenceClassification")
+_DEFAULT_LABELS: Final = 2
+
+Tensors = Iterator[tuple[str, Shape]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKind:
+    """One use of a model.
+
+    Attributes:
+        where: field of the resource that names the folder.
+        classes: parts of the names of the classes that config.json may name.
+        why: what is wrong with other classes.
+        wanted: what will do, for people.
+        head: tensors that must be there beside the backbone's.
+        optional: tensors that may be there, and then have these shapes.
+    """
+
+    where: str
+    classes: tuple[str, ...]
+    why: str
+    wanted: str
+    head: Callable[[Sizes], Tensors]
+    optional: Callable[[Sizes], Tensors]
+
+
+def label_count(config: Mapping[str, Json]) -> int | None:
+    """Labels of a classifier, as transformers reads its config.json; None for another model."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not any(str(name).endswith(_CLASSIFIERS) for name in names):
+        return None
+    labels, number = config.get("id2label"), config.get("num_labels")
+    if isinstance(labels, dict):
+        return len(labels)
+    return number if isinstance(number, int) else _DEFAULT_LABELS
+
+
+def _output_layer(sizes: Sizes) -> Tensors:
+    if not sizes.is_tied:
+        yield HEAD, (sizes.vocabulary, sizes.hidden)
+
+
+def _score(sizes: Sizes) -> Tensors:
+    yield SCORE_WEIGHT, (1, sizes.hidden)
+
+
+def _score_with_bias(sizes: Sizes) -> Tensors:
+    yield from _score(sizes)
+    yield SCORE_BIAS, (1,)
+
+
+def _nothing(_sizes: Sizes) -> Tensors:
+    yield from ()
+
+
+POLICY: Final = ModelKind(
+    "spec.model.path",
+    (_LANGUAGE_MODEL,),
+    "it is no language model that generates",
+    "a model ...ForCausalLM",
+    head=_output_layer,
+    optional=_nothing,
+)
+CRITIC: Final = ModelKind(
+    "spec.critic.path",
+    (_LANGUAGE_MODEL, *_CLASSIFIERS),
+    "no critic can be made of it",
+    "a language model, or a classifier of tokens or texts with one label",
+    head=_nothing,
+    optional=_score_with_bias,
+)
+REWARD: Final = ModelKind(
+    "spec.rewardModel.path",
+    ("ForSequenceClassification",),
+    "it gives no score of a text",
+    "a model ...ForSequenceClassification with one label",
+    head=_score,
+    optional=_nothing,
+)
