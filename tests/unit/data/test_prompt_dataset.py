@@ -57,6 +57,7 @@ def test_files_of_both_formats_are_one_data_set(
             assert dataset[index] == PromptRow(
                 index,
                 tuple(chat.encode_chat(rows[number]["prompt"])),  # type: ignore[arg-type]
+                rows[number]["prompt"],  # type: ignore[arg-type]
                 "ppojob/addition",
                 str(number + 5),
                 {"index": number},

@@ -12,7 +12,7 @@ import zmq
 
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
-from ppojob_trainer.rpc.messages import Texts
+from ppojob_trainer.rpc.messages import BatchName, Texts
 from ppojob_trainer.rpc.methods import PING, PUT_TEXTS, Method
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestHeader, RequestId, encode
@@ -136,7 +136,7 @@ def test_a_request_of_another_epoch_is_refused(serve, caller_of):
 
 def test_each_method_says_who_may_call_it(serve, caller_of):
     peer = serve([Route(WORK, Counter()), Route(PUT_TEXTS, lambda _: Nothing())])
-    texts = Texts("train", 0, ["a"])
+    texts = Texts(BatchName(0, 1, "train"), 0, ["a"])
     caller_of("actorRollout").call(Call(peer, PUT_TEXTS, texts, ID))
     for role in ("controller", "reward"):
         kind = refusal(caller_of(role), peer, PUT_TEXTS, texts, ID).kind

@@ -46,6 +46,14 @@ class Batch:
         """Runs `[first, last)` of prompts, one an owner; owners beyond the prompts have none."""
         return shares(len(self.prompts), self.owners)
 
+    def owners_of(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """Who owns rows of `[first, last)`: (owner, its first of them, one past its last)."""
+        owned = (
+            (owner, max(first, begin * self.samples), min(last, end * self.samples))
+            for owner, (begin, end) in enumerate(self.shares)
+        )
+        return [(owner, begin, end) for owner, begin, end in owned if begin < end]
+
     @property
     def index(self) -> RowIndex:
         """Which rows there are and who owns them."""

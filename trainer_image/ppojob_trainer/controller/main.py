@@ -24,6 +24,7 @@ from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.roles import RoleGroup, Roles, role_group
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_flow import RowFlow
+from ppojob_trainer.controller.scoring import RewardModel, Scoring
 from ppojob_trainer.controller.summary import write_summary
 from ppojob_trainer.controller.training_step import (
     ForwardPass,
@@ -127,7 +128,7 @@ def build_loop(
     order = PromptOrder(len(prompts.train), spec.data.seed or 0, shuffle=spec.data.shuffle)
     roles = _roles(environment, stop, stack)
     actor = roles.group("actorRollout")
-    stages = RolloutStages(roles, actor, roles.group("reward"))
+    stages = RolloutStages(roles, actor, _scoring(environment, roles))
     records = Records(_sinks(spec, run_folder, stack), run_folder)
     total_steps = _total_steps(spec, order)
     reporter.report(total_steps=total_steps)
@@ -158,6 +159,20 @@ def build_loop(
         reporter=reporter,
         stop_requested=stop,
         tell_progress=lifeline.tell_progress,
+    )
+
+
+def _scoring(environment: PodEnvironment, roles: Roles) -> Scoring:
+    spec = environment.config.spec
+    hosts = _hosts(environment, roles)
+    model = None
+    if spec.reward_model is not None:
+        model = RewardModel(hosts["rewardModel"], spec.reward_model.weight)
+    return Scoring(
+        roles=roles,
+        owner=hosts["actorRollout"],
+        functions=hosts["reward"] if spec.rewards or model is None else None,
+        model=model,
     )
 
 

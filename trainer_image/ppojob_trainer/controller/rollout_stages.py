@@ -1,7 +1,7 @@
 """Generation and scoring: the stages that training and validation share.
 
-The controller says who does what; the responses go from the ranks that own them straight to the
-reward pods, as text, and only lengths and scores come back here.
+The controller says who does what; responses stay on the ranks that own them, and only lengths and
+scores come here.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ppojob_trainer.controller.batch import Batch, shares
+from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
-from ppojob_trainer.rpc.messages import Generate, RowScore, Score, SendTexts, WriteRows
-from ppojob_trainer.rpc.methods import GENERATE, SCORE, SEND_TEXTS, WRITE_ROWS, Method
+from ppojob_trainer.controller.scoring import Scoring
+from ppojob_trainer.rpc.messages import Generate, WriteRows
+from ppojob_trainer.rpc.methods import GENERATE, WRITE_ROWS, Method
 from ppojob_trainer.rpc.wire import RequestId
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -26,12 +27,12 @@ class RolloutStages:
     Attributes:
         roles: the processes of the job.
         actor: owns the rows.
-        reward: scores them.
+        scoring: says what they are worth.
     """
 
     roles: Roles
     actor: RoleGroup
-    reward: RoleGroup
+    scoring: Scoring
 
     def generate(self, batch: Batch, step: int) -> None:
         """Have the rows generated, each run of prompts on its owner; fills in lengths."""
@@ -44,20 +45,8 @@ class RolloutStages:
         batch.truncated = [truncated for answer in answers for truncated in answer.truncated]
 
     def score(self, batch: Batch, step: int) -> None:
-        """Have the rows scored by all reward pods, each a run of rows; fills in scores."""
-        parts = shares(batch.num_rows, len(self.reward.ranks))
-        for rank, (first, last) in enumerate(parts):
-            self._send_texts(batch, step, rank, first, last)
-        requests = [Score(batch.purpose, batch.score_items(first, last)) for first, last in parts]
-        answers = self.roles.ask(
-            self.reward,
-            SCORE,
-            requests,
-            RequestId(0, step, f"{batch.purpose}/score"),
-            ranks=range(len(parts)),
-        )
-        scores: list[RowScore] = [score for answer in answers for score in answer.scores]
-        batch.take_scores(scores)
+        """Have the rows scored; fills in scores."""
+        self.scoring.score(batch, step)
 
     def write_rows(self, batch: Batch, step: int, folder: str) -> None:
         """Have the owners write their rows as parts of a parquet folder."""
@@ -75,32 +64,6 @@ class RolloutStages:
         """Ask the ranks that have a share of the batch, in the order of its prompts."""
         id_ = RequestId(0, step, f"{batch.purpose}/{stage}")
         return self.roles.ask(self.actor, method, requests, id_, ranks=range(len(requests)))
-
-    def _send_texts(self, batch: Batch, step: int, rank: int, first: int, last: int) -> None:
-        """Have the owners of rows `[first, last)` send them to one reward pod."""
-        destination = self.reward.ranks[rank]
-        owned = [
-            (owner, max(first, begin * batch.samples), min(last, end * batch.samples))
-            for owner, (begin, end) in enumerate(batch.shares)
-        ]
-        senders = [(owner, begin, end) for owner, begin, end in owned if begin < end]
-        requests = [
-            SendTexts(
-                purpose=batch.purpose,
-                step=step,
-                host=destination.host,
-                port=destination.port,
-                epoch=self.reward.epoch,
-                life=self.roles.life,
-                first=begin,
-                last=end,
-            )
-            for _, begin, end in senders
-        ]
-        # A reward role that was restarted must get the texts again: its epoch is in the id.
-        id_ = RequestId(0, step, f"{batch.purpose}/send_texts/{self.reward.epoch}", rank)
-        ranks = [owner for owner, _, _ in senders]
-        self.roles.ask(self.actor, SEND_TEXTS, requests, id_, ranks=ranks)
 
 
 def _part(batch: Batch, folder: str, first: int, last: int) -> WriteRows:

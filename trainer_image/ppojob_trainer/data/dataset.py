@@ -12,7 +12,7 @@ import msgspec
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.closing import Closing
 from ppojob_trainer.data.chat import BadChatTemplate, ChatTokenizer
-from ppojob_trainer.data.columns import Cells, ColumnNames, read_cells
+from ppojob_trainer.data.columns import Cells, ColumnNames, Prompt, read_cells
 from ppojob_trainer.data.scan import RewardChecks, Scan, Scanner
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
@@ -26,6 +26,7 @@ class PromptRow:
         index: its number in the data set: ``dataset[row.index]`` is this row.
         token_ids: the prompt as the model gets it, cut to ``maxPromptTokens`` where that is the
             policy.
+        prompt: the same as the file has it: text, or chat messages.
         data_source: routes to a reward.
         ground_truth: what the reward compares with.
         extra_info: whatever else the row tells.
@@ -33,6 +34,7 @@ class PromptRow:
 
     index: int
     token_ids: tuple[int, ...]
+    prompt: Prompt
     data_source: str
     ground_truth: Json
     extra_info: Mapping[str, Json]
@@ -180,6 +182,7 @@ class PromptDataset(Closing):
         return PromptRow(
             index,
             truncate(ids, self._spec.max_prompt_tokens, self._spec.overlong_prompts),
+            cells.prompt,
             cells.data_source,
             cells.ground_truth,
             cells.extra_info,

@@ -83,34 +83,40 @@ class Generated(msgspec.Struct, frozen=True):
     truncated: list[bool]
 
 
+class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """Which batch: of one life of the job, one step, one purpose."""
+
+    life: int
+    step: int
+    purpose: str
+
+
 class SendTexts(msgspec.Struct, frozen=True):
-    """Send the responses of rows `[first, last)` as text to a reward pod.
+    """Send the responses of rows `[first, last)` as text to a rank that scores them.
 
     Attributes:
-        purpose: whose rows.
-        step: step of the loop.
-        host: address or name of the reward pod.
-        port: port of its rank.
-        epoch: epoch of the reward role.
-        life: of the job, as in a `RequestId`.
+        batch: whose rows.
+        role: role of that rank.
+        host: address or name of its pod.
+        port: its port.
+        epoch: epoch of the role.
         first: first row.
         last: one past the last row.
     """
 
-    purpose: str
-    step: int
+    batch: BatchName
+    role: str
     host: str
     port: int
     epoch: int
-    life: int
     first: int
     last: int
 
 
 class Texts(msgspec.Struct, frozen=True):
-    """Responses as text, from the rank that owns the rows to a reward pod."""
+    """Responses as text, from the rank that owns the rows to one that scores them."""
 
-    purpose: str
+    batch: BatchName
     first: int
     texts: list[str]
 
@@ -134,7 +140,7 @@ class ScoreItem(msgspec.Struct, frozen=True):
 class Score(msgspec.Struct, frozen=True):
     """Score rows whose text has arrived."""
 
-    purpose: str
+    batch: BatchName
     items: list[ScoreItem]
 
 
@@ -150,6 +156,26 @@ class Scored(msgspec.Struct, frozen=True):
     """Scores in the order of the items."""
 
     scores: list[RowScore]
+
+
+class JudgeItem(msgspec.Struct, frozen=True, array_like=True):
+    """A row that a reward model is to score, and its prompt: JSON of text or chat messages."""
+
+    row: int
+    prompt: bytes
+
+
+class Judge(msgspec.Struct, frozen=True):
+    """Score rows whose text has arrived by the reward model; all its ranks do so together."""
+
+    batch: BatchName
+    items: list[JudgeItem]
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """Scores in the order of the items."""
+
+    scores: list[float]
 
 
 class RowIndex(msgspec.Struct, frozen=True):

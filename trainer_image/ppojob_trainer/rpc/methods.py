@@ -18,6 +18,8 @@ from ppojob_trainer.rpc.messages import (
     Forward,
     Generate,
     Generated,
+    Judge,
+    Judged,
     MoveColumns,
     MoveRows,
     OpenChannel,
@@ -78,8 +80,12 @@ RESTORE = Method("restore", Restore, Nothing)
 SYNC_WEIGHTS = Method("sync_weights", SyncWeights, Nothing)
 GENERATE = Method("generate", Generate, Generated, limit_bytes=256 * MEBI)
 SEND_TEXTS = Method("send_texts", SendTexts, Nothing)
-PUT_TEXTS = Method("put_texts", Texts, Nothing, callers=RANK_ROLES, limit_bytes=256 * MEBI)
+PUT_TEXTS = Method(
+    "put_texts", Texts, Nothing, callers=RANK_ROLES, limit_bytes=256 * MEBI, once=False
+)
+"""No work, though it changes something: taken in beside work, and safe to repeat by its name."""
 SCORE = Method("score", Score, Scored, limit_bytes=256 * MEBI)
+JUDGE = Method("judge", Judge, Judged, limit_bytes=256 * MEBI)
 PLACE_ROWS = Method("place_rows", PlaceRows, Nothing)
 OPEN_CHANNEL = Method("open_channel", OpenChannel, Nothing)
 MOVE_ROWS = Method("move_rows", MoveRows, Nothing)
@@ -113,7 +119,8 @@ ACTOR_ROLLOUT_METHODS = (
     WRITE_ROWS,
     EXPORT_MODEL,
 )
-REWARD_METHODS = (PUT_TEXTS, SCORE)
+REWARD_METHODS = (SCORE,)
+REWARD_MODEL_METHODS = (JUDGE,)
 
 
 @dataclass(frozen=True)
@@ -129,5 +136,5 @@ ANSWER_POINTS = {
         failpoints.declare(f"rpc.{method.name}.answer.before"),
         failpoints.declare(f"rpc.{method.name}.answer.after"),
     )
-    for method in ACTOR_ROLLOUT_METHODS + REWARD_METHODS
+    for method in (*ACTOR_ROLLOUT_METHODS, *REWARD_METHODS, *REWARD_MODEL_METHODS)
 }

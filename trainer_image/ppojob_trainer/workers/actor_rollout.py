@@ -22,6 +22,7 @@ from ppojob_trainer.rpc.wire import Nothing, RequestId
 from ppojob_trainer.workers.estimation import add_advantages
 from ppojob_trainer.workers.model_stages import ModelStages
 from ppojob_trainer.workers.policy import Policy
+from ppojob_trainer.workers.reward_model import RewardModelStages
 from ppojob_trainer.workers.row_channels import batch_index
 from ppojob_trainer.workers.row_store import OwnedRows, own_rows
 from ppojob_trainer.workers.rows_file import rows_table, write_part
@@ -40,6 +41,7 @@ class ActorRolloutWorker:
         engine: generates.
         policy: is trained.
         stages: of the policy, and of other models that live in this rank.
+        reward_model: the reward model's, where it lives in this rank.
         chat: turns responses into text.
         caller: sends texts to reward pods.
     """
@@ -50,6 +52,7 @@ class ActorRolloutWorker:
     engine: RolloutEngine
     policy: Policy
     stages: ModelStages
+    reward_model: RewardModelStages | None
     chat: ChatTokenizer
     caller: Caller
     _rows: dict[str, OwnedRows] = field(default_factory=dict)
@@ -58,6 +61,7 @@ class ActorRolloutWorker:
         """The methods of this role."""
         return [
             *self.stages.routes(),
+            *(self.reward_model.routes() if self.reward_model else ()),
             Route(methods.SYNC_WEIGHTS, self._sync_weights),
             Route(methods.GENERATE, self._generate),
             Route(methods.SEND_TEXTS, self._send_texts),
@@ -102,13 +106,13 @@ class ActorRolloutWorker:
         )
 
     def _send_texts(self, request: messages.SendTexts) -> Nothing:
-        rows = self._rows[request.purpose]
+        batch = request.batch
+        rows = self._rows[batch.purpose]
         owned = range(request.first - rows.first_row, request.last - rows.first_row)
         texts = [self.chat.decode(rows.response(row)) for row in owned]
-        peer = Peer("reward pod", request.host, request.port, "reward")
-        stage = f"{request.purpose}/put_texts"
-        id_ = RequestId(request.epoch, request.step, stage, request.first, request.life)
-        body = messages.Texts(request.purpose, request.first, texts)
+        peer = Peer(f"{request.role} rank", request.host, request.port, request.role)
+        id_ = RequestId(request.epoch, batch.step, f"{batch.purpose}/put_texts", request.first)
+        body = messages.Texts(batch, request.first, texts)
         self.caller.call(Call(peer, methods.PUT_TEXTS, body, id_))
         return Nothing()
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.well_known import RoleName
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
@@ -20,6 +21,7 @@ from ppojob_trainer.workers.critic import open_critic
 from ppojob_trainer.workers.model_stages import ModelStages
 from ppojob_trainer.workers.policy import Policy, open_policy, open_reference
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
+from ppojob_trainer.workers.reward_model import open_reward_model
 
 
 @contextmanager
@@ -44,6 +46,9 @@ def open_actor_rollout_worker(
         caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
         stack.callback(caller.close)
         policy = open_policy(spec, world)
+        reward_model = None
+        if _lives_here(environment, "rewardModel"):
+            reward_model = stack.enter_context(open_reward_model(spec, world))
         yield ActorRolloutWorker(
             spec=spec,
             rank=rank.rank,
@@ -51,6 +56,7 @@ def open_actor_rollout_worker(
             engine=engine,
             policy=policy,
             stages=_stages(environment, world, policy),
+            reward_model=reward_model,
             chat=chat,
             caller=caller,
         )
@@ -62,12 +68,17 @@ def _stages(environment: PodEnvironment, world: World, policy: Policy) -> ModelS
     stages = ModelStages(
         environment.run_folder, open_channels(environment, world), trained={"policy": policy}
     )
-    for role in environment.config.topology.roles:
-        if role.colocated_with == environment.role and role.role == "reference":
-            stages.frozen["reference"] = open_reference(spec, world)
-        if role.colocated_with == environment.role and role.role == "critic":
-            stages.trained["critic"] = open_critic(spec, world)
+    if _lives_here(environment, "reference"):
+        stages.frozen["reference"] = open_reference(spec, world)
+    if _lives_here(environment, "critic"):
+        stages.trained["critic"] = open_critic(spec, world)
     return stages
+
+
+def _lives_here(environment: PodEnvironment, name: RoleName) -> bool:
+    """Whether a role of the job lives in the ranks of this pod's."""
+    topology = environment.config.topology
+    return topology.has(name) and topology.role(name).colocated_with == environment.role
 
 
 def _longest(spec: PPOJobSpec) -> int:

@@ -1,4 +1,4 @@
-"""Ranks that compute on rows of others: a reference or a critic in pods of its own."""
+"""Models in pods of their own: ranks that compute on rows, or texts, of others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +9,8 @@ from ppojob_trainer.workers.critic import open_critic
 from ppojob_trainer.workers.model_stages import ModelStages
 from ppojob_trainer.workers.policy import open_reference
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
+from ppojob_trainer.workers.reward_model import open_reward_model_worker
+from ppojob_trainer.workers.worker import WorkerFactory
 
 
 @contextmanager
@@ -33,5 +35,9 @@ def open_critic_worker(
         yield ModelStages(environment.run_folder, channels, trained={"critic": critic})
 
 
-GUESTS = {"reference": open_reference_worker, "critic": open_critic_worker}
+GUESTS: dict[str, WorkerFactory] = {
+    "reference": open_reference_worker,
+    "critic": open_critic_worker,
+    "rewardModel": open_reward_model_worker,
+}
 """What builds the worker of each of these roles."""

@@ -4,35 +4,20 @@ import faulthandler
 import logging
 import os
 import signal
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol
 
 from ppojob_api import contract
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.lifeline import Lifeline, die_with_parent
 from ppojob_trainer.pod_environment import (
-    PodEnvironment,
-    RankEnvironment,
     read_pod_environment,
     read_rank_environment,
 )
-from ppojob_trainer.rpc.keys import KeyRing, read_key_ring
-from ppojob_trainer.rpc.server import Route, RpcServer
+from ppojob_trainer.rpc.keys import read_key_ring
+from ppojob_trainer.rpc.server import RpcServer
+from ppojob_trainer.workers.worker import WorkerFactory
 
 _log = logging.getLogger(__name__)
-
-
-class Worker(Protocol):
-    """What a role's rank is to the process around it."""
-
-    def routes(self) -> list[Route]:
-        """The methods that it answers."""
-        ...
-
-
-WorkerFactory = Callable[[PodEnvironment, RankEnvironment, KeyRing], AbstractContextManager[Worker]]
 
 
 def _factory(role: RoleName) -> WorkerFactory:

@@ -9,15 +9,14 @@ from contextlib import contextmanager
 
 import msgspec
 
-from ppojob_trainer.errors import JobFailed
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
 from ppojob_trainer.rpc.keys import KeyRing
-from ppojob_trainer.rpc.messages import RowScore, Score, Scored, ScoreItem, Texts
+from ppojob_trainer.rpc.messages import RowScore, Score, Scored, ScoreItem
 from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.rpc.wire import Nothing
+from ppojob_trainer.workers.text_inbox import TextInbox
 
 
 class RewardWorker:
@@ -29,23 +28,15 @@ class RewardWorker:
 
     def __init__(self, pool: ScoringPool) -> None:
         self._pool = pool
-        self._texts: dict[str, dict[int, str]] = {}
+        self._inbox = TextInbox()
 
     def routes(self) -> list[Route]:
         """The methods of this role."""
-        return [Route(PUT_TEXTS, self._put_texts), Route(SCORE, self._score)]
-
-    def _put_texts(self, request: Texts) -> Nothing:
-        batch = self._texts.setdefault(request.purpose, {})
-        batch.update(enumerate(request.texts, start=request.first))
-        return Nothing()
+        return [Route(PUT_TEXTS, self._inbox.put), Route(SCORE, self._score)]
 
     def _score(self, request: Score) -> Scored:
-        batch = self._texts.pop(request.purpose, {})
-        missing = [item.row for item in request.items if item.row not in batch]
-        if missing:
-            raise JobFailed(f"score: the text of row {missing[0]} never arrived")
-        items = [_reward_item(item, batch[item.row]) for item in request.items]
+        texts = self._inbox.take(request.batch, [item.row for item in request.items])
+        items = [_reward_item(item, text) for item, text in zip(request.items, texts, strict=True)]
         results = self._pool.score(items)
         return Scored(
             [

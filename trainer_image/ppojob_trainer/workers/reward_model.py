@@ -1,0 +1,75 @@
+"""The reward model: takes responses as text and answers what it thinks of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import torch
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
+from ppojob_trainer.models.reward_model import load_reward_model
+from ppojob_trainer.parallel.world import World
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.rpc.keys import KeyRing
+from ppojob_trainer.rpc.messages import Judge, Judged
+from ppojob_trainer.rpc.methods import JUDGE, PUT_TEXTS
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.workers.rank_start import open_role_world
+from ppojob_trainer.workers.text_inbox import TextInbox
+
+
+class RewardModelStages:
+    """Answers the stages of the reward model on one of its ranks.
+
+    Args:
+        engine: scores.
+    """
+
+    def __init__(self, engine: ScoreEngine) -> None:
+        self._engine = engine
+        self._inbox = TextInbox()
+
+    def routes(self) -> list[Route]:
+        """The methods of a rank that holds a reward model."""
+        return [Route(PUT_TEXTS, self._inbox.put), Route(JUDGE, self._judge)]
+
+    def _judge(self, request: Judge) -> Judged:
+        texts = self._inbox.take(request.batch, [item.row for item in request.items])
+        answers = [
+            Answer(msgspec.json.decode(item.prompt), text)
+            for item, text in zip(request.items, texts, strict=True)
+        ]
+        return Judged(self._engine.scores(answers))
+
+
+@contextmanager
+def open_reward_model(spec: PPOJobSpec, world: World) -> Iterator[RewardModelStages]:
+    """Load the reward model; its tokenizer's helper ends with the block."""
+    model = spec.reward_model
+    assert model is not None, "a job without a reward model has no such role"
+    dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
+    chat = ChatTokenizer(
+        model.path,
+        model.tokenizer_path,
+        model.chat_template,
+        setting="spec.rewardModel.chatTemplate",
+    )
+    with chat:
+        loaded = load_reward_model(model.path, dtype, world=world)
+        yield RewardModelStages(
+            ScoreEngine(loaded, chat, spec.training, world, max_tokens=model.max_tokens)
+        )
+
+
+@contextmanager
+def open_reward_model_worker(
+    environment: PodEnvironment, rank: RankEnvironment, _keys: KeyRing
+) -> Iterator[RewardModelStages]:
+    """The reward model in pods of its own; it lives as long as the block."""
+    with (
+        open_role_world(environment, rank) as world,
+        open_reward_model(environment.config.spec, world) as stages,
+    ):
+        yield stages

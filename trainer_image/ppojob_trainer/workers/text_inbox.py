@@ -1,0 +1,38 @@
+"""Responses as text, on their way from the ranks that own them to those that score them."""
+
+from collections.abc import Sequence
+
+from ppojob_trainer.errors import JobFailed
+from ppojob_trainer.rpc.messages import BatchName, Texts
+from ppojob_trainer.rpc.wire import Nothing
+
+
+class TextInbox:
+    """Keeps the texts of batches until they are scored.
+
+    Texts may come twice, and late: what a sender repeats, or one that has been replaced. So they
+    are kept under the name of their batch, and a batch that is taken takes all older ones away.
+    """
+
+    def __init__(self) -> None:
+        self._batches: dict[BatchName, dict[int, str]] = {}
+
+    def put(self, request: Texts) -> Nothing:
+        """Take texts in; several owners may send, in any order."""
+        texts = self._batches.setdefault(request.batch, {})
+        texts.update(enumerate(request.texts, start=request.first))
+        return Nothing()
+
+    def take(self, batch: BatchName, rows: Sequence[int]) -> list[str]:
+        """Give out the texts of rows of a batch.
+
+        Raises:
+            JobFailed: the text of a row is not here.
+        """
+        texts = self._batches.get(batch, {})
+        missing = [row for row in rows if row not in texts]
+        if missing:
+            raise JobFailed(f"{batch.purpose}: the text of row {missing[0]} never arrived")
+        for name in [name for name in self._batches if name <= batch]:
+            del self._batches[name]
+        return [texts[row] for row in rows]
