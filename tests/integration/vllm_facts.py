@@ -192,10 +192,9 @@ def without_repacking(folder: Path, dtype: str) -> dict[str, float]:
 
 def behaviour(folder: Path) -> dict[str, Any]:
     """What the protocol promises beyond numbers, on one engine; it ends unusable."""
-    facts: dict[str, Any] = {}
     before = process_state()
     opened = VllmEngine(settings(folder, "float32"))
-    facts["marks of start"] = marks(before)
+    facts: dict[str, Any] = {"marks of start": marks(before)}
     cached: list[int] = []
     finished = opened._finished
 
@@ -212,7 +211,23 @@ def behaviour(folder: Path) -> dict[str, Any]:
     facts["marks of generate"] = marks(before)
     facts["cached"] = sorted(cached)
     facts["distinct"] = len({d.tokens for d in done})
+    facts |= interruptions(opened, rows, done)
+    facts["refused"] = [
+        refusal(lambda: opened.submit(replace(rows[0], prompt=()))),
+        refusal(lambda: opened.submit(replace(rows[0], prompt=(VOCAB,)))),
+        refusal(lambda: opened.submit(replace(rows[0], prompt=text(LENGTH, 0)))),
+    ]
+    opened.sleep()
+    facts["asleep"] = refusal(lambda: opened.submit(rows[0]))
+    opened.wake()
+    facts["awake"] = rows_of(generate(opened, rows)) == rows_of(done)
+    facts |= wrong_weights(opened, rows[0], folder)
+    return facts
 
+
+def interruptions(opened: VllmEngine, rows: list[Request], done: list[Finished]) -> dict[str, Any]:
+    """Rows that are aborted, calls that come while rows are on their way, a caller that fails."""
+    facts: dict[str, Any] = {}
     for request in rows[:4]:
         opened.submit(request)
     for _ in range(5):
@@ -239,19 +254,16 @@ def behaviour(folder: Path) -> dict[str, Any]:
         generate(opened, rows, fail)
     except KeyError:
         facts["drained"] = rows_of(generate(opened, rows)) == rows_of(done)
-    facts["refused"] = [
-        refusal(lambda: opened.submit(replace(rows[0], prompt=()))),
-        refusal(lambda: opened.submit(replace(rows[0], prompt=(VOCAB,)))),
-        refusal(lambda: opened.submit(replace(rows[0], prompt=text(LENGTH, 0)))),
-    ]
-    opened.sleep()
-    facts["asleep"] = refusal(lambda: opened.submit(rows[0]))
-    opened.wake()
-    facts["awake"] = rows_of(generate(opened, rows)) == rows_of(done)
+    return facts
+
+
+def wrong_weights(opened: VllmEngine, row: Request, folder: Path) -> dict[str, Any]:
+    """Updates that lack a weight or bring an unknown one; the engine is closed."""
+    facts: dict[str, Any] = {}
     names = dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
     names.pop("model.norm.weight")
     facts["missing"] = refusal(lambda: opened.load_weights(1, names.items()))
-    facts["unusable"] = refusal(lambda: opened.submit(rows[0]))
+    facts["unusable"] = refusal(lambda: opened.submit(row))
     opened.close()
     opened.close()
     with engine(folder, "float32") as other:
