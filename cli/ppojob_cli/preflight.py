@@ -7,6 +7,7 @@ from pathlib import Path
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_cli.critic_checks import check_critic
 from ppojob_cli.machine_checks import (
     check_gpus,
     check_lifecycle,
@@ -52,7 +53,10 @@ def check_inputs(config: RunConfig, output: Path) -> Preflight:
     )
     found.errors += render_problems([*model.errors, *_context(config.spec, model)])
     found.warnings += render_problems(model.warnings)
-    _check_data(config.spec, model, found)
+    largest_token_id = _check_data(config.spec, model, found)
+    critic = check_critic(config.spec, largest_token_id)
+    found.errors += render_problems(critic.errors)
+    found.warnings += render_problems(critic.warnings)
     found.errors += _rewards(config.spec)
     found.errors += render_problems(
         [*check_gpus(config), *check_lifecycle(config), *check_versions(config)]
@@ -81,17 +85,17 @@ def _context(spec: PPOJobSpec, model: ModelReport) -> list[Problem]:
     ]
 
 
-def _check_data(spec: PPOJobSpec, model: ModelReport, found: Preflight) -> None:
-    """Tokenizer, chat template and rows."""
+def _check_data(spec: PPOJobSpec, model: ModelReport, found: Preflight) -> int | None:
+    """Tokenizer, chat template and rows; answers the largest token id where there is one."""
     folder = spec.model.tokenizer_path or spec.model.path
     if folder == spec.model.path and not os.path.isdir(folder):
         found.errors += unusable_files(spec.data)  # that the folder is missing has been said
-        return
+        return None
     try:
         chat = ChatTokenizer(spec.model.path, folder, spec.model.chat_template)
     except ConfigError as problem:
         found.errors += [*problem.problems, *unusable_files(spec.data)]
-        return
+        return None
     with chat:
         fit = check_tokenizer_fit(chat, model.vocabulary, Path(folder), spec.rollout.stop_token_ids)
         found.errors += render_problems(fit)
@@ -103,6 +107,7 @@ def _check_data(spec: PPOJobSpec, model: ModelReport, found: Preflight) -> None:
         )
     found.errors += report.errors
     found.warnings += report.warnings
+    return chat.largest_token_id
 
 
 def _rewards(spec: PPOJobSpec) -> list[str]:
