@@ -87,7 +87,7 @@ def _annotations(manifest: Manifest) -> dict[str, str]:
 
 def _is_in_use(here: Situation) -> bool:
     """Whether a pod mounts this very configuration."""
-    return any(pod.config_digest == here.config.digest() for pod in here.observed.pods)
+    return any(pod.config_digest == here.config.digest for pod in here.observed.pods)
 
 
 def _is_stuck(here: Situation) -> bool:
@@ -110,7 +110,7 @@ def _unused_configs(here: Situation) -> Iterable[Action]:
     """Configurations of before; a pod that is still there may mount its own again."""
     if not all(_mounts_current(here, role.role) for role in here.wanted):
         return
-    used = {pod.config_digest for pod in here.observed.pods} | {here.config.digest()}
+    used = {pod.config_digest for pod in here.observed.pods} | {here.config.digest}
     for (kind, name), child in here.observed.children.items():
         if kind == "ConfigMap" and not child.is_deleting:
             theirs = _annotations(child.manifest).get(ANNOTATION_CONFIG_DIGEST)
@@ -120,7 +120,7 @@ def _unused_configs(here: Situation) -> Iterable[Action]:
 
 def _mounts_current(here: Situation, role: RoleName) -> bool:
     child = here.observed.children.get(("StatefulSet", workload_name(here.job.name, role)))
-    return child is not None and _config_of(child) == here.config.digest()
+    return child is not None and _config_of(child) == here.config.digest
 
 
 def _outdated_controller(here: Situation) -> Iterable[Action]:

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import kopf  # noqa: TID251
-from prometheus_client import start_http_server
+from prometheus_client import disable_created_metrics, start_http_server
 
 from ppojob_api.well_known import GROUP, PLURAL, VERSION
 from ppojob_operator.connection import connect
@@ -90,6 +90,10 @@ def main() -> None:
         settings = read_settings()
     except ValueError as problem:
         sys.exit(str(problem))
+    # kopf tells of every event that it hands on, and probes come every few seconds.
+    for name in ("kopf.objects", "aiohttp.access"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     if settings.metrics_port:
         start_http_server(settings.metrics_port)
     asyncio.run(

@@ -9,7 +9,7 @@ from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.changes import changes
-from ppojob_operator.conditions import Claim, inert, rfc3339, set_conditions
+from ppojob_operator.conditions import Claim, holds, inert, rfc3339, set_conditions
 from ppojob_operator.policies.completion import deadline_in, expiry_in
 from ppojob_operator.policies.disruption import lost_pods
 from ppojob_operator.policies.failure import crashed_pods
@@ -82,7 +82,7 @@ def _refusal(job: Job, problems: tuple[Problem, ...], now: Time) -> Plan:
     message = inert("; ".join(str(problem) for problem in problems))
     accepted = Claim("Accepted", False, "InvalidSpec", message)
     claims = {one.type: one for one in job.status.conditions}
-    began = job.status.start_time is not None
+    began = holds(job.status, "Accepted") or job.status.start_time is not None
     made = [accepted] if began else [accepted, Claim("Failed", True, "InvalidSpec", message)]
     conditions = set_conditions(job.status.conditions, tuple(made), job.generation, now)
     claims |= {one.type: one for one in conditions}

@@ -104,6 +104,7 @@ def read_pod(manifest: Manifest) -> Pod | None:
         job_uid=sys.intern(labels[LABEL_JOB_UID]),
         role=role,
         created=from_rfc3339(metadata["creationTimestamp"]),
+        owner_uid=sys.intern(_owner_uid(metadata)),
         phase=sys.intern(status.get("phase", "Pending")),
         is_ready=conditions.get("Ready", {}).get("status") == "True",
         is_deleting="deletionTimestamp" in metadata,
@@ -121,6 +122,11 @@ def read_pod(manifest: Manifest) -> Pod | None:
         message=inert(status.get("message", "")),
         last=_termination(container),
     )
+
+
+def _owner_uid(metadata: Mapping[str, Any]) -> str:
+    owners = metadata.get("ownerReferences") or ()
+    return next((one["uid"] for one in owners if one.get("controller")), "")
 
 
 def _is_true(condition: Mapping[str, Any]) -> bool:
@@ -169,13 +175,11 @@ def trimmed_child(manifest: Manifest) -> dict[str, Any]:
 def read_child(manifest: Manifest) -> Child:
     """An object that was made for a job, its manifest trimmed."""
     metadata = manifest["metadata"]
-    owners = metadata.get("ownerReferences") or ()
-    owner = next((one["uid"] for one in owners if one.get("controller")), "")
     return Child(
         kind=manifest["kind"],
         name=metadata["name"],
         uid=metadata["uid"],
-        owner_uid=owner,
+        owner_uid=_owner_uid(metadata),
         is_deleting="deletionTimestamp" in metadata,
         manifest=trimmed_child(manifest),
     )

@@ -23,13 +23,15 @@ _TOLD_WHEN_TRUE: dict[ConditionType, str] = {
     "Suspended": "the job is committed and its pods are gone",
 }
 
+_NO_NEWS = ("PodsLeaving", "PodsMissing", "Starting", "Stopped")
+"""Reasons of PodsReady that every job passes through."""
+
 
 def status_of(here: Situation, image: str) -> PPOJobStatus:
     """The status as it is to be; equal to the one before where nothing has changed."""
     before = here.job.status
     claims = _claims(here)
     phase, telling = _phase(here, claims), _telling(claims)
-    starts = before.start_time is None and bool(here.wanted)
     return before.model_copy(
         update={
             "observed_generation": here.job.generation,
@@ -41,7 +43,7 @@ def status_of(here: Situation, image: str) -> PPOJobStatus:
             "restarts": before.restarts + sum(_counts(record) for record in here.failures),
             "failures": (*before.failures, *here.failures)[-RECORDS_KEPT:],
             "image": image if here.wanted or here.observed.pods else "",
-            "start_time": rfc3339(here.now) if starts else before.start_time,
+            "start_time": _start_time(here, phase),
             "finish_time": before.finish_time or (rfc3339(here.now) if here.ending else None),
         }
     )
@@ -58,8 +60,8 @@ def events(here: Situation, after: PPOJobStatus) -> Iterator[Emit]:
     if holds(after, "Failed") and not holds(before, "Failed"):
         yield Emit("Warning", after.reason, after.message)
     was, now = condition(before, "PodsReady"), condition(after, "PodsReady")
-    if now and now.status == "False" and now.reason not in {was and was.reason, "Starting"}:
-        yield Emit("Warning" if now.reason != "Stopped" else "Normal", now.reason, now.message)
+    if now and now.status == "False" and now.reason not in {was and was.reason, *_NO_NEWS}:
+        yield Emit("Warning", now.reason, now.message)
     for record in here.failures:
         words = f"{record.role}: pod {record.pod} ended: {record.reason}: {record.message}"
         yield Emit("Warning", "ContainerEnded", inert(words))
@@ -80,8 +82,10 @@ def _claims(here: Situation) -> tuple[Claim, ...]:
 
 
 def _pods_ready(here: Situation) -> Claim:
-    if here.ending is not None or not here.wanted:
+    if here.ending is not None or here.lifecycle.suspend:
         return Claim("PodsReady", False, "Stopped", "no pods are wanted")
+    if not here.wanted:
+        return Claim("PodsReady", False, "PodsLeaving", "pods of before are not gone yet")
     if here.observed.refused:
         (kind, name), why = next(iter(here.observed.refused.items()))
         return Claim("PodsReady", False, "ObjectRefused", f"{kind} {name}: {why}")
@@ -173,6 +177,14 @@ def _role_status(here: Situation, before: PPOJobStatus) -> Iterator[RoleStatus]:
             epoch=was.epoch if was else 0,
             restarts=(was.restarts if was else 0) + counted(here.failures, role.role),
         )
+
+
+def _start_time(here: Situation, phase: Phase) -> str | None:
+    """When the job was started; as with Kubernetes' own jobs, a suspended one starts anew."""
+    if phase == "Suspended":
+        return None
+    is_first = here.job.status.start_time is None and bool(here.wanted)
+    return rfc3339(here.now) if is_first else here.job.status.start_time
 
 
 def _counts(record: FailureRecord) -> bool:

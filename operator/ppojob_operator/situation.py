@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
-from ppojob_api.run_config import RunConfig, resolve
+from ppojob_api.run_config import resolve
 from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.schedule import LifecycleSpec
 from ppojob_api.v1alpha1.status import FailureRecord
+from ppojob_operator.build.config_map import PodConfig
 from ppojob_operator.conditions import holds
 from ppojob_operator.policies.completion import Ending, ending
 from ppojob_operator.policies.failure import judge, new_records
@@ -32,7 +33,7 @@ class Situation:
     """
 
     job: Job
-    config: RunConfig
+    config: PodConfig
     lifecycle: LifecycleSpec
     pods: tuple[PodSettings, ...]
     observed: Observed
@@ -44,7 +45,7 @@ class Situation:
     @property
     def roles(self) -> tuple[RoleTopology, ...]:
         """The roles with pods of their own."""
-        return self.config.topology.with_own_pods
+        return self.config.run.topology.with_own_pods
 
     @property
     def has_ended(self) -> bool:
@@ -71,7 +72,7 @@ def situation(job: Job, manifest: PPOJob, observed: Observed, now: Time) -> Situ
     found = ending(status, observed.controller, failure, lifecycle, now)
     has_ended = holds(status, "Complete") or holds(status, "Failed")
     wanted = wanted_roles(
-        config.topology.with_own_pods,
+        config.run.topology.with_own_pods,
         observed,
         runs=not has_ended and not lifecycle.suspend,
         commits=not has_ended or status.reason == "DeadlineExceeded",
@@ -81,11 +82,11 @@ def situation(job: Job, manifest: PPOJob, observed: Observed, now: Time) -> Situ
     )
 
 
-def pod_config(job: Job, manifest: PPOJob) -> RunConfig:
+def pod_config(job: Job, manifest: PPOJob) -> PodConfig:
     """What the pods run: without lifecycle and pod settings, which are none of their business.
 
     So suspending a job, or asking for another node, gives its pods nothing new to read.
     """
     config = resolve(manifest)
     spec = config.spec.model_copy(update={"lifecycle": LifecycleSpec(), "pods": ()})
-    return config.model_copy(update={"spec": spec, "uid": job.uid})
+    return PodConfig.of(config.model_copy(update={"spec": spec, "uid": job.uid}))

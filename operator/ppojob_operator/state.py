@@ -87,6 +87,7 @@ class Pod:
         job_uid: of the job that it belongs to.
         role: whose pod it is.
         created: when it was made.
+        owner_uid: of its StatefulSet; empty for a pod that was orphaned.
         phase: `Pending`, `Running`, `Succeeded` or `Failed`.
         is_ready: whether its readiness probe holds.
         is_deleting: whether it is on its way out.
@@ -109,6 +110,7 @@ class Pod:
     job_uid: str
     role: RoleName
     created: Time
+    owner_uid: str = ""
     phase: str = "Pending"
     is_ready: bool = False
     is_deleting: bool = False

@@ -1,5 +1,7 @@
 """The resolved run configuration as a ConfigMap that never changes. Pure."""
 
+import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 from ppojob_api.run_config import RunConfig
@@ -11,19 +13,40 @@ from ppojob_operator.state import Job
 _DIGEST_LETTERS = 10
 
 
-def config_map_name(job: Job, config: RunConfig) -> str:
+@dataclass(frozen=True, slots=True)
+class PodConfig:
+    """What the pods of a job run, written out once.
+
+    Attributes:
+        run: the run configuration.
+        text: its canonical JSON.
+        digest: SHA-256 of the text.
+    """
+
+    run: RunConfig
+    text: str
+    digest: str
+
+    @classmethod
+    def of(cls, run: RunConfig) -> "PodConfig":
+        """Write out a run configuration."""
+        text = run.to_json()
+        return cls(run, text.decode("ascii"), hashlib.sha256(text).hexdigest())
+
+
+def config_map_name(job: Job, config: PodConfig) -> str:
     """`<job>-config-<digest>`: another configuration is another object."""
-    return f"{job.name}-config-{config.digest()[:_DIGEST_LETTERS]}"
+    return f"{job.name}-config-{config.digest[:_DIGEST_LETTERS]}"
 
 
-def config_map(job: Job, config: RunConfig) -> dict[str, Any]:
+def config_map(job: Job, config: PodConfig) -> dict[str, Any]:
     """The ConfigMap; immutable, so that what a pod has mounted is what it was started with."""
     rendered = manifest(
         "ConfigMap",
         job,
         config_map_name(job, config),
         immutable=True,
-        data={CONFIG_FILE: config.to_json().decode("ascii")},
+        data={CONFIG_FILE: config.text},
     )
-    rendered["metadata"]["annotations"] = {ANNOTATION_CONFIG_DIGEST: config.digest()}
+    rendered["metadata"]["annotations"] = {ANNOTATION_CONFIG_DIGEST: config.digest}
     return rendered

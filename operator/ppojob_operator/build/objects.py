@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.pod_settings import PodSettings, settings_of
 from ppojob_api.well_known import RoleName
 from ppojob_operator.build import access, protection
-from ppojob_operator.build.config_map import config_map
+from ppojob_operator.build.config_map import PodConfig, config_map
 from ppojob_operator.build.keys import secret_template
 from ppojob_operator.build.pod_template import Defaults, pod_template
 from ppojob_operator.build.service import service
@@ -15,7 +14,7 @@ from ppojob_operator.build.stateful_set import stateful_set
 from ppojob_operator.state import Job, Manifest
 
 
-def surroundings(job: Job, config: RunConfig) -> list[dict[str, Any]]:
+def surroundings(job: Job, config: PodConfig) -> list[dict[str, Any]]:
     """What must be there before the first pod, Secrets aside."""
     return [
         config_map(job, config),
@@ -24,18 +23,20 @@ def surroundings(job: Job, config: RunConfig) -> list[dict[str, Any]]:
         access.role_binding(job),
         protection.network_policy(job),
         protection.disruption_budget(job),
-        *(service(job, role.role) for role in config.topology.with_own_pods),
+        *(service(job, role.role) for role in config.run.topology.with_own_pods),
     ]
 
 
-def key_templates(job: Job, config: RunConfig) -> dict[RoleName, Manifest]:
+def key_templates(job: Job, config: PodConfig) -> dict[RoleName, Manifest]:
     """The Secrets without their keys, the controller's first."""
-    return {role.role: secret_template(job, role.role) for role in config.topology.with_own_pods}
+    return {
+        role.role: secret_template(job, role.role) for role in config.run.topology.with_own_pods
+    }
 
 
 def stateful_sets(
     job: Job,
-    config: RunConfig,
+    config: PodConfig,
     roles: tuple[RoleTopology, ...],
     settings: tuple[PodSettings, ...],
     defaults: Defaults,

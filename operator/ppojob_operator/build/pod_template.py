@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ppojob_api import contract
-from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.pod_settings import EnvironmentVariable, PodSettings, PodVolume
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
-from ppojob_operator.build.config_map import config_map_name
+from ppojob_operator.build.config_map import PodConfig, config_map_name
 from ppojob_operator.build.keys import PUBLIC_FILE, SECRET_FILE
 from ppojob_operator.build.metadata import controller_name, labels, selector
 from ppojob_operator.build.pods import (
@@ -20,7 +19,7 @@ from ppojob_operator.build.pods import (
     Literal,
     PodAddress,
     PodOrdinal,
-    pods,
+    pod_of,
 )
 from ppojob_operator.state import Job
 
@@ -52,7 +51,7 @@ class Defaults:
 
 
 def pod_template(
-    job: Job, config: RunConfig, role: RoleTopology, settings: PodSettings, defaults: Defaults
+    job: Job, config: PodConfig, role: RoleTopology, settings: PodSettings, defaults: Defaults
 ) -> dict[str, Any]:
     """The template of a role's pods.
 
@@ -85,16 +84,16 @@ def pod_template(
     spec |= _placement(job, role.role, settings)
     metadata = {
         "labels": labels(job, role.role),
-        "annotations": {ANNOTATION_CONFIG_DIGEST: config.digest()},
+        "annotations": {ANNOTATION_CONFIG_DIGEST: config.digest},
     }
     return _merged({"metadata": metadata, "spec": spec}, settings.pod_overrides)
 
 
-def _grace_seconds(config: RunConfig, role: RoleName) -> int:
+def _grace_seconds(config: PodConfig, role: RoleName) -> int:
     """The controller ends its step and commits before it leaves; a rank has nothing to save."""
     if role != "controller":
         return _RANK_GRACE_SECONDS
-    return int(config.spec.timeouts.stage_seconds) + _COMMIT_GRACE_SECONDS
+    return int(config.run.spec.timeouts.stage_seconds) + _COMMIT_GRACE_SECONDS
 
 
 def _tolerations(settings: PodSettings) -> list[dict[str, Any]]:
@@ -136,9 +135,9 @@ def _placement(job: Job, role: RoleName, settings: PodSettings) -> dict[str, Any
 
 
 def _container(
-    config: RunConfig, role: RoleTopology, settings: PodSettings, defaults: Defaults
+    config: PodConfig, role: RoleTopology, settings: PodSettings, defaults: Defaults
 ) -> dict[str, Any]:
-    pod = next(one for one in pods(config) if one.role == role.role)
+    pod = pod_of(role, role.pods[0])
     probe = {"httpGet": {"path": "/healthz", "port": "health"}, "timeoutSeconds": 5}
     return {
         "name": CONTAINER,
@@ -183,7 +182,7 @@ def _ports(role: RoleName) -> list[dict[str, Any]]:
     ]
 
 
-def _value(config: RunConfig, value: EnvironmentValue) -> dict[str, Any]:
+def _value(config: PodConfig, value: EnvironmentValue) -> dict[str, Any]:
     match value:
         case Literal(text):
             return {"value": text}
@@ -194,7 +193,7 @@ def _value(config: RunConfig, value: EnvironmentValue) -> dict[str, Any]:
             return {"valueFrom": {"fieldRef": {"fieldPath": label}}}
         case InMount("run", path):
             # Jobs may share a claim, so each has a folder of its own in it.
-            return {"value": "/".join(filter(None, (_MOUNTS["run"], config.name, path)))}
+            return {"value": "/".join(filter(None, (_MOUNTS["run"], config.run.name, path)))}
         case InMount(mount, path):
             return {"value": "/".join(filter(None, (_MOUNTS[mount], path)))}
 
@@ -221,9 +220,9 @@ def _resources(role: RoleTopology, settings: PodSettings, gpu: str) -> dict[str,
 
 
 def _volumes(
-    job: Job, config: RunConfig, role: RoleName, settings: PodSettings
+    job: Job, config: PodConfig, role: RoleName, settings: PodSettings
 ) -> list[dict[str, Any]]:
-    volume = config.spec.checkpoint.volume
+    volume = config.run.spec.checkpoint.volume
     assert volume is not None, "the plan refuses a job without a volume before it renders one"
     keys = {
         "secretName": workload_name(job.name, role),
@@ -244,8 +243,8 @@ def _volumes(
     ]
 
 
-def _shared_memory(config: RunConfig, role: RoleName, settings: PodSettings) -> str:
-    default = "8Gi" if config.topology.role(role).gpus_per_pod else "1Gi"
+def _shared_memory(config: PodConfig, role: RoleName, settings: PodSettings) -> str:
+    default = "8Gi" if config.run.topology.role(role).gpus_per_pod else "1Gi"
     return settings.shared_memory or default
 
 

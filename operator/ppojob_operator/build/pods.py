@@ -76,10 +76,11 @@ CONFIG_FILE = "run.json"
 
 def pods(config: RunConfig) -> tuple[Pod, ...]:
     """All pods of a job, the controller's first."""
-    return tuple(_pod(role, pod) for role in config.topology.with_own_pods for pod in role.pods)
+    return tuple(pod_of(role, pod) for role in config.topology.with_own_pods for pod in role.pods)
 
 
-def _pod(role: RoleTopology, pod: PodTopology) -> Pod:
+def pod_of(role: RoleTopology, pod: PodTopology) -> Pod:
+    """One pod of a role."""
     return Pod(
         name=pod.name,
         host=pod.host,

@@ -72,7 +72,14 @@ def _obstacles(
         "PodFailed",
         [_of(pod, f"{pod.reason}: {pod.message}") for pod in pods if pod.phase == "Failed"],
     )
-    yield "PodsMissing", [name for role in roles for name in missing_pods(role, observed)]
+    yield (
+        "PodsMissing",
+        [
+            f"{role.role}: pod {name}: not made yet"
+            for role in roles
+            for name in missing_pods(role, observed)
+        ],
+    )
     yield "Starting", [_of(pod, "not ready yet") for pod in pods]
 
 

@@ -21,17 +21,21 @@ def wanted_roles(
         commits: whether a controller that must stop has time to commit.
     """
     if runs:
-        # Pods of before must be gone: two controllers of one job must not meet.
-        return () if is_leaving(observed) else roles
+        return tuple(role for role in roles if not _is_leaving(role, observed))
     if commits and _is_committing(observed):
         return tuple(role for role in roles if role.role != "controller")
     return ()
 
 
-def is_leaving(observed: Observed) -> bool:
-    """Whether the job was stopped and its pods are not all gone yet."""
-    sets = [child for (kind, _), child in observed.children.items() if kind == "StatefulSet"]
-    return bool(observed.pods) and all(child.is_deleting for child in sets)
+def _is_leaving(role: RoleTopology, observed: Observed) -> bool:
+    """Whether pods of a StatefulSet that is gone are still on their way out.
+
+    They have the names of those to come. A new StatefulSet would wait for them as well, but ask
+    less and less often; pods that somebody has orphaned are no reason to wait, it adopts them.
+    """
+    pods = observed.pods_of(role.role)
+    sets = {child.uid for (kind, _), child in observed.children.items() if kind == "StatefulSet"}
+    return any(pod.owner_uid and pod.owner_uid not in sets for pod in pods)
 
 
 def _is_committing(observed: Observed) -> bool:

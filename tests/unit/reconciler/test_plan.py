@@ -5,10 +5,10 @@ import datetime
 from typing import Any
 
 import pytest
-from operator_jobs import CONFIG_DIGEST, NOW, SETTINGS, UID, make_job, observed
+from operator_jobs import CHILDREN, CONFIG_DIGEST, NOW, SETTINGS, UID, make_job, observed
 
 from ppojob_api.v1alpha1.status import PPOJobStatus, TrainingStatus
-from ppojob_api.well_known import RoleName
+from ppojob_api.well_known import RoleName, workload_name
 from ppojob_operator.conditions import condition, holds
 from ppojob_operator.plan import plan
 from ppojob_operator.state import (
@@ -39,7 +39,8 @@ def _kind(action: Action) -> str:
 
 def pod(name: str, role: RoleName, **fields: Any) -> Pod:
     created = NOW - datetime.timedelta(seconds=5)
-    fields = {"config_digest": CONFIG_DIGEST, **fields}
+    owner = CHILDREN["StatefulSet", workload_name("sum", role)].uid
+    fields = {"config_digest": CONFIG_DIGEST, "owner_uid": owner, **fields}
     return Pod("lab", name, f"uid-{name}", UID, role, created, **fields)
 
 
@@ -336,3 +337,20 @@ class TestTimes:
         assert early.again_in == pytest.approx(1.0)
         late = plan(job, Observed(), SETTINGS, NOW + datetime.timedelta(seconds=60))
         assert late.waves == ((DeleteJob(),),)
+
+
+def test_pods_of_before_are_waited_for_and_orphans_are_not() -> None:
+    def sets(owner: str) -> int:
+        pods = tuple(dataclasses.replace(one, owner_uid=owner) for one in all_pods())
+        return kinds(plan(make_job(), Observed(pods=pods), SETTINGS, NOW)).count(
+            "Create StatefulSet"
+        )
+
+    assert sets("uid-of-a-set-that-is-gone") == 0
+    assert sets("") == 3
+
+
+def test_a_suspended_job_starts_anew() -> None:
+    job = make_job(lifecycle={"suspend": True})
+    status = status_after(plan(job, Observed(), SETTINGS, NOW))
+    assert (status.phase, status.start_time, status.image) == ("Suspended", None, "")

@@ -25,7 +25,7 @@ def rendered(job: Job) -> list[dict[str, Any]]:
     config = pod_config(job, job.manifest)
     keys = [dict(one) for one in key_templates(job, config).values()]
     sets = stateful_sets(
-        job, config, config.topology.with_own_pods, job.manifest.spec.pods, DEFAULTS
+        job, config, config.run.topology.with_own_pods, job.manifest.spec.pods, DEFAULTS
     )
     return [*surroundings(job, config), *keys, *sets]
 
@@ -38,7 +38,7 @@ def template_with(settings: dict[str, Any], job: Job | None = None) -> dict[str,
     job = job or make_job()
     assert job.manifest is not None
     config = pod_config(job, job.manifest)
-    role = config.topology.role("actorRollout")
+    role = config.run.topology.role("actorRollout")
     return pod_template(job, config, role, PodSettings.model_validate(settings), DEFAULTS)
 
 
@@ -169,4 +169,4 @@ def test_the_lifecycle_gives_pods_nothing_new_to_read(field: str) -> None:
     changed = job.manifest.model_copy(
         update={"spec": spec.model_copy(update={"lifecycle": lifecycle})}
     )
-    assert pod_config(job, changed).digest() == pod_config(job, job.manifest).digest()
+    assert pod_config(job, changed).digest == pod_config(job, job.manifest).digest
