@@ -1,0 +1,86 @@
+"""The control group that everything of the node is in: what is to be ended is whatever is in it."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cluster_error import ClusterError
+
+MOUNT = Path("/sys/fs/cgroup")
+# The processes of the node; those of pods lie beside it, where the kubelet puts them.
+PROCESSES = "processes"
+
+
+def make(name: str) -> list[Path]:
+    """Make a group in every hierarchy of this machine, as the kubelet wants its root to be.
+
+    Returns:
+        The `cgroup.procs` files that a process writes itself into.
+    """
+    folders = [hierarchy / name / PROCESSES for hierarchy in _hierarchies()]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    # On version 1 any one hierarchy is enough to find a process again.
+    tracking = [folder for folder in folders if folder.parts[4] in ("pids", name)]
+    return [folder / "cgroup.procs" for folder in tracking]
+
+
+def processes(name: str) -> set[int]:
+    """Every process that is in the group or below it."""
+    found: set[int] = set()
+    for folder in _folders(name):
+        try:
+            found.update(map(int, (folder / "cgroup.procs").read_text().split()))
+        except OSError:  # the group went away between the two looks
+            continue
+    return found
+
+
+def end(name: str, seconds: float = 20.0) -> None:
+    """Kill every process of the group and remove the group; nothing to do is no error."""
+    deadline = time.monotonic() + seconds
+    while found := processes(name):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"processes {sorted(found)} do not die: look at them with ps")
+        for process in found:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.05)
+    for folder in _folders(name):
+        _remove(folder, deadline)
+
+
+def _hierarchies() -> list[Path]:
+    """The mounts to make groups in: one on version 2, one a controller on version 1."""
+    if (MOUNT / "cgroup.controllers").exists():
+        return [MOUNT]
+    found = [folder for folder in MOUNT.iterdir() if (folder / "release_agent").exists()]
+    if not any(folder.name == "pids" for folder in found):
+        raise ClusterError(
+            f"{MOUNT}: no pids controller: pods cannot run here; use another machine"
+        )
+    # Where two controllers share a mount, the second name is a link to the first.
+    return sorted({folder.resolve() for folder in found})
+
+
+def _folders(name: str) -> Iterator[Path]:
+    """All groups below a name, children before their parents."""
+    for hierarchy in _hierarchies():
+        if (hierarchy / name).exists():
+            for folder, _, _ in os.walk(hierarchy / name, topdown=False):
+                yield Path(folder)
+
+
+def _remove(folder: Path, deadline: float) -> None:
+    """A group is busy for a moment after its last process died."""
+    while folder.exists():
+        try:
+            folder.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{folder}: cannot be removed: another group is in it") from None
+            time.sleep(0.05)

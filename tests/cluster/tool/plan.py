@@ -1,0 +1,247 @@
+"""What runs on the node and how it is configured; nothing here touches the machine."""
+
+import json
+from dataclasses import asdict, dataclass
+
+import programs
+from places import TOOL, Places
+
+# 198.18.0.0/15 is set aside for testing network devices (RFC 2544): nobody's network is there.
+HOST_ADDRESS = "198.18.0.1"
+NODE_ADDRESS = "198.18.0.2"
+LINK_PREFIX = 30
+POD_RANGE = "198.18.128.0/17"
+SERVICE_RANGE = "198.19.0.0/16"
+SERVICE_ADDRESS = "198.19.0.1"
+DNS_ADDRESS = "198.19.0.10"
+
+NODE = "node0"
+CGROUP = "ppojob-cluster"
+GATES = "GenericWorkload=true,GangScheduling=true"
+
+API = "https://127.0.0.1:6443"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One long-running process of the node.
+
+    Attributes:
+        name: of its log.
+        argv: how it is called.
+        after: what must answer before it is started: a URL, the path of a socket, or nothing.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole node.
+
+    Attributes:
+        files: what is written before anything starts, by path.
+        processes: in the order of their start.
+    """
+
+    files: dict[str, str]
+    processes: tuple[Process, ...]
+
+    def as_json(self) -> str:
+        """The same text for the same node: a running node is compared with what it should be."""
+        return json.dumps(asdict(self), indent=1)
+
+
+def make(places: Places) -> Plan:
+    """The plan of this checkout's node."""
+    return Plan(files=_files(places), processes=_processes(places))
+
+
+def _processes(places: Places) -> tuple[Process, ...]:
+    node, pki = places.node, places.node / "pki"
+    # The key in each path makes a rebuilt program a different plan.
+    path = {program.name: programs.folder(places, program) for program in programs.PROGRAMS}
+    ready = f"{API}/readyz"
+    quick = ("--kube-api-qps=2000", "--kube-api-burst=4000", "--leader-elect=false")
+    etcd = (
+        f"{path['etcd']}/etcd",
+        f"--data-dir={node}/etcd",
+        "--listen-client-urls=http://127.0.0.1:2379",
+        "--advertise-client-urls=http://127.0.0.1:2379",
+        "--listen-peer-urls=http://127.0.0.1:2380",
+        # The data is thrown away with the node: no reason to wait for a disk.
+        "--unsafe-no-fsync",
+    )
+    controllers = (
+        f"{path['kube']}/kube-controller-manager",
+        f"--kubeconfig={pki}/controller-manager.conf",
+        f"--service-account-private-key-file={pki}/sa.key",
+        f"--root-ca-file={pki}/ca.crt",
+        "--use-service-account-credentials",
+        "--concurrent-statefulset-syncs=20",
+        f"--feature-gates={GATES}",
+        *quick,
+    )
+    scheduler = (
+        f"{path['kube']}/kube-scheduler",
+        f"--kubeconfig={pki}/scheduler.conf",
+        f"--feature-gates={GATES}",
+        *quick,
+    )
+    kubelet = (
+        f"{path['kube']}/kubelet",
+        f"--config={node}/kubelet.yaml",
+        f"--kubeconfig={pki}/{NODE}.conf",
+        f"--hostname-override={NODE}",
+        f"--root-dir={node}/kubelet",
+        f"--cert-dir={node}/kubelet-certificates",
+        f"--node-ip={NODE_ADDRESS}",
+    )
+    containerd = (f"{path['containerd']}/containerd", f"--config={node}/containerd.toml")
+    proxy = (f"{path['kube']}/kube-proxy", f"--config={node}/proxy.yaml")
+    return (
+        Process("etcd", etcd),
+        Process("containerd", containerd),
+        Process("apiserver", _api_server(places), after="http://127.0.0.1:2379/health"),
+        Process("controller-manager", controllers, after=ready),
+        Process("scheduler", scheduler, after=ready),
+        Process("proxy", proxy, after=ready),
+        Process("kubelet", kubelet, after=str(places.socket)),
+    )
+
+
+def _api_server(places: Places) -> tuple[str, ...]:
+    pki = places.node / "pki"
+    kube = next(program for program in programs.PROGRAMS if program.name == "kube")
+    return (
+        f"{programs.folder(places, kube)}/kube-apiserver",
+        "--etcd-servers=http://127.0.0.1:2379",
+        f"--service-cluster-ip-range={SERVICE_RANGE}",
+        "--secure-port=6443",
+        f"--advertise-address={NODE_ADDRESS}",
+        f"--client-ca-file={pki}/ca.crt",
+        f"--tls-cert-file={pki}/apiserver.crt",
+        f"--tls-private-key-file={pki}/apiserver.key",
+        f"--service-account-key-file={pki}/sa.pub",
+        f"--service-account-signing-key-file={pki}/sa.key",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+        f"--kubelet-certificate-authority={pki}/ca.crt",
+        f"--kubelet-client-certificate={pki}/admin.crt",
+        f"--kubelet-client-key={pki}/admin.key",
+        # The node's name is in no DNS.
+        "--kubelet-preferred-address-types=InternalIP",
+        f"--feature-gates={GATES}",
+        "--runtime-config=scheduling.k8s.io/v1alpha2=true",
+        f"--audit-policy-file={TOOL}/manifests/audit-policy.yaml",
+        f"--audit-log-path={places.logs}/audit.log",
+    )
+
+
+def _files(places: Places) -> dict[str, str]:
+    return {
+        str(places.node / "containerd.toml"): _containerd(places),
+        str(places.node / "cni" / "10-pods.conflist"): _pod_network(places),
+        str(places.node / "kubelet.yaml"): json.dumps(_kubelet(places), indent=1),
+        str(places.node / "proxy.yaml"): json.dumps(_proxy(places), indent=1),
+        # Nothing outside the cluster has a name inside it.
+        str(places.node / "resolv.conf"): "nameserver 127.0.0.1\n",
+    }
+
+
+def _containerd(places: Places) -> str:
+    path = {program.name: programs.folder(places, program) for program in programs.PROGRAMS}
+    return f"""
+version = 3
+root = "{places.store}"
+state = "{places.node}/containerd"
+[grpc]
+  address = "{places.socket}"
+[plugins.'io.containerd.internal.v1.opt']
+  path = "{places.node}/opt"
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = "{image_name(places, "pause")}"
+[plugins.'io.containerd.cri.v1.runtime']
+  # Without CAP_SYS_RESOURCE no score below our own may be set, and every pod would fail.
+  restrict_oom_score_adj = true
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = ["{path["cni"]}"]
+    conf_dir = "{places.node}/cni"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    runtime_path = "{path["containerd"]}/containerd-shim-runc-v2"
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+      BinaryName = "{path["runc"]}/runc"
+      SystemdCgroup = false
+"""
+
+
+def image_name(places: Places, program: str) -> str:
+    """The image that holds one program; another build is another name."""
+    (found,) = (each for each in programs.PROGRAMS if each.name == program)
+    return f"localhost/ppojob-cluster/{program}:{found.key()}"
+
+
+def _pod_network(places: Places) -> str:
+    """Pods hang on routed links, without a bridge: a reply always passes the node's own rules."""
+    addresses = {
+        "type": "host-local",
+        "ranges": [[{"subnet": POD_RANGE}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+        "dataDir": str(places.node / "addresses"),
+    }
+    return json.dumps(
+        {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "ptp", "ipam": addresses}]}
+    )
+
+
+def _kubelet(places: Places) -> dict[str, object]:
+    node, pki = places.node, places.node / "pki"
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": f"{pki}/ca.crt"},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": f"{pki}/{NODE}.crt",
+        "tlsPrivateKeyFile": f"{pki}/{NODE}.key",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{CGROUP}",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "oomScoreAdj": 0,
+        "clusterDNS": [DNS_ADDRESS],
+        "clusterDomain": "cluster.local",
+        "containerRuntimeEndpoint": f"unix://{places.socket}",
+        "resolvConf": f"{node}/resolv.conf",
+        "podLogsDir": f"{node}/pod-logs",
+        "volumePluginDir": f"{node}/volume-plugins",
+        # A developer's disk is often nearly full, and an image that was made here is nowhere else.
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": "1%",
+            "imagefs.available": "1%",
+        },
+        "imageGCHighThresholdPercent": 100,
+    }
+
+
+def _proxy(places: Places) -> dict[str, object]:
+    return {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clientConnection": {"kubeconfig": f"{places.node}/pki/proxy.conf"},
+        "hostnameOverride": NODE,
+        "clusterCIDR": POD_RANGE,
+        "oomScoreAdj": 0,
+        # The kernel lets only its first network namespace set these.
+        "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+    }

@@ -1,0 +1,149 @@
+"""The programs of a node, built from Go modules and kept by what they were built from."""
+
+import hashlib
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import machine
+from places import TOOL, Places
+from shell import call, step
+
+SOURCES = TOOL / "programs"
+
+_VERSION = "k8s.io/component-base/version"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A folder of `programs/`: one go.mod, one build, one or more binaries.
+
+    Attributes:
+        name: the folder.
+        tags: Go build tags.
+        cgo: whether C code is linked.
+        aliases: further names of its one binary, which looks at the name it is called by.
+        stamped: a module whose version the linker writes into Kubernetes' own version variables.
+        stages: files of a module that are joined into `<name>-stages.yaml` beside the binary.
+    """
+
+    name: str
+    tags: str = ""
+    cgo: bool = False
+    aliases: tuple[str, ...] = ()
+    stamped: str = ""
+    stages: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> Path:
+        """Where its go.mod lies."""
+        return SOURCES / self.name
+
+    def key(self) -> str:
+        """Changes with anything that decides what is built."""
+        digest = hashlib.sha256(repr(self).encode())
+        for file in sorted(self.source.iterdir()):
+            digest.update(file.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+PROGRAMS = (
+    Program("pause"),
+    Program("cni"),
+    Program("runc", tags="seccomp", cgo=True),
+    Program("etcd"),
+    Program("containerd", tags="no_btrfs no_zfs no_devmapper no_aufs"),
+    Program("coredns"),
+    Program(
+        "kube",
+        aliases=(
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-scheduler",
+            "kubelet",
+            "kube-proxy",
+            "kubectl",
+        ),
+        stamped="k8s.io/kubernetes",
+    ),
+    Program(
+        "kwok",
+        stages=(
+            "kustomize/stage/node/fast",
+            "kustomize/stage/node/heartbeat-with-lease",
+            "kustomize/stage/pod/fast",
+        ),
+    ),
+    Program("helm"),
+)
+
+
+def folder(places: Places, program: Program) -> Path:
+    """Where a program's binaries are, built or not."""
+    return places.programs / program.name / program.key()
+
+
+def build(places: Places) -> None:
+    """Build what is missing, drop what is out of date, and link `.cluster/bin` to what is there."""
+    missing = [program for program in PROGRAMS if not folder(places, program).exists()]
+    if missing:
+        machine.require_go()
+        machine.require(machine.FOR_BUILDING)
+    for program in missing:
+        with step(f"build {program.name}"):
+            _build(places, program)
+    _link(places)
+
+
+def _build(places: Places, program: Program) -> None:
+    done = folder(places, program)
+    # Renamed when whole: an interrupted build leaves nothing that looks built.
+    part = done.with_suffix(".part")
+    shutil.rmtree(done.parent, ignore_errors=True)
+    part.mkdir(parents=True)
+    call(
+        *("nice", "-n", "15", "go", "build", "-C", program.source, "-o", f"{part}/"),
+        *("-trimpath", "-buildvcs=false", "-tags", program.tags),
+        *("-ldflags", " ".join(["-s", "-w", *_stamps(program)])),
+        "." if (program.source / "main.go").exists() else "tool",
+        env={**os.environ, "CGO_ENABLED": str(int(program.cgo)), "GOFLAGS": "-mod=readonly"},
+    )
+    for alias in program.aliases:
+        (part / alias).symlink_to(program.name)
+    if program.stages:
+        (part / f"{program.name}-stages.yaml").write_text(_stages(program))
+    part.rename(done)
+
+
+def _stamps(program: Program) -> list[str]:
+    """A module carries no version of its own: without this the API server is v0.0.0-master."""
+    if not program.stamped:
+        return []
+    found = re.search(
+        rf"{program.stamped} (v(\d+)\.(\d+)\.\S+)", (program.source / "go.mod").read_text()
+    )
+    assert found, f"{program.source}/go.mod names no version of {program.stamped}"
+    version, major, minor = found.groups()
+    values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
+    return [f"-X {_VERSION}.{name}={value}" for name, value in values.items()]
+
+
+def _stages(program: Program) -> str:
+    """What kwok's fake nodes and pods go through: the YAML files that its module ships."""
+    module = call("go", "list", "-C", program.source, "-f", "{{.Module.Dir}}", "tool").strip()
+    files = [
+        file for stage in program.stages for file in sorted(Path(module, stage).glob("*.yaml"))
+    ]
+    return "\n---\n".join(
+        file.read_text() for file in files if not file.name.startswith("kustomization")
+    )
+
+
+def _link(places: Places) -> None:
+    shutil.rmtree(places.bin, ignore_errors=True)
+    places.bin.mkdir()
+    for program in PROGRAMS:
+        for binary in folder(places, program).iterdir():
+            (places.bin / binary.name).symlink_to(binary)

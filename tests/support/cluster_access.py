@@ -1,0 +1,94 @@
+"""The test cluster as a test sees it: kubectl, objects, and waiting for what must come."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running node.
+
+    Attributes:
+        folder: `.cluster`: the kubeconfig, the programs (`bin/`) and the logs.
+        namespace: where objects go that name none.
+    """
+
+    folder: Path
+    namespace: str
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its processes and logs are on this machine; not so on kind."""
+        return (self.folder / "node").exists()
+
+    def kubectl(self, *arguments: str, stdin: str = "") -> str:
+        """Call kubectl; what it refuses fails the test with its own words."""
+        done = self._call(arguments, stdin)
+        if done.returncode:
+            pytest.fail(f"kubectl {' '.join(arguments)}: {done.stderr}")
+        return done.stdout
+
+    def refused(self, *arguments: str, stdin: str = "") -> str:
+        """Call kubectl for something that must be refused; answers why it was."""
+        done = self._call(arguments, stdin)
+        assert done.returncode, f"kubectl {' '.join(arguments)} was not refused: {done.stdout}"
+        return done.stderr
+
+    def outcome(self, *arguments: str) -> str:
+        """Call kubectl; answers what it says, whether it did as asked or not."""
+        done = self._call(arguments, "")
+        return done.stdout + done.stderr
+
+    def apply(self, *objects: Mapping[str, object]) -> None:
+        """Apply objects on the server's side."""
+        self.kubectl("apply", "--server-side", "--filename=-", stdin=as_list(objects))
+
+    def read(self, kind: str, name: str, path: str) -> str:
+        """One field of an object by its JSON path; empty where there is none."""
+        return self.kubectl("get", kind, name, f"--output=jsonpath={path}")
+
+    def execute(self, pod: str, *argv: str) -> str:
+        """Run a program in a pod; answers what it printed."""
+        return self.kubectl("exec", pod, "--", *argv)
+
+    def _call(self, arguments: tuple[str, ...], stdin: str) -> subprocess.CompletedProcess[str]:
+        way_in = [f"--kubeconfig={self.folder}/kubeconfig", f"--cache-dir={self.folder}/kubectl"]
+        # The node is on this machine: nobody's proxy is between.
+        environment = {
+            name: text for name, text in os.environ.items() if "proxy" not in name.lower()
+        }
+        # On kind there is no kubectl of ours.
+        program = shutil.which("kubectl", path=f"{self.folder}/bin:{os.environ['PATH']}")
+        assert program is not None, "no kubectl on PATH"
+        return subprocess.run(
+            [program, *way_in, f"--namespace={self.namespace}", *arguments],
+            input=stdin,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+def as_list(objects: tuple[Mapping[str, object], ...]) -> str:
+    """Objects as one document."""
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not so after {seconds} s")
+        time.sleep(0.2)
