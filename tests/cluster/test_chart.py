@@ -1,0 +1,142 @@
+"""The chart on a real API server: what it makes is accepted, and the policy holds controllers."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from chart import ROOT
+from chart_programs import helm_on
+from cluster_access import Cluster, eventually
+from ruamel.yaml import YAML
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+JOB = "sums"
+
+
+@pytest.fixture(scope="module")
+def release(cluster: Cluster) -> Iterator[str]:
+    """The chart, without a running operator: its replicas have no image, and are not waited for."""
+    install = ("--set=image.repository=localhost/none", "--set=image.pullPolicy=Never")
+    helm_on(cluster, "upgrade", "--install", "--take-ownership", *install)
+    yield "ppojob-operator"
+    helm_on(cluster, "uninstall")
+
+
+@pytest.fixture(scope="module")
+def job(cluster: Cluster, release: str) -> str:
+    """A job, and accounts that RBAC lets do more than it should: only the policy holds them."""
+    manifest = YAML(typ="safe").load(ROOT / "examples" / "addition-grpo.yaml")
+    rule = {"apiGroups": ["ppojob.dev"], "resources": ["ppojobs/status"], "verbs": ["patch", "get"]}
+    main = {"apiGroups": ["ppojob.dev"], "resources": ["ppojobs"], "verbs": ["get", "patch"]}
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role"}
+    subjects = [
+        {"kind": "ServiceAccount", "name": name, "namespace": cluster.namespace}
+        for name in (f"{JOB}-controller", "other-controller", "ppojob-operator")
+    ]
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "controllers"}
+    cluster.apply(
+        {**manifest, "metadata": {"name": JOB}},
+        {**role, "metadata": {"name": "controllers"}, "rules": [rule, main]},
+        {
+            **role,
+            "kind": "RoleBinding",
+            "metadata": {"name": "controllers"},
+            "roleRef": reference,
+            "subjects": subjects,
+        },
+    )
+    status = {"status": {"phase": "Running", "training": {"epoch": 2, "step": 5}}}
+    cluster.kubectl(*patch(status))
+    # The policy takes a moment to reach the API server's admission.
+    eventually(lambda: "denied request" in as_controller(cluster, {"status": {"image": "mine"}}))
+    return JOB
+
+
+def patch(change: dict[str, object], subresource: str = "status") -> tuple[str, ...]:
+    place = (f"--subresource={subresource}",) if subresource else ()
+    return ("patch", "ppojob", JOB, "--type=merge", *place, f"--patch={json.dumps(change)}")
+
+
+def as_controller(
+    cluster: Cluster, change: dict[str, object], *, name: str = JOB, subresource: str = "status"
+) -> str:
+    account = f"system:serviceaccount:{cluster.namespace}:{name}-controller"
+    return cluster.outcome(*patch(change, subresource), f"--as={account}")
+
+
+def test_a_controller_reports_its_progress(cluster: Cluster, job: str):
+    said = as_controller(cluster, {"status": {"training": {"epoch": 2, "step": 6, "reward": 0.5}}})
+    assert "patched" in said, said
+    assert cluster.read("ppojob", job, "{.status.training.step}") == "6"
+
+
+def test_a_new_controller_takes_over_and_the_old_one_is_silenced(cluster: Cluster, job: str):
+    assert "patched" in as_controller(cluster, {"status": {"training": {"epoch": 3, "step": 6}}})
+    said = as_controller(cluster, {"status": {"training": {"epoch": 2, "step": 9}}})
+    assert "status.training.epoch: got 2: a controller of epoch 3 has taken over" in said
+    assert "epoch 0" not in said
+    assert "got 0" in as_controller(cluster, {"status": {"training": None}})
+    assert cluster.read("ppojob", job, "{.status.training.step}") == "6"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"phase": "Succeeded"},
+        {"phase": None},
+        {"restarts": 0, "observedGeneration": 7},
+        {"training": {"step": 7}, "phase": "Succeeded"},
+        {
+            "conditions": [
+                {
+                    "type": "Complete",
+                    "status": "True",
+                    "reason": "Done",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                }
+            ]
+        },
+    ],
+)
+def test_a_controller_changes_nothing_else_of_its_status(cluster: Cluster, job: str, change):
+    said = as_controller(cluster, {"status": change})
+    assert "status: a controller changes status.training only" in said
+    assert cluster.read("ppojob", job, "{.status.phase}") == "Running"
+
+
+def test_a_controller_changes_no_spec(cluster: Cluster, job: str):
+    change = {"spec": {"lifecycle": {"suspend": True}}}
+    said = as_controller(cluster, change, subresource="")
+    assert "spec: a controller changes status.training only" in said
+
+
+def test_a_controller_reports_on_no_other_job(cluster: Cluster, job: str):
+    said = as_controller(cluster, {"status": {"training": {"epoch": 9, "step": 1}}}, name="other")
+    assert "status: a controller reports on its own job only" in said
+
+
+def test_people_and_the_operator_are_not_held(cluster: Cluster, job: str):
+    cluster.kubectl(*patch({"status": {"message": "by hand"}}))
+    account = f"system:serviceaccount:{cluster.namespace}:ppojob-operator"
+    cluster.kubectl(*patch({"status": {"message": "by the operator"}}), f"--as={account}")
+
+
+def test_the_policy_was_type_checked_without_a_warning(cluster: Cluster, job: str):
+    name = f"{cluster.namespace}-ppojob-operator-controllers"
+    kind = "validatingadmissionpolicy"
+    eventually(lambda: cluster.read(kind, name, "{.status.observedGeneration}") == "1")
+    assert cluster.read(kind, name, "{.status.typeChecking.expressionWarnings}") == ""
+
+
+def test_an_upgrade_upgrades_the_resource_and_uninstall_keeps_it(cluster: Cluster, release: str):
+    crd = "ppojobs.ppojob.dev"
+    columns = '[{"op":"remove","path":"/spec/versions/0/additionalPrinterColumns"}]'
+    cluster.kubectl("patch", "crd", crd, "--type=json", f"--patch={columns}")
+    cluster.kubectl("annotate", "crd", crd, "ppojob.dev/edited=by-hand")
+    helm_on(cluster, "upgrade", "--force-conflicts", "--set=image.pullPolicy=Always")
+    path = "{.spec.versions[0].additionalPrinterColumns[0].name}"
+    assert cluster.read("crd", crd, path) == "Phase"
+    helm_on(cluster, "uninstall")
+    assert cluster.read("crd", crd, "{.metadata.name}") == crd
+    helm_on(cluster, "upgrade", "--install", "--set=image.pullPolicy=Never")

@@ -1,0 +1,50 @@
+"""What reads the chart and its queries for good: helm and promtool."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from chart import CHART, ROOT
+from cluster_access import Cluster
+
+_PATH = f"{ROOT / '.cluster' / 'bin'}:{os.environ['PATH']}"
+
+
+def template(*arguments: str) -> str:
+    """Render the chart as release `ppojob-operator` in namespace `ppojob-system`."""
+    done = helm("template", "ppojob-operator", "--namespace=ppojob-system", *arguments)
+    if done.returncode:
+        pytest.fail(f"helm template {' '.join(arguments)}: {done.stderr}")
+    return done.stdout
+
+
+def helm(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Call helm for the chart."""
+    names = [arguments[0], str(CHART), *arguments[1:]] if command == "template" else [str(CHART)]
+    return _call("helm", "make cluster-up builds it", command, *names)
+
+
+def helm_on(cluster: Cluster, command: str, *arguments: str) -> None:
+    """Have helm act on a cluster, for the release `ppojob-operator` in the test's namespace."""
+    chart = () if command == "uninstall" else (str(CHART),)
+    way_in = (f"--kubeconfig={cluster.folder}/kubeconfig", f"--namespace={cluster.namespace}")
+    where = "make cluster-up builds it"
+    done = _call("helm", where, command, "ppojob-operator", *chart, *way_in, *arguments)
+    if done.returncode:
+        pytest.fail(f"helm {command} {' '.join(arguments)}: {done.stderr}")
+
+
+def promtool(action: str, file: Path) -> subprocess.CompletedProcess[str]:
+    """Have Prometheus itself `check` a file of rules, or `test` what they do."""
+    return _call("promtool", "apt-get install prometheus", action, "rules", str(file))
+
+
+def _call(program: str, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    found = shutil.which(program, path=_PATH)
+    if found is None:
+        pytest.fail(f"{program}: not found; {source}")
+    # A cluster of a test is on this machine: nobody's proxy is between.
+    own = {name: text for name, text in os.environ.items() if "proxy" not in name.lower()}
+    return subprocess.run([found, *arguments], env=own, capture_output=True, text=True, check=False)
