@@ -11,7 +11,7 @@ from ppojob_api.checks.layout import LAYOUT_CHECKS
 from ppojob_api.checks.names import NAME_CHECKS
 from ppojob_api.checks.pods import POD_CHECKS
 from ppojob_api.checks.schedule import SCHEDULE_CHECKS
-from ppojob_api.checks.support import PENDING_CHECKS, SUPPORT_CHECKS
+from ppojob_api.checks.support import SUPPORT_CHECKS
 from ppojob_api.parsing import parse
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.shape import PathKey, dotted
@@ -25,7 +25,6 @@ CHECKS = (
     *POD_CHECKS,
     *EFFECT_CHECKS,
     *SUPPORT_CHECKS,
-    *PENDING_CHECKS,
 )
 
 

@@ -1,7 +1,6 @@
 """What the resource has a place for and this version cannot do yet.
 
-When a capability arrives, its rule here goes. `PENDING_CHECKS` are about what everything before the
-trainer knows already: each goes by itself when the trainer does it.
+When a capability arrives, its rule here goes.
 """
 
 from collections.abc import Iterator
@@ -58,37 +57,10 @@ def remote_code(job: PPOJob) -> Iterator[Problem]:
         yield not_yet(where, True, "code that comes with a model", "false")
 
 
-def pending_reward_model(job: PPOJob) -> Iterator[Problem]:
-    """Only functions score, in whatever pods the model would be."""
-    model = job.spec.reward_model
-    if model is not None:
-        yield not_yet("spec.rewardModel.path", model.path, "a reward model", "rewardModel: null")
-
-
-def pending_validate_only(job: PPOJob) -> Iterator[Problem]:
-    """A run trains."""
-    if job.spec.steps.validate_only:
-        yield not_yet("spec.steps.validateOnly", True, "validation without training", "false")
-
-
-def pending_best_commit(job: PPOJob) -> Iterator[Problem]:
-    """Commits are kept by age."""
-    best = job.spec.checkpoint.best
-    if best is not None:
-        where = "spec.checkpoint.best.metric"
-        yield not_yet(where, best.metric, "keeping the best commit", "best: null")
-
-
 SUPPORT_CHECKS = (
     Check(remote_code, ("spec.model.trustRemoteCode",)),
     Check(rollout_parallelism, ("spec.rollout.parallelism",)),
     Check(reward_config_maps, ("spec.rewards",)),
     Check(training_parallelism, MODEL_ROLE_PATHS),
     Check(rollout_pods, ("spec.roles.rollout",)),
-)
-
-PENDING_CHECKS = (
-    Check(pending_reward_model, ("spec.rewardModel",)),
-    Check(pending_validate_only, ("spec.steps.validateOnly",)),
-    Check(pending_best_commit, ("spec.checkpoint.best",)),
 )

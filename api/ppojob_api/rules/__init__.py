@@ -8,7 +8,7 @@ from ppojob_api.rules.effect import EFFECT_RULES
 from ppojob_api.rules.roles import ROLE_RULES
 from ppojob_api.rules.rule import Rule, given
 from ppojob_api.rules.run import RUN_RULES
-from ppojob_api.rules.support import PENDING_RULES, SUPPORT_RULES
+from ppojob_api.rules.support import SUPPORT_RULES
 from ppojob_api.run_config import TRAJECTORY_SECTIONS
 from ppojob_api.shape import members
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -36,6 +36,5 @@ RULES = (
     *EFFECT_RULES,
     *ROLE_RULES,
     *SUPPORT_RULES,
-    *PENDING_RULES,
     *IMMUTABLE_RULES,
 )

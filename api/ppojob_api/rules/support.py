@@ -28,19 +28,3 @@ SUPPORT_RULES = (
         "trustRemoteCode",
     ),
 )
-
-PENDING_RULES = (
-    Rule("spec", f"!{given('rewardModel')}", "a reward model: not in this version; null"),
-    Rule(
-        "spec.steps",
-        "!self.validateOnly",
-        "validation without training: not in this version; false",
-        "validateOnly",
-    ),
-    Rule(
-        "spec.checkpoint",
-        f"!{given('best')}",
-        "keeping the best commit: not in this version; null",
-        "best",
-    ),
-)

@@ -257,18 +257,18 @@ def test_sealing_again_keeps_what_is_sealed(scripts, root: Path):
 
 
 def test_a_restarted_controller_finds_what_the_ranks_wrote(scripts, root: Path):
-    first = scripts.open_store(root).begin(4, epoch=2)
+    first = scripts.open_store(root).begin(4, life=2)
     entry = write_shard(first.folder, "a/model", scripts.tensors(4), role="actor", rank=0)
     store = scripts.open_store(root)
-    again = store.begin(4, epoch=2)
+    again = store.begin(4, life=2)
     assert again == first
     assert store.seal(again, scripts.progress(4), [entry]).entry("a/model") == entry
 
 
 def test_a_late_rank_of_an_older_epoch_finds_its_folder_gone(scripts, root: Path):
     store = scripts.open_store(root)
-    old = store.begin(4, epoch=1)
-    store.begin(4, epoch=2)
+    old = store.begin(4, life=1)
+    store.begin(4, life=2)
     with pytest.raises(FileNotFoundError):
         write_shard(old.folder, "a/model", scripts.tensors(4), role="actor", rank=0)
     with pytest.raises(FileNotFoundError):

@@ -6,11 +6,12 @@
       step-000010/            sealed: manifest.json lists every file with size and sha256
       step-000020/
       latest -> step-000020   for people and tools; a restart trusts the manifests instead
-      .step-000030.2.partial/ being written by the ranks of epoch 2
+      best -> step-000010     where `checkpoint.best` asks for it
+      .step-000030.2.partial/ being written in the job's second life
 
 Ranks write their files into the partial folder and answer with entries; the controller seals: it
-checks the entries, writes configuration and manifest, and renames the folder. A rank of an epoch
-that is over writes into a folder that is gone, and fails there.
+checks the entries, writes configuration and manifest, and renames the folder. A life ends when the
+job goes back to a commit; a rank that still writes for an older one finds its folder gone.
 
 This file loads no torch: the controller imports it.
 """
@@ -33,6 +34,7 @@ from ppojob_trainer.errors import CheckpointLost, DamagedCommit
 
 CONFIG_NAME: Final = "config.json"
 LATEST_NAME: Final = "latest"
+BEST_NAME: Final = "best"
 
 CONFIG_POINT: Final = durable.point("checkpoint.config", *durable.FILE_ACTS)
 MANIFEST_POINT: Final = durable.point("checkpoint.manifest", *durable.FILE_ACTS)
@@ -44,7 +46,7 @@ PRUNE_POINT: Final = durable.point("checkpoint.prune", *durable.RENAME_ACTS)
 SWEEP_POINT: Final = durable.point("checkpoint.sweep", *durable.REMOVE_ACTS)
 
 _SEALED = re.compile(r"step-(\d{6,})")
-_SWEPT = re.compile(r"\.step-\d+(\.\d+)?\.(partial|damaged|pruned)|\.latest\.aside")
+_SWEPT = re.compile(r"\.step-\d+(\.\d+)?\.(partial|damaged|pruned)|\.(latest|best)\.aside")
 _LEFT_BY_A_KILLED_SEAL: Final = frozenset(
     {MANIFEST_NAME, f".{MANIFEST_NAME}.aside", f".{CONFIG_NAME}.aside"}
 )
@@ -83,7 +85,7 @@ class CommitStore:
         except OSError as error:
             durable.raise_storage_error(root, "mkdir", error)
 
-    def begin(self, step: int, *, epoch: int = 0) -> PendingCommit:
+    def begin(self, step: int, *, life: int = 0) -> PendingCommit:
         """Open the folder of a new commit.
 
         Called again with the same numbers (by a controller that was restarted while the ranks
@@ -91,12 +93,12 @@ class CommitStore:
 
         Args:
             step: steps done.
-            epoch: of the role that writes; a late rank of an older one finds its folder gone.
+            life: of the job; a late rank of an older one finds its folder gone.
 
         Raises:
             StorageError: the disk refused.
         """
-        folder = self.root / f".step-{step:06d}.{epoch}.partial"
+        folder = self.root / f".step-{step:06d}.{life}.partial"
         self._sweep(keep=folder)
         try:
             folder.mkdir(exist_ok=True)
@@ -125,7 +127,7 @@ class CommitStore:
         target = self.root / folder_name(pending.step)
         if target.exists() and self.is_whole(pending.step):
             self._sweep(keep=None)
-            self._point_latest(target)
+            self._point(LATEST_NAME, target)
             return self.read(pending.step)
         config_path = pending.folder / CONFIG_NAME
         durable.write_file(config_path, self._identity.config, CONFIG_POINT)
@@ -150,7 +152,7 @@ class CommitStore:
         durable.rename(pending.folder, target, SEAL_POINT)
         durable.remove_tree(damaged, SWEEP_POINT)
         self._verified.add(pending.step)
-        self._point_latest(target)
+        self._point(LATEST_NAME, target)
         return Commit(folder=target, manifest=sealed)
 
     def steps(self) -> tuple[int, ...]:
@@ -217,10 +219,10 @@ class CommitStore:
         self._sweep(keep=None)
         found = self.latest()
         if found.commit is not None:
-            self._point_latest(found.commit.folder)
+            self._point(LATEST_NAME, found.commit.folder)
         return found
 
-    def prune(self, keep_last: int) -> tuple[int, ...]:
+    def prune(self, keep_last: int, best: int | None = None) -> tuple[int, ...]:
         """Remove old commits; the newest that is whole always stays.
 
         A commit counts only once every byte of it was checked in this process (or was hashed on
@@ -228,6 +230,7 @@ class CommitStore:
 
         Args:
             keep_last: whole commits that stay, at least 1.
+            best: step of a commit that stays besides, where `best` points; None for none.
 
         Returns:
             Steps of the removed ones, newest first.
@@ -235,8 +238,12 @@ class CommitStore:
         assert keep_last >= 1, "a job without any commit cannot be resumed"
         kept = 0
         removed = []
+        if best is not None:
+            self._point(BEST_NAME, self.root / folder_name(best))
         for step in reversed(self.steps()):
             if kept >= keep_last:
+                if step == best:
+                    continue
                 self._remove(step)
                 removed.append(step)
             elif self.is_whole(step):
@@ -256,11 +263,11 @@ class CommitStore:
             if path != keep and _SWEPT.fullmatch(path.name):
                 durable.remove_tree(path, SWEEP_POINT)
 
-    def _point_latest(self, target: Path) -> None:
-        link = self.root / LATEST_NAME
+    def _point(self, name: str, target: Path) -> None:
+        link = self.root / name
         if link.is_symlink() and link.readlink() == Path(target.name):
             return
-        aside = self.root / f".{LATEST_NAME}.aside"
+        aside = self.root / f".{name}.aside"
         with durable.act(LATEST_POINT, "write", link):
             aside.unlink(missing_ok=True)
             aside.symlink_to(target.name)

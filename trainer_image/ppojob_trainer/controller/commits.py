@@ -9,6 +9,7 @@ from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.journal import CommitSealed, Journal
 from ppojob_trainer.checkpoint.manifest import Progress
+from ppojob_trainer.controller.best_commit import BestCommit
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.errors import StorageError
 from ppojob_trainer.rpc.messages import Saved, SaveShards
@@ -30,6 +31,7 @@ class Commits:
         run_folder: what paths told to ranks are relative to.
         every: steps between commits; None: only when asked.
         keep_last: commits that stay.
+        best: finds the commit that stays whatever its age; None where none does.
     """
 
     roles: Roles
@@ -39,6 +41,7 @@ class Commits:
     run_folder: Path
     every: int | None
     keep_last: int
+    best: BestCommit | None
 
     def is_due(self, progress: Progress) -> bool:
         """Whether the state behind a step must be committed before the next begins."""
@@ -58,7 +61,7 @@ class Commits:
             StorageError: the disk refused; the commits before stand.
         """
         # The folder carries the life of the ranks that write: those of an older one find it gone.
-        pending = self.store.begin(progress.step, epoch=self.roles.life)
+        pending = self.store.begin(progress.step, life=self.roles.life)
         request = SaveShards(str(pending.folder.relative_to(self.run_folder)))
         files = []
         for group in self.stateful:
@@ -78,8 +81,9 @@ class Commits:
 
     def prune(self) -> None:
         """Remove commits beyond those that stay; one that cannot be removed costs only space."""
+        best = None if self.best is None else self.best.among(self.store.steps())
         try:
-            self.store.prune(self.keep_last)
+            self.store.prune(self.keep_last, best)
         except StorageError as problem:
             _log.warning("old commits stay: %s", problem)
 

@@ -114,7 +114,8 @@ class Loop:
     def _is_over(self, progress: Progress) -> bool:
         if self.commits.is_due(progress):
             self._commit_on_the_way(progress)
-        return progress.step >= self.total_steps or self.stop_requested()
+        is_done = progress.step >= self.total_steps and not self._validates_first(progress)
+        return is_done or self.stop_requested()
 
     def _commit_on_the_way(self, progress: Progress) -> None:
         """Commit; a disk that refuses costs safety, not the job: the next commit tries again."""
@@ -132,7 +133,8 @@ class Loop:
         return self._record(self._step(progress))
 
     def _validates_first(self, progress: Progress) -> bool:
-        asked = self.evaluation is not None and self.spec.steps.validate_first
+        steps = self.spec.steps
+        asked = self.evaluation is not None and (steps.validate_first or steps.validate_only)
         return asked and progress.step == 0 and progress.metrics_lines == 0
 
     def _first_validation(self, progress: Progress) -> "Outcome":
@@ -239,8 +241,10 @@ class Loop:
 
     def _settle(self, progress: Progress) -> None:
         """Commit what is not committed, and export when the job is done."""
+        if progress.step == 0:  # nothing was trained
+            return
         self.reporter.report(phase="Finishing", stage="save_checkpoint")
-        if progress.step > 0 and not self.commits.is_committed(progress):
+        if not self.commits.is_committed(progress):
             self.commits.save(progress)
         self.commits.prune()
         if progress.step >= self.total_steps and self.spec.checkpoint.export:

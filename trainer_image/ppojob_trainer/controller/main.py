@@ -15,6 +15,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.controller.best_commit import BestCommit
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.evaluation import Evaluation
 from ppojob_trainer.controller.fit import Loop
@@ -261,6 +262,9 @@ def _commits(
         run_folder=run_folder,
         every=spec.checkpoint.every,
         keep_last=spec.checkpoint.keep_last,
+        best=None
+        if spec.checkpoint.best is None
+        else BestCommit(spec.checkpoint.best, run_folder / METRICS_FILE),
     )
 
 
@@ -334,6 +338,8 @@ def _sinks(spec: PPOJobSpec, run_folder: Path, stack: contextlib.ExitStack) -> S
 
 
 def _total_steps(spec: PPOJobSpec, order: PromptOrder) -> int:
+    if spec.steps.validate_only:
+        return 0
     if spec.steps.total is not None:
         return spec.steps.total
     return (spec.steps.epochs or 1) * order.batches_per_epoch(spec.algorithm.prompts_per_step)
