@@ -58,7 +58,7 @@ def _hierarchies() -> list[Path]:
     """The mounts to make groups in: one on version 2, one a controller on version 1."""
     if (MOUNT / "cgroup.controllers").exists():
         return [MOUNT]
-    found = [folder for folder in MOUNT.iterdir() if (folder / "release_agent").exists()]
+    found = [folder for folder in MOUNT.iterdir() if (folder / "cgroup.procs").exists()]
     if not any(folder.name == "pids" for folder in found):
         raise ClusterError(
             f"{MOUNT}: no pids controller: pods cannot run here; use another machine"
