@@ -102,7 +102,7 @@ def _check_data(spec: PPOJobSpec, model: ModelReport, found: Preflight) -> int |
         report = check_files(
             spec.data,
             chat,
-            rewards=row_checks(spec.rewards),
+            rewards=row_checks(spec.rewards, has_model=spec.reward_model is not None),
             prompts_per_step=spec.algorithm.prompts_per_step,
         )
     found.errors += report.errors

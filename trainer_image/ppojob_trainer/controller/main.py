@@ -289,7 +289,7 @@ def _open_prompts(spec: PPOJobSpec, events: list[Event], stack: contextlib.ExitS
             spec.data.train,
             spec.data,
             chat,
-            rewards=row_checks(spec.rewards),
+            rewards=row_checks(spec.rewards, has_model=spec.reward_model is not None),
             max_rows=spec.data.max_train_rows,
         )
     )
@@ -305,7 +305,7 @@ def _open_prompts(spec: PPOJobSpec, events: list[Event], stack: contextlib.ExitS
                 spec.data.validation,
                 spec.data,
                 chat,
-                rewards=row_checks(spec.rewards),
+                rewards=row_checks(spec.rewards, has_model=spec.reward_model is not None),
                 max_rows=spec.data.max_validation_rows,
             )
         )

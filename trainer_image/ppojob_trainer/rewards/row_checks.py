@@ -7,17 +7,21 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.routing import SCORERS, route
 
 
-def row_checks(rewards: Sequence[RewardSpec]) -> "RoutedChecks | NamedChecks | None":
+def row_checks(
+    rewards: Sequence[RewardSpec], *, has_model: bool = False
+) -> "RoutedChecks | NamedChecks | None":
     """What ``PromptDataset.open`` and ``check_files`` take as ``rewards``.
 
     Args:
         rewards: ``spec.rewards``.
+        has_model: whether the job has a reward model, which alone scores where ``rewards`` is
+            empty.
 
     Returns:
-        None where only functions of the user's own judge rows: any row may be theirs.
+        None where only a model or functions of the user's own judge rows: any row may be theirs.
     """
     if not rewards:
-        return RoutedChecks()
+        return None if has_model else RoutedChecks()
     built_in = tuple(
         reward.function
         for reward in rewards

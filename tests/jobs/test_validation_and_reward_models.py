@@ -1,0 +1,106 @@
+"""Jobs that only validate, that keep their best commit, and that are scored by a reward model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import run_folders
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ACCURACY = "val-core/tiny/acc/mean@1"
+MAKE_CLASSIFIER = """
+import sys
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+policy, folder = sys.argv[1:]
+AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
+config = LlamaConfig.from_pretrained(policy, num_labels=1, attention_dropout=0.0)
+torch.manual_seed(1)
+LlamaForSequenceClassification(config).save_pretrained(folder)
+"""
+
+
+def test_a_job_that_only_validates_trains_nothing(start, tiny_job, tmp_path: Path):
+    output = tmp_path / "run"
+    run = start(tiny_job(steps={"validateOnly": True}), output)
+    assert run.wait() == 0, run.logs()
+    (record,) = run_folders.metrics(output)
+    assert record["step"] == 0
+    assert ACCURACY in record
+    summary = json.loads((output / "summary.json").read_text())
+    assert (summary["phase"], summary["steps"]) == ("Succeeded", 0)
+    assert list(output.glob("validation/step-000000.parquet/*"))
+    assert not list(output.glob("checkpoints/step-*"))
+    assert not (output / "export").exists()
+
+
+def test_the_best_commit_stays(start, tiny_job, tmp_path: Path):
+    output = tmp_path / "run"
+    # The best of a job whose reward rises is the last one, so the least is asked for.
+    run = start(
+        tiny_job(
+            steps={"total": 8, "validateEvery": 2},
+            checkpoint={"every": 2, "best": {"metric": ACCURACY, "mode": "min"}},
+        ),
+        output,
+    )
+    assert run.wait() == 0, run.logs()
+    values = {
+        int(record["step"]): record[ACCURACY]
+        for record in run_folders.metrics(output)
+        if record["step"] > 0 and ACCURACY in record
+    }
+    best = min(values, key=lambda step: (values[step], step))
+    kept = {path.name for path in (output / "checkpoints").glob("step-*")}
+    assert kept == {f"step-{step:06d}" for step in (best, 6, 8)}, values
+    assert (output / "checkpoints" / "best").readlink() == Path(f"step-{best:06d}")
+
+
+@pytest.fixture(scope="session")
+def classifier(tiny_folder: Path) -> Path:
+    """A reward model of the policy's family."""
+    folder = tiny_folder / "classifier"
+    command = [sys.executable, "-c", MAKE_CLASSIFIER, str(tiny_folder / "model"), str(folder)]
+    subprocess.run(command, check=True)
+    return folder
+
+
+def test_a_reward_model_scores_the_same_wherever_it_lives(
+    start, tiny_job, classifier: Path, tmp_path: Path
+):
+    section = {"path": str(classifier), "dtype": "float32", "weight": 2.0}
+    outputs = {}
+    for name, place in (("beside", "actorRollout"), ("apart", None)):
+        outputs[name] = tmp_path / name
+        job = tiny_job(
+            rewardModel=section,
+            rewards=[],
+            roles={"rewardModel": {"colocateWith": place}},
+            steps={"total": 3},
+            timeouts={"livenessSeconds": 60},
+        )
+        run = start(job, outputs[name])
+        assert run.wait() == 0, run.logs()
+    beside = run_folders.result(outputs["beside"])
+    assert beside == run_folders.result(outputs["apart"])
+    scores = [record["critic/score/mean"] for record in run_folders.metrics(outputs["apart"])[1:]]
+    assert len(set(scores)) == 3, scores
+
+
+def test_a_reward_model_and_a_function_add_up(start, tiny_job, classifier, tmp_path: Path):
+    job = {"steps": {"total": 1}, "rewardModel": {"path": str(classifier), "dtype": "float32"}}
+    found = {}
+    for name, changes in (
+        ("function", {"rewardModel": None}),
+        ("model", {"rewards": []}),
+        ("both", {}),
+    ):
+        output = tmp_path / name
+        run = start(tiny_job(**(job | changes)), output)
+        assert run.wait() == 0, run.logs()
+        found[name] = run_folders.metrics(output)[1]["critic/score/mean"]
+    assert found["both"] == pytest.approx(found["function"] + found["model"], rel=1e-6)
