@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.tensors import write_tensors
+from ppojob_trainer.checkpoint.tensors import accompany_writer, write_tensors
 from ppojob_trainer.errors import ConfigError
 
 EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
@@ -49,7 +49,8 @@ def export_model(
 
     Args:
         target: the folder, replaced as a whole.
-        tensors: Hugging Face names and full tensors; tied ones once.
+        tensors: Hugging Face names and tensors; tied ones once. Those of a model that is cut over
+            ranks are put together one at a time; the other ranks call `accompany_export`.
         model_folder: where training began: its config and generation config are taken over.
         dtype: of the stored weights; floating tensors are converted one at a time.
         tokenizer_folder: where the tokenizer lies, if not in ``model_folder``.
@@ -78,6 +79,18 @@ def export_model(
         durable.rename(target, old, EXPORT_POINT)
     durable.rename(aside, target, EXPORT_POINT)
     durable.remove_tree(old, CLEAR_POINT)
+
+
+def accompany_export(
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    dtype: torch.dtype,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Give this rank's parts to the rank that calls `export_model` with the same arguments."""
+    named = dict(tensors)
+    for names in plan_files(named, dtype, max_file_bytes):
+        accompany_writer({name: named[name] for name in names}, dtype=dtype)
 
 
 def plan_files(

@@ -23,8 +23,10 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable, failpoints
+from ppojob_trainer.checkpoint.extents import extents_metadata
 from ppojob_trainer.checkpoint.files import CHUNK_BYTES, FileEntry, check_content
 from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.parallel.fsdp import local_part, whole
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
 SHARD_MIDDLE: Final = failpoints.declare("checkpoint.shard.write.middle")
@@ -64,7 +66,8 @@ def write_shard(
     Args:
         folder: the pending commit's folder.
         path: of the file, relative to it, with slashes.
-        tensors: any shapes and devices; they are not changed.
+        tensors: any shapes and devices; they are not changed. Of one that is cut over ranks, this
+            rank's part is written.
         role: whose state it is.
         rank: who writes it.
 
@@ -78,7 +81,8 @@ def write_shard(
     target = folder / path
     for parent in reversed(target.relative_to(folder).parents[:-1]):
         (folder / parent).mkdir(exist_ok=True)
-    size_bytes, sha256 = write_tensors(target, tensors)
+    parts = {name: local_part(tensor) for name, tensor in tensors.items()}
+    size_bytes, sha256 = write_tensors(target, parts, metadata=extents_metadata(tensors))
     return FileEntry(path=path, size_bytes=size_bytes, sha256=sha256, role=role, rank=rank)
 
 
@@ -93,7 +97,8 @@ def write_tensors(
 
     Args:
         path: made or cut to nothing first; its folder exists.
-        tensors: name to tensor.
+        tensors: name to tensor; one that is cut over ranks is put together when its turn comes,
+            and the other ranks take part by `accompany_writer`.
         dtype: floating tensors are converted to it, one at a time; None keeps theirs.
         metadata: strings for the header.
 
@@ -104,7 +109,7 @@ def write_tensors(
         StorageError: the disk refused.
     """
     stored = {name: _stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
-    order = sorted(tensors, key=lambda name: (-stored[name].itemsize, name))
+    order = _order(stored)
     header = _encode_header(order, tensors, stored, metadata or {})
     file = durable.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
@@ -116,6 +121,13 @@ def write_tensors(
         os.close(file)
     durable.fsync_folder(path.parent, SHARD_POINT)
     return size_bytes, sha256
+
+
+def accompany_writer(tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> None:
+    """Give this rank's parts to the rank that calls `write_tensors` with the same arguments."""
+    stored = {name: _stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
+    for name in _order(stored):
+        whole(tensors[name].detach().to(stored[name]))
 
 
 def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
@@ -159,6 +171,11 @@ def read_tensors(path: Path, *, name: str | None = None) -> dict[str, Tensor]:
     }
 
 
+def _order(stored: Mapping[str, torch.dtype]) -> list[str]:
+    """Names in the order of their bytes in the file."""
+    return sorted(stored, key=lambda name: (-stored[name].itemsize, name))
+
+
 def _stored_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
@@ -196,7 +213,7 @@ def _chunks(
     for index, name in enumerate(order):
         if index == 1:
             failpoints.hit(SHARD_MIDDLE)
-        flat = tensors[name].detach().to(device="cpu", dtype=stored[name]).contiguous()
+        flat = whole(tensors[name].detach().to(stored[name])).cpu().contiguous()
         data = flat.reshape(-1).view(torch.uint8).numpy().data
         for start in range(0, len(data), CHUNK_BYTES):
             yield data[start : start + CHUNK_BYTES]

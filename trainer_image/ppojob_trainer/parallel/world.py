@@ -110,13 +110,6 @@ def open_world(
         dist.destroy_process_group()
 
 
-@contextmanager
-def world_of_one(device: torch.device) -> Iterator[None]:
-    """Join the world of a role that has a single rank; nobody needs to be met for that."""
-    with open_world(0, 1, device):
-        yield
-
-
 def find_store(meeting: MeetingPoint, open_seconds: float = 10.0) -> Store:
     """The store of another role's epoch, with the keys of that epoch.
 
@@ -126,7 +119,7 @@ def find_store(meeting: MeetingPoint, open_seconds: float = 10.0) -> Store:
     return PrefixStore(meeting.key, _find_store(meeting, "", open_seconds))
 
 
-def connect_store(host: str, port: int, timeout_seconds: float) -> TCPStore:
+def _connect_store(host: str, port: int, timeout_seconds: float) -> TCPStore:
     """Connect to a store that another process hosts.
 
     Raises:
@@ -167,7 +160,7 @@ def _find_store(meeting: MeetingPoint, _address: str, open_seconds: float) -> TC
         try:
             # Torch logs a page for every refusal, so it is asked only once somebody listens.
             socket.create_connection((meeting.host, meeting.port), _ATTEMPT_SECONDS).close()
-            store = connect_store(meeting.host, meeting.port, _ATTEMPT_SECONDS)
+            store = _connect_store(meeting.host, meeting.port, _ATTEMPT_SECONDS)
             store.wait([_open_key(meeting)], timedelta(seconds=_ATTEMPT_SECONDS))
         except (OSError, dist.DistError) as error:
             if time.monotonic() < end:

@@ -1,0 +1,121 @@
+"""Update throughput and memory of two ranks of one thread against one rank of one thread.
+
+The same mini-batch on the shape of SmolLM2-135M, split over the ranks by groups. The model comes
+from `--model`, else random weights of that shape are written first. Prints one line of JSON; give
+each rank a core of its own, or the figures mean nothing.
+
+Run: `python benchmarks/two_ranks.py [--model models/smollm2-135m]`.
+"""
+
+import argparse
+import json
+import os
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM
+from update_phase import demo_config, demo_experience
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.state_dict import named_full_tensors
+from ppojob_trainer.parallel.world import MeetingPoint, open_world
+
+
+def peak_gib() -> float:
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3)
+
+
+def run_rank(arguments: argparse.Namespace) -> dict[str, object]:
+    rank, size = arguments.rank, arguments.size
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    torch.set_num_threads(1)
+    imported_gib = peak_gib()
+    meeting = MeetingPoint("127.0.1.1", arguments.port, "bench")
+    address = f"127.0.1.{rank + 1}"
+    with open_world(rank, size, torch.device("cpu"), address=address, meeting=meeting) as world:
+        model = load_model(arguments.model, world=world)
+        loaded_gib = peak_gib()
+        training = TrainingSpec(micro_batch_tokens=arguments.micro_batch_tokens)
+        head = PolicyHead(LogprobSettings(entropy="value"))
+        engine = TrainEngine(model, head, training, OptimizerSpec(), 100, world)
+        torch.manual_seed(0)
+        rows = demo_experience(arguments.groups, arguments.samples, model.config.vocab_size)
+        mine = rows.select((rows.row_groups % size == rank).nonzero()[:, 0])
+        algorithm = AlgorithmSpec(
+            type="grpo",
+            prompts_per_step=arguments.groups,
+            samples_per_prompt=arguments.samples,
+        )
+        goal = PolicyObjective.of(algorithm)
+        seconds = []
+        for _ in range(arguments.repeats + 1):
+            start = time.perf_counter()
+            norm = engine.update(mine, goal)["actor/grad_norm"]
+            seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        for _ in named_full_tensors(model):
+            pass
+        return {
+            "update_seconds": [round(value, 2) for value in seconds[1:]],
+            "gather_weights_seconds": round(time.perf_counter() - start, 2),
+            "grad_norm": norm,
+            "peak_gib": {"imports": imported_gib, "loaded": loaded_gib, "updated": peak_gib()},
+        }
+
+
+def run_world(size: int, arguments: argparse.Namespace) -> list[dict[str, object]]:
+    with socket.create_server(("127.0.1.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [sys.executable, *sys.argv, "--model", str(arguments.model)]
+    ranks = [
+        subprocess.Popen(
+            [*command, "--rank", str(rank), "--size", str(size), "--port", str(port)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(size)
+    ]
+    return [json.loads(rank.communicate()[0].splitlines()[-1]) for rank in ranks]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--micro-batch-tokens", type=int, default=16384)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        print(json.dumps(run_rank(arguments)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.model is None:
+            LlamaForCausalLM(demo_config()).to(torch.bfloat16).save_pretrained(folder)
+            arguments.model = Path(folder)
+        worlds = {size: run_world(size, arguments) for size in (1, 2)}
+    medians = {
+        size: max(statistics.median(rank["update_seconds"]) for rank in ranks)
+        for size, ranks in worlds.items()
+    }
+    print(json.dumps({"speedup": round(medians[1] / medians[2], 2), "worlds": worlds}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""One rank of the worlds in `tests/unit/parallel/test_ranks_train.py`; also their cases and rows.
+
+Run: `python training_ranks.py RANK SIZE PORT FOLDER`. The folder holds the models `tied` and
+`untied` and the commit `commit-of-1`; every result goes into `<SIZE>/<case>-<rank>.safetensors`.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.checkpoint.export import accompany_export, export_model
+from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
+from ppojob_trainer.checkpoint.parts import read_parts
+from ppojob_trainer.checkpoint.tensors import write_shard, write_tensors
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.state_dict import (
+    hf_named_tensors,
+    load_named_tensors,
+    named_full_tensors,
+)
+from ppojob_trainer.models.value_model import load_value_model
+from ppojob_trainer.parallel.collectives import gather_ragged, largest_over_ranks, sum_over_ranks
+from ppojob_trainer.parallel.fsdp import whole
+from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
+from ppojob_trainer.rows.experience import Experience
+
+VOCABULARY = 97  # not a multiple of any number of ranks
+GROUPS, SAMPLES = 5, 3
+WHOLE_BUDGET = 10_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of computing the same two updates.
+
+    Attributes:
+        owners: the rank of each group.
+        budget: tokens of a micro-batch.
+        training: what differs from the defaults of the tests.
+    """
+
+    owners: tuple[int, ...]
+    budget: int = WHOLE_BUDGET
+    model: str = "tied"
+    autocast: str = "none"
+    recompute: bool = False
+    broken: bool = False
+
+
+CASES = {
+    "even": Case((0, 1, 0, 1, 0)),
+    "even_untied": Case((0, 1, 0, 1, 0), model="untied"),
+    "small_micro_batches": Case((0, 0, 0, 0, 1), budget=25),
+    "other_micro_batches": Case((1, 0, 0, 1, 1), budget=45, model="untied"),
+    "a_rank_without_rows": Case((1, 1, 1, 1, 1), budget=40),
+    "recomputed": Case((0, 1, 0, 1, 1), budget=40, recompute=True),
+    "bfloat16": Case((0, 1, 0, 1, 0), budget=40, autocast="bfloat16"),
+    "a_gradient_that_is_not_finite": Case((0, 1, 0, 1, 0), broken=True),
+}
+
+
+def save_model(folder: Path, *, tied: bool) -> None:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        tie_word_embeddings=tied,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def rows_of_step(*, broken: bool = False) -> Experience:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, 10, (GROUPS * SAMPLES,), generator=generator)
+    tokens = int(lengths.sum())
+    advantages = torch.randn(tokens, generator=generator)
+    if broken:
+        advantages[0] = torch.nan
+    prompts = [
+        torch.randint(VOCABULARY, (length,), generator=generator) for length in (3, 7, 1, 5, 2)
+    ]
+    return Experience(
+        prompts=prompts,
+        row_groups=torch.arange(GROUPS).repeat_interleave(SAMPLES),
+        response_tokens=torch.randint(VOCABULARY, (tokens,), generator=generator),
+        lengths=lengths,
+        mask=torch.rand(tokens, generator=generator) < 0.8,
+        rollout_logprobs=torch.zeros(tokens),
+        advantages=advantages,
+    )
+
+
+def rows_of_rank(owners: Sequence[int], rank: int) -> Tensor:
+    return torch.tensor(
+        [row for row in range(GROUPS * SAMPLES) if owners[row // SAMPLES] == rank],
+        dtype=torch.int64,
+    )
+
+
+def make_engine(model: PreTrainedModel, case: Case, world: World) -> TrainEngine:
+    training = TrainingSpec(
+        autocast=case.autocast,
+        micro_batch_tokens=case.budget,
+        activation_checkpointing=case.recompute,
+    )
+    head = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
+    optimizer = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
+    return TrainEngine(model, head, training, optimizer, 10, world)
+
+
+def objective() -> PolicyObjective:
+    return PolicyObjective.of(
+        AlgorithmSpec(type="grpo", prompts_per_step=GROUPS, samples_per_prompt=SAMPLES)
+    )
+
+
+def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
+    """Log-probabilities of the rank's rows, the first gradient, the weights after two updates."""
+    model = load_model(folder / case.model, world=world)
+    engine = make_engine(model, case, world)
+    everything = rows_of_step(broken=case.broken)
+    rows = everything.select(rows_of_rank(case.owners, world.rank))
+    results = {"logprobs": engine.predict(rows)[0]}
+    stats = engine.update(rows, objective())
+    results |= {f"gradient/{n}": whole(p.grad).clone() for n, p in model.named_parameters()}
+    stats = engine.update(rows, objective())
+    results |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
+    results |= {f"stats/{n}": torch.tensor(v, dtype=torch.float64) for n, v in stats.items()}
+    return results
+
+
+def write_commit(folder: Path, engine: TrainEngine, world: World) -> None:
+    for kind, tensors in (
+        ("model", dict(hf_named_tensors(engine.model))),
+        ("optimizer", engine.state_tensors()),
+    ):
+        path = f"actorRollout/rank-{world.rank:05d}/{kind}"
+        write_shard(folder, path, tensors, role="actorRollout", rank=world.rank)
+
+
+def entries_of(folder: Path, kind: str) -> list[FileEntry]:
+    entries = []
+    for path in sorted(folder.glob(f"actorRollout/*/{kind}")):
+        size, sha256 = sha256_of(path)
+        name = path.relative_to(folder).as_posix()
+        rank = int(path.parent.name.removeprefix("rank-"))
+        entries.append(
+            FileEntry(path=name, size_bytes=size, sha256=sha256, role="actorRollout", rank=rank)
+        )
+    return entries
+
+
+def restored_engine(commit: Path, folder: Path, world: World) -> TrainEngine:
+    model = load_model(folder / "tied", world=world)
+    engine = make_engine(model, CASES["even"], world)
+    parts = {
+        kind: read_parts(commit, entries_of(commit, kind), world.rank, world.size)
+        for kind in ("model", "optimizer")
+    }
+    load_named_tensors(model, parts["model"])
+    engine.load_state(parts["optimizer"])
+    return engine
+
+
+def state_of(engine: TrainEngine) -> dict[str, Tensor]:
+    """All of a commit's tensors, put together."""
+    state = {name: tensor.clone() for name, tensor in named_full_tensors(engine.model)}
+    return state | {name: whole(tensor).clone() for name, tensor in engine.state_tensors().items()}
+
+
+def run_commit(folder: Path, world: World) -> dict[str, Tensor]:
+    """Commit after an update, go on; the restored engine goes on too, to compare."""
+    case = CASES["even"]
+    engine = make_engine(load_model(folder / "tied", world=world), case, world)
+    rows = rows_of_step().select(rows_of_rank(case.owners, world.rank))
+    engine.update(rows, objective())
+    commit = folder / f"commit-of-{world.size}"
+    commit.mkdir(exist_ok=True)
+    write_commit(commit, engine, world)
+    at_commit = state_of(engine)
+    sum_over_ranks(world, [0.0])  # all have written
+    restored = restored_engine(commit, folder, world)
+    engine.update(rows, objective())
+    restored.update(rows, objective())
+    return {
+        **{f"commit/{name}": tensor for name, tensor in at_commit.items()},
+        **{f"went_on/{name}": tensor for name, tensor in state_of(engine).items()},
+        **{f"restored/{name}": tensor for name, tensor in state_of(restored).items()},
+    }
+
+
+def run_foreign_commit(folder: Path, world: World) -> dict[str, Tensor]:
+    """Restore what a world of one rank less has committed."""
+    return state_of(restored_engine(folder / f"commit-of-{world.size - 1}", folder, world))
+
+
+def run_export(folder: Path, world: World) -> dict[str, Tensor]:
+    """Export right after a prediction, which needs all root weights whole for a while."""
+    model = load_model(folder / "untied", world=world)
+    engine = make_engine(model, CASES["even"], world)
+    engine.predict(rows_of_step())
+    options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000}
+    if world.rank == 0:
+        target = folder / f"export-of-{world.size}"
+        export_model(target, hf_named_tensors(model), model_folder=folder / "untied", **options)
+    else:
+        accompany_export(hf_named_tensors(model), **options)
+    return {}
+
+
+def run_value_model(folder: Path, world: World) -> dict[str, Tensor]:
+    model = load_value_model(folder / "tied", seed=5, world=world)
+    return {name: tensor.clone() for name, tensor in named_full_tensors(model)}
+
+
+def run_collectives(_folder: Path, world: World) -> dict[str, Tensor]:
+    ragged = torch.arange(world.rank * 2, dtype=torch.float32)[:, None] + world.rank
+    return {
+        "sum": torch.tensor(sum_over_ranks(world, [0.1 * world.rank, 1e16 * (-1) ** world.rank])),
+        "largest": torch.tensor(largest_over_ranks(world, world.rank * 3)),
+        **{f"ragged/{i}": part for i, part in enumerate(gather_ragged(world, ragged))},
+    }
+
+
+SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
+    "commit": run_commit,
+    "foreign_commit": run_foreign_commit,
+    "export": run_export,
+    "value_model": run_value_model,
+    "collectives": run_collectives,
+}
+
+
+def main() -> None:
+    rank, size, port, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    root, results = Path(folder), Path(folder) / str(size)
+    meeting = MeetingPoint("127.0.1.1", port, "uid/actorRollout/0")
+    address = f"127.0.1.{rank + 1}"
+    with open_world(rank, size, torch.device("cpu"), address=address, meeting=meeting) as world:
+        for name, scenario in SCENARIOS.items():
+            write_tensors(results / f"{name}-{rank}.safetensors", scenario(root, world))
+        for name, case in CASES.items():
+            write_tensors(results / f"{name}-{rank}.safetensors", run_case(case, root, world))
+        again = run_case(CASES["small_micro_batches"], root, world)
+        write_tensors(results / f"again-{rank}.safetensors", again)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Worlds of two and three real processes against one rank: the same updates, commits, exports."""
+
+import functools
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import training_ranks
+from torch import Tensor
+from training_ranks import CASES, VOCABULARY, rows_of_rank, rows_of_step, run_case
+
+from ppojob_trainer.checkpoint.export import export_model
+from ppojob_trainer.checkpoint.parts import read_parts
+from ppojob_trainer.checkpoint.tensors import read_tensors
+from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.models.value_model import load_value_model
+from ppojob_trainer.parallel.world import World
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+EXACT = [name for name, case in CASES.items() if case.autocast == "none" and not case.broken]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that worlds of two and three left behind."""
+    root: Path = tmp_path_factory.mktemp("worlds")
+    training_ranks.save_model(root / "tied", tied=True)
+    training_ranks.save_model(root / "untied", tied=False)
+    training_ranks.run_commit(root, World.alone())
+    for size in (2, 3):
+        (root / str(size)).mkdir()
+        with socket.create_server(("127.0.1.1", 0)) as server:
+            port = server.getsockname()[1]
+        # The last rank first: whoever comes early waits for rank 0.
+        ranks = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    training_ranks.__file__,
+                    *map(str, (rank, size, port, root)),
+                ],
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in reversed(range(size))
+        ]
+        try:
+            errors = [rank.communicate(timeout=500)[1] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert all(rank.returncode == 0 for rank in ranks), "\n".join(errors)
+    return root
+
+
+def results(folder: Path, size: int, name: str, rank: int = 0) -> dict[str, Tensor]:
+    return read_tensors(folder / str(size) / f"{name}-{rank}.safetensors")
+
+
+def under(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
+
+
+@functools.cache
+def alone(folder: Path, name: str) -> dict[str, Tensor]:
+    case = CASES[name]
+    one = training_ranks.Case(
+        (0,) * training_ranks.GROUPS, model=case.model, autocast=case.autocast, broken=case.broken
+    )
+    return run_case(one, folder, World.alone())
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", EXACT)
+def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, size):
+    expected, found = alone(folder, name), results(folder, size, name)
+    gradients = under(expected, "gradient/")
+    for key, gradient in under(found, "gradient/").items():
+        assert (gradient - gradients[key]).norm() <= 1e-5 * gradients[key].norm(), key
+    weights = under(expected, "weight/")
+    for key, weight in under(found, "weight/").items():
+        torch.testing.assert_close(weight, weights[key], rtol=0, atol=1e-4)
+    statistics = under(expected, "stats/")
+    for key, value in under(found, "stats/").items():
+        torch.testing.assert_close(value, statistics[key], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", EXACT)
+def test_every_rank_predicts_its_rows(folder, name, size):
+    expected = alone(folder, name)["logprobs"]
+    for rank in range(size):
+        rows = rows_of_rank(CASES[name].owners, rank)
+        place = rows_of_step().token_index(rows)
+        found = results(folder, size, name, rank)["logprobs"]
+        torch.testing.assert_close(found, expected[place], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_agree_on_statistics_and_weights(folder, size):
+    for name in [name for name, case in CASES.items() if not case.broken]:
+        first = results(folder, size, name)
+        for rank in range(1, size):
+            other = results(folder, size, name, rank)
+            for prefix in ("stats/", "weight/"):
+                assert_equal(under(other, prefix), under(first, prefix))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_same_layout_gives_the_same_bits(folder, size):
+    assert_equal(results(folder, size, "again"), results(folder, size, "small_micro_batches"))
+
+
+def test_autocast_stays_close(folder):
+    expected, found = alone(folder, "bfloat16"), results(folder, 2, "bfloat16")
+    torch.testing.assert_close(
+        found["stats/actor/grad_norm"], expected["stats/actor/grad_norm"], rtol=0.05, atol=0
+    )
+    assert found["weight/model.norm.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_ranks_skip_a_gradient_that_is_not_finite_on_one(folder, size):
+    start = dict(hf_named_tensors(load_model(folder / "tied")))
+    for rank in range(size):
+        found = results(folder, size, "a_gradient_that_is_not_finite", rank)
+        assert found["stats/actor/skipped"] == 1.0
+        assert_equal(under(found, "weight/"), start)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_restored_world_goes_on_bit_for_bit(folder, size):
+    found = results(folder, size, "commit", 1)
+    assert_equal(under(found, "restored/"), under(found, "went_on/"))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_larger_world_takes_up_a_commit(folder, size):
+    found = results(folder, size, "foreign_commit")
+    if size == 2:
+        engine = training_ranks.restored_engine(folder / "commit-of-1", folder, World.alone())
+        assert_equal(found, training_ranks.state_of(engine))
+    else:
+        assert_equal(found, under(results(folder, 2, "commit"), "commit/"))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_smaller_world_takes_up_a_commit(folder, size):
+    engine = training_ranks.restored_engine(folder / f"commit-of-{size}", folder, World.alone())
+    assert_equal(training_ranks.state_of(engine), under(results(folder, size, "commit"), "commit/"))
+
+
+def test_ranks_write_their_parts_only(folder):
+    sizes = [
+        sum(entry.size_bytes for entry in training_ranks.entries_of(folder / name, "optimizer"))
+        for name in ("commit-of-1", "commit-of-2", "commit-of-3")
+    ]
+    assert max(sizes) < 1.2 * min(sizes)
+
+
+def test_a_rank_reads_its_own_file_only_under_the_same_layout(folder):
+    commit = folder / "commit-of-2"
+    entries = training_ranks.entries_of(commit, "model")
+    unreadable = [entries[0], _spoiled(entries[1])]
+    read_parts(commit, unreadable, rank=0, size=2)
+    with pytest.raises(DamagedCommit, match=r"rank-00001/model: got sha256"):
+        read_parts(commit, unreadable, rank=1, size=2)
+    with pytest.raises(DamagedCommit, match=r"rank-00001/model: got sha256"):
+        read_parts(commit, unreadable, rank=0, size=1)
+
+
+def test_a_commit_without_a_rank_s_file_is_refused(folder):
+    commit = folder / "commit-of-3"
+    entries = training_ranks.entries_of(commit, "model")
+    with pytest.raises(DamagedCommit, match="got no rows from"):
+        read_parts(commit, [entries[0], entries[2]], rank=0, size=1)
+
+
+def _spoiled(entry):
+    return type(entry)(
+        path=entry.path,
+        size_bytes=entry.size_bytes,
+        sha256="0" * 64,
+        role=entry.role,
+        rank=entry.rank,
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_export_of_several_ranks_has_the_bytes_of_one(folder, size, tmp_path):
+    model = load_model(folder / "untied")
+    options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000}
+    export_model(
+        tmp_path / "one", hf_named_tensors(model), model_folder=folder / "untied", **options
+    )
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+    found = {p.name: p.read_bytes() for p in (folder / f"export-of-{size}").iterdir()}
+    assert len([name for name in found if name.endswith(".safetensors")]) > 1
+    assert found == expected
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_new_value_head_is_the_same_under_any_layout(folder, size):
+    expected = dict(hf_named_tensors(load_value_model(folder / "tied", seed=5)))
+    assert expected["model.embed_tokens.weight"].shape[0] == VOCABULARY
+    assert_equal(results(folder, size, "value_model", 1), expected)
+
+
+def test_collectives_go_in_the_order_of_ranks(folder):
+    for rank in range(3):
+        found = results(folder, 3, "collectives", rank)
+        assert found["sum"].tolist() == pytest.approx([0.1 + 0.2, 1e16], rel=1e-6)
+        assert found["largest"] == 6
+        assert [found[f"ragged/{i}"].flatten().tolist() for i in range(3)] == [
+            [],
+            [1.0, 2.0],
+            [2.0, 3.0, 4.0, 5.0],
+        ]
