@@ -57,7 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     base.set_defaults(run=lambda places, _: print(images.base(places)))
     build = actions.add_parser("build", help="build a target of ./Dockerfile; prints its layout")
     build.add_argument("target")
-    build.set_defaults(run=lambda places, given: print(images.build(places, given.target)))
+    build.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
+    build.set_defaults(
+        run=lambda places, given: print(images.build(places, given.target, given.build_arg))
+    )
     load = actions.add_parser("import", help="bring a built target into the node; prints its name")
     load.add_argument("target")
     load.set_defaults(run=lambda places, given: print(images.load(places, given.target)))

@@ -19,6 +19,7 @@ def make(name: str) -> list[Path]:
     Returns:
         The `cgroup.procs` files that a process writes itself into.
     """
+    _pass_on_controllers()
     folders = [hierarchy / name / PROCESSES for hierarchy in _hierarchies()]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,6 +66,15 @@ def _hierarchies() -> list[Path]:
         )
     # Where two controllers share a mount, the second name is a link to the first.
     return sorted({folder.resolve() for folder in found})
+
+
+def _pass_on_controllers() -> None:
+    """On version 2 a group has the controllers that its parent passes on, and no others."""
+    offered = MOUNT / "cgroup.controllers"
+    if offered.exists():
+        needed = {"cpu", "cpuset", "hugetlb", "memory", "pids"} & set(offered.read_text().split())
+        passed_on = " ".join(f"+{controller}" for controller in sorted(needed))
+        (MOUNT / "cgroup.subtree_control").write_text(passed_on)
 
 
 def _folders(name: str) -> Iterator[Path]:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import layout
@@ -47,7 +48,7 @@ def image(target: str) -> str:
     return f"localhost/ppojob/{target}:dev"
 
 
-def build(places: Places, target: str) -> Path:
+def build(places: Places, target: str, build_args: Sequence[str] = ()) -> Path:
     """Build a target of the Dockerfile in the checkout; answers its layout.
 
     Every layer is kept by what went into it: with the same locks only our own few files are new.
@@ -64,7 +65,8 @@ def build(places: Places, target: str) -> Path:
             *(places, "buildah", "--storage-driver=overlay"),
             *(f"--root={store}", f"--runroot={store}-run"),
             *("build", "--layers", "--isolation=chroot", "--network=host", *shown),
-            *("--build-arg=BASE=oci:base", f"--target={target}", f"--tag={image(target)}"),
+            *(f"--build-arg={each}" for each in ("BASE=oci:base", *build_args)),
+            *(f"--target={target}", f"--tag={image(target)}"),
             context,
             log=places.images / f"{target}.log",
         )
