@@ -33,6 +33,9 @@ from ppojob_operator.state import (
     Pod,
 )
 
+_OVER = frozenset({"Succeeded", "Failed", "Suspended"})
+"""Phases of jobs without a controller."""
+
 
 @dataclass(frozen=True, slots=True)
 class _PackedChild:
@@ -58,6 +61,7 @@ class _JobRecords:
     children: dict[str, _PackedChild] = field(default_factory=dict)
     settled: dict[str, str] = field(default_factory=dict)
     refused: dict[tuple[ChildKind, str], str] = field(default_factory=dict)
+    report: ControllerReport | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -97,7 +101,7 @@ class Mirror:
             return None
         return read_job(unpack(records.manifest))
 
-    def observed(self, key: JobKey, job_uid: str, report: ControllerReport | None) -> Observed:
+    def observed(self, key: JobKey, job_uid: str) -> Observed:
         """What is there for a job."""
         records = self._jobs.get(key) or _JobRecords()
         pods = tuple(pod for pod in records.pods.values() if pod.job_uid == job_uid)
@@ -108,12 +112,29 @@ class Mirror:
                 for uid, one in records.children.items()
             },
             nodes={pod.node: self._nodes[pod.node] for pod in pods if pod.node in self._nodes},
-            controller=report,
+            controller=_of_these(records.report, pods),
             refused=dict(records.refused),
         )
 
+    def controllers(self) -> list[tuple[JobKey, Pod]]:
+        """The controllers' pods that can be asked how they are."""
+        return [
+            (key, pod)
+            for key, records in self._jobs.items()
+            if records.manifest and records.phase not in _OVER
+            for pod in records.pods.values()
+            if pod.role == "controller" and pod.address and pod.phase == "Running"
+        ]
+
+    def see_report(self, key: JobKey, report: ControllerReport) -> None:
+        """What a controller's supervisor says; wakes the job where it is something new."""
+        records = self._jobs.get(key)
+        if records is not None and records.report != report:
+            records.report = report
+            self._wake(key)
+
     def see_job(self, manifest: Manifest) -> None:
-        """A PPOJob; wakes it unless only its training goes on, or the write was our own echo."""
+        """A PPOJob; wakes it unless only its training goes on."""
         metadata = manifest["metadata"]
         key = (metadata["namespace"], metadata["name"])
         trimmed = trimmed_job(manifest)
@@ -126,7 +147,7 @@ class Mirror:
         records.uid = metadata["uid"]
         records.phase = (manifest.get("status") or {}).get("phase", "Pending")
         self._keys[metadata["uid"]] = key
-        if before is None or _without_training(before) != _without_training(trimmed):
+        if before is None or _telling(before) != _telling(trimmed):
             self._wake(key)
 
     def lose_job(self, uid: str) -> None:
@@ -139,7 +160,7 @@ class Mirror:
         """The PPOJob of this name is gone."""
         records = self._jobs[key]
         self._keys.pop(records.uid, None)
-        records.manifest = None
+        records.manifest = records.report = None
         records.settled.clear()
         records.refused.clear()
         self._drop_if_empty(key)
@@ -224,13 +245,21 @@ class Mirror:
             del self._jobs[key]
 
 
+def _of_these(report: ControllerReport | None, pods: tuple[Pod, ...]) -> ControllerReport | None:
+    """A report, unless its pod is gone: another controller goes on, and will tell by itself."""
+    return report if report and any(pod.uid == report.pod_uid for pod in pods) else None
+
+
 def _is_older(metadata: Manifest, than: Manifest) -> bool:
     """Whether one state of an object was before another: versions are ordered since 1.35."""
     same = metadata["uid"] == than["uid"]
     return bool(same and int(metadata["resourceVersion"]) < int(than["resourceVersion"]))
 
 
-def _without_training(manifest: dict[str, Any]) -> dict[str, Any]:
-    status = {k: v for k, v in (manifest.get("status") or {}).items() if k != "training"}
+def _telling(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What of a job a plan depends on: of its training, where it is, and not how far."""
+    status = dict(manifest.get("status") or {})
+    training = status.pop("training", None) or {}
+    stage = (training.get("stage"), training.get("lastCommittedStep") is None)
     metadata = {k: v for k, v in manifest["metadata"].items() if k != "resourceVersion"}
-    return {**manifest, "metadata": metadata, "status": status}
+    return {**manifest, "metadata": metadata, "status": status, "training": stage}

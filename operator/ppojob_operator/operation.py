@@ -6,8 +6,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import aiohttp
-
 from ppojob_api.v1alpha1.status import Phase
 from ppojob_api.well_known import LABEL_JOB
 from ppojob_operator.cluster import Cluster
@@ -21,8 +19,8 @@ from ppojob_operator.reading import JobKey
 from ppojob_operator.reconcile import Reconciler
 from ppojob_operator.reflector import Reflector, Scope
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import ControllerReport, Manifest, Pod
-from ppojob_operator.supervisor import controller_report
+from ppojob_operator.state import Manifest
+from ppojob_operator.supervisor import Supervisors
 
 _log = logging.getLogger(__name__)
 _DEAF_SECONDS = 180.0
@@ -50,7 +48,6 @@ class Operation:
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._session: aiohttp.ClientSession | None = None
         self.leadership = Leadership(
             cluster,
             settings.namespace,
@@ -60,7 +57,8 @@ class Operation:
         )
         self.mirror = Mirror(self._wake)
         fenced = FencedCluster(cluster, self.leadership)
-        self._reconciler = Reconciler(fenced, self.mirror, settings, self._ask)
+        self._reconciler = Reconciler(fenced, self.mirror, settings)
+        self._supervisors = Supervisors(self.mirror, settings.poll_seconds)
         self.queue = JobQueue(self._look, settings.workers)
         self.reflectors = tuple(self._make_reflectors())
 
@@ -73,13 +71,14 @@ class Operation:
 
     async def run(self) -> None:
         """Operate until cancelled."""
-        async with aiohttp.ClientSession() as self._session, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             for reflector in self.reflectors:
                 group.create_task(reflector.run())
             await asyncio.gather(*(one.is_synced.wait() for one in self.reflectors))
             await self._list_jobs()
             group.create_task(self.queue.run())
             group.create_task(self.leadership.run())
+            group.create_task(self._supervisors.run())
             group.create_task(self._resync())
             group.create_task(self._count())
 
@@ -115,10 +114,6 @@ class Operation:
             # Whoever begins to lead looks at every job.
             return None
         return await self._reconciler.reconcile(key)
-
-    async def _ask(self, pods: tuple[Pod, ...]) -> ControllerReport | None:
-        assert self._session is not None
-        return await controller_report(self._session, pods)
 
     def _wake(self, key: JobKey) -> None:
         self.queue.wake(key)

@@ -51,9 +51,7 @@ def _again_in(here: Situation, settings: Settings, *waits: float | None) -> floa
     candidates = [*waits, expiry_in(status, here.lifecycle, here.now)]
     if here.ending is None:
         candidates.append(deadline_in(status, here.lifecycle, here.now))
-        if any(pod.address for pod in here.observed.pods_of("controller")):
-            candidates.append(settings.poll_seconds)
-        elif here.observed.pods:
+        if any(pod.waiting_reason == "ContainerCreating" for pod in here.observed.pods):
             candidates.append(settings.node_silence_seconds)
     times = [max(0.0, seconds) for seconds in candidates if seconds is not None]
     return min(times, default=None)

@@ -2,9 +2,7 @@
 
 import datetime
 import time
-from collections.abc import Awaitable, Callable
 
-from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.cluster import Cluster
 from ppojob_operator.conditions import holds
 from ppojob_operator.errors import ClusterError, ConflictError, MissingError, UnavailableError
@@ -21,10 +19,7 @@ from ppojob_operator.mirror import Mirror
 from ppojob_operator.plan import plan
 from ppojob_operator.reading import JobKey
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import ControllerReport, Create, Job, Plan, Pod
-
-AskController = Callable[[tuple[Pod, ...]], Awaitable[ControllerReport | None]]
-"""Asks the supervisor of the controller's pod how it is."""
+from ppojob_operator.state import Create, Job, Plan
 
 
 class Reconciler:
@@ -34,17 +29,13 @@ class Reconciler:
         cluster: to write to.
         mirror: what is known.
         settings: of the operator.
-        ask: asks a controller's supervisor.
     """
 
-    def __init__(
-        self, cluster: Cluster, mirror: Mirror, settings: Settings, ask: AskController
-    ) -> None:
+    def __init__(self, cluster: Cluster, mirror: Mirror, settings: Settings) -> None:
         self._cluster = cluster
         self._executor = Executor(cluster, mirror)
         self._mirror = mirror
         self._settings = settings
-        self._ask = ask
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Look at a job once; answers when to look again, or None.
@@ -61,9 +52,7 @@ class Reconciler:
                 outcome = "gone"
                 return None
             # 2. Observe.
-            seen = self._mirror.observed(key, job.uid, None)
-            report = None if _has_ended(job.status) else await self._ask(seen.pods_of("controller"))
-            seen = self._mirror.observed(key, job.uid, report)
+            seen = self._mirror.observed(key, job.uid)
             # 3. Plan.
             now = datetime.datetime.now(datetime.UTC)
             planned = plan(job, seen, self._settings, now)
@@ -106,10 +95,6 @@ def _makes_again(job: Job, planned: Plan) -> bool:
     """Whether objects are to be made that were there before: perhaps they are being collected."""
     is_making = any(isinstance(one, Create) for wave in planned.waves for one in wave)
     return is_making and job.status.start_time is not None
-
-
-def _has_ended(status: PPOJobStatus) -> bool:
-    return holds(status, "Complete") or holds(status, "Failed")
 
 
 def _outcome(problem: ClusterError) -> str:

@@ -173,14 +173,12 @@ class ControllerReport:
         phase: `idle`, `starting`, `ready`, `lost` or `done`.
         reason: why.
         exit_code: how the controller ended.
-        restarts: how often the supervisor started it again.
     """
 
     pod_uid: str
     phase: str
     reason: str = ""
     exit_code: int | None = None
-    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

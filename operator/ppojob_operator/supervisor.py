@@ -1,13 +1,21 @@
-"""How the controller of a job is, asked of its pod's supervisor (docs/contract.md, port 7403)."""
+"""How the controllers of jobs are, asked of their pods' supervisors (docs/contract.md, port 7403).
+
+Asking costs no request to the API server, and wakes a job only when the answer is a new one.
+"""
+
+import asyncio
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from ppojob_api import contract
 from ppojob_operator.conditions import inert
+from ppojob_operator.mirror import Mirror
+from ppojob_operator.reading import JobKey
 from ppojob_operator.state import ControllerReport, Pod
 
 _SECONDS = 3.0
+_AT_ONCE = 64
 
 
 class _PodStatus(BaseModel):
@@ -16,32 +24,56 @@ class _PodStatus(BaseModel):
     phase: str
     reason: str = ""
     exit_code: int | None = None
-    restarts: int = 0
+
+
+class Supervisors:
+    """Asks the supervisor of every running job's controller, again and again.
+
+    Args:
+        mirror: knows the pods, and takes the answers.
+        poll_seconds: between two rounds.
+    """
+
+    def __init__(self, mirror: Mirror, poll_seconds: float) -> None:
+        self._mirror = mirror
+        self._poll_seconds = poll_seconds
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        async with aiohttp.ClientSession() as session:
+            while True:
+                controllers = self._mirror.controllers()
+                await asyncio.gather(*(self._ask(session, *one) for one in controllers))
+                await asyncio.sleep(self._poll_seconds)
+
+    async def _ask(self, session: aiohttp.ClientSession, key: JobKey, pod: Pod) -> None:
+        async with self._slots:
+            report = await controller_report(session, pod)
+        if report is not None:
+            self._mirror.see_report(key, report)
 
 
 async def controller_report(
-    session: aiohttp.ClientSession, pods: tuple[Pod, ...]
+    session: aiohttp.ClientSession, pod: Pod, port: int = contract.PORT_HEALTH
 ) -> ControllerReport | None:
-    """What the supervisor of the first pod that has an address says; None without an answer.
+    """What the supervisor of a controller's pod says; None without an answer.
 
     Args:
         session: to ask with.
-        pods: the controller's.
+        pod: the controller's.
+        port: of the supervisor.
     """
-    pod = next((pod for pod in pods if pod.address and pod.phase == "Running"), None)
-    if pod is None:
-        return None
     host = f"[{pod.address}]" if ":" in pod.address else pod.address
-    url = f"http://{host}:{contract.PORT_HEALTH}/status"
+    timeout = aiohttp.ClientTimeout(total=_SECONDS)
     try:
-        timeout = aiohttp.ClientTimeout(total=_SECONDS)
-        async with session.get(url, timeout=timeout, allow_redirects=False) as answer:
+        async with session.get(
+            f"http://{host}:{port}/status", timeout=timeout, allow_redirects=False
+        ) as answer:
             if answer.status != 200:
                 return None
             status = _PodStatus.model_validate_json(await answer.content.read(1 << 20))
     except (aiohttp.ClientError, TimeoutError, ValidationError):
         # A supervisor that cannot be asked now is asked again; its pod's state is judged by itself.
         return None
-    return ControllerReport(
-        pod.uid, status.phase, inert(status.reason), status.exit_code, status.restarts
-    )
+    return ControllerReport(pod.uid, status.phase, inert(status.reason), status.exit_code)

@@ -14,7 +14,7 @@ from ppojob_operator.errors import ClusterError, UnavailableError
 from ppojob_operator.kinds import CHILD_KINDS
 from ppojob_operator.mirror import Mirror
 from ppojob_operator.reconcile import Reconciler
-from ppojob_operator.state import ControllerReport, Pod
+from ppojob_operator.state import ControllerReport
 
 KEY = ("lab", "sum")
 
@@ -25,16 +25,12 @@ class Bench:
     def __init__(self, **changes: Any) -> None:
         self.cluster = SimulatedCluster()
         self.cluster.put(job_manifest(**changes))
-        self.report: ControllerReport | None = None
         self.restart()
 
     def restart(self) -> None:
         """A new operator, which knows nothing."""
         self.mirror = Mirror(lambda _: None)
-        self.reconciler = Reconciler(self.cluster, self.mirror, SETTINGS, self._ask)
-
-    async def _ask(self, _: tuple[Pod, ...]) -> ControllerReport | None:
-        return self.report
+        self.reconciler = Reconciler(self.cluster, self.mirror, SETTINGS)
 
     def look(self) -> None:
         """Have the mirror show what is there now, as streams would."""
@@ -279,7 +275,7 @@ def test_an_ended_job_gives_its_pods_back_and_stays() -> None:
     async def test(bench: Bench) -> None:
         await up(bench)
         uid = bench.cluster.objects["Pod", "lab", "sum-controller-0"]["metadata"]["uid"]
-        bench.report = ControllerReport(uid, "done", "", 0)
+        bench.mirror.see_report(KEY, ControllerReport(uid, "done", "", 0))
         await bench.settle()
         assert bench.status["phase"] == "Succeeded"
         assert not bench.cluster.of("Pod")

@@ -1,0 +1,154 @@
+"""What is kept of the cluster, and what wakes a job."""
+
+import copy
+from typing import Any
+
+from operator_jobs import NOW, UID, job_manifest
+
+from ppojob_operator.mirror import Mirror
+from ppojob_operator.reading import JobKey
+from ppojob_operator.state import ControllerReport
+
+KEY = ("lab", "sum")
+LABELS = {"ppojob.dev/job": "sum", "ppojob.dev/job-uid": UID, "ppojob.dev/role": "controller"}
+
+
+class Watched:
+    """A mirror, and which jobs it woke."""
+
+    def __init__(self) -> None:
+        self.woken: list[JobKey] = []
+        self.mirror = Mirror(self.woken.append)
+
+    def after(self, manifest: dict[str, Any]) -> int:
+        """How often the job is woken by this state of it."""
+        before = len(self.woken)
+        self.mirror.see_job(manifest)
+        return len(self.woken) - before
+
+
+def job(version: int, **status: Any) -> dict[str, Any]:
+    manifest = job_manifest()
+    manifest["metadata"]["resourceVersion"] = str(version)
+    return {**manifest, "status": {"phase": "Running", **status}}
+
+
+def pod(uid: str = "p", **fields: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "sum-controller-0",
+            "namespace": "lab",
+            "uid": uid,
+            "labels": LABELS,
+            "creationTimestamp": "2026-01-02T03:00:00Z",
+            "ownerReferences": [{"uid": "set", "controller": True}],
+        },
+        "spec": {"nodeName": "n"},
+        "status": {"phase": "Running", "podIP": "10.0.0.1", **fields},
+    }
+
+
+def test_steps_wake_nobody_and_turns_do() -> None:
+    seen = Watched()
+    assert seen.after(job(1)) == 1
+    assert seen.after(job(2, training={"step": 1, "stage": "Training"})) == 1
+    assert seen.after(job(3, training={"step": 2, "stage": "Training", "reward": 0.5})) == 0
+    assert seen.after(job(4, training={"step": 2, "stage": "Training", "lastCommittedStep": 2}))
+    assert not seen.after(job(5, training={"step": 4, "stage": "Training", "lastCommittedStep": 4}))
+    assert seen.after(job(6, training={"step": 4, "stage": "Recovering", "lastCommittedStep": 4}))
+    known = seen.mirror.job(KEY)
+    assert known is not None
+    assert known.status.training is not None
+    assert (known.status.training.step, known.resource_version) == (4, "6")
+
+
+def test_an_older_state_does_not_come_back() -> None:
+    seen = Watched()
+    seen.after(job(5, reason="new"))
+    assert seen.after(job(4, reason="old")) == 0
+    known = seen.mirror.job(KEY)
+    assert known is not None
+    assert known.status.reason == "new"
+
+
+def test_a_younger_job_of_the_same_name_is_another() -> None:
+    seen = Watched()
+    seen.after(job(5))
+    younger = job(9)
+    younger["metadata"]["uid"] = "younger"
+    seen.after(younger)
+    seen.mirror.lose_job(UID)
+    known = seen.mirror.job(KEY)
+    assert known is not None
+    assert known.uid == "younger"
+
+
+def test_a_report_counts_while_its_pod_is_there() -> None:
+    seen = Watched()
+    seen.after(job(1))
+    seen.mirror.see_pod(pod())
+    assert [one.name for _, one in seen.mirror.controllers()] == ["sum-controller-0"]
+    seen.mirror.see_report(KEY, ControllerReport("p", "done", "", 0))
+    assert seen.mirror.observed(KEY, UID).controller is not None
+    woken = len(seen.woken)
+    seen.mirror.see_report(KEY, ControllerReport("p", "done", "", 0))
+    assert len(seen.woken) == woken
+    seen.mirror.lose_pod("p")
+    seen.mirror.see_pod(pod("q"))
+    assert seen.mirror.observed(KEY, UID).controller is None
+
+
+def test_a_pod_of_another_uid_is_not_the_jobs() -> None:
+    seen = Watched()
+    seen.mirror.see_pod(pod())
+    assert seen.mirror.observed(KEY, "younger").pods == ()
+
+
+def test_what_a_kubelet_says_of_a_pod() -> None:
+    seen = Watched()
+    ended = {
+        "exitCode": 137,
+        "reason": "OOMKilled",
+        "message": "too\x00 much",
+        "finishedAt": "2026-01-02T03:04:05Z",
+    }
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
+    container = {
+        "restartCount": 3,
+        "state": {"waiting": waiting},
+        "lastState": {"terminated": ended},
+    }
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    seen.mirror.see_pod(pod(containerStatuses=[container], conditions=[target]))
+    (one,) = seen.mirror.observed(KEY, UID).pods
+    assert (one.restarts, one.waiting_reason) == (3, "CrashLoopBackOff")
+    assert (one.disruption, one.owner_uid, one.node) == ("EvictionByEvictionAPI", "set", "n")
+    assert one.last is not None
+    assert (one.last.exit_code, one.last.reason, one.last.message) == (
+        137,
+        "OOMKilled",
+        "too? much",
+    )
+    assert one.last.finished == NOW
+
+
+def test_a_silent_node_wakes_the_jobs_on_it() -> None:
+    seen = Watched()
+    seen.mirror.see_pod(pod())
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-02T03:00:00Z"}
+    node: dict[str, Any] = {
+        "metadata": {"name": "n", "uid": "n"},
+        "status": {"conditions": [ready]},
+    }
+    seen.mirror.see_node(node)
+    woken = len(seen.woken)
+    silent = copy.deepcopy(node)
+    silent["status"]["conditions"][0] |= {
+        "status": "Unknown",
+        "lastTransitionTime": "2026-01-02T03:04:05Z",
+    }
+    seen.mirror.see_node(silent)
+    assert seen.woken[woken:] == [KEY]
+    assert seen.mirror.observed(KEY, UID).nodes["n"].silent_since == NOW
