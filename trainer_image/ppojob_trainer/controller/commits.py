@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class Commits:
         every: steps between commits; None: only when asked.
         keep_last: commits that stay.
         best: finds the commit that stays whatever its age; None where none does.
+        tell_committed: called with the step when a commit is safe.
     """
 
     roles: Roles
@@ -42,6 +44,7 @@ class Commits:
     every: int | None
     keep_last: int
     best: BestCommit | None
+    tell_committed: Callable[[int], None]
 
     def is_due(self, progress: Progress) -> bool:
         """Whether the state behind a step must be committed before the next begins."""
@@ -77,6 +80,7 @@ class Commits:
         self.journal.append(
             CommitSealed(time=time.time(), step=progress.step, size_bytes=size_bytes)
         )
+        self.tell_committed(progress.step)
         self.prune()
 
     def prune(self) -> None:

@@ -38,6 +38,7 @@ from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder, epoch_order
 from ppojob_trainer.errors import ConfigError, Interrupted, PPOJobError
 from ppojob_trainer.lifeline import Lifeline, die_with_parent
+from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
 from ppojob_trainer.rewards.row_checks import row_checks
@@ -130,7 +131,8 @@ def build_loop(
     roles = _roles(environment, stop, stack)
     actor = roles.group("actorRollout")
     stages = RolloutStages(roles, actor, _scoring(environment, roles))
-    records = Records(_sinks(spec, run_folder, stack), run_folder)
+    shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
+    records = Records(_sinks(spec, run_folder, shown, stack), run_folder)
     total_steps = _total_steps(spec, order)
     reporter.report(total_steps=total_steps)
     training = _training_step(environment, roles, stages)
@@ -144,7 +146,7 @@ def build_loop(
         training=training,
         evaluation=_evaluation(spec, stages, prompts.validation),
         records=records,
-        commits=_commits(spec, roles, store, journal, run_folder),
+        commits=_commits(spec, roles, store, journal, run_folder, shown),
         recovery=Recovery(
             roles=roles,
             journal=journal,
@@ -252,7 +254,12 @@ def _evaluation(
 
 
 def _commits(
-    spec: PPOJobSpec, roles: Roles, store: CommitStore, journal: Journal, run_folder: Path
+    spec: PPOJobSpec,
+    roles: Roles,
+    store: CommitStore,
+    journal: Journal,
+    run_folder: Path,
+    shown: Prometheus,
 ) -> Commits:
     return Commits(
         roles=roles,
@@ -265,6 +272,7 @@ def _commits(
         best=None
         if spec.checkpoint.best is None
         else BestCommit(spec.checkpoint.best, run_folder / METRICS_FILE),
+        tell_committed=shown.committed,
     )
 
 
@@ -328,8 +336,10 @@ def _roles(environment: PodEnvironment, stop: StopRequest, stack: contextlib.Exi
     return Roles(caller, groups, spec.timeouts.startup_seconds, stop)
 
 
-def _sinks(spec: PPOJobSpec, run_folder: Path, stack: contextlib.ExitStack) -> Sinks:
-    sinks: list[Sink] = [JsonLines(run_folder / METRICS_FILE)]
+def _sinks(
+    spec: PPOJobSpec, run_folder: Path, shown: Prometheus, stack: contextlib.ExitStack
+) -> Sinks:
+    sinks: list[Sink] = [JsonLines(run_folder / METRICS_FILE), shown]
     if "tensorboard" in spec.loggers:
         sinks.append(TensorBoard(run_folder / TENSORBOARD_FOLDER))
     all_sinks = Sinks(tuple(sinks))
