@@ -1,0 +1,83 @@
+import socket
+
+import pytest
+import torch
+
+from ppojob_trainer.errors import WorldNotOpen
+from ppojob_trainer.parallel.collectives import (
+    gather_ragged,
+    largest_over_ranks,
+    sum_over_ranks,
+)
+from ppojob_trainer.parallel.fsdp import Extent, extent_of_rank
+from ppojob_trainer.parallel.world import MeetingPoint, World, find_store, open_world
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def meeting() -> MeetingPoint:
+    with socket.create_server(("127.0.1.1", 0)) as server:
+        return MeetingPoint("127.0.1.1", server.getsockname()[1], "uid/actorRollout/3")
+
+
+def test_a_rank_alone_talks_to_nobody():
+    world = World.alone()
+    values = torch.arange(3)
+    assert sum_over_ranks(world, [0.1, 0.2]) == [0.1, 0.2]
+    assert largest_over_ranks(world, 4) == 4
+    assert gather_ragged(world, values)[0] is values
+
+
+def test_one_rank_hosts_a_store_where_other_roles_find_it(meeting):
+    with open_world(0, 1, CPU, address="127.0.1.1", meeting=meeting) as world:
+        world.store.set("who", "actor")
+        assert find_store(meeting).get("who") == b"actor"
+
+
+def test_pods_on_one_machine_share_the_port(meeting):
+    with (
+        socket.create_server(("127.0.1.2", meeting.port)),
+        open_world(0, 1, CPU, address="127.0.1.1", meeting=meeting),
+    ):
+        pass
+
+
+def test_the_store_of_an_older_epoch_is_not_taken_for_ours(meeting):
+    older = MeetingPoint(meeting.host, meeting.port, "uid/actorRollout/2")
+    with (
+        open_world(0, 1, CPU, address="127.0.1.1", meeting=older),
+        pytest.raises(WorldNotOpen, match=r"uid/actorRollout/3: rank 0 did not open its store at"),
+    ):
+        find_store(meeting, open_seconds=0.1)
+
+
+def test_nobody_comes(meeting):
+    with (
+        pytest.raises(WorldNotOpen, match=r"within 0\.2 s"),
+        open_world(1, 2, CPU, address="127.0.1.2", meeting=meeting, open_seconds=0.2),
+    ):
+        pass
+
+
+def test_a_port_that_is_taken_is_named(meeting):
+    with (
+        socket.create_server(("127.0.1.1", meeting.port)),
+        pytest.raises(WorldNotOpen, match=rf"127\.0\.1\.1:{meeting.port} for its store"),
+        open_world(0, 1, CPU, address="127.0.1.1", meeting=meeting),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "runs"),
+    [(7, 2, [(0, 4), (4, 7)]), (7, 3, [(0, 3), (3, 6), (6, 7)]), (1, 3, [(0, 1), (1, 1), (1, 1)])],
+)
+def test_extents_cover_a_tensor_once(rows, size, runs):
+    extents = [extent_of_rank((rows, 5), rank, size) for rank in range(size)]
+    assert [(extent.start, extent.stop) for extent in extents] == runs
+    assert [extent.local_shape for extent in extents] == [(b - a, 5) for a, b in runs]
+
+
+def test_a_tensor_without_a_dimension_is_whole_everywhere():
+    assert Extent((), 0, 0).local_shape == ()
