@@ -55,10 +55,7 @@ def _begin(places: Places, wanted: plan.Plan) -> None:
     for program in ("pause", "coredns"):
         images.load_program(places, program)
     with step("wait for the node and for DNS"):
-        manifest = (TOOL / "manifests" / "coredns.yaml").read_text()
-        manifest = manifest.replace("$(IMAGE)", plan.image_name(places, "coredns"))
-        manifest = manifest.replace("$(ADDRESS)", plan.DNS_ADDRESS)
-        _kubectl(places, "apply", "--server-side", "--filename=-", stdin=manifest)
+        _kubectl(places, "apply", "--server-side", f"--filename={plan.names(places)}")
         _until(places, lambda: _is_ready(places))
     # Its being there says that the node came up.
     places.kubeconfig.symlink_to(_way_in(places))
@@ -171,11 +168,11 @@ def _until(places: Places, holds: Callable[[], bool], seconds: float = PATIENCE_
     raise ClusterError(f"not so after {seconds:.0f} s: {last}; the logs are in {places.logs}")
 
 
-def _kubectl(places: Places, *arguments: str, stdin: str = "") -> str:
+def _kubectl(places: Places, *arguments: str) -> str:
     """Call kubectl as the administrator, whatever the caller's own configuration or proxy is."""
     environment = {name: text for name, text in os.environ.items() if "proxy" not in name.lower()}
     way_in = (f"--kubeconfig={_way_in(places)}", f"--cache-dir={places.kubectl}")
-    return call(places.bin / "kubectl", *way_in, *arguments, env=environment, stdin=stdin)
+    return call(places.bin / "kubectl", *way_in, *arguments, env=environment)
 
 
 def _way_in(places: Places) -> Path:

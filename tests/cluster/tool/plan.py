@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import programs
 from places import TOOL, Places
@@ -137,13 +138,22 @@ def _api_server(places: Places) -> tuple[str, ...]:
         "--kubelet-preferred-address-types=InternalIP",
         f"--feature-gates={GATES}",
         "--runtime-config=scheduling.k8s.io/v1alpha2=true",
-        f"--audit-policy-file={TOOL}/manifests/audit-policy.yaml",
+        f"--audit-policy-file={places.node}/audit-policy.yaml",
         f"--audit-log-path={places.logs}/audit.log",
     )
 
 
+def names(places: Places) -> Path:
+    """The manifest of the cluster's DNS, as it is applied."""
+    return places.node / "coredns.yaml"
+
+
 def _files(places: Places) -> dict[str, str]:
+    manifests = TOOL / "manifests"
+    dns = (manifests / "coredns.yaml").read_text().replace("$(ADDRESS)", DNS_ADDRESS)
     return {
+        str(names(places)): dns.replace("$(IMAGE)", image_name(places, "coredns")),
+        str(places.node / "audit-policy.yaml"): (manifests / "audit-policy.yaml").read_text(),
         str(places.node / "containerd.toml"): _containerd(places),
         str(places.node / "cni" / "10-pods.conflist"): _pod_network(places),
         str(places.node / "kubelet.yaml"): json.dumps(_kubelet(places), indent=1),

@@ -13,7 +13,6 @@ from cluster_error import ClusterError
 def call(
     *argv: str | Path,
     env: Mapping[str, str] | None = None,
-    stdin: str = "",
     log: Path | None = None,
 ) -> str:
     """Run a program to its end; answers what it printed.
@@ -21,14 +20,13 @@ def call(
     Args:
         argv: how it is called.
         env: its whole environment instead of ours.
-        stdin: what it reads.
         log: takes all that it writes, where that may be much; a failure names this file.
 
     Raises:
         ClusterError: it failed; the message ends with the last line of what it wrote.
     """
     done = subprocess.run(
-        argv, env=env, input=stdin, capture_output=True, text=True, errors="replace", check=False
+        argv, env=env, input="", capture_output=True, text=True, errors="replace", check=False
     )
     if log:
         log.write_text(done.stdout + done.stderr)
