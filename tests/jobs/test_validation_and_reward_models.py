@@ -92,7 +92,7 @@ def test_a_reward_model_scores_the_same_wherever_it_lives(
 
 
 def test_a_reward_model_and_a_function_add_up(start, tiny_job, classifier, tmp_path: Path):
-    job = {"steps": {"total": 1}, "rewardModel": {"path": str(classifier), "dtype": "float32"}}
+    job = {"steps": {"total": 2}, "rewardModel": {"path": str(classifier), "dtype": "float32"}}
     found = {}
     for name, changes in (
         ("function", {"rewardModel": None}),
