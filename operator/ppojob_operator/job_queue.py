@@ -24,11 +24,14 @@ class JobQueue:
     Args:
         look: reconciles one.
         workers: how many at a time.
+        rest_seconds: a job that was looked at is left alone for so long. Its own writes and the
+            pods that they make come back as a burst of events; one look is enough for all.
     """
 
-    def __init__(self, look: Look, workers: int) -> None:
+    def __init__(self, look: Look, workers: int, rest_seconds: float = 0.2) -> None:
         self._look = look
         self._workers = workers
+        self._rest_seconds = rest_seconds
         self._due: dict[JobKey, float] = {}
         self._busy: set[JobKey] = set()
         self._timers: dict[JobKey, asyncio.TimerHandle] = {}
@@ -64,15 +67,11 @@ class JobQueue:
             QUEUE_LENGTH.set(len(self._due))
             self._busy.add(key)
             self._cancel_timer(key)
-            try:
-                again = await self._look_once(key)
-            finally:
-                self._busy.discard(key)
-            if key in self._due:
-                self._ready.release()
-            elif again is not None:
-                loop = asyncio.get_running_loop()
+            again = await self._look_once(key)
+            loop = asyncio.get_running_loop()
+            if again is not None:
                 self._timers[key] = loop.call_later(again, self._ring, key)
+            loop.call_later(self._rest_seconds, self._rested, key)
 
     async def _look_once(self, key: JobKey) -> float | None:
         try:
@@ -92,6 +91,11 @@ class JobQueue:
         pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16), _LONGEST_PAUSE_SECONDS)
         asked = problem.retry_after if isinstance(problem, UnavailableError) else None
         return max(asked or 0.0, pause * random.uniform(0.5, 1.0))
+
+    def _rested(self, key: JobKey) -> None:
+        self._busy.discard(key)
+        if key in self._due:
+            self._ready.release()
 
     def _ring(self, key: JobKey) -> None:
         self._timers.pop(key, None)

@@ -74,9 +74,11 @@ class Leadership:
             while True:
                 led = self.is_held
                 try:
-                    await self._try()
-                except ClusterError as problem:
-                    _log.warning("lease: %s", problem)
+                    # An answer that comes later than this would be of no use.
+                    async with asyncio.timeout(self._seconds / 2):
+                        await self._try()
+                except (ClusterError, TimeoutError) as problem:
+                    _log.warning("lease: %r", problem)
                 LEADER.set(self.is_held)
                 if self.is_held and not led:
                     _log.info("%s leads", self._identity)

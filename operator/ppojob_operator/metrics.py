@@ -7,7 +7,7 @@ _LONG = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 90.0, 180.0, 300.0, 600.0, 1_800.0, 3_
 
 RECONCILES = Counter(
     "ppojob_operator_reconciles_total",
-    "Reconciles by how they ended: unchanged, changed, unavailable, conflict, failed.",
+    "Reconciles by how they ended; docs/operations.md lists the outcomes.",
     ["outcome"],
 )
 RECONCILE_SECONDS = Histogram(

@@ -5,7 +5,13 @@ import time
 
 from ppojob_operator.cluster import Cluster
 from ppojob_operator.conditions import holds
-from ppojob_operator.errors import ClusterError, ConflictError, MissingError, UnavailableError
+from ppojob_operator.errors import (
+    ClusterError,
+    ConflictError,
+    MissingError,
+    NotLeaderError,
+    UnavailableError,
+)
 from ppojob_operator.execute import Executor
 from ppojob_operator.kinds import JOB
 from ppojob_operator.metrics import (
@@ -74,7 +80,7 @@ class Reconciler:
             outcome = "gone"
             self._mirror.forget_job(key)
             return None
-        except ClusterError as problem:
+        except (ClusterError, NotLeaderError) as problem:
             outcome = _outcome(problem)
             raise
         finally:
@@ -97,7 +103,9 @@ def _makes_again(job: Job, planned: Plan) -> bool:
     return is_making and job.status.start_time is not None
 
 
-def _outcome(problem: ClusterError) -> str:
+def _outcome(problem: ClusterError | NotLeaderError) -> str:
+    if isinstance(problem, NotLeaderError):
+        return "fenced"
     if isinstance(problem, UnavailableError):
         return "unavailable"
     return "conflict" if isinstance(problem, ConflictError) else "refused"

@@ -37,7 +37,7 @@ def test_a_job_is_looked_at_once_at_a_time_and_once_more_when_woken_meanwhile() 
             at_once -= 1
             return None
 
-        queue = JobQueue(look, workers=4)
+        queue = JobQueue(look, workers=4, rest_seconds=0.0)
 
         async def story() -> None:
             queue.wake(A)
@@ -64,7 +64,7 @@ def test_it_comes_again_after_the_time_it_asked_for() -> None:
             looks.append(key)
             return 0.02 if len(looks) < 3 else None
 
-        queue = JobQueue(look, workers=1)
+        queue = JobQueue(look, workers=1, rest_seconds=0.0)
 
         async def story() -> None:
             queue.wake(A)
@@ -87,7 +87,7 @@ def test_one_job_that_fails_holds_up_no_other_and_is_tried_again() -> None:
                 raise problems.pop(0)
             return None
 
-        queue = JobQueue(look, workers=1)
+        queue = JobQueue(look, workers=1, rest_seconds=0.0)
 
         async def story() -> None:
             queue.wake(A)
@@ -107,10 +107,36 @@ def test_how_long_the_oldest_waits_is_known() -> None:
         return None
 
     async def test() -> None:
-        queue = JobQueue(look, workers=1)
+        queue = JobQueue(look, workers=1, rest_seconds=0.0)
         assert queue.oldest_seconds == 0.0
         queue.wake(A)
         await asyncio.sleep(0.02)
         assert queue.oldest_seconds >= 0.02
+
+    run(test)
+
+
+def test_a_burst_of_events_is_one_look_more() -> None:
+    async def test() -> None:
+        looks = list[JobKey]()
+
+        async def look(key: JobKey) -> float | None:
+            looks.append(key)
+            return None
+
+        queue = JobQueue(look, workers=2, rest_seconds=0.3)
+
+        async def story() -> None:
+            queue.wake(A)
+            for _ in range(10):
+                await asyncio.sleep(0.01)
+                queue.wake(A)
+            queue.wake(B)
+            await asyncio.sleep(0.05)
+            assert looks == [A, B]
+            await asyncio.sleep(0.6)
+            assert looks == [A, B, A]
+
+        await works(queue, story)
 
     run(test)
