@@ -13,6 +13,7 @@ from cluster_access import Cluster, as_list, eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 PORT = 8000
+MARK = "a-pod-of-test-node"
 NAME = f"http://pair-1.pair:{PORT}/name"
 FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
 ASK_THE_API = """
@@ -154,6 +155,26 @@ def test_a_killed_pod_comes_back_under_its_name(pair: Cluster) -> None:
     eventually(
         lambda: "pair-1" in pair.execute("pair-0", "python3", "-c", FETCH, "http://either/name")
     )
+
+
+def test_a_removed_pod_leaves_no_process(cluster: Cluster, base_image: str) -> None:
+    if not cluster.is_ours:
+        pytest.skip("the pods' processes are in kind's container")
+    # An argument that it does not use makes it findable from outside.
+    asleep = container(base_image, "python3", "-c", "import time; time.sleep(600)", MARK)
+    cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "sleeper"},
+            "spec": pod_spec(asleep),
+        }
+    )
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/sleeper", "--timeout=60s")
+    assert node_processes.with_argument(MARK)
+    cluster.kubectl("delete", "pod", "sleeper", "--timeout=60s")
+    # Without a grace period the object goes first, and the process a moment later.
+    eventually(lambda: not node_processes.with_argument(MARK))
 
 
 def test_pod_security_refuses_what_is_not_restricted(cluster: Cluster, base_image: str) -> None:

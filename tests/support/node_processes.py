@@ -1,5 +1,6 @@
-"""The node's own processes, to be killed, stopped and thawed."""
+"""The node's processes as this machine sees them: to be found, killed, stopped and thawed."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from cluster_access import Cluster
@@ -7,13 +8,23 @@ from cluster_access import Cluster
 
 def pid(cluster: Cluster, name: str) -> int | None:
     """The number of a process by its program (`kubelet`, `kube-apiserver`, `etcd`, ...)."""
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            program = Path((folder / "cmdline").read_bytes().split(b"\0")[0].decode())
-        except (OSError, UnicodeDecodeError):
-            continue
+    for number, argv in _running():
+        program = Path(argv[0])
         if program.name == name and program.is_relative_to(cluster.folder / "programs"):
-            return int(folder.name)
+            return number
     return None
+
+
+def with_argument(argument: str) -> list[int]:
+    """The processes, those of pods included, that were called with an argument."""
+    return [number for number, argv in _running() if argument in argv]
+
+
+def _running() -> Iterator[tuple[int, list[str]]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:  # it ended between the two looks
+                continue
+            yield int(folder.name), words
