@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.checkpoint.export import export_model
+from ppojob_trainer.checkpoint.export import accompany_export, export_model
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, RolloutEngine, SamplingParams, generate
 from ppojob_trainer.rollout.seeds import Purpose, sample_seed
 from ppojob_trainer.rpc import messages, methods
@@ -72,7 +72,7 @@ class ActorRolloutWorker:
         ]
 
     def _sync_weights(self, request: messages.SyncWeights) -> Nothing:
-        self.engine.load_weights(request.version, hf_named_tensors(self.policy.learner.model))
+        self.engine.load_weights(request.version, named_full_tensors(self.policy.learner.model))
         return Nothing()
 
     def _generate(self, request: messages.Generate) -> messages.Generated:
@@ -131,11 +131,16 @@ class ActorRolloutWorker:
     def _export_model(self, request: messages.ExportModel) -> Nothing:
         model = self.spec.model
         template = Path(model.chat_template).read_text() if model.chat_template else None
+        dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
+        tensors = hf_named_tensors(self.policy.learner.model)
+        if self.rank != 0:
+            accompany_export(tensors, dtype=dtype)
+            return Nothing()
         export_model(
             self.run_folder / request.folder,
-            hf_named_tensors(self.policy.learner.model),
+            tensors,
             model_folder=Path(model.path),
-            dtype=torch.float32 if model.dtype == "float32" else torch.bfloat16,
+            dtype=dtype,
             tokenizer_folder=Path(model.tokenizer_path or model.path),
             chat_template=template,
         )

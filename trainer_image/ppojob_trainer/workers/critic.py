@@ -50,9 +50,9 @@ def open_critic(spec: PPOJobSpec, world: World) -> Critic:
 
     learner = Learner(
         role="critic",
-        rank=world.rank,
+        world=world,
         seed=spec.seed,
-        load=lambda: load_value_model(path, dtype, world.device, seed=spec.seed),
+        load=lambda: load_value_model(path, dtype, world.device, seed=spec.seed, world=world),
         train=train,
     )
     limit = spec.data.max_response_tokens

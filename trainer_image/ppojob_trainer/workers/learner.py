@@ -1,16 +1,19 @@
 """A model in training, and its place in commits: weights, optimizer and random state of a rank."""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_trainer.checkpoint.files import FileEntry
+from ppojob_trainer.checkpoint.parts import read_parts
 from ppojob_trainer.checkpoint.tensors import read_shard, write_shard
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.errors import DamagedCommit
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
+from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages import SavedFile
 
 MODEL_FILE = "model.safetensors"
@@ -23,7 +26,7 @@ class Learner:
 
     Args:
         role: name of the model's role, below which its files lie in a commit.
-        rank: this rank in the world that trains the model.
+        world: the ranks that train the model together.
         seed: of the random state that a job begins with.
         load: makes the model that the job begins with.
         train: makes the engine for a model and its number of optimizer steps in the whole job.
@@ -32,14 +35,14 @@ class Learner:
     def __init__(
         self,
         role: str,
-        rank: int,
+        world: World,
         seed: int,
         load: Callable[[], PreTrainedModel],
         train: Callable[[PreTrainedModel, int], TrainEngine],
     ) -> None:
         self.model = load()
         self._role = role
-        self._rank = rank
+        self._world = world
         self._seed = seed
         self._load = load
         self._train = train
@@ -69,7 +72,7 @@ class Learner:
         if folder is None:
             torch.manual_seed(self._seed)
         else:
-            self._read(folder, {file.path: file for file in files})
+            self._read(folder, [_entry(file) for file in files])
 
     def save(self, folder: Path) -> list[SavedFile]:
         """Write this rank's files of a commit."""
@@ -78,29 +81,52 @@ class Learner:
             OPTIMIZER_FILE: self.engine.state_tensors(),
             RNG_FILE: {"torch": torch.get_rng_state()},
         }
+        rank = self._world.rank
         entries = [
-            write_shard(folder, self._path(name), tensors, role=self._role, rank=self._rank)
+            write_shard(
+                folder, f"{self._role}/rank-{rank:05d}/{name}", tensors, role=self._role, rank=rank
+            )
             for name, tensors in shards.items()
         ]
         return [SavedFile(entry.path, entry.size_bytes, entry.sha256) for entry in entries]
 
-    def _read(self, folder: Path, files: dict[str, SavedFile]) -> None:
-        shards = {}
-        for name in (MODEL_FILE, OPTIMIZER_FILE, RNG_FILE):
-            path = self._path(name)
-            if path not in files:
-                raise DamagedCommit(f"{folder.name}/{path}", "the commit does not hold this file")
-            entry = FileEntry(
-                path=path,
-                size_bytes=files[path].size,
-                sha256=files[path].sha256,
-                role=self._role,
-                rank=self._rank,
-            )
-            shards[name] = read_shard(folder, entry)
-        load_named_tensors(self.model, shards[MODEL_FILE])
-        self.engine.load_state(shards[OPTIMIZER_FILE])
-        torch.set_rng_state(shards[RNG_FILE]["torch"])
+    def _read(self, folder: Path, entries: list[FileEntry]) -> None:
+        load_named_tensors(self.model, self._parts(folder, entries, MODEL_FILE))
+        self.engine.load_state(self._parts(folder, entries, OPTIMIZER_FILE))
+        states = self._files(folder, entries, RNG_FILE)
+        if len(states) == self._world.size:
+            state = next(entry for entry in states if entry.rank == self._world.rank)
+            torch.set_rng_state(read_shard(folder, state)["torch"])
+        else:
+            # Under another number of ranks nobody can go on where somebody stopped.
+            torch.manual_seed(self._seed + self.engine.updates)
 
-    def _path(self, name: str) -> str:
-        return f"{self._role}/rank-{self._rank:05d}/{name}"
+    def _parts(self, folder: Path, entries: list[FileEntry], name: str) -> dict[str, Tensor]:
+        files = self._files(folder, entries, name)
+        return read_parts(folder, files, self._world.rank, self._world.size)
+
+    def _files(self, folder: Path, entries: list[FileEntry], name: str) -> list[FileEntry]:
+        """The files of one kind that the ranks of this role have written."""
+        found = [
+            entry
+            for entry in entries
+            if entry.role == self._role and PurePosixPath(entry.path).name == name
+        ]
+        if sorted(entry.rank for entry in found) != list(range(max(1, len(found)))):
+            raise DamagedCommit(
+                f"{folder.name}/{self._role}/*/{name}",
+                f"got those of ranks {[entry.rank for entry in found]}: all ranks' are needed",
+            )
+        return found
+
+
+def _entry(file: SavedFile) -> FileEntry:
+    """What the name of a file says of it: role/rank-00000/kind."""
+    role, rank, _ = PurePosixPath(file.path).parts
+    return FileEntry(
+        path=file.path,
+        size_bytes=file.size,
+        sha256=file.sha256,
+        role=role,
+        rank=int(rank.removeprefix("rank-")),
+    )
