@@ -2,6 +2,7 @@
 
 from typing import Final
 
+JOB_FILE: Final = "job.yaml"
 METRICS_FILE: Final = "metrics.jsonl"
 SUMMARY_FILE: Final = "summary.json"
 CHECKPOINTS_FOLDER: Final = "checkpoints"

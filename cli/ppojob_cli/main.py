@@ -10,6 +10,7 @@ _COMMANDS = {
     "plan": ("ppojob_cli.plan", "plan"),
     "data": ("ppojob_cli.data", "data"),
     "model": ("ppojob_cli.model", "model"),
+    "export": ("ppojob_cli.export", "export"),
 }
 
 

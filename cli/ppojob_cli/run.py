@@ -12,6 +12,7 @@ import click
 from ppojob_api import contract
 from ppojob_api.manifest import to_yaml
 from ppojob_api.run_config import RunConfig, resolve
+from ppojob_api.run_layout import JOB_FILE
 from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.machine_checks import engine_facts
 from ppojob_cli.overrides import set_option
@@ -150,4 +151,4 @@ def _pod_states(pods: LocalPods) -> list[PodState]:
 def write_job(folder: Path, config: RunConfig) -> None:
     """Write the manifest as resolved, for people and for the record."""
     job = config.job().model_dump(mode="json", by_alias=True, exclude={"status"})
-    (folder / "job.yaml").write_text(to_yaml(job))
+    (folder / JOB_FILE).write_text(to_yaml(job))

@@ -1,0 +1,75 @@
+"""`ppojob export`: the model of a commit as a Hugging Face folder."""
+
+import re
+from pathlib import Path
+
+import click
+
+from ppojob_api.problem import shown
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE
+from ppojob_cli.validate import EXIT_WRONG_INPUT, load_job
+
+_STEP = re.compile(r"[0-9]+")
+_POINTERS = ("latest", "best")
+
+
+@click.command("export")
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--commit",
+    default="latest",
+    show_default=True,
+    metavar="latest|best|STEP",
+    help="Which commit.",
+)
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder that is made.",
+)
+def export(run: Path, commit: str, output: Path) -> None:
+    """Write the policy of a commit of a run folder as a Hugging Face folder.
+
+    The weights are put together, however many ranks wrote them. Needs no GPU and no running job.
+    """
+    from ppojob_trainer.checkpoint.commit_export import export_commit
+    from ppojob_trainer.errors import PPOJobError
+
+    try:
+        folder = _commit_folder(run, commit)
+        _check_output(output)
+        step = export_commit(folder, load_job(run / JOB_FILE).spec.model, output)
+    except (PPOJobError, _WrongInputError) as problem:
+        click.echo(str(problem), err=True)
+        raise SystemExit(EXIT_WRONG_INPUT) from None
+    click.echo(f"{output}: the policy behind step {step}")
+
+
+class _WrongInputError(Exception):
+    """One line for the person."""
+
+
+def _commit_folder(run: Path, commit: str) -> Path:
+    root = run / CHECKPOINTS_FOLDER
+    found = sorted(path.name for path in root.glob("step-*"))
+    if not found:
+        raise _WrongInputError(f"RUN: got {run}: it holds no commit; the run folder of a job")
+    name = f"step-{int(commit):06d}" if _STEP.fullmatch(commit) else commit
+    is_known = name in found or (name in _POINTERS and (root / name).exists())
+    if not is_known:
+        steps = ", ".join(str(int(step.removeprefix("step-"))) for step in found)
+        pointers = ", ".join(name for name in _POINTERS if (root / name).exists())
+        raise _WrongInputError(
+            f"--commit: got {shown(commit)}: there is no such commit; one of {pointers}, {steps}"
+        )
+    return (root / name).resolve()
+
+
+def _check_output(output: Path) -> None:
+    """An export replaces its folder as a whole, so only an export may be replaced."""
+    if output.exists() and any(output.iterdir()) and not (output / "config.json").is_file():
+        raise _WrongInputError(
+            f"--output: got {output}: it is not empty, and no model; a new folder, or an export"
+        )

@@ -1,0 +1,109 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from ppojob_cli.main import main
+from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, RoleState
+from ppojob_trainer.checkpoint.tensors import write_shard
+
+WEIGHTS = {
+    "model.norm.weight": torch.arange(8.0),
+    "model.layers.0.mlp.up_proj.weight": torch.randn(6, 8, generator=torch.Generator()),
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with a commit behind step 4."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 9}))
+    (model / "tokenizer.json").write_text("{}")
+    folder = tmp_path / "run"
+    store = CommitStore(folder / "checkpoints", job_uid="u", config=b"{}")
+    pending = store.begin(4)
+    path = "actorRollout/rank-00000/model.safetensors"
+    entry = write_shard(pending.folder, path, WEIGHTS, role="actorRollout", rank=0)
+    state = RoleState(role="actorRollout", world_size=1, epoch=1, optimizer_steps=4)
+    progress = Progress(
+        step=4,
+        policy_version=4,
+        data=DataCursor(epoch=0, cursor=0, sha256="d"),
+        kl_coefficient=None,
+        metrics_lines=4,
+        tokens=0,
+        seconds=0.0,
+        roles=(state,),
+    )
+    store.seal(pending, progress, [entry])
+    (folder / "job.yaml").write_text(
+        f"""
+apiVersion: ppojob.dev/v1alpha1
+kind: PPOJob
+metadata: {{name: small}}
+spec:
+  model: {{path: {model}}}
+  data: {{train: [{{path: train.parquet}}]}}
+  algorithm: {{type: grpo, promptsPerStep: 1, samplesPerPrompt: 2}}
+  steps: {{total: 4}}
+"""
+    )
+    return folder
+
+
+@pytest.mark.parametrize("commit", ["latest", "4"])
+def test_the_policy_of_a_commit(commit: str, run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "export"
+    arguments = ["export", str(run), "--commit", commit, "--output", str(output)]
+    for _ in range(2):  # an export may be replaced
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
+        assert done.output == f"{output}: the policy behind step 4\n"
+    exported = load_file(output / "model.safetensors")
+    assert exported.keys() == WEIGHTS.keys()
+    for name, weight in WEIGHTS.items():
+        assert torch.equal(exported[name], weight)
+    assert (output / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--commit", "7"], '--commit: got "7": there is no such commit; one of latest, 4'),
+        (["--commit", "best"], '--commit: got "best": there is no such commit; one of latest, 4'),
+    ],
+)
+def test_a_commit_that_is_not_there(options: list[str], line: str, run: Path) -> None:
+    done = CliRunner().invoke(main, ["export", str(run), *options, "--output", "export"])
+    assert (done.exit_code, done.output.strip()) == (2, line)
+
+
+def test_nothing_but_an_export_is_replaced(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("years of work")
+    done = CliRunner().invoke(main, ["export", str(run), "--output", str(tmp_path / "full")])
+    assert done.exit_code == 2
+    assert "it is not empty, and no model" in done.output
+    assert (tmp_path / "full" / "thesis.tex").exists()
+
+
+def test_a_damaged_commit_is_refused_by_name(run: Path, tmp_path: Path) -> None:
+    shard = run / "checkpoints" / "step-000004" / "actorRollout/rank-00000/model.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    done = CliRunner().invoke(main, ["export", str(run), "--output", str(tmp_path / "export")])
+    assert done.exit_code == 2
+    assert "actorRollout/rank-00000/model.safetensors" in done.output
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_folder_without_a_run(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["export", str(tmp_path), "--output", str(tmp_path / "x")])
+    assert done.exit_code == 2
+    assert done.output == f"RUN: got {tmp_path}: it holds no commit; the run folder of a job\n"
