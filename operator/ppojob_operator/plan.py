@@ -34,7 +34,7 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
             return Plan(waves=((DeleteJob(),),))
     image = job.status.image or settings.trainer_image
     lost, lost_wait = lost_pods(observed, settings.node_silence_seconds, now)
-    crashed, crash_wait = crashed_pods(observed.pods, job.status.failures, now)
+    crashed, crash_wait = crashed_pods(observed.pods, job.status, now)
     status = status_of(here, image)
     told: tuple[Action, ...] = tuple(events(here, status))
     defaults = Defaults(image, settings.image_pull_policy, settings.gpu_resource)

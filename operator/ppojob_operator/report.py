@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ppojob_api.v1alpha1.status import FailureRecord, Phase, PPOJobStatus, RoleStatus
+from ppojob_api.v1alpha1.status import Phase, PPOJobStatus, RoleStatus
+from ppojob_api.well_known import RoleName
 from ppojob_operator.conditions import (
     Claim,
     ConditionType,
@@ -12,7 +13,7 @@ from ppojob_operator.conditions import (
     rfc3339,
     set_conditions,
 )
-from ppojob_operator.policies.failure import RECORDS_KEPT, counted
+from ppojob_operator.policies.failure import RECORDS_KEPT, ended, new_ends
 from ppojob_operator.policies.startup import pods_ready
 from ppojob_operator.situation import Situation
 from ppojob_operator.state import Emit
@@ -31,6 +32,7 @@ def status_of(here: Situation, image: str) -> PPOJobStatus:
     """The status as it is to be; equal to the one before where nothing has changed."""
     before = here.job.status
     claims = _claims(here)
+    roles = tuple(_role_status(here, before))
     phase, telling = _phase(here, claims), _telling(claims)
     return before.model_copy(
         update={
@@ -39,8 +41,8 @@ def status_of(here: Situation, image: str) -> PPOJobStatus:
             "reason": telling.reason,
             "message": inert(telling.message),
             "conditions": set_conditions(before.conditions, claims, here.job.generation, here.now),
-            "roles": tuple(_role_status(here, before)),
-            "restarts": before.restarts + sum(_counts(record) for record in here.failures),
+            "roles": roles,
+            "restarts": sum(role.restarts for role in roles),
             "failures": (*before.failures, *here.failures)[-RECORDS_KEPT:],
             "image": image if here.wanted or here.observed.pods else "",
             "start_time": _start_time(here, phase),
@@ -175,7 +177,8 @@ def _role_status(here: Situation, before: PPOJobStatus) -> Iterator[RoleStatus]:
             replicas=len(role.pods),
             ready=sum(pod.is_ready and not pod.is_deleting for pod in pods),
             epoch=was.epoch if was else 0,
-            restarts=(was.restarts if was else 0) + counted(here.failures, role.role),
+            restarts=(was.restarts if was else 0) + _restarts(here, role.role),
+            ended=ended(role.role, here.observed.pods),
         )
 
 
@@ -187,5 +190,8 @@ def _start_time(here: Situation, phase: Phase) -> str | None:
     return rfc3339(here.now) if is_first else here.job.status.start_time
 
 
-def _counts(record: FailureRecord) -> bool:
-    return record.kind != "disruption"
+def _restarts(here: Situation, role: RoleName) -> int:
+    """Ends of containers since the last look, unless what ended the first of them was nobody's."""
+    if any(one.role == role and one.kind == "disruption" for one in here.failures):
+        return 0
+    return new_ends(role, here.observed.pods, here.job.status)

@@ -27,7 +27,7 @@ class Situation:
         pods: what its author wants of its pods.
         observed: what is there.
         now: the moment.
-        failures: ends of containers that are not in the status yet.
+        failures: losses that are not in the status yet.
         ending: how it ended, where it did.
         wanted: roles that are to have pods now.
     """
@@ -65,8 +65,7 @@ def situation(job: Job, manifest: PPOJob, observed: Observed, now: Time) -> Situ
     """
     config = pod_config(job, manifest)
     status, lifecycle = job.status, manifest.spec.lifecycle
-    step = status.training.step if status.training else 0
-    failures = new_records(observed.pods, status.failures, step, now)
+    failures = new_records(observed.pods, status, now)
     budget = manifest.spec.recovery.restarts_without_progress
     failure = judge(failures, status.failures, budget)
     found = ending(status, observed.controller, failure, lifecycle, now)
@@ -78,7 +77,7 @@ def situation(job: Job, manifest: PPOJob, observed: Observed, now: Time) -> Situ
         commits=not has_ended or status.reason == "DeadlineExceeded",
     )
     return Situation(
-        job, config, lifecycle, manifest.spec.pods, observed, now, failures, found, wanted
+        job, config, lifecycle, manifest.spec.pods, observed, now, tuple(failures), found, wanted
     )
 
 

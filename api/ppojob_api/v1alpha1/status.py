@@ -52,6 +52,9 @@ class RoleStatus(Section):
     restarts: Annotated[int, Field(ge=0)] = 0
     """Containers of the role that ended and were started again, disruptions aside."""
 
+    ended: Annotated[int, Field(ge=0)] = 0
+    """Ends of containers of the pods that are there, as counted last; a replaced pod has none."""
+
 
 class FailureRecord(Section):
     """How a container of the job ended; what is left of the evidence when the pod is gone."""

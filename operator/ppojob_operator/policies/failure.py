@@ -10,11 +10,10 @@ Budgets are those of `spec.recovery`: a role that is lost more often than
 `restartsWithoutProgress` without a step done in between fails the job.
 """
 
-import datetime
 from dataclasses import dataclass
 
 from ppojob_api import contract
-from ppojob_api.v1alpha1.status import FailureKind, FailureRecord
+from ppojob_api.v1alpha1.status import FailureKind, FailureRecord, PPOJobStatus
 from ppojob_api.well_known import RoleName
 from ppojob_operator.conditions import from_rfc3339, inert, rfc3339
 from ppojob_operator.state import DeletePod, Pod, Termination, Time
@@ -22,6 +21,8 @@ from ppojob_operator.state import DeletePod, Pod, Termination, Time
 RECORDS_KEPT = 8
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 60.0
+LOSS_SECONDS = 30.0
+"""Ends of several pods of a role within this time are one loss."""
 
 _BAD_COMMAND = frozenset({"ContainerCannotRun", "StartError"})
 _NOT_RUNNABLE = frozenset({126, 127})
@@ -49,40 +50,83 @@ def classify(pod: Pod, end: Termination) -> FailureKind:
     return "application"
 
 
-def new_records(
-    pods: tuple[Pod, ...], known: tuple[FailureRecord, ...], step: int, now: Time
-) -> tuple[FailureRecord, ...]:
-    """Ends of containers that are not written down yet.
+def new_ends(role: RoleName, pods: tuple[Pod, ...], status: PPOJobStatus) -> int:
+    """How many containers of a role's pods have ended that were not counted yet.
 
-    An end is known by its pod's uid and the number of the restart that followed it, so looking
-    twice counts once.
+    What is compared is a sum over the pods that are there, so looking twice counts once, and a
+    pod that is replaced takes its past with it.
     """
-    seen = {record.uid: record.restart for record in known}
+    known = next((one.ended for one in status.roles if one.name == role), 0)
+    return max(0, ended(role, pods) - known)
+
+
+def ended(role: RoleName, pods: tuple[Pod, ...]) -> int:
+    """How many containers of the pods that are there have ended so far."""
+    return sum(pod.restarts for pod in pods if pod.role == role)
+
+
+def new_records(pods: tuple[Pod, ...], status: PPOJobStatus, now: Time) -> list[FailureRecord]:
+    """The losses that are not written down yet: one a role, with the pod that ended first.
+
+    When one container of a role ends, the others soon do: ends of other pods shortly after belong
+    to the same loss.
+    """
     records = []
-    for pod in pods:
-        if pod.last is None or pod.restarts <= seen.get(pod.uid, 0):
+    for role in sorted({pod.role for pod in pods}):
+        if not new_ends(role, pods, status):
             continue
-        reason = pod.last.reason
-        if reason in {"", "Error"}:
-            reason = f"ExitStatus{pod.last.exit_code}"
-        records.append(
-            FailureRecord(
-                pod=pod.name,
-                uid=pod.uid,
-                restart=pod.restarts,
-                role=pod.role,
-                kind=classify(pod, pod.last),
-                reason=reason,
-                message=inert(pod.last.message),
-                step=step,
-                time=rfc3339(pod.last.finished or now),
-            )
-        )
-    return tuple(records)
+        last = _last_record(role, status.failures)
+        told = from_rfc3339(last.time) if last else None
+        ends = {(one.uid, one.restart) for one in status.failures}
+        since = [
+            pod
+            for pod in pods
+            if pod.role == role and (pod.uid, pod.restarts) not in ends and _ended_since(pod, told)
+        ]
+        first = min(since, key=lambda pod: _end_time(pod, now), default=None)
+        if first is not None and not _is_same_loss(first, last, now):
+            records.append(_record(first, status, now))
+    return records
+
+
+def _record(pod: Pod, status: PPOJobStatus, now: Time) -> FailureRecord:
+    assert pod.last is not None
+    reason = pod.last.reason
+    return FailureRecord(
+        pod=pod.name,
+        uid=pod.uid,
+        restart=pod.restarts,
+        role=pod.role,
+        kind=classify(pod, pod.last),
+        reason=f"ExitStatus{pod.last.exit_code}" if reason in {"", "Error"} else reason,
+        message=inert(pod.last.message),
+        step=status.training.step if status.training else 0,
+        time=rfc3339(_end_time(pod, now)),
+    )
+
+
+def _end_time(pod: Pod, now: Time) -> Time:
+    return pod.last.finished or now if pod.last else now
+
+
+def _ended_since(pod: Pod, told: Time | None) -> bool:
+    if pod.last is None:
+        return False
+    return told is None or pod.last.finished is None or pod.last.finished >= told
+
+
+def _is_same_loss(pod: Pod, last: FailureRecord | None, now: Time) -> bool:
+    if last is None or last.uid == pod.uid:
+        return False
+    return (_end_time(pod, now) - from_rfc3339(last.time)).total_seconds() < LOSS_SECONDS
+
+
+def _last_record(role: str, records: tuple[FailureRecord, ...]) -> FailureRecord | None:
+    return next((one for one in reversed(records) if one.role == role), None)
 
 
 def judge(
-    new: tuple[FailureRecord, ...], known: tuple[FailureRecord, ...], budget: int
+    new: list[FailureRecord], known: tuple[FailureRecord, ...], budget: int
 ) -> Verdict | None:
     """Whether these ends are the end of the job."""
     for record in new:
@@ -100,35 +144,30 @@ def judge(
 
 
 def crashed_pods(
-    pods: tuple[Pod, ...], known: tuple[FailureRecord, ...], now: Time
+    pods: tuple[Pod, ...], status: PPOJobStatus, now: Time
 ) -> tuple[tuple[DeletePod, ...], float | None]:
     """Pods that the kubelet lets wait longer than we would, and seconds until the next.
 
-    Our wait is 1 s, doubled by every end of the role without progress, at most a minute; the
-    kubelet's grows to five minutes and never knows of progress. Only an end that is written down
+    Our wait is 1 s, doubled by every loss of the role without progress, at most a minute; the
+    kubelet's grows to five minutes and never knows of progress. Only a loss that is written down
     is acted on, so that a pod never goes before its story.
     """
     deletions: list[DeletePod] = []
     waits: list[float] = []
     for pod in pods:
-        record = next(
-            (one for one in known if (one.uid, one.restart) == (pod.uid, pod.restarts)), None
-        )
-        if pod.waiting_reason != "CrashLoopBackOff" or pod.is_deleting or record is None:
+        record = _last_record(pod.role, status.failures)
+        is_told = record is not None and not new_ends(pod.role, pods, status)
+        if pod.waiting_reason != "CrashLoopBackOff" or pod.is_deleting or not is_told:
             continue
-        ends = sum(_without_progress(one, record) for one in known)
-        wait = min(FIRST_WAIT_SECONDS * 2.0 ** (ends - 1), LONGEST_WAIT_SECONDS)
-        left = (from_rfc3339(record.time) + datetime.timedelta(seconds=wait) - now).total_seconds()
+        assert record is not None
+        losses = sum(_without_progress(one, record) for one in status.failures)
+        wait = min(FIRST_WAIT_SECONDS * 2.0 ** (losses - 1), LONGEST_WAIT_SECONDS)
+        left = wait - (now - from_rfc3339(record.time)).total_seconds()
         if left > 0:
             waits.append(left)
         else:
             deletions.append(DeletePod(pod.name, pod.uid))
     return tuple(deletions), min(waits, default=None)
-
-
-def counted(records: tuple[FailureRecord, ...], role: RoleName) -> int:
-    """How many of these ends count as restarts of a role."""
-    return sum(record.role == role and record.kind != "disruption" for record in records)
 
 
 def _without_progress(one: FailureRecord, other: FailureRecord) -> bool:

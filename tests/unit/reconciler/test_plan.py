@@ -274,6 +274,29 @@ class TestFailures:
         assert status.reason == "RestartBudgetSpent"
         assert "4 times without a step in between, allowed are 3" in status.message
 
+    def test_a_role_that_is_lost_as_a_whole_is_one_loss(self) -> None:
+        def lost(restarts: int, seconds: float) -> tuple[Pod, ...]:
+            return tuple(
+                dataclasses.replace(
+                    one,
+                    uid=f"{one.uid}-{i}",
+                    restarts=restarts,
+                    last=Termination(
+                        137, "OOMKilled", "", NOW + datetime.timedelta(seconds=seconds + i / 2)
+                    ),
+                )
+                for i, one in enumerate(all_pods()[2:] * 20)
+            )
+
+        status = PPOJobStatus()
+        for pods in (lost(1, 0.0)[:13], lost(1, 0.0), lost(1, 0.0)):
+            seen = observed(pods=(*all_pods(is_ready=True)[:2], *pods))
+            status = plan(make_job(status), seen, SETTINGS, NOW).status or status
+        assert (status.phase, status.restarts, len(status.failures)) == ("Starting", 40, 1)
+        seen = observed(pods=(*all_pods(is_ready=True)[:2], *lost(2, 60.0)))
+        status = status_after(plan(make_job(status), seen, SETTINGS, NOW))
+        assert (status.phase, status.restarts, len(status.failures)) == ("Starting", 80, 2)
+
     def test_a_disruption_is_nobodys_fault(self) -> None:
         status = PPOJobStatus()
         for number in range(1, 10):
