@@ -1,5 +1,6 @@
 """Every example is run, as its comment says, on the real model, with a short job made of it."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,26 @@ SHORT = (
     "spec.data.maxValidationRows=4",
     "spec.roles.actorRollout.threadsPerRank=1",
 )
+GSM8K = [
+    {"question": "Ann has 3 pens and buys 4 more. How many has she?", "answer": "3+4=7\n#### 7"},
+    {"question": "A box holds 6 eggs. How many do 5 boxes hold?", "answer": "5*6=30\n#### 30"},
+    {"question": "Tom had 9 nuts and ate 2. How many are left?", "answer": "9-2=7\n#### 7"},
+    {"question": "Half of 18 birds flew off. How many stayed?", "answer": "18/2=9\n#### 9"},
+]
+"""Rows as GSM8K has them."""
+MAKE_CLASSIFIER = """
+import sys
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+policy, folder = sys.argv[1:]
+AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
+config = LlamaConfig.from_pretrained(
+    policy, num_labels=1, num_hidden_layers=2, dtype=torch.bfloat16, tie_word_embeddings=False
+)
+torch.manual_seed(0)
+LlamaForSequenceClassification(config).to(torch.bfloat16).save_pretrained(folder)
+"""
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -35,19 +56,89 @@ def ppojob(folder: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_addition_grpo(tmp_path: Path):
-    ppojob(tmp_path, "model", "smollm2", "--output", "models/smollm2-135m")
-    ppojob(tmp_path, "data", "addition", "--output", "data/addition")
-    settings = [part for setting in SHORT for part in ("--set", setting)]
-    example = str(ROOT / "examples" / "addition-grpo.yaml")
-    ppojob(tmp_path, "run", example, "--output", "run", "--plain", *settings)
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model, the data and the examples, as their comments say."""
+    folder = tmp_path_factory.mktemp("home")
+    ppojob(folder, "model", "smollm2", "--output", "models/smollm2-135m")
+    ppojob(folder, "data", "addition", "--output", "data/addition")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
+
+
+def run_short(home: Path, output: Path, name: str, *settings: str) -> list[dict[str, float]]:
+    """Run an example as a short job; the metrics of its first validation and its one step."""
+    options = [part for setting in (*SHORT, *settings) for part in ("--set", setting)]
+    ppojob(home, "run", f"examples/{name}.yaml", "--output", str(output), "--plain", *options)
+    run_folders.wait_until_gone(output)
+    metrics = run_folders.metrics(output)
+    assert [record["step"] for record in metrics] == [0, 1]
+    return metrics
+
+
+def test_addition_grpo(home: Path, tmp_path: Path):
     output = tmp_path / "run"
-    first, last = run_folders.metrics(output)
+    first, last = run_short(home, output, "addition-grpo")
     assert "val-core/ppojob/addition/acc/mean@1" in first
     assert "val-core/ppojob/addition/acc/mean@1" in last
     assert list(output.glob("tensorboard/events.*"))
     export_is_the_committed_model(output)
-    run_folders.wait_until_gone(output)
+
+
+def test_addition_ppo(home: Path, tmp_path: Path):
+    _, step = run_short(
+        home,
+        tmp_path / "run",
+        "addition-ppo",
+        "spec.algorithm.miniBatchPrompts=1",
+        "spec.critic.warmupSteps=0",
+        "spec.roles.reference.threadsPerRank=1",
+        "spec.roles.critic.threadsPerRank=1",
+    )
+    for name in ("critic/vf_loss", "critic/vf_explained_var", "critic/values/mean"):
+        assert name in step
+    assert "actor/pg_loss" in step
+    assert len(list((tmp_path / "run" / "logs").glob("*.log"))) == 5
+
+
+def test_custom_reward(home: Path, tmp_path: Path):
+    first, _ = run_short(home, tmp_path / "run", "custom-reward")
+    assert "val-core/ppojob/addition/acc/mean@1" in first
+    assert first["val-aux/ppojob/addition/characters/mean@1"] > 0
+
+
+def test_reward_model(home: Path, tmp_path: Path):
+    folder = home / "models" / "reward-model"
+    if not folder.exists():
+        policy = str(home / "models" / "smollm2-135m")
+        command = [sys.executable, "-c", MAKE_CLASSIFIER, policy, str(folder)]
+        subprocess.run(command, check=True)
+    _, step = run_short(
+        home, tmp_path / "run", "reward-model", "spec.roles.rewardModel.threadsPerRank=1"
+    )
+    assert step["critic/score/max"] > step["critic/score/min"]
+    assert step["actor/reward_kl_penalty_coeff"] == 0.01
+
+
+def test_gsm8k_grpo(home: Path, tmp_path: Path):
+    source = home / "grade-school-math"
+    source.mkdir(exist_ok=True)
+    for part in ("train", "test"):
+        lines = "".join(json.dumps(row) + "\n" for row in GSM8K)
+        (source / f"{part}.jsonl").write_text(lines)
+    ppojob(home, "data", "gsm8k", "--input", str(source), "--output", "data/gsm8k")
+    first, _ = run_short(
+        home,
+        tmp_path / "run",
+        "gsm8k-grpo",
+        "spec.model.path=models/smollm2-135m",  # what this machine has
+        "spec.roles.actorRollout.gpusPerReplica=0",
+        "spec.rollout.kvCacheGib=1",
+        "spec.data.maxResponseTokens=32",
+        "spec.algorithm.miniBatchPrompts=2",
+        "spec.checkpoint.best=null",
+    )
+    assert "val-core/openai/gsm8k/acc/mean@1" in first
 
 
 def export_is_the_committed_model(output: Path) -> None:
