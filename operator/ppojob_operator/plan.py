@@ -48,7 +48,7 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
 
 def _again_in(here: Situation, settings: Settings, *waits: float | None) -> float | None:
     status = here.job.status
-    candidates = [*waits, expiry_in(status, here.lifecycle, here.now)]
+    candidates = [*waits, here.admitted_again_in, expiry_in(status, here.lifecycle, here.now)]
     if here.ending is None:
         candidates.append(deadline_in(status, here.lifecycle, here.now))
         if any(pod.waiting_reason == "ContainerCreating" for pod in here.observed.pods):

@@ -61,6 +61,8 @@ def events(here: Situation, after: PPOJobStatus) -> Iterator[Emit]:
         yield Emit("Normal", after.reason, after.message)
     if holds(after, "Failed") and not holds(before, "Failed"):
         yield Emit("Warning", after.reason, after.message)
+    if not here.admitted.holds and condition(before, "Admitted") != condition(after, "Admitted"):
+        yield Emit("Warning", here.admitted.reason, here.admitted.message)
     was, now = condition(before, "PodsReady"), condition(after, "PodsReady")
     if now and now.status == "False" and now.reason not in {was and was.reason, *_NO_NEWS}:
         yield Emit("Warning", now.reason, now.message)
@@ -72,7 +74,7 @@ def events(here: Situation, after: PPOJobStatus) -> Iterator[Emit]:
 def _claims(here: Situation) -> tuple[Claim, ...]:
     return (
         Claim("Accepted", True, "Valid"),
-        Claim("Admitted", True, "NoQueue", "no queue is asked for"),
+        here.admitted,
         _pods_ready(here),
         _rendezvoused(here),
         _training(here),
@@ -84,7 +86,7 @@ def _claims(here: Situation) -> tuple[Claim, ...]:
 
 
 def _pods_ready(here: Situation) -> Claim:
-    if here.ending is not None or here.lifecycle.suspend:
+    if here.ending is not None or here.lifecycle.suspend or not here.admitted.holds:
         return Claim("PodsReady", False, "Stopped", "no pods are wanted")
     if not here.wanted:
         return Claim("PodsReady", False, "PodsLeaving", "pods of before are not gone yet")
@@ -161,9 +163,9 @@ def _telling(claims: tuple[Claim, ...]) -> Claim:
         claim = by_type[name]
         if claim.holds or claim.reason == "Suspending":
             return claim
-    ready = by_type["PodsReady"]
-    if not ready.holds:
-        return ready
+    for claim in (by_type["Admitted"], by_type["PodsReady"]):
+        if not claim.holds:
+            return claim
     return by_type["Training"] if by_type["Training"].holds else by_type["Rendezvoused"]
 
 
@@ -184,7 +186,7 @@ def _role_status(here: Situation, before: PPOJobStatus) -> Iterator[RoleStatus]:
 
 def _start_time(here: Situation, phase: Phase) -> str | None:
     """When the job was started; as with Kubernetes' own jobs, a suspended one starts anew."""
-    if phase == "Suspended":
+    if phase == "Suspended" or not here.admitted.holds:
         return None
     is_first = here.job.status.start_time is None and bool(here.wanted)
     return rfc3339(here.now) if is_first else here.job.status.start_time

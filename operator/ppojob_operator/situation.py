@@ -7,11 +7,13 @@ from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.schedule import LifecycleSpec
+from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import FailureRecord
 from ppojob_operator.build.config_map import PodConfig
-from ppojob_operator.conditions import holds
+from ppojob_operator.conditions import Claim, holds
 from ppojob_operator.policies.completion import Ending, ending
 from ppojob_operator.policies.failure import judge, new_records
+from ppojob_operator.policies.gang import admission
 from ppojob_operator.policies.suspend import wanted_roles
 from ppojob_operator.state import Job, Observed, Time
 
@@ -28,6 +30,8 @@ class Situation:
         observed: what is there.
         now: the moment.
         failures: losses that are not in the status yet.
+        admitted: whether it may have pods.
+        admitted_again_in: seconds until time alone may change that.
         ending: how it ended, where it did.
         wanted: roles that are to have pods now.
     """
@@ -39,6 +43,8 @@ class Situation:
     observed: Observed
     now: Time
     failures: tuple[FailureRecord, ...]
+    admitted: Claim
+    admitted_again_in: float | None
     ending: Ending | None
     wanted: tuple[RoleTopology, ...]
 
@@ -70,14 +76,25 @@ def situation(job: Job, manifest: PPOJob, observed: Observed, now: Time) -> Situ
     failure = judge(failures, status.failures, budget)
     found = ending(status, observed.controller, failure, lifecycle, now)
     has_ended = holds(status, "Complete") or holds(status, "Failed")
+    admitted, again_in = admission(status, manifest.spec.scheduling, observed, now)
     wanted = wanted_roles(
         config.run.topology.with_own_pods,
         observed,
-        runs=not has_ended and not lifecycle.suspend,
+        runs=not has_ended and not lifecycle.suspend and bool(admitted.holds),
         commits=not has_ended or status.reason == "DeadlineExceeded",
     )
     return Situation(
-        job, config, lifecycle, manifest.spec.pods, observed, now, tuple(failures), found, wanted
+        job=job,
+        config=config,
+        lifecycle=lifecycle,
+        pods=manifest.spec.pods,
+        observed=observed,
+        now=now,
+        failures=tuple(failures),
+        admitted=admitted,
+        admitted_again_in=again_in,
+        ending=found,
+        wanted=wanted,
     )
 
 
@@ -87,5 +104,7 @@ def pod_config(job: Job, manifest: PPOJob) -> PodConfig:
     So suspending a job, or asking for another node, gives its pods nothing new to read.
     """
     config = resolve(manifest)
-    spec = config.spec.model_copy(update={"lifecycle": LifecycleSpec(), "pods": ()})
+    spec = config.spec.model_copy(
+        update={"lifecycle": LifecycleSpec(), "pods": (), "scheduling": SchedulingSpec()}
+    )
     return PodConfig.of(config.model_copy(update={"spec": spec, "uid": job.uid}))

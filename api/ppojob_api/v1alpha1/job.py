@@ -16,6 +16,7 @@ from ppojob_api.v1alpha1.schedule import (
     StepsSpec,
     TimeoutsSpec,
 )
+from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.section import Items, Section, Seed
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.v1alpha1.training import DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
@@ -81,6 +82,9 @@ class PPOJobSpec(Section):
 
     pods: Annotated[Items[PodSettings], Field(max_length=16)] = ()
     """What a platform asks of the pods; only a cluster reads it."""
+
+    scheduling: SchedulingSpec = SchedulingSpec()
+    """All pods or none."""
 
     steps: StepsSpec
     """How long."""
