@@ -1,0 +1,57 @@
+"""What the environment and a kubeconfig tell the operator."""
+
+from pathlib import Path
+
+import pytest
+
+from ppojob_operator.connection import connect, from_kubeconfig
+from ppojob_operator.settings import Settings, read_settings
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:8001"}}]
+users: [{name: u, user: {token: secret}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+"""
+
+
+def test_settings_have_the_types_of_their_defaults() -> None:
+    settings = read_settings(
+        {
+            "PPOJOB_OPERATOR_WORKERS": "4",
+            "PPOJOB_OPERATOR_LEASE_SECONDS": "2.5",
+            "PPOJOB_OPERATOR_WATCH_NAMESPACES": "a, b,",
+            "HOME": "/",
+        }
+    )
+    assert (settings.workers, settings.lease_seconds) == (4, 2.5)
+    assert settings.namespaces == ("a", "b")
+    assert read_settings({}) == Settings()
+
+
+def test_all_wrong_settings_are_told_at_once() -> None:
+    with pytest.raises(ValueError, match="no such setting") as raised:
+        read_settings({"PPOJOB_OPERATOR_WORKER": "4", "PPOJOB_OPERATOR_WORKERS": "many"})
+    lines = str(raised.value).splitlines()
+    assert lines[0].startswith("PPOJOB_OPERATOR_WORKER: no such setting; one of ")
+    assert lines[1] == "PPOJOB_OPERATOR_WORKERS: got 'many': not a number; int"
+
+
+def test_a_kubeconfig_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text(KUBECONFIG)
+    connection = connect({"KUBECONFIG": str(file)})
+    assert (connection.server, connection.token()) == ("http://127.0.0.1:8001", "secret")
+    assert connection.ssl is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "clusters: []", KUBECONFIG.replace("context: x", "context: y")]
+)
+def test_a_kubeconfig_that_leads_nowhere_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config"
+    file.write_text(text)
+    with pytest.raises(ValueError, match="no usable kubeconfig"):
+        from_kubeconfig(file)
