@@ -13,6 +13,7 @@ from ppojob_operator.conditions import Claim, holds, inert, rfc3339, set_conditi
 from ppojob_operator.policies.completion import deadline_in, expiry_in
 from ppojob_operator.policies.disruption import lost_pods
 from ppojob_operator.policies.failure import crashed_pods
+from ppojob_operator.policies.startup import MISSING_SECONDS, missing_pods
 from ppojob_operator.report import events, status_of
 from ppojob_operator.settings import Settings
 from ppojob_operator.situation import Situation, situation
@@ -51,6 +52,8 @@ def _again_in(here: Situation, settings: Settings, *waits: float | None) -> floa
     candidates = [*waits, here.admitted_again_in, expiry_in(status, here.lifecycle, here.now)]
     if here.ending is None:
         candidates.append(deadline_in(status, here.lifecycle, here.now))
+        if any(missing_pods(role, here.observed) for role in here.wanted):
+            candidates.append(MISSING_SECONDS)
         if any(pod.waiting_reason == "ContainerCreating" for pod in here.observed.pods):
             candidates.append(settings.node_silence_seconds)
     times = [max(0.0, seconds) for seconds in candidates if seconds is not None]

@@ -8,6 +8,7 @@ from ppojob_operator.conditions import (
     Claim,
     ConditionType,
     condition,
+    from_rfc3339,
     holds,
     inert,
     rfc3339,
@@ -93,7 +94,9 @@ def _pods_ready(here: Situation) -> Claim:
     if here.observed.refused:
         (kind, name), why = next(iter(here.observed.refused.items()))
         return Claim("PodsReady", False, "ObjectRefused", f"{kind} {name}: {why}")
-    return pods_ready(here.roles, here.observed)
+    started = here.job.status.start_time
+    seconds = (here.now - from_rfc3339(started)).total_seconds() if started else 0.0
+    return pods_ready(here.roles, here.observed, seconds)
 
 
 def _rendezvoused(here: Situation) -> Claim:
@@ -153,7 +156,7 @@ def _phase(here: Situation, claims: tuple[Claim, ...]) -> Phase:
         return "Running"
     if here.step or holds(here.job.status, "Training") or here.job.status.phase == "Recovering":
         return "Recovering"
-    return "Starting" if here.observed.pods else "Pending"
+    return "Starting" if here.wanted else "Pending"
 
 
 def _telling(claims: tuple[Claim, ...]) -> Claim:

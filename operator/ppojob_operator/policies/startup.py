@@ -20,18 +20,27 @@ IMAGE_REASONS = frozenset(
         "RegistryUnavailable",
     }
 )
+MISSING_SECONDS = 15.0
+"""From when on a pod that is not made is worth a word."""
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 
-def pods_ready(roles: tuple[RoleTopology, ...], observed: Observed) -> Claim:
-    """The condition PodsReady: the first reason in the order of how much a person must do."""
+def pods_ready(roles: tuple[RoleTopology, ...], observed: Observed, seconds: float) -> Claim:
+    """The condition PodsReady: the first reason in the order of how much a person must do.
+
+    Args:
+        roles: those with pods of their own.
+        observed: what is there.
+        seconds: since the job was started.
+    """
     wanted = sum(len(role.pods) for role in roles)
     ready = sum(pod.is_ready and not pod.is_deleting for pod in observed.pods)
     if ready >= wanted and not any(missing_pods(role, observed) for role in roles):
         return Claim("PodsReady", True, "EveryPodReady", f"{wanted} of {wanted} pods are ready")
     head = f"{ready} of {wanted} pods are ready"
     for reason, found in _obstacles(roles, observed):
-        if found:
+        # Pods are made one by one: who names those that are still to come writes a status for each.
+        if found and (reason != "PodsMissing" or seconds >= MISSING_SECONDS):
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             return Claim("PodsReady", False, reason, f"{head}; {found[0]}{more}")
     return Claim("PodsReady", False, "Starting", head)
@@ -80,7 +89,6 @@ def _obstacles(
             for name in missing_pods(role, observed)
         ],
     )
-    yield "Starting", [_of(pod, "not ready yet") for pod in pods]
 
 
 def _of(pod: Pod, words: str) -> str:

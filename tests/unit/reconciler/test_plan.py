@@ -72,7 +72,7 @@ def test_a_new_job_gets_its_objects_before_its_pods() -> None:
     assert not any(kind.startswith("Create") for kind in made[first_set + 3 :])
     assert {"Create ConfigMap", "Create Service", "Create NetworkPolicy"} <= set(made[:first_set])
     status = status_after(planned)
-    assert (status.phase, status.start_time) == ("Pending", "2026-01-02T03:04:05Z")
+    assert (status.phase, status.start_time) == ("Starting", "2026-01-02T03:04:05Z")
     assert status.image == "trainer:1"
 
 
@@ -86,6 +86,13 @@ def test_an_unchanged_status_is_not_written() -> None:
     status = status_after(plan(make_job(), seen, SETTINGS, NOW))
     later = NOW + datetime.timedelta(hours=1)
     assert plan(make_job(status), seen, SETTINGS, later).status is None
+
+
+def test_pods_that_come_one_by_one_cost_no_write() -> None:
+    status = status_after(plan(make_job(), Observed(), SETTINGS, NOW))
+    for number in range(5):
+        planned = plan(make_job(status), observed(pods=all_pods()[:number]), SETTINGS, NOW)
+        assert planned.status is None, number
 
 
 def test_a_wrong_job_gets_no_pods_and_the_lines_of_validate() -> None:
@@ -163,7 +170,12 @@ def test_why_it_does_not_run_is_told(fields: dict[str, Any], reason: str, words:
 
 
 def test_a_missing_rank_is_named() -> None:
-    status = status_after(plan(make_job(), observed(pods=all_pods()[:3]), SETTINGS, NOW))
+    seen = observed(pods=all_pods()[:3])
+    first = plan(make_job(), seen, SETTINGS, NOW)
+    assert status_after(first).reason == "Starting"
+    assert first.again_in is not None
+    later = NOW + datetime.timedelta(seconds=first.again_in)
+    status = status_after(plan(make_job(status_after(first)), seen, SETTINGS, later))
     assert status.reason == "PodsMissing"
     assert "sum-reward-1" in status.message
 
