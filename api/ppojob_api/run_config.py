@@ -85,17 +85,23 @@ class RunConfig(Section):
         return hashlib.sha256(self.to_json()).hexdigest()
 
     def trajectory_json(self) -> bytes:
-        """Canonical JSON of what decides the weights; a resumed run must agree in it.
+        """Canonical JSON of what decides the weights: what a resumed run is held against.
 
-        Length of the run, loggers, time limits and checkpoints may change on the way; with a
-        cosine schedule the length decides the learning rate, so there it counts.
+        It must agree in `spec`. Length of the run, loggers, time limits and checkpoints may change
+        on the way; with a cosine schedule the length decides the learning rate, so there it counts.
+        It may differ in `layout`, ranks and threads: the order of sums is another then, and numbers
+        agree to rounding.
         """
         spec = self.spec.model_dump(mode="json")
         parts: dict[str, Any] = {key: spec[key] for key in TRAJECTORY_SECTIONS}
+        layout = {
+            "roles": parts.pop("roles"),
+            "rollout": {"parallelism": parts["rollout"].pop("parallelism")},
+        }
         optimizers = (self.spec.optimizer, self.spec.critic and self.spec.critic.optimizer)
         if any(optimizer and optimizer.schedule == "cosine" for optimizer in optimizers):
             parts["steps"] = {key: spec["steps"][key] for key in ("total", "epochs")}
-        return _canonical({"spec": parts})
+        return _canonical({"layout": layout, "spec": parts})
 
     def job(self) -> PPOJob:
         """The manifest that resolves to this configuration; `job.yaml` of a run folder."""

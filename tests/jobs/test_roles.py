@@ -76,6 +76,28 @@ def test_two_ranks_give_the_numbers_of_one(start, even_folder, tmp_path: Path):
     assert second["critic/grad_norm"] == pytest.approx(first["critic/grad_norm"], rel=1e-5)
 
 
+def test_a_run_goes_on_under_another_layout(start, even_folder, tmp_path: Path):
+    """The commit of one rank is taken up by two: equal to rounding, and the log says so."""
+    job = {**PATIENT, "steps": {"total": 4}, "checkpoint": {"every": 2}}
+    whole = finished(start, even_folder, tmp_path, "whole", **job)
+    once = tmp_path / "once"
+    once.mkdir()
+    killed = tiny_jobs.armed(once, "controller.step.begin@3=kill_group")
+    output = tmp_path / "run"
+    manifest = tiny_jobs.write_manifest(tmp_path, even_folder, **job)
+    run = start(manifest, output, **killed)
+    assert run.wait() == 3, run.logs()
+    roles = {"actorRollout": {"ranksPerReplica": 2}}
+    run = start(tiny_jobs.write_manifest(tmp_path, even_folder, **job, roles=roles), output)
+    assert run.wait(600) == 0, run.logs()
+    for ours, theirs in zip(
+        run_folders.without_clock(output), run_folders.without_clock(whole), strict=True
+    ):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
+    log = (output / "logs" / "tiny-controller-0.log").read_text()
+    assert "spec.roles.actorRollout.parallelism.dataShard: 1 -> 2: from here on" in log
+
+
 def rows(output: Path, step: int) -> list[dict[str, object]]:
     """The rows of a step, whoever wrote them."""
     table = pq.read_table(output / "rollouts" / f"step-{step:06d}.parquet")

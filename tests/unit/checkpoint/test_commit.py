@@ -221,6 +221,15 @@ def test_other_settings_are_refused_by_the_one_that_differs(scripts, root, confi
     assert len(caught.value.problems) == 1
 
 
+def test_another_layout_is_told_and_not_refused(scripts, root: Path):
+    config = b'{"layout":{"roles":{"ranks":2}},"spec":{"seed":1}}'
+    store = scripts.open_store(root, config=config)
+    found = store.latest().commit
+    assert found is not None
+    assert store.layout_change(found) == 'spec: null -> {"roles": {"ranks": 2}}'
+    assert scripts.open_store(root).layout_change(found) is None
+
+
 def test_a_fresh_folder_has_no_commit(scripts, tmp_path: Path):
     found = scripts.open_store(tmp_path).recover()
     assert found.commit is None

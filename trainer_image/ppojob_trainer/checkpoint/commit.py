@@ -27,7 +27,7 @@ from typing import Final
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.files import FileEntry, check_size, sha256_of
-from ppojob_trainer.checkpoint.identity import Identity
+from ppojob_trainer.checkpoint.identity import Identity, layout_change
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, Progress
 from ppojob_trainer.checkpoint.sealed import Commit, Latest, Refusal, folder_name, read_commit
 from ppojob_trainer.errors import CheckpointLost, DamagedCommit
@@ -168,6 +168,10 @@ class CommitStore:
             CannotResume: it is of another job, configuration or format.
         """
         return read_commit(self.root / folder_name(step), step, self._identity)
+
+    def layout_change(self, commit: Commit) -> str | None:
+        """In what the job's ranks and threads differ from those that wrote a commit, or None."""
+        return layout_change(self._identity, commit.manifest, commit.folder)
 
     def is_whole(self, step: int) -> bool:
         """Whether a step is sealed and undamaged; its bytes are checked once a process.

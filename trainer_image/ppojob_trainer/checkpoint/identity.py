@@ -20,7 +20,8 @@ class Identity:
 
     Attributes:
         job_uid: identity of the job.
-        config: canonical JSON of the settings that decide the trajectory.
+        config: canonical JSON of the settings that decide the trajectory: an object `spec`, in
+            which commits must agree, and an object `layout`, in which they may not.
     """
 
     job_uid: str
@@ -44,21 +45,44 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
             f"{folder}: got uid {found.job_uid}: this job is {owner.job_uid}; "
             "name another folder, or go on with the job that made it"
         )
+    theirs = _settings(found, folder)
+    difference = first_difference(theirs.get("spec"), json.loads(owner.config).get("spec"), "spec")
+    if difference is None:
+        return
+    where, old, new = difference
+    raise CannotResume(
+        f"{where}: got {new}: commit {folder.name} was made with {old}; "
+        "go on with the old value, or begin a run of its own in another folder"
+    )
+
+
+def layout_change(owner: Identity, found: Manifest, folder: Path) -> str | None:
+    """In what the ranks and threads of this job differ from those that wrote a commit.
+
+    Args:
+        owner: this job.
+        found: the commit's manifest.
+        folder: the commit's folder.
+
+    Returns:
+        The first setting, with both values; None where the layout is the same.
+    """
+    theirs = _settings(found, folder)
+    ours = json.loads(owner.config)
+    difference = first_difference(theirs.get("layout"), ours.get("layout"), "spec")
+    return None if difference is None else "{}: {} -> {}".format(*difference)
+
+
+def _settings(found: Manifest, folder: Path) -> dict[str, Json]:
+    """The settings that a commit was made with."""
     entry = next((file for file in found.files if file.sha256 == found.config_sha256), None)
     if entry is None:
         raise DamagedCommit(
             f"{folder.name}/manifest.json", "it lists no configuration: made by no known version"
         )
     check_content(folder, entry)
-    theirs = (folder / entry.path).read_bytes()
-    if theirs == owner.config:
-        return
-    difference = first_difference(json.loads(theirs), json.loads(owner.config), "")
-    where, old, new = difference or ("config", "other bytes", "the same values")
-    raise CannotResume(
-        f"{where}: got {new}: commit {folder.name} was made with {old}; "
-        "go on with the old value, or begin a run of its own in another folder"
-    )
+    settings: dict[str, Json] = json.loads((folder / entry.path).read_bytes())
+    return settings
 
 
 def first_difference(old: Json, new: Json, where: str) -> tuple[str, str, str] | None:

@@ -177,7 +177,10 @@ class Recovery:
                     reason=refusal.reason,
                 )
             )
-        progress = found.commit.manifest.progress if found.commit else self.fresh
+        progress = self.fresh
+        if found.commit is not None:
+            progress = found.commit.manifest.progress
+            self._tell_layout(found.commit)
         self._check_data(progress)
         self.journal.append(
             Rewound(time=time.time(), from_step=from_step, to_step=progress.step, reason=reason)
@@ -188,6 +191,14 @@ class Recovery:
         self._start_missing()
         self._restore(progress, found.commit)
         return progress
+
+    def _tell_layout(self, commit: Commit) -> None:
+        """Say so where ranks or threads are others than those that wrote the commit."""
+        change = self.store.layout_change(commit)
+        if change is not None:
+            line = f"{change}: from here on numbers agree with the old layout's to rounding"
+            _log.warning("%s", line)
+            self.reporter.report(message=line)
 
     def _restore(self, progress: Progress, commit: Commit | None) -> None:
         request = Restore(

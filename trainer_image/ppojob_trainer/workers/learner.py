@@ -70,7 +70,7 @@ class Learner:
             self.model = self._load()
         self._engine = self._train(self.model, total_updates)
         if folder is None:
-            torch.manual_seed(self._seed)
+            torch.manual_seed(self._seed + self._world.rank)
         else:
             self._read(folder, [_entry(file) for file in files])
 
@@ -99,7 +99,7 @@ class Learner:
             torch.set_rng_state(read_shard(folder, state)["torch"])
         else:
             # Under another number of ranks nobody can go on where somebody stopped.
-            torch.manual_seed(self._seed + self.engine.updates)
+            torch.manual_seed(self._seed + self.engine.updates + self._world.rank)
 
     def _parts(self, folder: Path, entries: list[FileEntry], name: str) -> dict[str, Tensor]:
         files = self._files(folder, entries, name)
