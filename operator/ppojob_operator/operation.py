@@ -47,6 +47,7 @@ class Operation:
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
+        self._has_ended = False
         self._settings = settings
         self.leadership = Leadership(
             cluster,
@@ -71,6 +72,12 @@ class Operation:
 
     async def run(self) -> None:
         """Operate until cancelled."""
+        try:
+            await self._run()
+        finally:
+            self._has_ended = True
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for reflector in self.reflectors:
                 group.create_task(reflector.run())
@@ -90,6 +97,8 @@ class Operation:
             for one in self.reflectors
             if now - one.last_heard > _DEAF_SECONDS
         ]
+        if self._has_ended:
+            found.append("it has ended by an error; see the log")
         if self.leadership.is_held and self.queue.oldest_seconds > _STUCK_SECONDS:
             found.append(f"a job has been waiting for {self.queue.oldest_seconds:.0f} s")
         return found
@@ -153,11 +162,18 @@ class Operation:
             await asyncio.sleep(_COUNT_SECONDS)
 
 
+def _tell(task: asyncio.Task[None]) -> None:
+    """Log why an operation ended that nobody has ended; the liveness probe does the rest."""
+    if not task.cancelled() and (problem := task.exception()) is not None:
+        _log.error("the operator has ended", exc_info=problem)
+
+
 @asynccontextmanager
 async def running(cluster: Cluster, settings: Settings) -> AsyncIterator[Operation]:
     """An operator that runs inside a `with`, and has given up its Lease behind it."""
     operation = Operation(cluster, settings)
     task = asyncio.create_task(operation.run())
+    task.add_done_callback(_tell)
     try:
         yield operation
     finally:

@@ -74,6 +74,18 @@ def test_a_deleted_child_comes_back_by_its_event() -> None:
     run(test)
 
 
+def test_an_operation_that_broke_is_in_trouble() -> None:
+    async def test(cluster: SimulatedCluster) -> None:
+        def broken(*_: object) -> object:
+            raise RuntimeError("a bug")
+
+        cluster.pages = broken  # type: ignore[method-assign,assignment]
+        async with running(cluster, FAST) as operation:
+            await until(lambda: bool(operation.troubles()), 5)
+
+    run(test)
+
+
 def test_a_healthy_operator_has_no_troubles_and_a_deaf_one_has() -> None:
     async def test(cluster: SimulatedCluster) -> None:
         operation = Operation(cluster, FAST)
