@@ -151,7 +151,8 @@ def test_killed_where_rows_move(points, start, tiny_job, tmp_path: Path):
     assert undisturbed.wait(600) == 0, undisturbed.logs()
     if points is None:
         names = [name for name in tiny_jobs.all_points() if name.startswith("rpc.")]
-        points = [f"{name}@1=kill" for name in names]
+        # A reward model is killed in test_validation_and_reward_models.py.
+        points = [f"{name}@1=kill" for name in names if not name.startswith("rpc.judge.")]
         assert len(points) >= 30, points
     once = tmp_path / "once"
     once.mkdir()

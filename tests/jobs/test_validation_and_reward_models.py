@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import run_folders
+import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -72,6 +73,10 @@ def classifier(tiny_folder: Path) -> Path:
 def test_a_reward_model_scores_the_same_wherever_it_lives(
     start, tiny_job, classifier: Path, tmp_path: Path
 ):
+    """Beside the policy, or apart and killed around its answers."""
+    once = tmp_path / "once"
+    once.mkdir()
+    points = ("rpc.judge.answer.before@1=kill", "rpc.judge.answer.after@2=kill")
     section = {"path": str(classifier), "dtype": "float32", "weight": 2.0}
     outputs = {}
     for name, place in (("beside", "actorRollout"), ("apart", None)):
@@ -83,8 +88,10 @@ def test_a_reward_model_scores_the_same_wherever_it_lives(
             steps={"total": 3},
             timeouts={"livenessSeconds": 60},
         )
-        run = start(job, outputs[name])
+        environment = tiny_jobs.armed(once, *points) if place is None else {}
+        run = start(job, outputs[name], **environment)
         assert run.wait() == 0, run.logs()
+    assert len(list(once.iterdir())) == len(points)
     beside = run_folders.result(outputs["beside"])
     assert beside == run_folders.result(outputs["apart"])
     scores = [record["critic/score/mean"] for record in run_folders.metrics(outputs["apart"])[1:]]
