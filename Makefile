@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv
 LOCKS := requirements/uv.txt requirements/cpu.txt requirements/demo-model.txt pyproject.toml
 
-CLUSTER := $(BIN)/python tests/cluster/tool
+CLUSTER := $(PYTHON) tests/cluster/tool
 
 .PHONY: help setup demo test test-cluster check bench bench-long lock generate clean \
   cluster-up cluster-down kind-up
@@ -40,14 +40,18 @@ test: setup ## every test that needs no cluster (at most 25 minutes)
 test-cluster: setup cluster-up ## the tests on a real cluster (at most 40 minutes from nothing)
 	$(BIN)/python -m pytest -m "cluster and not long"
 
-cluster-up: setup ## a real Kubernetes node on this machine (builds it once: about 10 minutes)
+cluster-up: ## a real Kubernetes node on this machine (root; builds it once: about 10 minutes)
 	$(CLUSTER) up
 
 cluster-down: ## take the node away again
 	$(CLUSTER) down
 
-kind-up: ## the same with kind, where Docker is at hand
-	kind create cluster --name ppojob --config tests/cluster/kind.yaml --kubeconfig .cluster/kubeconfig
+kind-up: ## the same with kind, where Docker is at hand (not run by our checks)
+	mkdir -p .cluster
+	kind create cluster --config tests/cluster/kind.yaml --kubeconfig .cluster/kubeconfig
+	docker pull python:3.11-slim-bookworm
+	docker tag python:3.11-slim-bookworm localhost/ppojob/base:dev
+	kind load docker-image localhost/ppojob/base:dev --name ppojob
 
 check: setup ## lint, types, import contracts, spelling, generated files
 	$(BIN)/ruff check .
