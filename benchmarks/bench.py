@@ -34,6 +34,16 @@ RPC_QUESTION = Claim(
     "RPC round trip of a question, p50", "question_p50_us", 150.0, "us", at_least=False
 )
 RPC_WORK = Claim("RPC round trip of work, p50", "work_p50_us", 150.0, "us", at_least=False)
+BALANCE = Claim(
+    "work of 8 ranks, long-tailed lengths: largest over mean",
+    "max_over_mean",
+    1.02,
+    "x",
+    at_least=False,
+)
+TWO_RANKS = Claim(
+    "update on two ranks of a thread, times as quick as on one", "speedup", 1.6, "x", at_least=True
+)
 STEP_SPEED = Claim("whole step, times as quick as TRL 1.16.0", "ratio", 2.5, "x", at_least=True)
 
 
@@ -93,7 +103,9 @@ def benchmarks(run: Path) -> tuple[Benchmark, ...]:
             claims=(RPC_QUESTION, RPC_WORK),
             time_limit_seconds=120.0,
         ),
+        Benchmark(name="balance", commands=(script("balance.py"),), claims=(BALANCE,)),
         Benchmark(name="update_phase", commands=(script("update_phase.py"),), claims=()),
+        Benchmark(name="two_ranks", commands=(script("two_ranks.py"),), claims=(TWO_RANKS,)),
         Benchmark(
             name="step_speed",
             commands=(
