@@ -1,0 +1,307 @@
+"""Builds the loop of a job out of its parts: the one place where all of them are named."""
+
+import contextlib
+import datetime
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppojob_api import contract
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.training import DataFile
+from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal
+from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.controller.best_commit import BestCommit
+from ppojob_trainer.controller.commits import Commits
+from ppojob_trainer.controller.evaluation import Evaluation
+from ppojob_trainer.controller.fit import Loop
+from ppojob_trainer.controller.progress import Progress as Reporter
+from ppojob_trainer.controller.records import Records
+from ppojob_trainer.controller.recovery import Recovery
+from ppojob_trainer.controller.roles import RoleGroup, Roles, role_group
+from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.row_flow import RowFlow
+from ppojob_trainer.controller.scoring import RewardModel, Scoring
+from ppojob_trainer.controller.training_step import (
+    ForwardPass,
+    TrainingStep,
+    Updates,
+    needs_old_logprobs,
+)
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.order import PromptOrder, epoch_order
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.lifeline import Lifeline
+from ppojob_trainer.metrics.exporter import Prometheus
+from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
+from ppojob_trainer.pod_environment import PodEnvironment
+from ppojob_trainer.rewards.row_checks import row_checks
+from ppojob_trainer.rpc.client import Caller
+from ppojob_trainer.rpc.keys import read_key_ring
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The data of a job, open."""
+
+    train: PromptDataset
+    validation: PromptDataset | None
+
+
+def build_loop(
+    environment: PodEnvironment,
+    reporter: Reporter,
+    stop: Callable[[], bool],
+    lifeline: Lifeline,
+    stack: contextlib.ExitStack,
+) -> Loop:
+    """Wire the loop of a job.
+
+    Raises:
+        ConfigError: data, keys or commits do not fit the job.
+    """
+    spec, run_folder = environment.config.spec, environment.run_folder
+    root = run_folder / CHECKPOINTS_FOLDER
+    config = environment.config
+    store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json())
+    journal = Journal(root / JOURNAL_NAME)
+    prompts = _open_prompts(spec, journal.read(), stack)
+    order = PromptOrder(len(prompts.train), spec.data.seed or 0, shuffle=spec.data.shuffle)
+    roles = _roles(environment, stop, stack)
+    actor = roles.group("actorRollout")
+    stages = RolloutStages(roles, actor, _scoring(environment, roles))
+    shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
+    records = Records(_sinks(spec, run_folder, shown, stack), run_folder)
+    total_steps = _total_steps(spec, order)
+    reporter.report(total_steps=total_steps)
+    training = _training_step(environment, roles, stages)
+    return Loop(
+        spec=spec,
+        total_steps=total_steps,
+        roles=roles,
+        actor=actor,
+        dataset=prompts.train,
+        order=order,
+        training=training,
+        evaluation=_evaluation(spec, stages, prompts.validation),
+        records=records,
+        commits=_commits(spec, roles, store, journal, run_folder, shown),
+        recovery=Recovery(
+            roles=roles,
+            journal=journal,
+            store=store,
+            records=records,
+            run_folder=run_folder,
+            fresh=_fresh(spec, prompts.train.digest, training),
+            reporter=reporter,
+            total_updates={u.model: u.done_after(total_steps) for u in training.updates},
+            budget=spec.recovery.restarts_without_progress,
+        ),
+        journal=journal,
+        reporter=reporter,
+        stop_requested=stop,
+        tell_progress=lifeline.tell_progress,
+    )
+
+
+def _scoring(environment: PodEnvironment, roles: Roles) -> Scoring:
+    spec = environment.config.spec
+    hosts = _hosts(environment, roles)
+    model = None
+    if spec.reward_model is not None:
+        model = RewardModel(hosts["rewardModel"], spec.reward_model.weight)
+    return Scoring(
+        roles=roles,
+        owner=hosts["actorRollout"],
+        functions=hosts["reward"] if spec.rewards or model is None else None,
+        model=model,
+    )
+
+
+def _training_step(
+    environment: PodEnvironment, roles: Roles, stages: RolloutStages
+) -> TrainingStep:
+    spec = environment.config.spec
+    hosts = _hosts(environment, roles)
+    return TrainingStep(
+        roles=roles,
+        actor=stages.actor,
+        stages=stages,
+        flow=RowFlow(roles, stages.actor, environment.config.uid),
+        samples=spec.algorithm.samples_per_prompt,
+        passes=_forward_passes(spec, hosts),
+        updates=_updates(spec, hosts),
+        mini_batch_order=lambda step, epoch: mini_batch_order(spec, step, epoch),
+    )
+
+
+def _hosts(environment: PodEnvironment, roles: Roles) -> dict[str, RoleGroup]:
+    """The ranks in which each role's model runs: its own, or those of the role it lives with."""
+    return {
+        role.role: roles.group(role.colocated_with or role.role)
+        for role in environment.config.topology.roles
+        if role.role != "controller"
+    }
+
+
+def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[ForwardPass, ...]:
+    passes = []
+    if needs_old_logprobs(spec.algorithm):
+        actor = hosts["actorRollout"]
+        passes.append(ForwardPass("policy", actor, "old_logprobs", "old_log_prob"))
+    if spec.algorithm.kl.in_ != "none":
+        passes.append(ForwardPass("reference", hosts["reference"], "ref_logprobs", "ref"))
+    if spec.critic is not None:
+        passes.append(ForwardPass("critic", hosts["critic"], "values", "values"))
+    return tuple(passes)
+
+
+def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ...]:
+    algorithm, critic = spec.algorithm, spec.critic
+    size = algorithm.prompts_per_step
+    policy = Updates(
+        model="policy",
+        role="actorRollout",
+        host=hosts["actorRollout"],
+        timer="update_actor",
+        prompts_per_step=size,
+        mini_batch_prompts=algorithm.mini_batch_prompts or size,
+        epochs=algorithm.epochs,
+        first_step=1 + (critic.warmup_steps if critic else 0),
+    )
+    if critic is None:
+        return (policy,)
+    value = Updates(
+        model="critic",
+        role="critic",
+        host=hosts["critic"],
+        timer="update_critic",
+        prompts_per_step=size,
+        mini_batch_prompts=critic.mini_batch_prompts or policy.mini_batch_prompts,
+        epochs=critic.epochs or algorithm.epochs,
+        columns=("returns",),
+    )
+    return (value, policy)
+
+
+def _evaluation(
+    spec: PPOJobSpec, stages: RolloutStages, validation: PromptDataset | None
+) -> Evaluation | None:
+    if validation is None:
+        return None
+    return Evaluation(stages, validation, spec.rollout.validation.samples)
+
+
+def _commits(
+    spec: PPOJobSpec,
+    roles: Roles,
+    store: CommitStore,
+    journal: Journal,
+    run_folder: Path,
+    shown: Prometheus,
+) -> Commits:
+    return Commits(
+        roles=roles,
+        stateful=tuple(group for group in roles.groups if group.is_stateful),
+        store=store,
+        journal=journal,
+        run_folder=run_folder,
+        every=spec.checkpoint.every,
+        keep_last=spec.checkpoint.keep_last,
+        best=None
+        if spec.checkpoint.best is None
+        else BestCommit(spec.checkpoint.best, run_folder / METRICS_FILE),
+        tell_committed=shown.committed,
+    )
+
+
+def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
+    """The order of a step's prompts in one epoch over them: a pure function of the seed."""
+    size = spec.algorithm.prompts_per_step
+    if not spec.algorithm.shuffle_mini_batches:
+        return list(range(size))
+    passes = step * spec.algorithm.epochs + epoch
+    return [int(position) for position in epoch_order(size, spec.seed, passes)]
+
+
+def _open_prompts(spec: PPOJobSpec, events: list[Event], stack: contextlib.ExitStack) -> Prompts:
+    # A chat template may ask for the date: a resumed run must see the day on which it began.
+    began = datetime.datetime.fromtimestamp(events[0].time) if events else None
+    model = Path(spec.model.path)
+    tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
+    template = Path(spec.model.chat_template) if spec.model.chat_template else None
+    chat = stack.enter_context(ChatTokenizer(model, tokenizer, template, now=began))
+
+    def opened(files: Sequence[DataFile], max_rows: int | None) -> PromptDataset:
+        rewards = row_checks(spec.rewards, has_model=spec.reward_model is not None)
+        return stack.enter_context(
+            PromptDataset.open(files, spec.data, chat, rewards=rewards, max_rows=max_rows)
+        )
+
+    train = opened(spec.data.train, spec.data.max_train_rows)
+    if len(train) < spec.algorithm.prompts_per_step:
+        raise ConfigError(
+            f"spec.algorithm.promptsPerStep: got {spec.algorithm.prompts_per_step}: the training "
+            f"data has {len(train)} usable rows; at most that many, or more data"
+        )
+    validation = None
+    if spec.data.validation:
+        validation = opened(spec.data.validation, spec.data.max_validation_rows)
+    for dataset in (train, validation):
+        for warning in dataset.warnings if dataset else ():
+            _log.warning("%s", warning)
+    return Prompts(train, validation)
+
+
+def _roles(
+    environment: PodEnvironment, stop: Callable[[], bool], stack: contextlib.ExitStack
+) -> Roles:
+    spec = environment.config.spec
+    keys = read_key_ring(environment.keys, environment.role)
+    caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
+    stack.callback(caller.close)
+    groups = tuple(
+        role_group(topology, environment.host)
+        for topology in environment.config.topology.with_own_pods
+        if topology.role != "controller"
+    )
+    return Roles(caller, groups, spec.timeouts.startup_seconds, stop)
+
+
+def _sinks(
+    spec: PPOJobSpec, run_folder: Path, shown: Prometheus, stack: contextlib.ExitStack
+) -> Sinks:
+    sinks: list[Sink] = [JsonLines(run_folder / METRICS_FILE), shown]
+    if "tensorboard" in spec.loggers:
+        sinks.append(TensorBoard(run_folder / TENSORBOARD_FOLDER))
+    all_sinks = Sinks(tuple(sinks))
+    stack.callback(all_sinks.close)
+    return all_sinks
+
+
+def _total_steps(spec: PPOJobSpec, order: PromptOrder) -> int:
+    if spec.steps.validate_only:
+        return 0
+    if spec.steps.total is not None:
+        return spec.steps.total
+    return (spec.steps.epochs or 1) * order.batches_per_epoch(spec.algorithm.prompts_per_step)
+
+
+def _fresh(spec: PPOJobSpec, data_digest: str, training: TrainingStep) -> Progress:
+    uses_kl = spec.algorithm.kl.in_ != "none"
+    return Progress(
+        step=0,
+        policy_version=0,
+        data=DataCursor(epoch=0, cursor=0, sha256=data_digest),
+        kl_coefficient=spec.algorithm.kl.coefficient if uses_kl else None,
+        metrics_lines=0,
+        tokens=0,
+        seconds=0.0,
+        roles=tuple(updates.state_after(0) for updates in training.updates),
+    )
