@@ -88,7 +88,7 @@ def _join(pieces: list[_Piece], wanted: Extent, name: str) -> Tensor:
             break
         start = piece.extent.start
         runs.append(piece.tensor[at - start : wanted.stop - start])
-        at = min(wanted.stop, piece.extent.stop)
+        at = max(at, min(wanted.stop, piece.extent.stop))
     if at < wanted.stop:
         raise DamagedCommit(name, f"got no rows from {at} on: {wanted} is needed; all ranks' files")
     return torch.cat(runs) if len(runs) > 1 else runs[0]
