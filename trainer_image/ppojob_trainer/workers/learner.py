@@ -79,7 +79,7 @@ class Learner:
         shards = {
             MODEL_FILE: dict(hf_named_tensors(self.model)),
             OPTIMIZER_FILE: self.engine.state_tensors(),
-            RNG_FILE: {"torch": torch.get_rng_state()},
+            RNG_FILE: self._random_state(),
         }
         rank = self._world.rank
         entries = [
@@ -96,10 +96,22 @@ class Learner:
         states = self._files(folder, entries, RNG_FILE)
         if len(states) == self._world.size:
             state = next(entry for entry in states if entry.rank == self._world.rank)
-            torch.set_rng_state(read_shard(folder, state)["torch"])
+            self._take_random_state(read_shard(folder, state))
         else:
             # Under another number of ranks nobody can go on where somebody stopped.
             torch.manual_seed(self._seed + self.engine.updates + self._world.rank)
+
+    def _random_state(self) -> dict[str, Tensor]:
+        """Of the generators that dropout draws from: it draws where the weights are."""
+        state = {"torch": torch.get_rng_state()}
+        if self._world.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self._world.device)
+        return state
+
+    def _take_random_state(self, state: dict[str, Tensor]) -> None:
+        torch.set_rng_state(state["torch"])
+        if "cuda" in state:
+            torch.cuda.set_rng_state(state["cuda"], self._world.device)
 
     def _parts(self, folder: Path, entries: list[FileEntry], name: str) -> dict[str, Tensor]:
         files = self._files(folder, entries, name)
