@@ -22,7 +22,13 @@ RECOVERY = {"restartsWithoutProgress": 1000}
 ONLY_ON_DAMAGE = ("checkpoint.replace.",)
 ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
 # Answers of roles in pods of their own: tests/jobs/test_roles.py.
-ONLY_BETWEEN_ROLES = ("rpc.open_channel.", "rpc.move_rows.", "rpc.move_columns.")
+ONLY_BETWEEN_ROLES = (
+    "rpc.idle.",
+    "rpc.judge.",
+    "rpc.move_columns.",
+    "rpc.move_rows.",
+    "rpc.open_channel.",
+)
 
 GROUPS = {
     "records": ("controller.", "journal.", "metrics.", "summary.", "rows."),

@@ -69,7 +69,7 @@ class RoleLost(PPOJobError):
     """A role can no longer answer in its present epoch.
 
     Attributes:
-        role: name of the role, as in the resource (``actor_rollout``).
+        role: name of the role, as in the resource (``actorRollout``).
         reason: one line, for people.
     """
 

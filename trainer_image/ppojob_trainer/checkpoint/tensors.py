@@ -76,7 +76,7 @@ def write_shard(
 
     Raises:
         StorageError: the disk refused.
-        FileNotFoundError: the pending commit is gone: its epoch is over.
+        FileNotFoundError: the pending commit is gone: its life is over.
     """
     target = folder / path
     for parent in reversed(target.relative_to(folder).parents[:-1]):

@@ -101,7 +101,8 @@ class Loop:
             StorageError: the disk refused metrics, journal or the last commit.
         """
         position = self.recovery.take_over()
-        progress = self._standing(lambda: self.recovery.stand_up(position), self.recovery.fresh)
+        before = position.progress or self.recovery.fresh
+        progress = self._standing(lambda: self.recovery.stand_up(position), before)
         while True:
             try:
                 while not self._is_over(progress):

@@ -10,7 +10,7 @@ from ppojob_api import contract
 from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.summary import write_summary
 from ppojob_trainer.controller.wiring import build_loop
-from ppojob_trainer.errors import Interrupted, PPOJobError
+from ppojob_trainer.errors import Fenced, Interrupted, PPOJobError
 from ppojob_trainer.lifeline import Lifeline, die_with_parent
 from ppojob_trainer.pod_environment import read_pod_environment
 
@@ -55,6 +55,9 @@ def run_controller() -> int:
         _log.info("%s", stopped)
         reporter.report(phase="Interrupted", stage="", message="")
         return stopped.exit_status
+    except Fenced as problem:
+        _log.error("%s", problem)  # the status is its successor's to tell
+        return problem.exit_status
     except PPOJobError as problem:
         return _fail(str(problem), problem.exit_status, reporter, lifeline)
     except Exception as problem:

@@ -7,7 +7,6 @@ read back by the controller, and worth no fsync.
 import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -56,9 +55,3 @@ class Progress:
         with contextlib.suppress(OSError):
             self._aside.write_bytes(msgspec.json.encode(self.status))
             os.replace(self._aside, self._path)
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Publish that a stage is under way."""
-        self.report(stage=name)
-        yield

@@ -96,9 +96,13 @@ class Recovery:
             _log.info("the ranks live; going on behind step %d", position.progress.step)
             self._check_data(position.progress)
             self.records.cut_metrics(position.progress)
-            self._start_missing()
             self._stands = True
+            self._start_missing()
             return position.progress
+        for group in self._stateful:
+            # Some ranks may wait for others that were never told of a collective.
+            if group.epoch > 0 and len(group.ranks) > 1:
+                self._start(group)
         return self._rewind(0, "start")
 
     def recover(self, loss: RoleLost, progress: Progress) -> Progress:
@@ -117,7 +121,7 @@ class Recovery:
         self._start(group)
         if group.is_stateful or not self._stands:
             return self._rewind(progress.step, loss.reason)
-        self.roles.wait_ready([group])
+        self._start_missing()
         return progress
 
     def _count(self, loss: RoleLost, step: int) -> None:
@@ -125,7 +129,7 @@ class Recovery:
         self._losses = [at for at in self._losses if at >= step] + [step]
         if len(self._losses) > self.budget:
             raise JobFailed(
-                f"{loss}: loss {len(self._losses)} without a step done since step {step}: "
+                f"{loss}: loss {len(self._losses)} without a new step done since step {step}: "
                 f"spec.recovery.restartsWithoutProgress allows {self.budget}; "
                 "the logs of the pods have the evidence"
             )
@@ -162,10 +166,11 @@ class Recovery:
         for group in self.roles.groups:
             if group.epoch == 0 or not self.roles.is_coming(group):
                 self._start(group)
-        self.roles.wait_ready(self.roles.groups)
+        self.roles.wait_ready(self.roles.groups, may_stop=not self._stands)
 
     def _rewind(self, from_step: int, reason: str) -> Progress:
         self._stands = False
+        self._wait_until_nobody_writes(from_step)
         found = resume_point(self.store, self.journal.read())
         for refusal in found.refusals:
             _log.warning("commit refused: %s", refusal)
@@ -191,6 +196,15 @@ class Recovery:
         self._start_missing()
         self._restore(progress, found.commit)
         return progress
+
+    def _wait_until_nobody_writes(self, step: int) -> None:
+        """Let ranks that live end what they were told, commits and rows among it."""
+        living = [
+            group
+            for group in self._stateful
+            if group.epoch > 0 and self.roles.is_ready(group, group.epoch)
+        ]
+        self.roles.wait_idle(living, step, f"rewind/{self.roles.life}")
 
     def _tell_layout(self, commit: Commit) -> None:
         """Say so where ranks or threads are others than those that wrote the commit."""

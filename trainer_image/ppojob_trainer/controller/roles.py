@@ -4,16 +4,24 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
-from ppojob_trainer.errors import ConfigError, Fenced, Interrupted, JobFailed, RoleLost
+from ppojob_trainer.errors import (
+    ConfigError,
+    Fenced,
+    Interrupted,
+    JobFailed,
+    RoleLost,
+    StorageError,
+)
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
 from ppojob_trainer.rpc.messages import CutChannel, PodStatus, StartRanks
-from ppojob_trainer.rpc.methods import CUT_CHANNEL, START, STATUS, Method
+from ppojob_trainer.rpc.methods import CUT_CHANNEL, IDLE, START, STATUS, Method
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -65,9 +73,10 @@ def role_group(topology: RoleTopology, host: Callable[[str], str]) -> RoleGroup:
     )
 
 
-def _other_role(calls: Sequence[Call[Any]], peer: Peer) -> str:
-    """Who is at the other end of the channel that `peer` lost, of all that were called."""
-    return next((call.peer.role for call in calls if call.peer.role != peer.role), peer.role)
+def _guest(calls: Sequence[Call[Any]], peer: Peer) -> str:
+    """Of the two roles of a channel that broke though both live, the one that costs less."""
+    roles = (call.peer.role for call in calls)
+    return next((role for role in roles if role != "actorRollout"), peer.role)
 
 
 @dataclass
@@ -118,8 +127,13 @@ class Roles:
         group.epoch = epoch
         self._ask_supervisors(group, START, StartRanks(epoch))
 
-    def wait_ready(self, groups: Iterable[RoleGroup]) -> None:
+    def wait_ready(self, groups: Iterable[RoleGroup], *, may_stop: bool) -> None:
         """Wait until all ranks of these roles serve.
+
+        Args:
+            groups: the roles.
+            may_stop: whether a job that is asked to end does so here; not where the others hold
+                a step that is neither done nor in a commit.
 
         Raises:
             RoleLost: a rank ended while starting.
@@ -129,7 +143,7 @@ class Roles:
         deadline = time.monotonic() + self.startup_seconds
         waiting = list(groups)
         while waiting:
-            if self.stop_requested():
+            if may_stop and self.stop_requested():
                 raise Interrupted("asked to end while the roles were starting")
             self.watch()
             waiting = [group for group in waiting if not self.is_ready(group, group.epoch)]
@@ -152,7 +166,9 @@ class Roles:
             if group.epoch == 0:
                 continue
             for status in self.status(group):
-                if status.epoch != group.epoch or status.phase != "lost":
+                if status.epoch < group.epoch:
+                    raise RoleLost(group.name, f"pod {status.pod}: it began anew, without ranks")
+                if status.phase != "lost":
                     continue
                 if status.exit_code == contract.EXIT_INVALID:
                     raise ConfigError(status.reason)
@@ -207,6 +223,24 @@ class Roles:
         ]
         self._wait(calls)
 
+    def wait_idle(self, groups: Iterable[RoleGroup], step: int, stage: str) -> None:
+        """Wait until the ranks of these roles have done all that they were told before.
+
+        Args:
+            groups: the roles, all of them serving.
+            step: step of the loop.
+            stage: what is to come.
+        """
+        # A controller that came back does not know what its predecessor has asked for, so the
+        # answer to its question is no answer.
+        id_ = RequestId(0, step, f"idle/{stage}/{self.caller.epoch}")
+        calls = [
+            call
+            for group in groups
+            for call in self._calls(group, IDLE, group.ranks, [Nothing()] * len(group.ranks), id_)
+        ]
+        self._wait(calls)
+
     def cut_channels(self, role: str) -> None:
         """End whatever waits on a channel to a role that is lost, at its peers."""
         peers = [
@@ -244,7 +278,9 @@ class Roles:
                 raise Fenced(refusal.peer.role, epoch, epoch + 1) from refusal
             self._blame_loss_first()
             if refusal.kind is ErrorKind.CHANNEL_LOST:
-                raise RoleLost(_other_role(calls, refusal.peer), str(refusal)) from refusal
+                raise RoleLost(_guest(calls, refusal.peer), str(refusal)) from refusal
+            if refusal.kind is ErrorKind.STORAGE:
+                raise StorageError(Path(refusal.peer.name), refusal.failure.message) from refusal
             _log.error("%s\n%s", refusal, refusal.failure.detail)
             raise JobFailed(str(refusal)) from refusal
 
@@ -256,6 +292,10 @@ class Roles:
             return self.caller.call_all(calls)
         except CallTimeout as silence:
             raise RoleLost(group.name, str(silence)) from silence
+        except CallRefused as refusal:
+            if refusal.kind is ErrorKind.FENCED:
+                raise Fenced(group.name, self.caller.epoch, self.caller.epoch + 1) from refusal
+            raise
 
     def _blame_loss_first(self) -> None:
         """A rank that fails because another one died must not be blamed: look who is lost."""

@@ -45,7 +45,7 @@ class RowFlow:
         """Bring the rows to a role, over a channel between the present epochs of both."""
         if guest is self.owner:
             return
-        key = f"{self.owner.name}.{self.owner.epoch}-{guest.name}.{guest.epoch}"
+        key = self._key(guest)
         self._ask_both(
             guest,
             OPEN_CHANNEL,
@@ -83,7 +83,7 @@ class RowFlow:
     ) -> None:
         if guest is self.owner:
             return
-        stage = f"move_columns/{'-'.join(columns)}/{self.owner.epoch}-{guest.epoch}"
+        stage = f"move_columns/{'-'.join(columns)}/{self._key(guest)}"
         self._ask_both(
             guest,
             MOVE_COLUMNS,
@@ -91,10 +91,23 @@ class RowFlow:
             RequestId(0, step, stage),
         )
 
+    def _key(self, guest: RoleGroup) -> str:
+        """Names a channel; never used twice, since a store keeps what an attempt has left.
+
+        A controller that came back opens channels anew: it does not know what its predecessor
+        told one side and not the other.
+        """
+        attempt = f"{self.roles.life}.{self.roles.caller.epoch}"
+        return f"{self.owner.name}.{self.owner.epoch}-{guest.name}.{guest.epoch}/{attempt}"
+
     def _ask_both(
         self, guest: RoleGroup, method: Method[Any, Nothing], request: Any, id_: RequestId
     ) -> None:
-        """Tell each side with the name of the other."""
+        """Tell each side with the name of the other, when both have their hands free.
+
+        The time limit of a channel covers moving one bucket, never somebody's computing.
+        """
+        self.roles.wait_idle((self.owner, guest), id_.step, id_.stage)
         self.roles.ask_both(
             (self.owner, guest), method, (request(guest.name), request(self.owner.name)), id_
         )

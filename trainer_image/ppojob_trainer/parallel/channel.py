@@ -111,8 +111,8 @@ def open_channel(
 
     Args:
         store: of the first role's world.
-        key: `<uid>/channel/<role>.<epoch>-<role>.<epoch>/<attempt>`; never used twice, since the
-            store keeps the addresses of an attempt that failed.
+        key: names both epochs and the attempt; never used twice, since the store keeps the
+            addresses of an attempt that failed.
         member: number of this rank.
         size: ranks of both roles.
         address: IP address of this pod.

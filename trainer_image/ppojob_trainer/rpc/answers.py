@@ -58,7 +58,7 @@ class AnswerStore:
             return entry, True
         if entry.digest != digest:
             raise RequestChangedError(f"request {request} came again with another content")
-        if entry.answer is None:
+        if entry.answer is None and waiter not in entry.waiting:
             entry.waiting.append(waiter)
         return entry, False
 

@@ -92,14 +92,16 @@ MOVE_ROWS = Method("move_rows", MoveRows, Nothing)
 MOVE_COLUMNS = Method("move_columns", MoveColumns, Nothing)
 CUT_CHANNEL = Method("cut_channel", CutChannel, Nothing, once=False, deadline_seconds=5)
 FORWARD = Method("forward", Forward, Nothing)
+IDLE = Method("idle", Nothing, Nothing)
+"""Nothing to do: done when all that was asked before is."""
 ADVANTAGES = Method("advantages", Advantages, Advantaged)
 UPDATE = Method("update", Update, Statistics)
 WRITE_ROWS = Method("write_rows", WriteRows, Nothing, limit_bytes=256 * MEBI)
 SAVE_SHARDS = Method("save_shards", SaveShards, Saved)
 EXPORT_MODEL = Method("export_model", ExportModel, Nothing)
 
-SUPERVISOR_METHODS = (STATUS, START)
 MODEL_METHODS = (
+    IDLE,
     RESTORE,
     OPEN_CHANNEL,
     MOVE_ROWS,

@@ -22,7 +22,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ppojob_trainer import failpoints
-from ppojob_trainer.errors import ChannelLost
+from ppojob_trainer.errors import ChannelLost, StorageError
 from ppojob_trainer.rpc.answers import AnswerStore, RequestChangedError
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.methods import ANSWER_POINTS, CONTROLLER, Method
@@ -36,6 +36,8 @@ from ppojob_trainer.rpc.wire import (
 )
 
 _log = logging.getLogger(__name__)
+_KINDS = {ChannelLost: ErrorKind.CHANNEL_LOST, StorageError: ErrorKind.STORAGE}
+"""Failures that whoever asked decides by."""
 _HEADER = msgspec.msgpack.Decoder(RequestHeader)
 _HEADER_LIMIT = 4096
 _READABLE = int(zmq.POLLIN)
@@ -147,8 +149,7 @@ class RpcServer:
         except Exception as problem:
             _log.exception("%s failed", route.method.name)
             message = f"{type(problem).__name__}: {problem}"
-            lost = isinstance(problem, ChannelLost)
-            kind = ErrorKind.CHANNEL_LOST if lost else ErrorKind.FAILED
+            kind = next((k for e, k in _KINDS.items() if isinstance(problem, e)), ErrorKind.FAILED)
             return encode(Failure(kind, message, traceback.format_exc())), True
 
     def _listen(self) -> None:

@@ -52,6 +52,7 @@ class ErrorKind(StrEnum):
     STALE_EPOCH = "stale_epoch"
     FAILED = "failed"
     CHANNEL_LOST = "channel_lost"
+    STORAGE = "storage"
 
 
 class AnswerHeader(msgspec.Struct, frozen=True, array_like=True):

@@ -67,13 +67,14 @@ class Pod:
         return self.status()
 
     def status(self) -> PodStatus:
-        """The pod as it is now."""
+        """The pod as it is now; an epoch that is asked for is starting."""
         with self._lock:
+            is_wanted = self._wanted_epoch > self._epoch
             return PodStatus(
                 role=self._plan.role,
                 pod=self._plan.pod,
-                epoch=self._epoch,
-                phase=self._phase,
+                epoch=self._wanted_epoch if is_wanted else self._epoch,
+                phase="starting" if is_wanted else self._phase,
                 ranks=tuple(child.state() for child in self._children),
                 reason=self._reason,
                 exit_code=self._exit_code,

@@ -1,0 +1,89 @@
+"""How the controller takes what supervisors and ranks answer: over real sockets."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.errors import ChannelLost, JobFailed, RoleLost, StorageError
+from ppojob_trainer.rpc.client import Caller, Peer
+from ppojob_trainer.rpc.messages import PodStatus
+from ppojob_trainer.rpc.methods import IDLE, START, STATUS
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import Nothing, RequestId
+from ppojob_trainer.supervisor.pod import Pod, PodPlan
+
+ID = RequestId(0, 3, "idle")
+Status = Callable[[Any], PodStatus]
+
+
+def pod(epoch: int, phase: str) -> Status:
+    return lambda _: PodStatus("actorRollout", 0, epoch, phase)
+
+
+@pytest.fixture
+def roles_of(serve, caller_of) -> Callable[..., Roles]:
+    def make(status: Status, work: Callable[[Any], msgspec.Struct], *more: Peer) -> Roles:
+        supervisor = serve([Route(STATUS, status), Route(START, status)], epoch=None)
+        rank = serve([Route(IDLE, work)])
+        caller: Caller = caller_of()
+        group = RoleGroup("actorRollout", (supervisor,), (rank, *more), True, True, epoch=1)
+        return Roles(caller, (group,), startup_seconds=5, stop_requested=lambda: False)
+
+    return make
+
+
+def raises(problem: Exception) -> Callable[[Any], msgspec.Struct]:
+    def work(_: Any) -> msgspec.Struct:
+        raise problem
+
+    return work
+
+
+def test_a_pod_that_began_anew_has_lost_its_ranks(roles_of) -> None:
+    """Its container was started again: it answers, and knows of no epoch."""
+    roles = roles_of(pod(0, "idle"), lambda _: Nothing())
+    with pytest.raises(RoleLost, match="pod 0: it began anew, without ranks"):
+        roles.watch()
+
+
+@pytest.mark.parametrize("phase", ["starting", "ready"])
+def test_a_pod_in_its_epoch_is_fine(phase: str, roles_of) -> None:
+    roles_of(pod(1, phase), lambda _: Nothing()).watch()
+
+
+def test_a_disk_that_refuses_is_told_as_such(roles_of) -> None:
+    roles = roles_of(pod(1, "ready"), raises(StorageError(Path("/run/x"), "No space left")))
+    with pytest.raises(StorageError, match=r"actorRollout rank 0: StorageError: /run/x: No space"):
+        roles.wait_idle(roles.groups, 3, "save")
+
+
+def test_a_channel_that_breaks_between_the_living_costs_the_guest(roles_of, serve) -> None:
+    guest = serve([Route(IDLE, raises(ChannelLost("a-b", "too slow")))], role="reward")
+    roles = roles_of(pod(1, "ready"), raises(ChannelLost("a-b", "too slow")), guest)
+    with pytest.raises(RoleLost) as caught:
+        roles.wait_idle(roles.groups, 3, "move_rows")
+    assert caught.value.role == "reward"
+
+
+def test_work_that_fails_ends_the_job(roles_of) -> None:
+    roles = roles_of(pod(1, "ready"), raises(ValueError("no")))
+    with pytest.raises(JobFailed, match="ValueError: no"):
+        roles.wait_idle(roles.groups, 3, "update")
+
+
+def test_an_epoch_that_is_asked_for_is_starting() -> None:
+    plan = PodPlan(
+        role="actorRollout",
+        pod=0,
+        ranks=1,
+        first_rank=0,
+        silent_seconds=10.0,
+        restarts_without_progress=3,
+        environment={},
+    )
+    status = Pod(plan).want_epoch(4)
+    assert (status.epoch, status.phase) == (4, "starting")
