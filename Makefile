@@ -34,7 +34,7 @@ demo: setup ## train a real small model by GRPO on this machine (under 20 minute
 	$(BIN)/ppojob data addition --output data/addition
 	$(BIN)/ppojob run examples/addition-grpo.yaml $(if $(SEED),--set spec.seed=$(SEED) --output runs/addition-grpo-$(SEED))
 
-test: setup ## every test that needs no cluster (at most 25 minutes)
+test: setup ## every test that needs no cluster (about 25 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not gpu and not cluster"
 
 test-cluster: setup cluster-up ## the tests on a real cluster (at most 40 minutes from nothing)

@@ -129,7 +129,7 @@ def test_every_role_killed_in_turn(start, tiny_job, tmp_path: Path):
 @pytest.mark.parametrize(
     "points",
     [
-        pytest.param(None, id="every answer"),
+        pytest.param(None, id="every answer", marks=pytest.mark.long),
         pytest.param(
             [
                 "rpc.update.answer.before@5=kill",  # the critic
