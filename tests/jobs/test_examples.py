@@ -137,6 +137,7 @@ def test_gsm8k_grpo(home: Path, tmp_path: Path):
         "spec.data.maxResponseTokens=32",
         "spec.algorithm.miniBatchPrompts=2",
         "spec.checkpoint.best=null",
+        "spec.optimizer.warmupSteps=0",
     )
     assert "val-core/openai/gsm8k/acc/mean@1" in first
 
