@@ -52,11 +52,13 @@ class _WrongInputError(Exception):
 
 
 def _commit_folder(run: Path, commit: str) -> Path:
+    from ppojob_trainer.checkpoint.sealed import folder_name
+
     root = run / CHECKPOINTS_FOLDER
     found = sorted(path.name for path in root.glob("step-*"))
     if not found:
         raise _WrongInputError(f"RUN: got {run}: it holds no commit; the run folder of a job")
-    name = f"step-{int(commit):06d}" if _STEP.fullmatch(commit) else commit
+    name = folder_name(int(commit)) if _STEP.fullmatch(commit) else commit
     is_known = name in found or (name in _POINTERS and (root / name).exists())
     if not is_known:
         steps = ", ".join(str(int(step.removeprefix("step-"))) for step in found)

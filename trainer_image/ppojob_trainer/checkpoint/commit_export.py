@@ -1,6 +1,6 @@
 """The policy of a commit as a Hugging Face folder, without a job that runs."""
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -8,11 +8,11 @@ import torch
 from ppojob_api.v1alpha1.training import ModelSpec
 from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.export import export_model
+from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.parts import read_parts
 from ppojob_trainer.errors import DamagedCommit
 
 POLICY_ROLE: Final = "actorRollout"
-WEIGHTS_FILE: Final = "model.safetensors"
 
 
 def export_commit(commit: Path, model: ModelSpec, target: Path) -> int:
@@ -36,11 +36,7 @@ def export_commit(commit: Path, model: ModelSpec, target: Path) -> int:
         found = manifest.decode((commit / manifest.MANIFEST_NAME).read_bytes(), name)
     except OSError as error:
         raise DamagedCommit(name, f"cannot be read: {error.strerror}") from error
-    entries = [
-        entry
-        for entry in found.files
-        if entry.role == POLICY_ROLE and PurePosixPath(entry.path).name == WEIGHTS_FILE
-    ]
+    entries = files_of_all_ranks(found.files, POLICY_ROLE, MODEL_FILE, commit.name)
     export_model(
         target,
         read_parts(commit, entries, rank=0, size=1).items(),

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -10,6 +11,8 @@ import msgspec
 from ppojob_trainer.errors import DamagedCommit
 
 CHUNK_BYTES: Final = 8 << 20
+MODEL_FILE: Final = "model.safetensors"
+"""Name of a rank's part of a model's weights within its folder of a commit."""
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +37,29 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         is_inside = bool(parts) and not self.path.startswith("/") and ".." not in parts
         if not is_inside or str(PurePosixPath(self.path)) != self.path:
             raise ValueError(f"path: got {self.path!r}: not a plain path inside the commit")
+
+
+def files_of_all_ranks(
+    entries: Iterable[FileEntry], role: str, name: str, commit: str
+) -> list[FileEntry]:
+    """The files of one kind that the ranks of a role have written.
+
+    Args:
+        entries: of a commit.
+        role: whose.
+        name: of the file within a rank's folder (``model.safetensors``).
+        commit: what errors call the commit.
+
+    Raises:
+        DamagedCommit: a rank's is missing, or all are.
+    """
+    found = [e for e in entries if e.role == role and PurePosixPath(e.path).name == name]
+    if sorted(entry.rank for entry in found) != list(range(max(1, len(found)))):
+        raise DamagedCommit(
+            f"{commit}/{role}/*/{name}",
+            f"got those of ranks {[entry.rank for entry in found]}: all ranks' are needed",
+        )
+    return found
 
 
 def sha256_of(path: Path) -> tuple[int, str]:

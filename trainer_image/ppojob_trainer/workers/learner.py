@@ -7,16 +7,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ppojob_trainer.checkpoint.files import FileEntry
+from ppojob_trainer.checkpoint.files import MODEL_FILE, FileEntry, files_of_all_ranks
 from ppojob_trainer.checkpoint.parts import read_parts
 from ppojob_trainer.checkpoint.tensors import read_shard, write_shard
 from ppojob_trainer.engine.train_engine import TrainEngine
-from ppojob_trainer.errors import DamagedCommit
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages import SavedFile
 
-MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 RNG_FILE = "rng.safetensors"
 
@@ -118,18 +116,7 @@ class Learner:
         return read_parts(folder, files, self._world.rank, self._world.size)
 
     def _files(self, folder: Path, entries: list[FileEntry], name: str) -> list[FileEntry]:
-        """The files of one kind that the ranks of this role have written."""
-        found = [
-            entry
-            for entry in entries
-            if entry.role == self._role and PurePosixPath(entry.path).name == name
-        ]
-        if sorted(entry.rank for entry in found) != list(range(max(1, len(found)))):
-            raise DamagedCommit(
-                f"{folder.name}/{self._role}/*/{name}",
-                f"got those of ranks {[entry.rank for entry in found]}: all ranks' are needed",
-            )
-        return found
+        return files_of_all_ranks(entries, self._role, name, folder.name)
 
 
 def _entry(file: SavedFile) -> FileEntry:
