@@ -94,8 +94,9 @@ class RowChannels:
             The index of the rows at the guests, and those that this rank has as a guest.
         """
         route = self._routes[role]
-        guests = self.costs.assigned(index, route.guests)
-        moved = move_rows(route.channel, index, self._plan(route, index), mine)
+        plan = self._plan(route, index)
+        moved = move_rows(route.channel, index, plan, mine)
+        guests = tuple(member - route.owners for member in plan.destinations)
         return replace(index, owners=guests), moved
 
     def move_columns(self, request: MoveColumns, index: BatchIndex, mine: Experience) -> None:
