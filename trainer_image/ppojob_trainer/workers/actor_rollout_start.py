@@ -9,19 +9,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.well_known import RoleName
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rollout.factory import build_engine
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
-from ppojob_trainer.workers.critic import open_critic
-from ppojob_trainer.workers.model_stages import ModelStages
-from ppojob_trainer.workers.policy import Policy, open_policy, open_reference
-from ppojob_trainer.workers.rank_start import open_channels, open_role_world
+from ppojob_trainer.workers.policy import open_policy
+from ppojob_trainer.workers.rank_start import open_role_world
 from ppojob_trainer.workers.reward_model import open_reward_model
+from ppojob_trainer.workers.stages_start import lives_here, open_stages
 
 
 @contextmanager
@@ -47,7 +44,7 @@ def open_actor_rollout_worker(
         stack.callback(caller.close)
         policy = open_policy(spec, world)
         reward_model = None
-        if _lives_here(environment, "rewardModel"):
+        if lives_here(environment, "rewardModel"):
             reward_model = stack.enter_context(open_reward_model(spec, world))
         yield ActorRolloutWorker(
             spec=spec,
@@ -55,30 +52,11 @@ def open_actor_rollout_worker(
             run_folder=environment.run_folder,
             engine=engine,
             policy=policy,
-            stages=_stages(environment, world, policy),
+            stages=open_stages(environment, world, trained={"policy": policy}),
             reward_model=reward_model,
             chat=chat,
             caller=caller,
         )
-
-
-def _stages(environment: PodEnvironment, world: World, policy: Policy) -> ModelStages:
-    """The models of this rank: the policy, and those of roles that live in its role's ranks."""
-    spec = environment.config.spec
-    stages = ModelStages(
-        environment.run_folder, open_channels(environment, world), trained={"policy": policy}
-    )
-    if _lives_here(environment, "reference"):
-        stages.frozen["reference"] = open_reference(spec, world)
-    if _lives_here(environment, "critic"):
-        stages.trained["critic"] = open_critic(spec, world)
-    return stages
-
-
-def _lives_here(environment: PodEnvironment, name: RoleName) -> bool:
-    """Whether a role of the job lives in the ranks of this pod's."""
-    topology = environment.config.topology
-    return topology.has(name) and topology.role(name).colocated_with == environment.role
 
 
 def _longest(spec: PPOJobSpec) -> int:
