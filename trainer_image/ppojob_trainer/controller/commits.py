@@ -68,10 +68,10 @@ class Commits:
         request = SaveShards(str(pending.folder.relative_to(self.run_folder)))
         files = []
         for group in self.stateful:
-            answers = self.roles.ask(
+            answers = self.roles.ask_all(
                 group,
                 SAVE_SHARDS,
-                [request] * len(group.ranks),
+                request,
                 RequestId(0, progress.step, "save_shards"),
             )
             files += _entries(answers)

@@ -251,8 +251,7 @@ class Loop:
         if progress.step >= self.total_steps and self.spec.checkpoint.export:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
-            requests = [ExportModel(EXPORT_FOLDER)] * len(self.actor.ranks)
-            self.roles.ask(self.actor, EXPORT_MODEL, requests, id_)
+            self.roles.ask_all(self.actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)
             self.journal.append(Exported(time=time.time(), step=progress.step))
 
     def _recovered(self, loss: RoleLost, progress: Progress) -> Progress:

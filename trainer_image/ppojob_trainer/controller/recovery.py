@@ -221,13 +221,11 @@ class Recovery:
             total_updates=self.total_updates,
         )
         for group in self._stateful:
-            requests = [request] * len(group.ranks)
-            self.roles.ask(group, RESTORE, requests, RequestId(0, progress.step, "restore"))
-        actor = self.roles.group("actorRollout")
-        self.roles.ask(
-            actor,
+            self.roles.ask_all(group, RESTORE, request, RequestId(0, progress.step, "restore"))
+        self.roles.ask_all(
+            self.roles.group("actorRollout"),
             SYNC_WEIGHTS,
-            [SyncWeights(progress.policy_version)] * len(actor.ranks),
+            SyncWeights(progress.policy_version),
             RequestId(0, progress.step, "restore/sync_weights"),
         )
         self.journal.append(Resumed(time=time.time(), progress=progress))

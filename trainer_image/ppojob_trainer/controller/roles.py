@@ -199,6 +199,16 @@ class Roles:
         peers = group.ranks if ranks is None else [group.ranks[rank] for rank in ranks]
         return self._wait(self._calls(group, method, peers, requests, request_id))
 
+    def ask_all(
+        self,
+        group: RoleGroup,
+        method: Method[Any, Answer],
+        request: msgspec.Struct,
+        request_id: RequestId,
+    ) -> list[Answer]:
+        """Tell all ranks of a role the same; as `ask`."""
+        return self._wait(self._calls_to_all(group, method, request, request_id))
+
     def ask_both(
         self,
         groups: tuple[RoleGroup, RoleGroup],
@@ -217,9 +227,7 @@ class Roles:
         calls = [
             call
             for group, request in zip(groups, requests, strict=True)
-            for call in self._calls(
-                group, method, group.ranks, [request] * len(group.ranks), request_id
-            )
+            for call in self._calls_to_all(group, method, request, request_id)
         ]
         self._wait(calls)
 
@@ -235,9 +243,7 @@ class Roles:
         # answer to its question is no answer.
         id_ = RequestId(0, step, f"idle/{stage}/{self.caller.epoch}")
         calls = [
-            call
-            for group in groups
-            for call in self._calls(group, IDLE, group.ranks, [Nothing()] * len(group.ranks), id_)
+            call for group in groups for call in self._calls_to_all(group, IDLE, Nothing(), id_)
         ]
         self._wait(calls)
 
@@ -267,15 +273,23 @@ class Roles:
             Call(peer, method, request, id_) for peer, request in zip(peers, requests, strict=True)
         ]
 
+    def _calls_to_all(
+        self,
+        group: RoleGroup,
+        method: Method[Any, Answer],
+        request: msgspec.Struct,
+        request_id: RequestId,
+    ) -> list[Call[Answer]]:
+        requests = [request] * len(group.ranks)
+        return self._calls(group, method, group.ranks, requests, request_id)
+
     def _wait(self, calls: Sequence[Call[Answer]]) -> list[Answer]:
         try:
             return self.caller.call_all(calls, self.watch)
         except CallTimeout as silence:
             raise RoleLost(silence.peer.role, str(silence)) from silence
         except CallRefused as refusal:
-            if refusal.kind is ErrorKind.FENCED:
-                epoch = self.caller.epoch
-                raise Fenced(refusal.peer.role, epoch, epoch + 1) from refusal
+            self._heed_fence(refusal)
             self._blame_loss_first()
             if refusal.kind is ErrorKind.CHANNEL_LOST:
                 raise RoleLost(_guest(calls, refusal.peer), str(refusal)) from refusal
@@ -293,9 +307,14 @@ class Roles:
         except CallTimeout as silence:
             raise RoleLost(group.name, str(silence)) from silence
         except CallRefused as refusal:
-            if refusal.kind is ErrorKind.FENCED:
-                raise Fenced(group.name, self.caller.epoch, self.caller.epoch + 1) from refusal
+            self._heed_fence(refusal)
             raise
+
+    def _heed_fence(self, refusal: CallRefused) -> None:
+        """Another controller has taken over: whatever this one wants is of no account."""
+        if refusal.kind is ErrorKind.FENCED:
+            epoch = self.caller.epoch
+            raise Fenced(refusal.peer.role, epoch, epoch + 1) from refusal
 
     def _blame_loss_first(self) -> None:
         """A rank that fails because another one died must not be blamed: look who is lost."""

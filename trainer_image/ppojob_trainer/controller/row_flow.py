@@ -38,8 +38,7 @@ class RowFlow:
     def place(self, batch: Batch, step: int) -> None:
         """Tell all owners which rows there are, now that they have been generated."""
         request = PlaceRows(batch.index)
-        requests = [request] * len(self.owner.ranks)
-        self.roles.ask(self.owner, PLACE_ROWS, requests, RequestId(0, step, "place_rows"))
+        self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, "place_rows"))
 
     def bring_rows(self, guest: RoleGroup, batch: Batch, step: int) -> None:
         """Bring the rows to a role, over a channel between the present epochs of both."""
@@ -59,10 +58,11 @@ class RowFlow:
             ),
             RequestId(0, step, f"open_channel/{key}"),
         )
+        index = batch.index
         self._ask_both(
             guest,
             MOVE_ROWS,
-            lambda role: MoveRows(role, batch.index),
+            lambda role: MoveRows(role, index),
             RequestId(0, step, f"move_rows/{key}"),
         )
 
@@ -83,11 +83,12 @@ class RowFlow:
     ) -> None:
         if guest is self.owner:
             return
+        index = batch.index
         stage = f"move_columns/{'-'.join(columns)}/{self._key(guest)}"
         self._ask_both(
             guest,
             MOVE_COLUMNS,
-            lambda role: MoveColumns(role, batch.index, list(columns), to_owners),
+            lambda role: MoveColumns(role, index, list(columns), to_owners),
             RequestId(0, step, stage),
         )
 

@@ -181,21 +181,21 @@ class TrainingStep:
                 with timer(updates.timer):
                     statistics |= self._update(updates, batch, step, kl_coefficient)
         with timer("update_weights"):
-            request = [SyncWeights(step)] * len(self.actor.ranks)
-            self.roles.ask(self.actor, SYNC_WEIGHTS, request, RequestId(0, step, "sync_weights"))
+            id_ = RequestId(0, step, "sync_weights")
+            self.roles.ask_all(self.actor, SYNC_WEIGHTS, SyncWeights(step), id_)
         return StepResult(batch, advantaged, statistics)
 
     def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> None:
         self.flow.bring_rows(forward.host, batch, step)
-        request = [Forward(forward.model)] * len(forward.host.ranks)
         id_ = RequestId(0, step, f"forward/{forward.model}")
-        self.roles.ask(forward.host, FORWARD, request, id_)
+        self.roles.ask_all(forward.host, FORWARD, Forward(forward.model), id_)
         self.flow.take_columns(forward.host, batch, step, [forward.column])
 
     def _advantages(self, batch: Batch, step: int, kl_coefficient: float) -> Advantaged:
         """Every owner estimates the whole batch and keeps its rows; so they all say the same."""
-        request = [Advantages(batch.scores, kl_coefficient)] * len(self.actor.ranks)
-        return self.roles.ask(self.actor, ADVANTAGES, request, RequestId(0, step, "advantages"))[0]
+        request = Advantages(batch.scores, kl_coefficient)
+        id_ = RequestId(0, step, "advantages")
+        return self.roles.ask_all(self.actor, ADVANTAGES, request, id_)[0]
 
     def _update(
         self, updates: Updates, batch: Batch, step: int, kl_coefficient: float
@@ -206,6 +206,6 @@ class TrainingStep:
         for index, positions in enumerate(order):
             request = Update(updates.model, positions, kl_coefficient)
             id_ = RequestId(0, step, f"update/{updates.model}", index)
-            answers = self.roles.ask(updates.host, UPDATE, [request] * len(updates.host.ranks), id_)
+            answers = self.roles.ask_all(updates.host, UPDATE, request, id_)
             statistics.append(answers[0].values)
         return mean_of(statistics)
