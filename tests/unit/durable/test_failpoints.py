@@ -41,7 +41,7 @@ def run_child(text: str, **more: str) -> tuple[int, list[str]]:
         start_new_session=True,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
     )
     return child.returncode, child.stdout.split()
 
@@ -145,7 +145,7 @@ def test_stop_stops_at_the_point_and_goes_on():
         _, status = os.waitpid(child.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         os.kill(child.pid, signal.SIGCONT)
-        output, _ = child.communicate(timeout=20)
+        output, _ = child.communicate(timeout=120)
         assert output.split() == ["0", "1", "2", "3"]
     finally:
         child.kill()
@@ -158,7 +158,7 @@ def test_environment_is_read_at_the_first_hit_where_no_entry_point_did():
         env=os.environ | {failpoints.POINT_VARIABLE: "child.point=kill"},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
     )
     assert child.returncode == 1
     assert "failpoints are for tests" in child.stderr

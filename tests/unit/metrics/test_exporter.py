@@ -38,7 +38,7 @@ def exporter(clock: Clock) -> Iterator[Prometheus]:
 
 
 def scrape(exporter: Prometheus) -> dict[str, Family]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=60) as answer:
         page = answer.read().decode()
     return {family.name: family for family in text_string_to_metric_families(page)}
 

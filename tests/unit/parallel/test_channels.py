@@ -13,8 +13,8 @@ from ppojob_trainer.errors import ChannelLost
 from ppojob_trainer.parallel.channel import open_channel
 
 PAYLOAD_BYTES = 8_000_000
-SOON_SECONDS = 3.0
-"""Well below the 10 s after which an operation gives up by itself."""
+SOON_SECONDS = 30.0
+"""Well below the limit after which an operation of these tests gives up by itself."""
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def processes() -> Iterator[Processes]:
 
 
 def open_all(
-    members: list[Process], key: str, device: str = "cpu", timeout_seconds: float = 10.0
+    members: list[Process], key: str, device: str = "cpu", timeout_seconds: float = 300.0
 ) -> None:
     options = {"key": key, "size": len(members), "device": device, "timeout": timeout_seconds}
     for number, member in enumerate(members):
@@ -105,7 +105,7 @@ def test_a_peer_that_takes_no_part_ends_the_exchange_by_its_time_limit(processes
     waiting, _ = members = processes.start(2)
     open_all(members, "uid/channel/a.1-b.1/0", timeout_seconds=3.0)
     waiting.ask("exchange", peers=[1], size=PAYLOAD_BYTES)
-    assert "uid/channel/a.1-b.1/0: lost: " in waiting.result(within=8)
+    assert "uid/channel/a.1-b.1/0: lost: " in waiting.result(within=60)
 
 
 @pytest.mark.gpu
@@ -125,4 +125,4 @@ def test_opening_ends_when_the_peer_never_comes():
     start = time.monotonic()
     with pytest.raises(ChannelLost, match=r"a.1-b.1/0: lost: not opened: .+"):
         open_channel(HashStore(), "a.1-b.1/0", 0, 2, "127.0.1.20", torch.device("cpu"), 0.5)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60  # where torch itself would wait for minutes

