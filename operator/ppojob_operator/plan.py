@@ -25,7 +25,7 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     if job.is_deleting:
         # What it owns is the garbage collector's; nothing here may hold up a deletion.
         return Plan()
-    problems = job.problems or (_cluster_problems(job.manifest) if job.manifest else ())
+    problems = job.problems or (cluster_problems(job.manifest) if job.manifest else ())
     if job.manifest is None or problems:
         return _refusal(job, problems, now)
     here = situation(job, job.manifest, observed, now)
@@ -60,7 +60,7 @@ def _again_in(here: Situation, settings: Settings, *waits: float | None) -> floa
     return min(times, default=None)
 
 
-def _cluster_problems(job: PPOJob) -> tuple[Problem, ...]:
+def cluster_problems(job: PPOJob) -> tuple[Problem, ...]:
     """What only a cluster asks of a job."""
     if job.spec.checkpoint.volume is not None:
         return ()

@@ -38,7 +38,7 @@ def pods_ready(roles: tuple[RoleTopology, ...], observed: Observed, seconds: flo
     if ready >= wanted and not any(missing_pods(role, observed) for role in roles):
         return Claim("PodsReady", True, "EveryPodReady", f"{wanted} of {wanted} pods are ready")
     head = f"{ready} of {wanted} pods are ready"
-    for reason, found in _obstacles(roles, observed):
+    for reason, found in obstacles(roles, observed):
         # Pods are made one by one: who names those that are still to come writes a status for each.
         if found and (reason != "PodsMissing" or seconds >= MISSING_SECONDS):
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -52,9 +52,10 @@ def missing_pods(role: RoleTopology, observed: Observed) -> list[str]:
     return [pod.name for pod in role.pods if pod.name not in there]
 
 
-def _obstacles(
+def obstacles(
     roles: tuple[RoleTopology, ...], observed: Observed
 ) -> Iterable[tuple[str, list[str]]]:
+    """Every reason that may hold pods up, in that order, with a line for each pod that it holds."""
     pods = [pod for pod in observed.pods if not pod.is_ready]
     yield (
         "NodeLost",
