@@ -226,7 +226,7 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
 
 
 def run_value_model(folder: Path, world: World) -> dict[str, Tensor]:
-    model = load_value_model(folder / "tied", seed=5, world=world)
+    model = load_value_model(folder / "tied", world=world)
     return {name: tensor.clone() for name, tensor in named_full_tensors(model)}
 
 

@@ -21,25 +21,25 @@ def load_value_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     *,
-    seed: int,
     world: World | None = None,
     where: str = CRITIC.where,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """Load a value model, or make one of a language model.
 
-    A folder without a value head, such as the policy's, gets a new one. As in verl that is the
-    initialiser of transformers: weights normal with the deviation `initializer_range` of the
-    configuration, the bias 0. The first values are near 0 but differ between states, so nothing has
-    to break a symmetry. A sequence classifier with one label (a reward model) gives its weights and
-    the bias starts at 0. Dropout on the head is off, as in verl: the values of an update and those
-    that it is clipped to are of one function.
+    A folder without a value head, such as the policy's, gets one of zeros (Ziegler et al.,
+    arXiv:1909.08593, in its code): the first values are 0 and the first advantages those of the
+    rewards. Departs from verl, which draws as transformers does: on SmolLM2 that gives values of
+    1.0 ± 0.5, and the critic first has to unlearn them.
+
+    A sequence classifier with one label (a reward model) gives its weights and the bias starts at
+    0. Dropout on the head is off, as in verl: the values of an update and those that it is clipped
+    to are of one function.
 
     Args:
         folder: of a language model, a token classifier or a sequence classifier with one label.
         dtype: of the weights.
         device: where they go.
-        seed: of a new head, which is the same for any dtype and device.
         world: the ranks over which it is cut, on that device; None for this one alone.
         where: field of the resource that names the folder, for messages.
         trust_remote_code: run code that lies in the folder.
@@ -67,14 +67,7 @@ def load_value_model(
         )
     parameters = dict(model.named_parameters())
     if SCORE_WEIGHT in missing:
-        fill(parameters[SCORE_WEIGHT], _drawn_head(model, seed))
+        fill(parameters[SCORE_WEIGHT], torch.zeros(1, model.config.hidden_size))
     if SCORE_BIAS in missing:
         fill(parameters[SCORE_BIAS], torch.zeros(1))
     return model
-
-
-def _drawn_head(model: PreTrainedModel, seed: int) -> torch.Tensor:
-    """(1, hidden) float32."""
-    generator = torch.Generator().manual_seed(seed)
-    deviation: float = model.config.initializer_range
-    return torch.randn(1, model.config.hidden_size, generator=generator) * deviation
