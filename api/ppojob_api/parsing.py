@@ -13,6 +13,7 @@ from ppojob_api import shape as shapes
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.shape import PathKey, Shape
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+from ppojob_api.v1alpha1.section import PRINTABLE
 
 # What an API server writes into metadata: read over in silence, since no author wrote it.
 SERVER_METADATA: Final = frozenset(
@@ -170,11 +171,18 @@ def _problem(detail: ErrorDetails, path: PathKey) -> Problem:
     if shape is not None and shape.kind == "any":
         return Problem(where, shown(value), "it is not JSON", "plain JSON", ReasonCode.WRONG_TYPE)
     if kind in {"string_pattern_mismatch", "string_unicode"}:
-        why = "the text has control characters or is not Unicode"
-        return Problem(where, shown(value), why, "printable text", ReasonCode.BAD_FORM)
+        return _form(where, value, None if kind == "string_unicode" else shape)
     noun = "such a value" if shape is None else shapes.KIND_NAMES[shape.kind]
     why = f"{_kind(value)} is not {noun}"
     return Problem(where, shown(value), why, allowed, ReasonCode.WRONG_TYPE)
+
+
+def _form(where: str, value: object, shape: Shape | None) -> Problem:
+    """Text that a pattern refuses; of most fields that pattern asks for no more than letters."""
+    why, allowed = "the text has control characters or is not Unicode", "printable text"
+    if shape is not None and shape.pattern not in (None, PRINTABLE):
+        why, allowed = "the text has another form", f"text that fits {shape.pattern}"
+    return Problem(where, shown(value), why, allowed, ReasonCode.BAD_FORM)
 
 
 def _size(kind: str, value: object) -> str:

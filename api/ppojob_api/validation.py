@@ -11,6 +11,7 @@ from ppojob_api.checks.layout import LAYOUT_CHECKS
 from ppojob_api.checks.names import NAME_CHECKS
 from ppojob_api.checks.pods import POD_CHECKS
 from ppojob_api.checks.schedule import SCHEDULE_CHECKS
+from ppojob_api.checks.scheduling import SCHEDULING_CHECKS
 from ppojob_api.checks.support import SUPPORT_CHECKS
 from ppojob_api.parsing import parse
 from ppojob_api.problem import Problem, ReasonCode, shown
@@ -23,6 +24,7 @@ CHECKS = (
     *SCHEDULE_CHECKS,
     *LAYOUT_CHECKS,
     *POD_CHECKS,
+    *SCHEDULING_CHECKS,
     *EFFECT_CHECKS,
     *SUPPORT_CHECKS,
 )

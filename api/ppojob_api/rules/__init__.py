@@ -8,6 +8,7 @@ from ppojob_api.rules.effect import EFFECT_RULES
 from ppojob_api.rules.roles import ROLE_RULES
 from ppojob_api.rules.rule import Rule, given
 from ppojob_api.rules.run import RUN_RULES
+from ppojob_api.rules.scheduling import SCHEDULING_RULES
 from ppojob_api.rules.support import SUPPORT_RULES
 from ppojob_api.run_config import TRAJECTORY_SECTIONS
 from ppojob_api.shape import members
@@ -35,6 +36,7 @@ RULES = (
     *RUN_RULES,
     *EFFECT_RULES,
     *ROLE_RULES,
+    *SCHEDULING_RULES,
     *SUPPORT_RULES,
     *IMMUTABLE_RULES,
 )

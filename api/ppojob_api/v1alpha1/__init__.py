@@ -37,6 +37,12 @@ from ppojob_api.v1alpha1.schedule import (
     TimeoutsSpec,
     VolumeSpec,
 )
+from ppojob_api.v1alpha1.scheduling import (
+    KueueSpec,
+    SchedulingSpec,
+    SchedulingType,
+    VolcanoSpec,
+)
 from ppojob_api.v1alpha1.status import (
     Condition,
     Phase,
@@ -67,6 +73,7 @@ __all__ = [
     "GrpoSpec",
     "KlEstimator",
     "KlSpec",
+    "KueueSpec",
     "LifecycleSpec",
     "Logger",
     "LossAggregation",
@@ -89,11 +96,14 @@ __all__ = [
     "RolesSpec",
     "RolloutParallelism",
     "RolloutSpec",
+    "SchedulingSpec",
+    "SchedulingType",
     "StepsSpec",
     "TimeoutsSpec",
     "TrainingParallelism",
     "TrainingSpec",
     "TrainingStatus",
     "ValidationSamplingSpec",
+    "VolcanoSpec",
     "VolumeSpec",
 ]

@@ -84,7 +84,7 @@ class PPOJobSpec(Section):
     """What a platform asks of the pods; only a cluster reads it."""
 
     scheduling: SchedulingSpec = SchedulingSpec()
-    """All pods or none."""
+    """All pods or none, and who decides."""
 
     steps: StepsSpec
     """How long."""
