@@ -11,7 +11,8 @@ from rich.text import Text
 
 from ppojob_api import contract
 from ppojob_api.problem import printable
-from ppojob_cli.frame import Canvas, frame
+from ppojob_cli.frame import frame
+from ppojob_cli.panel import Canvas
 from ppojob_cli.run_state import PodState
 from ppojob_cli.shown_records import ShownRecords
 from ppojob_cli.summary import Ending, RunSummary, ending_lines, summary_lines
