@@ -1,7 +1,7 @@
 """One rank of the worlds in `tests/unit/parallel/test_ranks_train.py`; also their cases and rows.
 
-Run: `python training_ranks.py RANK SIZE PORT FOLDER`. The folder holds the models `tied` and
-`untied` and the commit `commit-of-1`; every result goes into `<SIZE>/<case>-<rank>.safetensors`.
+Run: `python training_ranks.py RANK SIZE PORT FOLDER`. The folder holds what `save_models`
+writes and the commit `commit-of-1`; every result goes into `<SIZE>/<case>-<rank>.safetensors`.
 """
 
 import sys
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tiny_models import NAMES, TEMPLATE, make_model, save_model, save_tokenizer
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForSequenceClassification, PreTrainedModel
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
@@ -19,18 +20,22 @@ from ppojob_trainer.checkpoint.export import accompany_export, export_model
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
 from ppojob_trainer.checkpoint.parts import read_parts
 from ppojob_trainer.checkpoint.tensors import write_shard, write_tensors
+from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.errors import ConfigError, PPOJobError
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.reward_model import load_reward_model
 from ppojob_trainer.models.state_dict import (
     hf_named_tensors,
     load_named_tensors,
     named_full_tensors,
 )
 from ppojob_trainer.models.value_model import load_value_model
-from ppojob_trainer.parallel.collectives import gather_ragged, largest_over_ranks, sum_over_ranks
+from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
 from ppojob_trainer.parallel.fsdp import whole
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
@@ -68,22 +73,30 @@ CASES = {
     "bfloat16": Case((0, 1, 0, 1, 0), budget=40, autocast="bfloat16"),
     "a_gradient_that_is_not_finite": Case((0, 1, 0, 1, 0), broken=True),
 }
+NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
 
 
-def save_model(folder: Path, *, tied: bool) -> None:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        tie_word_embeddings=tied,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+def save_models(folder: Path) -> None:
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.3,
+    }
+    for name, tied in (("tied", True), ("untied", False)):
+        options = {"vocab_size": VOCABULARY, "tie_word_embeddings": tied}
+        save_model(folder / name, seed=3, **sizes, **options)
+    bad = make_model(seed=3, **sizes, vocab_size=VOCABULARY)
+    with torch.no_grad():
+        bad.model.embed_tokens.weight[-40:] = 0.0
+        bad.model.norm.weight[0] = torch.nan
+    bad.save_pretrained(folder / "bad")
+    classifier = {"vocab_size": len(NAMES), "num_labels": 1, "pad_token_id": 0}
+    save_model(folder / "judge", LlamaForSequenceClassification, **sizes, **classifier)
+    save_tokenizer(folder / "judge", template=NO_TOOLS + TEMPLATE)
 
 
 def rows_of_step(*, broken: bool = False) -> Experience:
@@ -230,12 +243,36 @@ def run_value_model(folder: Path, world: World) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in named_full_tensors(model)}
 
 
+def run_refusal(folder: Path, world: World) -> dict[str, Tensor]:
+    """Score what the template refuses on the last rank, then what it takes on all of them."""
+    model = load_reward_model(folder / "judge", torch.float32, world=world)
+    taken = [Answer([{"role": "user", "content": "1+1"}], str(world.rank))] * (world.rank + 1)
+    refused = [Answer([{"role": "tool", "content": "5"}], "6")]
+    with ChatTokenizer(folder / "judge") as chat:
+        engine = ScoreEngine(model, chat, TrainingSpec(), world)
+        try:
+            engine.scores(refused if world.rank == world.size - 1 else taken)
+        except PPOJobError as problem:
+            told = str(problem)
+        return {
+            "told": torch.tensor(list(told.encode()), dtype=torch.uint8),
+            "scores": torch.tensor(engine.scores(taken)),
+        }
+
+
+def run_bad_values(folder: Path, world: World) -> dict[str, Tensor]:
+    """Load a model that has a NaN in the rows of rank 0, and zeros in those of the last."""
+    try:
+        load_model(folder / "bad", world=world)
+    except ConfigError as problem:
+        return {"told": torch.tensor(list(str(problem).encode()), dtype=torch.uint8)}
+    return {}
+
+
 def run_collectives(_folder: Path, world: World) -> dict[str, Tensor]:
-    ragged = torch.arange(world.rank * 2, dtype=torch.float32)[:, None] + world.rank
     return {
         "sum": torch.tensor(sum_over_ranks(world, [0.1 * world.rank, 1e16 * (-1) ** world.rank])),
         "largest": torch.tensor(largest_over_ranks(world, world.rank * 3)),
-        **{f"ragged/{i}": part for i, part in enumerate(gather_ragged(world, ragged))},
     }
 
 
@@ -244,6 +281,8 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
     "foreign_commit": run_foreign_commit,
     "export": run_export,
     "value_model": run_value_model,
+    "refusal": run_refusal,
+    "bad_values": run_bad_values,
     "collectives": run_collectives,
 }
 

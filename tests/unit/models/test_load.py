@@ -2,32 +2,21 @@ import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from tiny_models import save_model
+from torch import Tensor
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
-
-def save(folder, *, tied: bool) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=tied,
-    )
-    model = LlamaForCausalLM(config)
-    model.save_pretrained(folder)
-    return model
+NORM = "model.norm.weight"
+QUERY, OUTPUT = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qo")
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_saved_model_comes_back(tmp_path, tied):
-    saved = save(tmp_path, tied=tied)
+    saved = save_model(tmp_path, tie_word_embeddings=tied)
     loaded = load_model(tmp_path)
     assert not loaded.training
     named = dict(hf_named_tensors(loaded))
@@ -38,7 +27,7 @@ def test_a_saved_model_comes_back(tmp_path, tied):
 
 
 def test_the_dtype_is_that_asked_for(tmp_path):
-    save(tmp_path, tied=True)
+    save_model(tmp_path, tie_word_embeddings=True)
     assert load_model(tmp_path, torch.bfloat16).dtype == torch.bfloat16
 
 
@@ -54,15 +43,46 @@ def test_an_architecture_that_is_not_supported_is_refused(tmp_path):
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
-    save(tmp_path, tied=True)
+    save_model(tmp_path, tie_word_embeddings=True)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="the model cannot be loaded"):
         load_model(tmp_path)
 
 
 def test_weights_of_another_shape_are_refused(tmp_path):
-    save(tmp_path, tied=True)
+    save_model(tmp_path, tie_word_embeddings=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 25}))
     with pytest.raises(ConfigError, match=r"down_proj.weight has shape \(16, 24\): .*\(16, 25\);"):
         load_model(tmp_path)
+
+
+def spoil(folder, **changes: Tensor) -> None:
+    """Save a model some of whose tensors are others."""
+    save_model(folder, tie_word_embeddings=True)
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), **changes}, path, {"format": "pt"})
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path):
+    query = torch.ones(16, 16)
+    query[3, 5:7] = torch.nan
+    spoil(tmp_path, **{NORM: torch.full((16,), torch.inf), QUERY: query})
+    with pytest.raises(ConfigError) as refused:
+        load_model(tmp_path)
+    assert refused.value.problems == (
+        f"spec.model.path: got 18 values that are NaN or infinite in {QUERY}, {NORM} of "
+        f"{tmp_path}: nothing can be computed with them; the weights as they were trained",
+    )
+
+
+def test_weights_that_were_never_written_are_refused(tmp_path):
+    spoil(tmp_path, **{NORM: torch.zeros(16), QUERY: torch.zeros(16, 16)})
+    match = f"^spec.model.path: got nothing but zeros in {QUERY}, {NORM} of .*: the file was never "
+    with pytest.raises(ConfigError, match=match):
+        load_model(tmp_path)
+
+
+def test_a_block_that_was_put_in_as_the_identity_is_fine(tmp_path):
+    spoil(tmp_path, **{OUTPUT: torch.zeros(16, 16)})
+    assert not load_model(tmp_path).get_parameter(OUTPUT).any()

@@ -30,8 +30,7 @@ EXACT = [name for name, case in CASES.items() if case.autocast == "none" and not
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that worlds of two and three left behind."""
     root: Path = tmp_path_factory.mktemp("worlds")
-    training_ranks.save_model(root / "tied", tied=True)
-    training_ranks.save_model(root / "untied", tied=False)
+    training_ranks.save_models(root)
     training_ranks.run_commit(root, World.alone())
     for size in (2, 3):
         (root / str(size)).mkdir()
@@ -218,13 +217,27 @@ def test_a_new_value_head_is_the_same_under_any_layout(folder, size):
     assert_equal(results(folder, size, "value_model", 1), expected)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_one_rank_is_refused_reaches_all(folder, size):
+    for rank in range(size):
+        found = results(folder, size, "refusal", rank)
+        told = bytes(found["told"].tolist()).decode()
+        assert "got 'no tools' from the chat template" in told
+        # They still meet: nobody was left in a collective that others had skipped.
+        assert found["scores"].isfinite().all()
+        assert len(found["scores"]) == rank + 1
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_ranks_refuse_what_one_of_them_has_read(folder, size):
+    for rank in range(size):
+        told = bytes(results(folder, size, "bad_values", rank)["told"].tolist()).decode()
+        assert told.startswith("spec.model.path: got 1 values that are NaN or infinite in model.no")
+        assert "\n" not in told  # rows of zeros are fine where others of the tensor are not
+
+
 def test_collectives_go_in_the_order_of_ranks(folder):
     for rank in range(3):
         found = results(folder, 3, "collectives", rank)
         assert found["sum"].tolist() == pytest.approx([0.1 + 0.2, 1e16], rel=1e-6)
         assert found["largest"] == 6
-        assert [found[f"ragged/{i}"].flatten().tolist() for i in range(3)] == [
-            [],
-            [1.0, 2.0],
-            [2.0, 3.0, 4.0, 5.0],
-        ]

@@ -13,6 +13,7 @@ from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.value_head import ValueHead
 from ppojob_trainer.errors import ConfigError, NonFiniteReward
 from ppojob_trainer.models.config_checks import context_tokens
+from ppojob_trainer.parallel.collectives import refused_together
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
@@ -77,7 +78,8 @@ class ScoreEngine:
         self._max_tokens = max_tokens or context
         self._pad = model.config.pad_token_id
         plain = training.model_copy(update={"autocast": "none"})
-        self._engine = ForwardEngine(model, ValueHead(), plain, world)
+        self._world = world or World.alone(model.device)
+        self._engine = ForwardEngine(model, ValueHead(), plain, self._world)
 
     def scores(self, answers: Sequence[Answer]) -> list[float]:
         """Score every answer; all ranks do so together, each its own.
@@ -89,9 +91,11 @@ class ScoreEngine:
 
         Raises:
             ConfigError: the template refuses a conversation, or a text has no token.
+            JobFailed: so it is on another rank.
             NonFiniteReward: a score is NaN or infinite.
         """
-        texts = [self._trimmed(number, ids) for number, ids in enumerate(self._encode(answers))]
+        with refused_together(self._world):
+            texts = [self._trimmed(number, ids) for number, ids in enumerate(self._encode(answers))]
         (values,) = self._engine.predict(_as_prompts(texts))
         for number in (~values.isfinite()).nonzero()[:, 0].tolist():
             raise NonFiniteReward(f"rewardModel: answer {number}", values[number].item())

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import ARCHITECTURES
 from ppojob_trainer.models.sharded_load import load_sharded
+from ppojob_trainer.models.weight_values import check_values
 from ppojob_trainer.parallel.world import World
 
 
@@ -78,8 +79,8 @@ def load_pretrained(
         their values have no meaning.
 
     Raises:
-        ConfigError: if the folder holds no model, one of an architecture that is not supported, or
-            weights of other shapes.
+        ConfigError: if the folder holds no model, one of an architecture that is not supported,
+            weights of other shapes, or values that no model has.
     """
     path = folder / "config.json"
     try:
@@ -109,6 +110,7 @@ def load_pretrained(
             f"{where}: got {folder}: the model cannot be loaded: {reason}; "
             "name a folder with config.json and model.safetensors of one model of the right kind"
         ) from error
+    check_values(model, folder, where, world, missing)
     return model.eval(), missing
 
 

@@ -3,12 +3,14 @@
 Every function is a collective: all ranks call it, or none. A world of one talks to nobody.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ppojob_trainer.errors import JobFailed, PPOJobError
 from ppojob_trainer.parallel.world import World
 
 
@@ -34,20 +36,41 @@ def largest_over_ranks(world: World, value: int) -> int:
     return int(_gather(world, torch.tensor([value])).max())
 
 
-def gather_ragged(world: World, values: Tensor) -> list[Tensor]:
-    """Every rank's values, by rank.
+@contextmanager
+def refused_together(world: World) -> Iterator[None]:
+    """Let what one rank refuses in the block be refused by all of them at its end.
+
+    For work of each rank's own before a collective, in which the others would wait in vain.
 
     Args:
         world: whose ranks.
-        values: (n, ...) in host memory; n may differ between ranks, type and other sizes may not.
+
+    Raises:
+        JobFailed: another rank refused; with its words.
     """
+    mine: PPOJobError | None = None
+    try:
+        yield
+    except PPOJobError as problem:
+        mine = problem
+    told = _texts(world, "" if mine is None else str(mine))
+    if mine is not None:
+        raise mine
+    for message in filter(None, told):
+        raise JobFailed(message)
+
+
+def _texts(world: World, text: str) -> list[str]:
+    """A text of every rank, mostly empty."""
     if world.size == 1:
-        return [values]
-    lengths = _gather(world, torch.tensor([values.shape[0]]))[:, 0].tolist()
-    padded = values.new_zeros(max(lengths), *values.shape[1:])
-    padded[: values.shape[0]] = values
-    parts = _gather(world, padded)
-    return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+        return [text]
+    words = torch.tensor(list(text.encode(errors="replace")), dtype=torch.uint8)
+    longest = largest_over_ranks(world, len(words))
+    if longest == 0:
+        return [""] * world.size
+    padded = words.new_zeros(longest)
+    padded[: len(words)] = words
+    return [bytes(row).rstrip(b"\0").decode() for row in _gather(world, padded).tolist()]
 
 
 def _gather(world: World, values: Tensor) -> Tensor:

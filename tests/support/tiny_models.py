@@ -1,0 +1,111 @@
+"""Tiny models and tokenizers in Hugging Face form, made in milliseconds.
+
+Run for a model as a process that starts jobs wants it, without loading torch itself:
+`python tiny_models.py policy FOLDER DROPOUT` or `python tiny_models.py classifier POLICY FOLDER`.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
+"""The vocabulary of the tokenizer: a token a character."""
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def make_model(
+    model_class: type[PreTrainedModel] = LlamaForCausalLM, *, seed: int = 0, **changes: object
+) -> PreTrainedModel:
+    """A model with drawn weights; `changes` are of `SIZES` and the rest of its configuration."""
+    torch.manual_seed(seed)
+    return model_class(model_class.config_class(**{**SIZES, **changes}))
+
+
+def save_model(
+    folder: Path, model_class: type[PreTrainedModel] = LlamaForCausalLM, **changes: object
+) -> PreTrainedModel:
+    """Make a model and write it into a folder."""
+    model = make_model(model_class, **changes)
+    model.save_pretrained(folder)
+    return model
+
+
+def save_tokenizer(folder: Path, *, template: str = TEMPLATE, pad: str | None = "<|pad|>") -> None:
+    """Write a tokenizer of `NAMES` into a folder."""
+    tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(NAMES)}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token=pad,
+        additional_special_tokens=["<|im_start|>"],
+    )
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+
+
+def save_policy(folder: Path, dropout: float) -> None:
+    """Write a model that a tiny job trains, with its tokenizer.
+
+    Attention dropout draws random numbers in every update, so that a commit without the random
+    state would be noticed. Heads of size 32: vLLM on the CPU wants multiples of that.
+    """
+    save_tokenizer(folder)
+    save_model(
+        folder,
+        vocab_size=len(NAMES),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        attention_dropout=dropout,
+        bos_token_id=None,
+        eos_token_id=NAMES.index("<|im_end|>"),
+        pad_token_id=NAMES.index("<|pad|>"),
+    )
+
+
+def save_classifier(policy: Path, folder: Path) -> None:
+    """Write a reward model of two layers that reads what a policy writes."""
+    AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
+    config = LlamaConfig.from_pretrained(
+        policy, num_labels=1, num_hidden_layers=2, attention_dropout=0.0, tie_word_embeddings=False
+    )
+    torch.manual_seed(1)
+    dtype = config.dtype or torch.float32
+    LlamaForSequenceClassification(config).to(dtype).save_pretrained(folder)
+
+
+def main() -> None:
+    kind, first, second = sys.argv[1:]
+    if kind == "policy":
+        save_policy(Path(first), float(second))
+    else:
+        save_classifier(Path(first), Path(second))
+
+
+if __name__ == "__main__":
+    main()
