@@ -20,6 +20,12 @@ ENV_SCRATCH = "PPOJOB_SCRATCH"
 """Writable folder of the pod's own; its content may vanish with the pod."""
 ENV_ADDRESS_BOOK = "PPOJOB_ADDRESS_BOOK"
 """File: JSON of pod name -> IP address; absent where names resolve by DNS."""
+ENV_SERVICE_ACCOUNT = "PPOJOB_SERVICE_ACCOUNT"
+"""Folder: the token of the pod's service account (`token`), and who signs for the API server
+(`ca.crt`); set for the controller on a cluster alone, which then tells its PPOJob how far it is."""
+ENV_API_HOST = "KUBERNETES_SERVICE_HOST"
+"""Where the API server is; the kubelet sets it, and the port below, in every pod."""
+ENV_API_PORT = "KUBERNETES_SERVICE_PORT"
 ENV_DIE_WITH_PARENT = "PPOJOB_DIE_WITH_PARENT"
 """`1` where whoever started the pod must not be outlived by it (one machine, no kubelet)."""
 

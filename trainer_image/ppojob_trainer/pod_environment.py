@@ -13,6 +13,21 @@ from ppojob_trainer.errors import ConfigError
 
 
 @dataclass(frozen=True)
+class ApiAccess:
+    """How a pod of a cluster reaches the API server.
+
+    Attributes:
+        host: name or IP address.
+        port: of the server.
+        credentials: folder of `token` and `ca.crt`; the kubelet replaces both in time.
+    """
+
+    host: str
+    port: int
+    credentials: Path
+
+
+@dataclass(frozen=True)
 class PodEnvironment:
     """The contract's variables, parsed; docs/contract.md has the table.
 
@@ -25,6 +40,7 @@ class PodEnvironment:
         run_folder: folder of the run.
         scratch: writable folder of the pod's own.
         address_book: pod name -> IP address; empty where DNS resolves names.
+        api_access: the way to the API server; None where there is none for this pod.
         die_with_parent: whether to end when the parent process does.
     """
 
@@ -36,6 +52,7 @@ class PodEnvironment:
     run_folder: Path
     scratch: Path
     address_book: Mapping[str, str]
+    api_access: ApiAccess | None
     die_with_parent: bool
 
     def host(self, name: str) -> str:
@@ -82,6 +99,13 @@ def _role() -> RoleName:
     )
 
 
+def _api_access() -> ApiAccess | None:
+    folder = os.environ.get(contract.ENV_SERVICE_ACCOUNT)
+    if not folder:
+        return None
+    return ApiAccess(_value(contract.ENV_API_HOST), _number(contract.ENV_API_PORT), Path(folder))
+
+
 def read_pod_environment() -> PodEnvironment:
     """Read the variables that whoever started the pod has set.
 
@@ -100,6 +124,7 @@ def read_pod_environment() -> PodEnvironment:
             run_folder=Path(_value(contract.ENV_RUN_FOLDER)),
             scratch=Path(_value(contract.ENV_SCRATCH)),
             address_book=json.loads(Path(book).read_text()) if book else {},
+            api_access=_api_access(),
             die_with_parent=os.environ.get(contract.ENV_DIE_WITH_PARENT) == "1",
         )
     except (OSError, ValueError) as problem:

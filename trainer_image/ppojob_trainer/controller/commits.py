@@ -56,6 +56,11 @@ class Commits:
         """Whether a whole commit of this step exists."""
         return self.store.is_whole(progress.step)
 
+    def newest(self, step: int | None = None) -> int | None:
+        """Step of the newest commit, or of the newest up to a step; None where there is none."""
+        steps = (one for one in self.store.steps() if step is None or one <= step)
+        return max(steps, default=None)
+
     def save(self, progress: Progress) -> None:
         """Commit the state of all stateful roles and of the loop.
 

@@ -102,6 +102,9 @@ class Loop:
         """
         position = self.recovery.take_over()
         before = position.progress or self.recovery.fresh
+        commit = self.commits.newest()
+        step = position.progress.step if position.progress else commit or 0
+        self.reporter.training.begin(position.controller_epoch + 1, step, commit)
         progress = self._standing(lambda: self.recovery.stand_up(position), before)
         while True:
             try:
@@ -238,6 +241,7 @@ class Loop:
         self.journal.append(StepDone(time=time.time(), progress=progress))
         failpoints.hit(STEP_JOURNALED)
         self.tell_progress()
+        self.reporter.training.done(progress.step, outcome.metrics)
         return progress
 
     def _settle(self, progress: Progress) -> None:
@@ -262,9 +266,13 @@ class Loop:
         lost: RoleLost | None = None
         while True:
             try:
-                return stand() if lost is None else self.recovery.recover(lost, before)
+                progress = stand() if lost is None else self.recovery.recover(lost, before)
             except RoleLost as loss:
                 lost = loss
+            else:
+                commit = self.commits.newest(progress.step)
+                self.reporter.training.stand(progress.step, commit, self.records.history())
+                return progress
 
 
 @dataclass(frozen=True)

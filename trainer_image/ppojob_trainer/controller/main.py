@@ -5,14 +5,18 @@ import faulthandler
 import logging
 import os
 import signal
+from collections.abc import Iterator
 
 from ppojob_api import contract
+from ppojob_trainer.controller.job_resource import JobResource
 from ppojob_trainer.controller.progress import Progress as Reporter
+from ppojob_trainer.controller.status_writer import StatusWriter
 from ppojob_trainer.controller.summary import write_summary
+from ppojob_trainer.controller.training_report import TrainingReport
 from ppojob_trainer.controller.wiring import build_loop
 from ppojob_trainer.errors import Fenced, Interrupted, PPOJobError
 from ppojob_trainer.lifeline import Lifeline, die_with_parent
-from ppojob_trainer.pod_environment import read_pod_environment
+from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +44,30 @@ def run_controller() -> int:
     lifeline.start()
     stop = StopRequest()
     environment = read_pod_environment()
-    reporter = Reporter(environment.run_folder)
+    with _reporter(environment) as reporter:
+        return _drive(environment, reporter, stop, lifeline)
+
+
+@contextlib.contextmanager
+def _reporter(environment: PodEnvironment) -> Iterator[Reporter]:
+    """Whoever tells of the job; on a cluster its resource has the last word when this ends."""
+    if environment.api_access is None:
+        yield Reporter(environment.run_folder)
+        return
+    config = environment.config
+    resource = JobResource(
+        environment.api_access, namespace=config.namespace, name=config.name, uid=config.uid
+    )
+    writer = StatusWriter(resource.write)
+    try:
+        yield Reporter(environment.run_folder, TrainingReport(writer.offer))
+    finally:
+        writer.close()
+
+
+def _drive(
+    environment: PodEnvironment, reporter: Reporter, stop: StopRequest, lifeline: Lifeline
+) -> int:
     try:
         with contextlib.ExitStack() as stack:
             loop = build_loop(environment, reporter, stop, lifeline, stack)

@@ -1,7 +1,6 @@
-"""Where the job stands, for whoever watches: `status.json` in the run folder.
+"""Where the job stands, for whoever watches: a file in the run folder, and the resource of the job.
 
-It is what `status.training` of the resource is on a cluster: small, replaced as a whole, never
-read back by the controller, and worth no fsync.
+`status.json` is small, replaced as a whole, never read back by the controller, and worth no fsync.
 """
 
 import contextlib
@@ -10,6 +9,8 @@ import time
 from pathlib import Path
 
 import msgspec
+
+from ppojob_trainer.controller.training_report import TrainingReport
 
 STATUS_FILE = "status.json"
 
@@ -38,16 +39,22 @@ class TrainingStatus(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """Keeps the file up to date.
+    """Tells of the job.
 
     Args:
         folder: the run folder.
+        training: what the job's resource is told; by default nobody listens.
+
+    Attributes:
+        status: as published last.
+        training: as given.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, training: TrainingReport | None = None) -> None:
         self._path = folder / STATUS_FILE
         self._aside = folder / f".{STATUS_FILE}.aside"
         self.status = TrainingStatus("Starting", since=time.time())
+        self.training = training or TrainingReport(lambda _: None)
 
     def report(self, **changes: object) -> None:
         """Change some fields and publish; a disk that refuses is no reason to stop training."""
@@ -55,3 +62,4 @@ class Progress:
         with contextlib.suppress(OSError):
             self._aside.write_bytes(msgspec.json.encode(self.status))
             os.replace(self._aside, self._path)
+        self.training.turn(self.status.phase, self.status.total_steps)

@@ -1,11 +1,13 @@
 """What a job leaves for people: metrics and rows a step, cut back when steps are thrown away."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from ppojob_api.run_layout import METRICS_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
@@ -48,6 +50,13 @@ class Records:
     def cut_metrics(self, progress: Progress) -> None:
         """Forget the metrics beyond a state: they will come again."""
         self.sinks.cut_after(_last_record(progress))
+
+    def history(self) -> Iterator[tuple[int, dict[str, float | None]]]:
+        """The metrics of the steps that stand, in ascending order."""
+        decoder = msgspec.json.Decoder(dict[str, float | None])
+        for line in durable.read_lines(self.run_folder / METRICS_FILE):
+            metrics = decoder.decode(line)
+            yield int(metrics["step"] or 0), metrics
 
     def cut_rows(self, progress: Progress) -> None:
         """Forget the rows beyond a state whose ranks have forgotten them too.

@@ -81,6 +81,11 @@ def build_loop(
     total_steps = _total_steps(spec, order)
     reporter.report(total_steps=total_steps)
     training = _training_step(environment, roles, stages)
+
+    def tell_committed(step: int) -> None:
+        shown.committed(step)
+        reporter.training.commit(step)
+
     return Loop(
         spec=spec,
         total_steps=total_steps,
@@ -91,7 +96,7 @@ def build_loop(
         training=training,
         evaluation=_evaluation(spec, stages, prompts.validation),
         records=records,
-        commits=_commits(spec, roles, store, journal, run_folder, shown),
+        commits=_commits(spec, roles, store, journal, run_folder, tell_committed),
         recovery=Recovery(
             roles=roles,
             journal=journal,
@@ -204,7 +209,7 @@ def _commits(
     store: CommitStore,
     journal: Journal,
     run_folder: Path,
-    shown: Prometheus,
+    tell_committed: Callable[[int], None],
 ) -> Commits:
     return Commits(
         roles=roles,
@@ -217,7 +222,7 @@ def _commits(
         best=None
         if spec.checkpoint.best is None
         else BestCommit(spec.checkpoint.best, run_folder / METRICS_FILE),
-        tell_committed=shown.committed,
+        tell_committed=tell_committed,
     )
 
 

@@ -1,0 +1,135 @@
+"""What goes over the wire to the API server, and what its answers mean."""
+
+import json
+from pathlib import Path
+
+import pytest
+from status_server import Fault, StatusServer, make_certificate
+
+from ppojob_api.v1alpha1.status import TrainingStatus
+from ppojob_trainer.controller.job_resource import (
+    TAKEN_OVER,
+    DisownedError,
+    JobResource,
+    NotWrittenError,
+)
+from ppojob_trainer.pod_environment import ApiAccess
+
+STEP_3 = TrainingStatus(epoch=1, step=3, stage="Training", reward=0.5)
+POLICY = Path(__file__).parents[3] / "helm/ppojob-operator/templates/admission-policy.yaml"
+
+
+def resource(server: StatusServer, seconds: float = 10.0) -> JobResource:
+    return JobResource(server.access, namespace="lab", name="sum", uid="u1", seconds=seconds)
+
+
+def test_what_is_written_is_the_training_of_one_job(server: StatusServer) -> None:
+    resource(server).write(STEP_3)
+    assert server.states == [{"epoch": 1, "step": 3, "reward": 0.5, "stage": "Training"}]
+    assert server.paths == {"/apis/ppojob.dev/v1alpha1/namespaces/lab/ppojobs/sum/status"}
+
+
+def test_it_is_looked_once_and_then_only_written(server: StatusServer) -> None:
+    one = resource(server)
+    for step in range(3):
+        one.write(TrainingStatus(epoch=1, step=step))
+    assert [query.get("dryRun") for query in server.requests] == ["All", None, None, None]
+
+
+def test_what_others_write_meanwhile_is_no_hindrance(server: StatusServer) -> None:
+    one = resource(server)
+    one.write(STEP_3)
+    server.version += 7
+    one.write(TrainingStatus(epoch=1, step=4))
+    assert [state["step"] for state in server.states] == [3, 4]
+
+
+@pytest.mark.parametrize("has_written", [False, True])
+def test_another_job_of_the_name_is_never_written_to(
+    server: StatusServer, has_written: bool
+) -> None:
+    one = resource(server)
+    if has_written:
+        one.write(STEP_3)
+    before = list(server.states)
+    server.uid, server.version = "u2", server.version + 1
+    with pytest.raises(DisownedError, match="u2"):
+        one.write(STEP_3)
+    assert server.states == before
+
+
+def test_a_job_that_is_gone_is_not_written_to_again(server: StatusServer) -> None:
+    server.uid = ""
+    with pytest.raises(DisownedError):
+        resource(server).write(STEP_3)
+
+
+def test_a_fallen_epoch_is_told_from_a_right_that_lacks(server: StatusServer) -> None:
+    fallen = "status.training.epoch: got 1: a controller of epoch 2 has taken over"
+    server.faults.append(Fault(403, "ppojobs.ppojob.dev 'sum' is forbidden: cannot patch"))
+    with pytest.raises(NotWrittenError, match="HTTP 403: ppojobs"):
+        resource(server).write(STEP_3)
+    server.faults.append(Fault(403, f"policy denied request: {fallen}"))
+    with pytest.raises(DisownedError, match="epoch 2"):
+        resource(server).write(STEP_3)
+    assert TAKEN_OVER in POLICY.read_text()
+
+
+def test_being_told_to_wait_is_told_on(server: StatusServer) -> None:
+    server.faults.append(Fault(429, "slow down", (("Retry-After", "17"),)))
+    with pytest.raises(NotWrittenError, match="slow down") as told:
+        resource(server).write(STEP_3)
+    assert told.value.retry_after == 17.0
+
+
+@pytest.mark.parametrize("status", [0, 401, 409, 500, 503])
+def test_what_may_pass_can_be_tried_again(server: StatusServer, status: int) -> None:
+    one = resource(server)
+    server.faults.extend([Fault(status)] * 3)
+    with pytest.raises(NotWrittenError):
+        one.write(STEP_3)
+    server.faults.clear()
+    one.write(STEP_3)
+    assert len(server.states) == 1
+
+
+def test_a_server_that_says_nothing_is_given_up(server: StatusServer) -> None:
+    server.faults.append(Fault(-1))
+    with pytest.raises(NotWrittenError, match=r"timed out"):
+        resource(server, seconds=0.3).write(STEP_3)
+
+
+def test_a_token_that_was_replaced_is_used_at_once(server: StatusServer) -> None:
+    one = resource(server)
+    one.write(STEP_3)
+    server.set_token("second")
+    one.write(STEP_3)
+    assert [write.token for write in server.writes] == ["first", "second"]
+
+
+def test_nothing_is_said_to_a_server_that_others_signed_for(
+    server: StatusServer, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    make_certificate(other)
+    (other / "token").write_text("secret")
+    access = ApiAccess(server.access.host, server.access.port, other)
+    one = JobResource(access, namespace="lab", name="sum", uid="u1")
+    with pytest.raises(NotWrittenError, match="CERTIFICATE_VERIFY_FAILED"):
+        one.write(STEP_3)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("answer", [b"", b"{", json.dumps({"metadata": {}}).encode()])
+def test_an_answer_that_is_none_is_a_failure(server: StatusServer, answer: bytes) -> None:
+    server.faults.append(Fault(200, body=answer))
+    with pytest.raises(NotWrittenError):
+        resource(server).write(STEP_3)
+
+
+def test_without_a_token_nothing_is_asked(server: StatusServer) -> None:
+    (server.folder / "token").unlink()
+    with pytest.raises(NotWrittenError, match="token"):
+        resource(server).write(STEP_3)
+    assert server.requests == []

@@ -1,0 +1,198 @@
+"""When which state is sent, and that nothing of it ever holds up the loop."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from status_server import Fault, StatusServer
+
+from ppojob_api.v1alpha1.status import TrainingStatus
+from ppojob_trainer.controller.job_resource import DisownedError, JobResource, NotWrittenError
+from ppojob_trainer.controller.status_writer import Pace, StatusWriter
+
+NEVER = 3600.0
+AT_ONCE = Pace(interval_seconds=0.0, first_pause_seconds=0.01, longest_pause_seconds=0.02)
+
+
+def state(step: int, stage: str = "Training", epoch: int = 1) -> TrainingStatus:
+    return TrainingStatus(epoch=epoch, step=step, stage=stage)
+
+
+class Recipient:
+    """Takes states, once it is let; fails as often as it is told."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.tried: list[TrainingStatus] = []
+        self.taken: list[TrainingStatus] = []
+        self.is_open = threading.Event()
+        self.is_open.set()
+
+    def write(self, one: TrainingStatus) -> None:
+        self.tried.append(one)
+        self.is_open.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        self.taken.append(one)
+
+    def wait_for(self, one: TrainingStatus) -> None:
+        wait_until(lambda: one in self.taken)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_state_that_is_out_of_date_is_dropped() -> None:
+    recipient = Recipient()
+    recipient.is_open.clear()
+    writer = StatusWriter(recipient.write, AT_ONCE)
+    writer.offer(state(0))
+    wait_until(lambda: recipient.tried == [state(0)])
+    for step in range(1, 50):
+        writer.offer(state(step))
+    recipient.is_open.set()
+    writer.close()
+    assert recipient.taken == [state(0), state(49)]
+
+
+def test_offering_never_waits() -> None:
+    recipient = Recipient()
+    recipient.is_open.clear()
+    writer = StatusWriter(recipient.write, AT_ONCE)
+    for step in range(1000):
+        writer.offer(state(step))
+    assert not recipient.taken
+    recipient.is_open.set()
+    writer.close()
+    assert recipient.taken[-1] == state(999)
+
+
+def test_steps_wait_for_their_time_and_turns_do_not() -> None:
+    recipient = Recipient()
+    writer = StatusWriter(recipient.write, Pace(interval_seconds=NEVER))
+    turns = [state(0, "Starting"), state(0), state(4, "Recovering"), state(2), state(2, epoch=2)]
+    for turn in turns:
+        writer.offer(turn)
+        recipient.wait_for(turn)
+        writer.offer(turn.model_copy(update={"reward": 0.5}))
+    writer.close()
+    last = turns[-1].model_copy(update={"reward": 0.5})
+    assert recipient.taken == [*turns, last]
+
+
+def test_no_more_than_the_pace_allows() -> None:
+    recipient = Recipient()
+    began = time.monotonic()
+    writer = StatusWriter(recipient.write, Pace(interval_seconds=0.1))
+    step = 0
+    while len(recipient.taken) < 5:
+        step += 1
+        writer.offer(state(step))
+        time.sleep(0.001)
+    assert time.monotonic() - began >= 0.4
+    writer.close()
+    assert recipient.taken[-1] == state(step)
+
+
+def test_six_a_minute_is_what_it_comes_to() -> None:
+    assert Pace().interval_seconds >= 10.0
+
+
+def test_pauses_grow_to_a_limit_and_are_never_the_same_for_all() -> None:
+    pace = Pace(first_pause_seconds=1.0, longest_pause_seconds=60.0)
+    for failures in range(1, 40):
+        most = min(2.0 ** (failures - 1), 60.0)
+        assert most / 2 <= pace.pause(failures) <= most
+    assert len({pace.pause(9) for _ in range(9)}) > 1
+
+
+def test_an_outage_is_told_once_and_its_end_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    recipient = Recipient(*[NotWrittenError("no answer")] * 5)
+    with caplog.at_level(logging.INFO):
+        writer = StatusWriter(recipient.write, AT_ONCE)
+        writer.offer(state(1))
+        recipient.wait_for(state(1))
+        writer.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "status.training is not written, the training goes on: no answer",
+        "status.training is written again",
+    ]
+
+
+def test_whoever_asks_for_a_pause_gets_it_even_of_a_turn(caplog: pytest.LogCaptureFixture) -> None:
+    recipient = Recipient(NotWrittenError("slow down", retry_after=NEVER))
+    writer = StatusWriter(recipient.write, AT_ONCE)
+    writer.offer(state(1))
+    wait_until(lambda: not recipient.failures)
+    writer.offer(state(1, "Finishing"))
+    writer.close(0.5)
+    assert recipient.tried == [state(1)]
+    assert "the last state was not written" in caplog.text
+
+
+def test_a_controller_that_is_not_one_any_more_falls_silent() -> None:
+    recipient = Recipient(DisownedError("epoch 3 has taken over"))
+    writer = StatusWriter(recipient.write, AT_ONCE)
+    writer.offer(state(1))
+    wait_until(lambda: not recipient.failures)
+    writer.offer(state(2, "Finishing"))
+    writer.close()
+    assert recipient.tried == [state(1)]
+
+
+def test_the_last_state_is_sent_though_it_is_not_its_time() -> None:
+    recipient = Recipient()
+    writer = StatusWriter(recipient.write, Pace(interval_seconds=NEVER))
+    writer.offer(state(1))
+    recipient.wait_for(state(1))
+    writer.offer(state(2))
+    writer.close()
+    assert recipient.taken == [state(1), state(2)]
+
+
+def test_the_last_state_does_not_wait_for_a_pause_of_ours() -> None:
+    recipient = Recipient(NotWrittenError("no answer"), NotWrittenError("no answer"))
+    pace = Pace(first_pause_seconds=NEVER, longest_pause_seconds=NEVER, final_pause_seconds=0.01)
+    writer = StatusWriter(recipient.write, pace)
+    writer.offer(state(1))
+    wait_until(lambda: len(recipient.failures) == 1)
+    writer.close()
+    assert recipient.taken == [state(1)]
+
+
+def test_the_end_is_held_up_by_an_outage_for_so_long_only() -> None:
+    recipient = Recipient(*[NotWrittenError("no answer")] * 100_000)
+    writer = StatusWriter(recipient.write, Pace(final_pause_seconds=0.01))
+    writer.offer(state(1))
+    writer.close(0.5)
+    tries = len(recipient.tried)
+    assert tries > 1
+    wait_until(lambda: not any(one.name == "status-writer" for one in threading.enumerate()))
+
+
+def test_who_has_nothing_to_say_ends_at_once() -> None:
+    recipient = Recipient()
+    StatusWriter(recipient.write).close()
+    assert not recipient.tried
+
+
+def test_through_everything_that_a_server_does(server: StatusServer) -> None:
+    resource = JobResource(server.access, namespace="lab", name="sum", uid="u1", seconds=0.5)
+    writer = StatusWriter(resource.write, AT_ONCE)
+    faults = [Fault(429, headers=(("Retry-After", "1"),)), Fault(500), Fault(0), Fault(-1)]
+    faults += [Fault(409), Fault(401), Fault(403), Fault(503), Fault(200, body=b"[]")]
+    server.faults.extend(faults)
+    for step in range(1, 4):
+        writer.offer(state(step))
+    wait_until(lambda: bool(server.states))
+    server.faults.extend(faults)
+    writer.offer(state(4))
+    writer.offer(state(5, "Finishing"))
+    writer.close()
+    assert [one["step"] for one in server.states] == [3, 5]

@@ -1,0 +1,156 @@
+"""What the resource of a job shows of its training."""
+
+import math
+
+import pytest
+
+from ppojob_api.v1alpha1.status import TrainingStatus
+from ppojob_trainer.controller.training_report import TrainingReport, duration
+
+STEP = {
+    "critic/score/mean": 0.512345,
+    "actor/kl_loss": 0.002,
+    "actor/entropy": 1.5,
+    "response_length/mean": 20.0,
+    "perf/total_num_tokens": 3000.0,
+    "timing_s/step": 2.0,
+}
+
+
+def begun() -> tuple[TrainingReport, list[TrainingStatus]]:
+    told: list[TrainingStatus] = []
+    report = TrainingReport(told.append)
+    report.turn("Starting", 0)
+    report.begin(epoch=3, step=4, committed=2)
+    return report, told
+
+
+def test_whoever_has_not_taken_over_says_nothing() -> None:
+    told: list[TrainingStatus] = []
+    report = TrainingReport(told.append)
+    report.turn("Starting", 8)
+    report.turn("Failed", 8)
+    assert not told
+    report.begin(epoch=1, step=0, committed=None)
+    assert told == [TrainingStatus(epoch=1, stage="Starting", total_steps=8) for _ in told]
+
+
+def test_a_step_shows_its_figures() -> None:
+    report, told = begun()
+    report.turn("Training", 10)
+    report.done(5, STEP)
+    assert told[-1] == TrainingStatus(
+        epoch=3,
+        step=5,
+        total_steps=10,
+        reward=0.5123,
+        kl=0.002,
+        entropy=1.5,
+        response_tokens=20.0,
+        tokens_per_second=1500.0,
+        eta="10s",
+        stage="Training",
+        last_committed_step=2,
+    )
+
+
+def test_what_changes_nothing_is_not_told() -> None:
+    report, told = begun()
+    report.turn("Training", 10)
+    number = len(told)
+    for _ in range(5):
+        report.turn("Training", 10)
+    assert len(told) == number
+
+
+@pytest.mark.parametrize(
+    ("phase", "stage"),
+    [
+        ("Recovering", "Recovering"),
+        ("Finishing", "Finishing"),
+        ("Succeeded", "Training"),
+        ("Failed", "Training"),
+        ("Interrupted", ""),
+    ],
+)
+def test_how_a_job_ended_is_not_the_controllers_to_say(phase: str, stage: str) -> None:
+    report, told = begun()
+    report.turn("Training", 10)
+    report.turn(phase, 10)
+    assert told[-1].stage == stage
+
+
+def test_kl_is_that_to_the_reference_where_there_is_one() -> None:
+    report, told = begun()
+    report.done(5, {"actor/ppo_kl": 0.1})
+    assert told[-1].kl == 0.1
+    report.done(6, {"actor/ppo_kl": 0.1, "actor/reward_kl_penalty": 0.3})
+    assert told[-1].kl == 0.3
+    report.done(7, {"actor/ppo_kl": 0.1, "actor/kl_loss": 0.2})
+    assert told[-1].kl == 0.2
+
+
+def test_what_a_step_does_not_say_is_not_kept_from_another() -> None:
+    report, told = begun()
+    report.done(5, STEP)
+    report.done(6, {"critic/score/mean": math.nan, "actor/entropy": math.inf})
+    assert (told[-1].reward, told[-1].kl, told[-1].entropy) == (None, None, None)
+
+
+def test_a_validation_stays_until_the_next() -> None:
+    report, told = begun()
+    report.done(0, {"val-core/a/b/acc/mean@1": 0.25, "val-core/c/acc/mean@1": 0.75})
+    assert (told[-1].validation, told[-1].reward) == (0.5, None)
+    report.done(1, {**STEP, "val-core/c/acc/best@2/mean": 1.0})
+    assert told[-1].validation == 0.5
+    report.done(2, {**STEP, "val-core/c/acc/mean@1": 1.0})
+    assert told[-1].validation == 1.0
+
+
+def test_time_that_is_left_follows_from_recent_steps() -> None:
+    report, told = begun()
+    report.turn("Training", 1000)
+    for step in range(5, 105):
+        report.done(step, {"timing_s/step": 100.0 if step < 95 else 36.0})
+    assert told[-1].eta == duration(36.0 * (1000 - 104)) == "8h58m"
+    report.done(1000, STEP)
+    assert told[-1].eta is None
+
+
+def test_who_stands_up_shows_what_stands() -> None:
+    report, told = begun()
+    report.turn("Recovering", 10)
+    report.done(5, {**STEP, "critic/score/mean": 0.9})
+    history = [
+        (0, {"val-core/a/acc/mean@1": 0.125}),
+        (1, {**STEP, "critic/score/mean": None}),
+        (2, STEP),
+    ]
+    report.stand(2, 2, history)
+    assert (told[-1].step, told[-1].reward, told[-1].validation) == (2, 0.5123, 0.125)
+    assert told[-1].eta == "16s"
+    report.stand(0, None, [])
+    assert told[-1] == TrainingStatus(epoch=3, total_steps=10, stage="Recovering")
+
+
+def test_a_commit_is_told() -> None:
+    report, told = begun()
+    report.commit(4)
+    assert told[-1].last_committed_step == 4
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.01, "1s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (125.0, "2m05s"),
+        (3599.6, "1h00m"),
+        (5400.0, "1h30m"),
+        (86_399.0, "1d00h"),
+        (270_000.0, "3d03h"),
+    ],
+)
+def test_times_are_short(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown

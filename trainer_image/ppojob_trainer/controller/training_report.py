@@ -1,0 +1,146 @@
+"""How far the job is, as its PPOJob shows it: `status.training`, summed up from what the loop says.
+
+Pure but for the hand that takes each state on. What a step says is told when it is done for good,
+so that the status is never ahead of the journal.
+"""
+
+import math
+import re
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from ppojob_api.v1alpha1.status import TrainingStatus
+
+Record = tuple[int, Mapping[str, float | None]]
+"""A step and its metrics; a figure that is no number is None."""
+
+_FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "reward": ("critic/score/mean",),
+    "kl": ("actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"),
+    "entropy": ("actor/entropy",),
+    "response_tokens": ("response_length/mean",),
+}
+"""Field -> metrics, of which the first that a step has is told."""
+
+_STEP_SECONDS: Final = "timing_s/step"
+_TOKENS: Final = "perf/total_num_tokens"
+_VALIDATION: Final = re.compile(r"val-core/.+/acc/mean@1")
+_STAGES: Final = frozenset({"Starting", "Training", "Recovering", "Finishing"})
+_RECENT_STEPS: Final = 10
+_DIGITS: Final = 4
+
+
+class TrainingReport:
+    """Keeps a job's `status.training`.
+
+    Nothing is told before `begin`: a controller that is not one yet has nothing to say.
+
+    Args:
+        hand_on: takes each new state.
+    """
+
+    def __init__(self, hand_on: Callable[[TrainingStatus], None]) -> None:
+        self._hand_on = hand_on
+        self._state = TrainingStatus()
+        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+
+    def begin(self, epoch: int, step: int, committed: int | None) -> None:
+        """The controller of an epoch has taken over.
+
+        Args:
+            epoch: of the controller, from 1.
+            step: steps that are done.
+            committed: step of the newest commit; None without one.
+        """
+        self._tell(epoch=epoch, step=step, last_committed_step=committed)
+
+    def turn(self, phase: str, total_steps: int) -> None:
+        """The loop is at another phase.
+
+        Args:
+            phase: of the controller. How a job has ended is not told here: an ended controller's
+                stage stays, but one that makes way for another is at nothing.
+            total_steps: of the whole job; 0 while not known.
+        """
+        stage = phase if phase in _STAGES else self._state.stage
+        if phase == "Interrupted":
+            stage = ""
+        self._tell(stage=stage, total_steps=total_steps or None)
+
+    def stand(self, step: int, committed: int | None, history: Iterable[Record]) -> None:
+        """The job stands behind a step, which may be an earlier one than was told last.
+
+        Args:
+            step: steps that are done.
+            committed: step of the commit that a restart goes on from; None without one.
+            history: the steps that stand, in ascending order.
+        """
+        self._recent.clear()
+        changes: dict[str, Any] = dict.fromkeys((*_FIGURES, "tokens_per_second", "validation"))
+        for at, metrics in history:
+            changes |= self._figures(at, metrics)
+        self._tell(step=step, last_committed_step=committed, **changes)
+
+    def done(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is done for good; step 0 is the validation before the first."""
+        self._tell(step=step, **self._figures(step, metrics))
+
+    def commit(self, step: int) -> None:
+        """The state behind a step is safe."""
+        self._tell(last_committed_step=step)
+
+    def _figures(self, step: int, metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+        """What a record says; of training nothing where it is a validation alone."""
+        found: dict[str, float | None] = {}
+        scores = [value for name, value in metrics.items() if _VALIDATION.fullmatch(name)]
+        finite = [value for value in map(_finite, scores) if value is not None]
+        if finite:
+            found["validation"] = _rounded(statistics.fmean(finite))
+        if step == 0:
+            return found
+        for name, sources in _FIGURES.items():
+            value = next((metrics[one] for one in sources if one in metrics), None)
+            found[name] = _rounded(_finite(value))
+        seconds, tokens = _finite(metrics.get(_STEP_SECONDS)), _finite(metrics.get(_TOKENS))
+        if seconds is not None and seconds > 0.0:
+            self._recent.append(seconds)
+            found["tokens_per_second"] = None if tokens is None else _rounded(tokens / seconds)
+        return found
+
+    def _tell(self, **changes: object) -> None:
+        before, state = self._state, self._state.model_copy(update=changes)
+        self._state = state.model_copy(update={"eta": self._eta(state)})
+        if self._state.epoch and self._state != before:
+            self._hand_on(self._state)
+
+    def _eta(self, state: TrainingStatus) -> str | None:
+        missing = (state.total_steps or 0) - state.step
+        if missing <= 0 or not self._recent:
+            return None
+        return duration(statistics.median(self._recent) * missing)
+
+
+def duration(seconds: float) -> str:
+    """A time by its two largest units: `3d4h`, `1h30m`, `2m05s`, `40s`."""
+    whole = max(1, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    minutes, left = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}m{left:02}s"
+    hours, minutes = divmod(round(whole / 60), 60)
+    if hours < 24:
+        return f"{hours}h{minutes:02}m"
+    days, hours = divmod(round(whole / 3600), 24)
+    return f"{days}d{hours:02}h"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _rounded(value: float | None) -> float | None:
+    """As many digits as a person reads."""
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
