@@ -1,25 +1,22 @@
 """What must be made, changed and deleted so that a job has the objects it is to have. Pure."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build.config_map import config_map_name
-from ppojob_operator.build.metadata import ANNOTATION_GENERATION, ANNOTATION_TEMPLATE
+from ppojob_operator.build.gang import Membership
 from ppojob_operator.build.objects import key_templates, stateful_sets, surroundings
 from ppojob_operator.build.pod_template import Defaults
-from ppojob_operator.difference import covers, digest
+from ppojob_operator.convergence import annotations, convergence
+from ppojob_operator.gang_changes import gang_changes, told_to_queue
 from ppojob_operator.situation import Situation
 from ppojob_operator.state import (
     Action,
-    Apply,
     Child,
-    ChildKind,
     Create,
     Delete,
     DeletePod,
     MakeKeys,
-    Manifest,
     Pod,
 )
 
@@ -31,15 +28,17 @@ Waves = tuple[tuple[Action, ...], ...]
 
 def changes(here: Situation, defaults: Defaults) -> Waves:
     """The actions: first what pods need, then the pods, then what nobody needs any more."""
+    gang = tuple(gang_changes(here, defaults))
+    told = tuple(told_to_queue(here))
     if not here.wanted:
-        return (tuple(_unwanted_sets(here)),)
+        return (tuple(_unwanted_sets(here)), gang, told)
     sets = _set_actions(here, defaults)
     config_name = config_map_name(here.job, here.config)
     around = [
         action
         for wanted in surroundings(here.job, here.config)
         if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here)
-        for action in _convergence(here, wanted)
+        for action in convergence(here, wanted)
     ]
     keys: list[Action] = []
     if any(isinstance(action, Create) for action in sets) or _is_stuck(here):
@@ -47,42 +46,13 @@ def changes(here: Situation, defaults: Defaults) -> Waves:
     rest: list[Action] = [*_unwanted_sets(here), *_unused_configs(here)]
     if not sets:
         rest += _outdated_controller(here)
-    return ((*keys, *around), tuple(sets), tuple(rest))
+    return ((*keys, *around, *gang), tuple(sets), (*rest, *told))
 
 
 def _set_actions(here: Situation, defaults: Defaults) -> list[Action]:
-    rendered = stateful_sets(here.job, here.config, here.wanted, here.pods, defaults)
-    return [action for wanted in rendered for action in _convergence(here, wanted)]
-
-
-def _convergence(here: Situation, wanted: dict[str, Any]) -> Iterable[Action]:
-    """What brings one object to its wanted content; nothing where it has it."""
-    kind: ChildKind = wanted["kind"]
-    child = here.observed.children.get((kind, wanted["metadata"]["name"]))
-    if child is None:
-        yield Create(wanted)
-    elif child.is_deleting or child.owner_uid != here.job.uid:
-        # It is on its way out; its deletion wakes us.
-        return
-    elif covers(child.manifest, wanted) or child.settled_digest == digest(wanted):
-        return
-    elif kind != "StatefulSet" or not _is_kept(child, wanted):
-        yield Apply(wanted, child.uid)
-
-
-def _is_kept(child: Child, wanted: Manifest) -> bool:
-    """Whether the difference is only that this operator renders the same job otherwise.
-
-    A newer operator restarts no running job, nor does it mix its pods with those of the older.
-    """
-    theirs = _annotations(child.manifest)
-    ours = _annotations(wanted)
-    same_job = theirs.get(ANNOTATION_GENERATION) == ours[ANNOTATION_GENERATION]
-    return same_job and theirs.get(ANNOTATION_TEMPLATE) != ours[ANNOTATION_TEMPLATE]
-
-
-def _annotations(manifest: Manifest) -> dict[str, str]:
-    return dict(manifest["metadata"].get("annotations") or {})
+    membership = Membership(here.scheduling.type, here.admission.placements)
+    rendered = stateful_sets(here.job, here.config, here.wanted, here.pods, defaults, membership)
+    return [action for wanted in rendered for action in convergence(here, wanted)]
 
 
 def _is_in_use(here: Situation) -> bool:
@@ -113,7 +83,7 @@ def _unused_configs(here: Situation) -> Iterable[Action]:
     used = {pod.config_digest for pod in here.observed.pods} | {here.config.digest}
     for (kind, name), child in here.observed.children.items():
         if kind == "ConfigMap" and not child.is_deleting:
-            theirs = _annotations(child.manifest).get(ANNOTATION_CONFIG_DIGEST)
+            theirs = annotations(child.manifest).get(ANNOTATION_CONFIG_DIGEST)
             if theirs is not None and theirs not in used:
                 yield Delete(kind, name, child.uid)
 
@@ -139,4 +109,4 @@ def _outdated_controller(here: Situation) -> Iterable[Action]:
 
 def _config_of(child: Child) -> str:
     template = child.manifest["spec"]["template"]
-    return str(_annotations(template).get(ANNOTATION_CONFIG_DIGEST, ""))
+    return str(annotations(template).get(ANNOTATION_CONFIG_DIGEST, ""))

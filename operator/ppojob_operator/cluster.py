@@ -55,11 +55,15 @@ class Cluster(Protocol):
         ...
 
     async def apply_status(self, manifest: Manifest) -> Manifest:
-        """Server-side apply of the status; conditional on `metadata.resourceVersion`."""
+        """Server-side apply of a status, of the version and the uid that the metadata has."""
         ...
 
     async def replace(self, manifest: Manifest) -> Manifest:
         """Write an object whole; conditional on `metadata.resourceVersion`."""
+        ...
+
+    async def replace_status(self, manifest: Manifest) -> Manifest:
+        """Write the status of an object whole; conditional on `metadata.resourceVersion`."""
         ...
 
     async def delete(

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Awaitable
 
 from ppojob_api.well_known import API_VERSION, KIND, RoleName
+from ppojob_operator.build import kueue
 from ppojob_operator.build.keys import KeyPairs, read_pairs, secret
 from ppojob_operator.cluster import FIELD_MANAGER, Cluster
 from ppojob_operator.conditions import rfc3339
@@ -16,13 +17,14 @@ from ppojob_operator.errors import (
     RefusedError,
     UnavailableError,
 )
-from ppojob_operator.kinds import CHILD_KINDS, JOB, POD
+from ppojob_operator.kinds import GANG_KINDS, JOB, POD, child_kind, kind_of, kind_of_child
 from ppojob_operator.metrics import POD_DELETIONS
 from ppojob_operator.mirror import Mirror
 from ppojob_operator.reading import JobKey
 from ppojob_operator.state import (
     Action,
     Apply,
+    ApplyStatus,
     Create,
     Delete,
     DeleteJob,
@@ -32,6 +34,7 @@ from ppojob_operator.state import (
     MakeKeys,
     Manifest,
     Plan,
+    ReleaseQuota,
     Time,
 )
 
@@ -87,7 +90,7 @@ class Executor:
             return None
         except ClusterError as problem:
             if isinstance(problem, RefusedError) and isinstance(action, Create | Apply):
-                kind, name = action.manifest["kind"], action.manifest["metadata"]["name"]
+                kind, name = child_kind(action.manifest), action.manifest["metadata"]["name"]
                 self._mirror.refuse((job.namespace, job.name), kind, name, str(problem))
             return problem
         return None
@@ -98,8 +101,12 @@ class Executor:
                 return self._create(job, manifest)
             case Apply(manifest, uid):
                 return self._apply(job, manifest, uid)
+            case ApplyStatus(manifest, uid):
+                return self._tell(manifest, uid)
+            case ReleaseQuota(name, uid):
+                return self._release(job, name, uid, now)
             case Delete(kind, name, uid):
-                return self._cluster.delete(CHILD_KINDS[kind], job.namespace, name, uid)
+                return self._cluster.delete(kind_of_child(kind), job.namespace, name, uid)
             case DeletePod(name, uid, force):
                 POD_DELETIONS.labels(str(force).lower()).inc()
                 grace = 0 if force else None
@@ -123,6 +130,17 @@ class Executor:
         answer = await self._cluster.apply(manifest, uid)
         self._mirror.settle(_key(job), answer, manifest)
 
+    async def _tell(self, manifest: Manifest, uid: str) -> None:
+        metadata = {**manifest["metadata"], "uid": uid}
+        self._mirror.see_child(await self._cluster.apply_status({**manifest, "metadata": metadata}))
+
+    async def _release(self, job: Job, name: str, uid: str, now: Time) -> None:
+        """Take the admission out of a Workload: written by others, so read and written whole."""
+        found = await self._cluster.get(GANG_KINDS[kueue.KIND], job.namespace, name)
+        if found["metadata"]["uid"] == uid:
+            released = kueue.released(found, rfc3339(now))
+            self._mirror.see_child(await self._cluster.replace_status(released))
+
     async def _ours(self, job: Job, manifest: Manifest) -> Manifest:
         """The object that has the name already, if it is this job's.
 
@@ -130,7 +148,7 @@ class Executor:
             UnavailableError: it is what an earlier job of this name left, and will go.
             RefusedError: it is somebody else's.
         """
-        kind, name = CHILD_KINDS[manifest["kind"]], manifest["metadata"]["name"]
+        kind, name = kind_of(manifest), manifest["metadata"]["name"]
         found = await self._cluster.get(kind, job.namespace, name)
         owners = found["metadata"].get("ownerReferences") or ()
         if any(owner["uid"] == job.uid for owner in owners):

@@ -11,7 +11,7 @@ import aiohttp
 from ppojob_operator.cluster import FIELD_MANAGER, Change, Page
 from ppojob_operator.connection import Connection
 from ppojob_operator.errors import ClusterError, UnavailableError, error_of
-from ppojob_operator.kinds import KINDS, Kind
+from ppojob_operator.kinds import GANG_KINDS, KINDS, Kind, kind_of
 from ppojob_operator.metrics import API_REQUESTS, API_SECONDS
 from ppojob_operator.state import Manifest
 
@@ -44,7 +44,7 @@ class HttpCluster:
     async def __aenter__(self) -> "HttpCluster":
         """Open the pool."""
         connector = aiohttp.TCPConnector(
-            limit=self._connections + len(KINDS), ssl=self._connection.ssl or True
+            limit=self._connections + len(KINDS) + len(GANG_KINDS), ssl=self._connection.ssl or True
         )
         self._session = aiohttp.ClientSession(
             self._connection.server, connector=connector, read_bufsize=_LINE_BYTES
@@ -84,6 +84,13 @@ class HttpCluster:
         return await self._request(
             "update", "PUT", kind, kind.path(namespace, name), query=query, body=manifest
         )
+
+    async def replace_status(self, manifest: Manifest) -> Manifest:
+        """See `Cluster`."""
+        kind, namespace, name = _place(manifest)
+        query = {"fieldManager": FIELD_MANAGER}
+        path = kind.path(namespace, name) + "/status"
+        return await self._request("update", "PUT", kind, path, query=query, body=manifest)
 
     async def delete(
         self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None
@@ -188,7 +195,7 @@ class HttpCluster:
 
 def _place(manifest: Manifest) -> tuple[Kind, str, str]:
     metadata = manifest["metadata"]
-    return KINDS[manifest["kind"]], metadata["namespace"], metadata["name"]
+    return kind_of(manifest), metadata["namespace"], metadata["name"]
 
 
 def _selected(selector: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ppojob_api.well_known import API_VERSION, KIND, PLURAL
-from ppojob_operator.state import ChildKind
+from ppojob_operator.state import ChildKind, GangKind, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,15 @@ NODE = Kind("Node", "v1", "nodes", is_namespaced=False)
 EVENT = Kind("Event", "v1", "events")
 LEASE = Kind("Lease", "coordination.k8s.io/v1", "leases")
 
+# Kueue's, which a workload of it is admitted with; both are few, and of the whole cluster.
+FLAVOR = Kind("ResourceFlavor", "kueue.x-k8s.io/v1beta2", "resourceflavors", is_namespaced=False)
+PRIORITY = Kind(
+    "WorkloadPriorityClass",
+    "kueue.x-k8s.io/v1beta2",
+    "workloadpriorityclasses",
+    is_namespaced=False,
+)
+
 CHILD_KINDS: dict[ChildKind, Kind] = {
     "ConfigMap": Kind("ConfigMap", "v1", "configmaps"),
     "NetworkPolicy": Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
@@ -51,3 +60,32 @@ WATCHED_CHILD_KINDS = tuple(kind for kind in CHILD_KINDS if kind != "Secret")
 """Secrets are never listed, so the operator needs no right to read those of others."""
 
 KINDS = {kind.name: kind for kind in (JOB, POD, NODE, EVENT, LEASE, *CHILD_KINDS.values())}
+
+GANG_KINDS: dict[GangKind, Kind] = {
+    "Workload": Kind("Workload", "scheduling.k8s.io/v1alpha2", "workloads"),
+    "PodGroup": Kind("PodGroup", "scheduling.k8s.io/v1alpha2", "podgroups"),
+    "Workload.kueue.x-k8s.io": Kind("Workload", "kueue.x-k8s.io/v1beta2", "workloads"),
+    "PodGroup.scheduling.volcano.sh": Kind(
+        "PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups"
+    ),
+}
+"""What a job is placed by; kubectl calls those of others by their group as well."""
+
+_GANGS_BY_HEAD = {(kind.api_version, kind.name): name for name, kind in GANG_KINDS.items()}
+_EVERY: dict[str, Kind] = KINDS | {str(name): kind for name, kind in GANG_KINDS.items()}
+
+
+def child_kind(manifest: Manifest) -> ChildKind:
+    """Which of our children an object is: two pairs of gang kinds share their names."""
+    name: ChildKind = manifest["kind"]
+    return _GANGS_BY_HEAD.get((manifest["apiVersion"], name), name)
+
+
+def kind_of(manifest: Manifest) -> Kind:
+    """The kind of an object."""
+    return _EVERY[child_kind(manifest)]
+
+
+def kind_of_child(name: ChildKind) -> Kind:
+    """The kind of a child."""
+    return _EVERY[name]

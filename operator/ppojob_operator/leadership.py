@@ -180,6 +180,11 @@ class FencedCluster:
         self._leadership.check()
         return await self._cluster.replace(manifest)
 
+    async def replace_status(self, manifest: Manifest) -> Manifest:
+        """See `Cluster`."""
+        self._leadership.check()
+        return await self._cluster.replace_status(manifest)
+
     async def delete(
         self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ppojob_operator.difference import covers, digest
+from ppojob_operator.gang_mirror import GangMirror
+from ppojob_operator.kinds import child_kind
 from ppojob_operator.reading import (
     JobKey,
     job_key,
@@ -81,6 +83,7 @@ class Mirror:
         self._nodes: dict[str, Node] = {}
         self._node_names: dict[str, str] = {}
         self._keys: dict[str, JobKey] = {}
+        self.gangs = GangMirror(lambda: self._wake_all(iter(self.job_keys())))
 
     def job_keys(self) -> tuple[JobKey, ...]:
         """All jobs that are there."""
@@ -114,6 +117,7 @@ class Mirror:
             nodes={pod.node: self._nodes[pod.node] for pod in pods if pod.node in self._nodes},
             controller=_of_these(records.report, pods),
             refused=dict(records.refused),
+            gangs=self.gangs.facts,
         )
 
     def controllers(self) -> list[tuple[JobKey, Pod]]:
@@ -220,7 +224,7 @@ class Mirror:
         """Take in what the API server made of an object that we wrote."""
         self.see_child(answer)
         records = self._jobs[key]
-        records.refused.pop((wanted["kind"], wanted["metadata"]["name"]), None)
+        records.refused.pop((child_kind(wanted), wanted["metadata"]["name"]), None)
         uid = answer["metadata"]["uid"]
         if covers(answer, wanted):
             records.settled.pop(uid, None)

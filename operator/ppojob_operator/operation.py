@@ -1,6 +1,7 @@
 """The running operator: its streams, its queue and its Lease, put together."""
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -8,10 +9,20 @@ from contextlib import asynccontextmanager
 
 from ppojob_api.v1alpha1.status import Phase
 from ppojob_api.well_known import LABEL_JOB
+from ppojob_operator.build.gang import GANGS
 from ppojob_operator.cluster import Cluster
 from ppojob_operator.errors import ClusterError
 from ppojob_operator.job_queue import JobQueue
-from ppojob_operator.kinds import CHILD_KINDS, JOB, NODE, POD, WATCHED_CHILD_KINDS
+from ppojob_operator.kinds import (
+    CHILD_KINDS,
+    FLAVOR,
+    GANG_KINDS,
+    JOB,
+    NODE,
+    POD,
+    PRIORITY,
+    WATCHED_CHILD_KINDS,
+)
 from ppojob_operator.leadership import FencedCluster, Leadership
 from ppojob_operator.metrics import JOBS
 from ppojob_operator.mirror import Mirror
@@ -103,6 +114,22 @@ class Operation:
             found.append(f"a job has been waiting for {self.queue.oldest_seconds:.0f} s")
         return found
 
+    def _gang_reflectors(self, namespaces: tuple[str, ...]) -> list[Reflector]:
+        """Of what places pods together: each may be installed, or go, while the operator runs."""
+        cluster, mirror, gangs = self._cluster, self.mirror, self.mirror.gangs
+        made: list[Reflector] = []
+        if "kueue" in self._settings.gang_types:
+            flavors, priorities = Scope(FLAVOR, is_optional=True), Scope(PRIORITY, is_optional=True)
+            made.append(Reflector(cluster, flavors, gangs.see_flavor, gangs.lose_flavor))
+            made.append(Reflector(cluster, priorities, gangs.see_priority, gangs.lose_priority))
+        kinds = [kind for name in self._settings.gang_types for kind in GANGS[name].kinds]
+        for namespace in namespaces:
+            for kind in kinds:
+                scope = Scope(GANG_KINDS[kind], namespace, LABEL_JOB, is_optional=True)
+                served = functools.partial(gangs.see_served, kind)
+                made.append(Reflector(cluster, scope, mirror.see_child, mirror.lose_child, served))
+        return made
+
     def _make_reflectors(self) -> list[Reflector]:
         mirror, namespaces = self.mirror, self._settings.namespaces or ("",)
         made = [
@@ -116,7 +143,7 @@ class Operation:
             for name in WATCHED_CHILD_KINDS:
                 scope = Scope(CHILD_KINDS[name], namespace, LABEL_JOB)
                 made.append(Reflector(self._cluster, scope, mirror.see_child, mirror.lose_child))
-        return made
+        return [*made, *self._gang_reflectors(namespaces)]
 
     async def _look(self, key: JobKey) -> float | None:
         if not self.leadership.is_held:

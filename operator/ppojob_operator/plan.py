@@ -49,7 +49,7 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
 
 def _again_in(here: Situation, settings: Settings, *waits: float | None) -> float | None:
     status = here.job.status
-    candidates = [*waits, here.admitted_again_in, expiry_in(status, here.lifecycle, here.now)]
+    candidates = [*waits, here.admission.again_in, expiry_in(status, here.lifecycle, here.now)]
     if here.ending is None:
         candidates.append(deadline_in(status, here.lifecycle, here.now))
         if any(missing_pods(role, here.observed) for role in here.wanted):

@@ -4,6 +4,7 @@ What an API server sends is read leniently: fields come and go with its version,
 field means what Kubernetes says it means.
 """
 
+import functools
 import json
 import sys
 import zlib
@@ -11,16 +12,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from ppojob_api.parsing import SERVER_METADATA
+from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.validation import validate
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, LABEL_JOB
 from ppojob_operator.build.metadata import LABEL_JOB_UID, role_of
 from ppojob_operator.conditions import from_rfc3339, inert
+from ppojob_operator.kinds import GANG_KINDS, child_kind
 from ppojob_operator.state import Child, Job, Manifest, Node, Pod, Termination, Time
 
 JobKey = tuple[str, str]
 """Namespace and name."""
+
+JOBS_REMEMBERED = 1_024
+"""Of so many jobs it is remembered what follows from their specs alone: about 60 kB each."""
 
 _UNREACHABLE = "node.kubernetes.io/unreachable"
 _KEPT_METADATA = ("annotations", "labels", "name", "ownerReferences")
@@ -54,7 +60,7 @@ def read_job(manifest: Manifest) -> Job:
     written["metadata"] = {
         key: value for key, value in metadata.items() if key not in SERVER_METADATA | {"uid"}
     }
-    judged = validate(written)
+    judged = _judged(json.dumps(written))
     return Job(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -64,9 +70,16 @@ def read_job(manifest: Manifest) -> Job:
         created=from_rfc3339(metadata["creationTimestamp"]),
         is_deleting="deletionTimestamp" in metadata,
         manifest=judged if isinstance(judged, PPOJob) else None,
-        problems=() if isinstance(judged, PPOJob) else tuple(judged),
+        problems=() if isinstance(judged, PPOJob) else judged,
         status=PPOJobStatus.model_validate(manifest.get("status") or {}, by_alias=True),
     )
+
+
+@functools.lru_cache(maxsize=JOBS_REMEMBERED)
+def _judged(written: str) -> PPOJob | tuple[Problem, ...]:
+    """What `validate` says; a job is looked at often, and seldom is anything written anew."""
+    judged = validate(json.loads(written))
+    return judged if isinstance(judged, PPOJob) else tuple(judged)
 
 
 def trimmed_job(manifest: Manifest) -> dict[str, Any]:
@@ -164,9 +177,11 @@ def read_node(manifest: Manifest) -> Node:
 
 
 def trimmed_child(manifest: Manifest) -> dict[str, Any]:
-    """What of an object somebody may have changed by hand."""
+    """What of an object somebody may have changed by hand, and what a queue answers in it."""
     metadata = manifest["metadata"]
-    skipped = {"metadata", "status"} | ({"data"} if manifest.get("immutable") else set())
+    skipped = {"metadata"} | ({"data"} if manifest.get("immutable") else set())
+    if child_kind(manifest) not in GANG_KINDS:
+        skipped.add("status")
     content = {key: value for key, value in manifest.items() if key not in skipped}
     head = {key: metadata[key] for key in _KEPT_METADATA if key in metadata}
     return {**content, "metadata": {**head, "namespace": metadata["namespace"]}}
@@ -176,7 +191,7 @@ def read_child(manifest: Manifest) -> Child:
     """An object that was made for a job, its manifest trimmed."""
     metadata = manifest["metadata"]
     return Child(
-        kind=manifest["kind"],
+        kind=child_kind(manifest),
         name=metadata["name"],
         uid=metadata["uid"],
         owner_uid=_owner_uid(metadata),

@@ -13,7 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ppojob_operator.cluster import Cluster
-from ppojob_operator.errors import ClusterError, ExpiredError, RefusedError, UnavailableError
+from ppojob_operator.errors import (
+    ClusterError,
+    ExpiredError,
+    MissingError,
+    RefusedError,
+    UnavailableError,
+)
 from ppojob_operator.kinds import Kind
 from ppojob_operator.metrics import LAST_HEARD_SECONDS, RELISTS
 from ppojob_operator.state import Manifest
@@ -21,6 +27,8 @@ from ppojob_operator.state import Manifest
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
+_ABSENT_PAUSE_SECONDS = 30.0
+"""Somebody has to install what is not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,8 @@ class Scope:
         kind: of the objects.
         namespace: empty for all.
         selector: by labels; empty for every object.
-        is_optional: whether the operator works without the right to read it.
+        is_optional: whether the operator works where it is not served, or without the right to
+            read it.
     """
 
     kind: Kind
@@ -48,6 +57,7 @@ class Reflector:
         scope: what.
         seen: takes an object that is there, as often as it changes.
         gone: takes the uid of an object that is not there any more.
+        served: told, of what is optional, whether it can be read.
     """
 
     def __init__(
@@ -56,11 +66,13 @@ class Reflector:
         scope: Scope,
         seen: Callable[[Manifest], None],
         gone: Callable[[str], None],
+        served: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._cluster = cluster
         self._scope = scope
         self._seen = seen
         self._gone = gone
+        self._served = served
         self._known: set[str] = set()
         self._version = ""
         self._pause = _FIRST_PAUSE_SECONDS
@@ -83,12 +95,21 @@ class Reflector:
                 _log.info("%s: the stream expired; listing again", self.kind.plural)
                 self._version = ""
             except ClusterError as problem:
-                if self._scope.is_optional and isinstance(problem, RefusedError):
-                    # Whoever may not look goes on without.
-                    self.is_synced.set()
-                    self._hear()
-                    self._pause = _LONGEST_PAUSE_SECONDS
+                if self._scope.is_optional and isinstance(problem, RefusedError | MissingError):
+                    self._go_without(problem)
                 await self._rest(problem)
+
+    def _go_without(self, problem: ClusterError) -> None:
+        """Whoever may not look, or has nothing to look at, works without."""
+        self.is_synced.set()
+        self._hear()
+        self._pause = _ABSENT_PAUSE_SECONDS
+        self._served(False)
+        if isinstance(problem, MissingError):
+            # With a definition all its objects go; once it is back, they are others.
+            for uid in self._known:
+                self._gone(uid)
+            self._known, self._version = set(), ""
 
     async def _rest(self, problem: ClusterError) -> None:
         asked = problem.retry_after if isinstance(problem, UnavailableError) else None
@@ -116,6 +137,7 @@ class Reflector:
             self._gone(uid)
         self._known = there
         self._version = version
+        self._served(True)
         self.is_synced.set()
 
     async def _follow(self) -> None:

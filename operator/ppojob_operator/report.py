@@ -62,8 +62,7 @@ def events(here: Situation, after: PPOJobStatus) -> Iterator[Emit]:
         yield Emit("Normal", after.reason, after.message)
     if holds(after, "Failed") and not holds(before, "Failed"):
         yield Emit("Warning", after.reason, after.message)
-    if not here.admitted.holds and condition(before, "Admitted") != condition(after, "Admitted"):
-        yield Emit("Warning", here.admitted.reason, here.admitted.message)
+    yield from _admission_events(here)
     was, now = condition(before, "PodsReady"), condition(after, "PodsReady")
     if now and now.status == "False" and now.reason not in {was and was.reason, *_NO_NEWS}:
         yield Emit("Warning", now.reason, now.message)
@@ -72,10 +71,19 @@ def events(here: Situation, after: PPOJobStatus) -> Iterator[Emit]:
         yield Emit("Warning", "ContainerEnded", inert(words))
 
 
+def _admission_events(here: Situation) -> Iterator[Emit]:
+    """What whoever places the pods says, once a word: its sentences change with the queue."""
+    was, now = condition(here.job.status, "Admitted"), here.admission.claim
+    if not now.holds and (was is None or was.reason != now.reason):
+        yield Emit("Warning", now.reason, now.message)
+    if now.holds and was is not None and was.status == "False":
+        yield Emit("Normal", now.reason, now.message)
+
+
 def _claims(here: Situation) -> tuple[Claim, ...]:
     return (
         Claim("Accepted", True, "Valid"),
-        here.admitted,
+        here.admission.claim,
         _pods_ready(here),
         _rendezvoused(here),
         _training(here),
@@ -87,7 +95,7 @@ def _claims(here: Situation) -> tuple[Claim, ...]:
 
 
 def _pods_ready(here: Situation) -> Claim:
-    if here.ending is not None or here.lifecycle.suspend or not here.admitted.holds:
+    if here.ending is not None or here.lifecycle.suspend or not here.admission.may_have_pods:
         return Claim("PodsReady", False, "Stopped", "no pods are wanted")
     if not here.wanted:
         return Claim("PodsReady", False, "PodsLeaving", "pods of before are not gone yet")
@@ -154,6 +162,8 @@ def _phase(here: Situation, claims: tuple[Claim, ...]) -> Phase:
         return "Suspended"
     if {"PodsReady", "Training"} <= true:
         return "Running"
+    if not here.admission.claim.holds and not here.observed.pods:
+        return "Pending"
     if here.step or holds(here.job.status, "Training") or here.job.status.phase == "Recovering":
         return "Recovering"
     return "Starting" if here.wanted else "Pending"
@@ -189,7 +199,7 @@ def _role_status(here: Situation, before: PPOJobStatus) -> Iterator[RoleStatus]:
 
 def _start_time(here: Situation, phase: Phase) -> str | None:
     """When the job was started; as with Kubernetes' own jobs, a suspended one starts anew."""
-    if phase == "Suspended" or not here.admitted.holds:
+    if phase == "Suspended" or not here.admission.claim.holds:
         return None
     is_first = here.job.status.start_time is None and bool(here.wanted)
     return rfc3339(here.now) if is_first else here.job.status.start_time

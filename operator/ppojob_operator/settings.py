@@ -3,6 +3,9 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import get_args
+
+from ppojob_api.v1alpha1.scheduling import SchedulingType
 
 PREFIX = "PPOJOB_OPERATOR_"
 
@@ -18,6 +21,8 @@ class Settings:
         identity: name of this replica.
         watch_namespaces: namespaces to serve, separated by commas; empty: all.
         gpu_resource: name under which GPUs are asked for, where the job says nothing else.
+        gangs: what may place the pods of a job together, separated by commas: kueue, volcano,
+            workload; only of these are objects read and written.
         workers: jobs that are reconciled at the same time.
         resync_seconds: each job is looked at anew after this time, without any event.
         poll_seconds: how often a running controller is asked how it is.
@@ -33,6 +38,7 @@ class Settings:
     identity: str = "ppojob-operator"
     watch_namespaces: str = ""
     gpu_resource: str = "nvidia.com/gpu"
+    gangs: str = ""
     workers: int = 16
     resync_seconds: float = 600.0
     poll_seconds: float = 5.0
@@ -44,7 +50,17 @@ class Settings:
     @property
     def namespaces(self) -> tuple[str, ...]:
         """Namespaces to serve; empty: all."""
-        return tuple(name for name in self.watch_namespaces.replace(" ", "").split(",") if name)
+        return _names(self.watch_namespaces)
+
+    @property
+    def gang_types(self) -> tuple[SchedulingType, ...]:
+        """What may place the pods of a job together."""
+        given = _names(self.gangs)
+        return tuple(name for name in get_args(SchedulingType) if name in given)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.replace(" ", "").split(",") if name)
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -68,6 +84,16 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
             values[kinds[name].name] = kind(text)
         except ValueError:
             problems.append(f"{name}: got {text!r}: not a number; {kind.__name__}")
+    problems += _unknown_gangs(str(values.get("gangs", "")))
     if problems:
         raise ValueError("\n".join(problems))
     return Settings(**values)  # type: ignore[arg-type]
+
+
+def _unknown_gangs(text: str) -> list[str]:
+    known = [name for name in get_args(SchedulingType) if name != "none"]
+    return [
+        f"{PREFIX}GANGS: got {name!r}: nothing of that name places pods; of {', '.join(known)}"
+        for name in _names(text)
+        if name not in known
+    ]

@@ -1,5 +1,6 @@
 """Where a job is in its life: what the policies make of the job and of what is seen. Pure."""
 
+import functools
 from dataclasses import dataclass
 
 from ppojob_api.run_config import resolve
@@ -10,11 +11,13 @@ from ppojob_api.v1alpha1.schedule import LifecycleSpec
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import FailureRecord
 from ppojob_operator.build.config_map import PodConfig
-from ppojob_operator.conditions import Claim, holds
+from ppojob_operator.conditions import holds
 from ppojob_operator.policies.completion import Ending, ending
 from ppojob_operator.policies.failure import judge, new_records
-from ppojob_operator.policies.gang import admission
+from ppojob_operator.policies.gang import GAVE_BACK, admission
+from ppojob_operator.policies.placing import Admission
 from ppojob_operator.policies.suspend import wanted_roles
+from ppojob_operator.reading import JOBS_REMEMBERED
 from ppojob_operator.state import Job, Observed, Time
 
 
@@ -30,8 +33,8 @@ class Situation:
         observed: what is there.
         now: the moment.
         failures: losses that are not in the status yet.
-        admitted: whether it may have pods.
-        admitted_again_in: seconds until time alone may change that.
+        scheduling: who places its pods.
+        admission: whether it may have pods.
         ending: how it ended, where it did.
         wanted: roles that are to have pods now.
     """
@@ -43,8 +46,8 @@ class Situation:
     observed: Observed
     now: Time
     failures: tuple[FailureRecord, ...]
-    admitted: Claim
-    admitted_again_in: float | None
+    scheduling: SchedulingSpec
+    admission: Admission
     ending: Ending | None
     wanted: tuple[RoleTopology, ...]
 
@@ -57,6 +60,13 @@ class Situation:
     def has_ended(self) -> bool:
         """Whether the status says already that the job ended."""
         return holds(self.job.status, "Complete") or holds(self.job.status, "Failed")
+
+    @property
+    def wants_gang(self) -> bool:
+        """Whether its pods, those that are there included, are to be placed together."""
+        gave_back = self.admission.claim.reason == GAVE_BACK
+        runs = not self.has_ended and not self.lifecycle.suspend and not gave_back
+        return runs or bool(self.observed.pods)
 
     @property
     def step(self) -> int:
@@ -76,11 +86,12 @@ def situation(job: Job, manifest: PPOJob, observed: Observed, now: Time) -> Situ
     failure = judge(failures, status.failures, budget)
     found = ending(status, observed.controller, failure, lifecycle, now)
     has_ended = holds(status, "Complete") or holds(status, "Failed")
-    admitted, again_in = admission(status, manifest.spec.scheduling, observed, now)
+    scheduling = manifest.spec.scheduling
+    admitted = admission(job, scheduling, observed, now)
     wanted = wanted_roles(
         config.run.topology.with_own_pods,
         observed,
-        runs=not has_ended and not lifecycle.suspend and bool(admitted.holds),
+        runs=not has_ended and not lifecycle.suspend and admitted.may_have_pods,
         commits=not has_ended or status.reason == "DeadlineExceeded",
     )
     return Situation(
@@ -91,8 +102,8 @@ def situation(job: Job, manifest: PPOJob, observed: Observed, now: Time) -> Situ
         observed=observed,
         now=now,
         failures=tuple(failures),
-        admitted=admitted,
-        admitted_again_in=again_in,
+        scheduling=scheduling,
+        admission=admitted,
         ending=found,
         wanted=wanted,
     )
@@ -103,8 +114,26 @@ def pod_config(job: Job, manifest: PPOJob) -> PodConfig:
 
     So suspending a job, or asking for another node, gives its pods nothing new to read.
     """
-    config = resolve(manifest)
+    return _pod_config(_VeryManifest(manifest), job.uid)
+
+
+class _VeryManifest:
+    """A manifest that equals itself alone: comparing contents would cost what is to be saved."""
+
+    def __init__(self, manifest: PPOJob) -> None:
+        self.manifest = manifest
+
+    def __hash__(self) -> int:
+        return id(self.manifest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _VeryManifest) and other.manifest is self.manifest
+
+
+@functools.lru_cache(maxsize=JOBS_REMEMBERED)
+def _pod_config(given: _VeryManifest, uid: str) -> PodConfig:
+    config = resolve(given.manifest)
     spec = config.spec.model_copy(
         update={"lifecycle": LifecycleSpec(), "pods": (), "scheduling": SchedulingSpec()}
     )
-    return PodConfig.of(config.model_copy(update={"spec": spec, "uid": job.uid}))
+    return PodConfig.of(config.model_copy(update={"spec": spec, "uid": uid}))

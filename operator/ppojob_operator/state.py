@@ -17,17 +17,25 @@ Manifest = Mapping[str, Any]
 """A Kubernetes object as plain values; the border to JSON, and nothing looks into it but
 `build`, which makes it, `observe`, which reads it, and the `Cluster`."""
 
-ChildKind = Literal[
-    "ConfigMap",
-    "NetworkPolicy",
-    "PodDisruptionBudget",
-    "Role",
-    "RoleBinding",
-    "Secret",
-    "Service",
-    "ServiceAccount",
-    "StatefulSet",
+GangKind = Literal[
+    "Workload", "PodGroup", "Workload.kueue.x-k8s.io", "PodGroup.scheduling.volcano.sh"
 ]
+"""Kinds that place all pods of a job together; without a group: Kubernetes' own."""
+
+ChildKind = (
+    GangKind
+    | Literal[
+        "ConfigMap",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "Role",
+        "RoleBinding",
+        "Secret",
+        "Service",
+        "ServiceAccount",
+        "StatefulSet",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +173,38 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True)
+class Placement:
+    """What a queue adds to the pods of a role when it admits them.
+
+    Attributes:
+        node_selector: labels that their nodes must have.
+        tolerations: taints that they bear.
+        labels: of the pods.
+        annotations: of the pods.
+    """
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Manifest, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GangFacts:
+    """What the cluster has for gangs, whichever job asks.
+
+    Attributes:
+        served: kinds that the API server serves and this operator may read.
+        flavors: what admission to a resource flavor of Kueue adds to pods, by name.
+        priorities: values of Kueue's workload priority classes, by name.
+    """
+
+    served: frozenset[GangKind] = frozenset()
+    flavors: Mapping[str, Placement] = field(default_factory=dict)
+    priorities: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ControllerReport:
     """What the controller pod's supervisor says of it; docs/contract.md.
 
@@ -191,6 +231,7 @@ class Observed:
         nodes: of the pods, by name.
         controller: what the controller's supervisor says, where it answers.
         refused: kind and name of objects that the API server did not take from us, and why.
+        gangs: what the cluster has for gangs.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -198,6 +239,7 @@ class Observed:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     controller: ControllerReport | None = None
     refused: Mapping[tuple[ChildKind, str], str] = field(default_factory=dict)
+    gangs: GangFacts = GangFacts()
 
     def pods_of(self, role: RoleName) -> tuple[Pod, ...]:
         """The pods of one role."""
@@ -228,6 +270,22 @@ class Apply:
     """Give an object that is there, and ours, the content that it must have."""
 
     manifest: Manifest
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyStatus:
+    """Tell a queue how the job's pods are: conditions of ours in an object that is there."""
+
+    manifest: Manifest
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseQuota:
+    """Give back what a queue of Kueue has evicted the job from; its place in the queue stays."""
+
+    name: str
     uid: str
 
 
@@ -269,7 +327,9 @@ class Emit:
     message: str
 
 
-Action = MakeKeys | Create | Apply | Delete | DeletePod | DeleteJob | Emit
+Action = (
+    MakeKeys | Create | Apply | ApplyStatus | ReleaseQuota | Delete | DeletePod | DeleteJob | Emit
+)
 
 
 @dataclass(frozen=True, slots=True)

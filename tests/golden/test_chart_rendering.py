@@ -26,6 +26,7 @@ WATCHED = tuple(f"--set={name}.enabled=true" for name in ("serviceMonitor", "pod
 RENDERINGS = {
     "default": BARE,
     "monitored": (*BARE, *WATCHED, "--set=alerts.labels.release=prometheus"),
+    "gangs": (*BARE, *(f"--set=gangs.{name}=true" for name in ("kueue", "volcano", "workload"))),
     "namespaced": (
         *BARE,
         *WATCHED,

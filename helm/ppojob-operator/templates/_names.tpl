@@ -36,3 +36,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .image.repository }}:{{ .image.tag | default .version }}
 {{- end -}}
 {{- end -}}
+
+{{/* What may place all pods of a job together, as the operator's setting has it. */}}
+{{- define "ppojob.gangs" -}}
+{{- $on := list -}}
+{{- range $name, $is := .Values.gangs -}}
+{{- if $is }}{{ $on = append $on $name }}{{ end -}}
+{{- end -}}
+{{- join "," $on -}}
+{{- end -}}

@@ -57,6 +57,26 @@ Nothing is granted with "*"; a test holds the list against what a real run uses.
   resources: [events]
   verbs:
     - create   # tells people
+{{- if .Values.gangs.kueue }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: *made-and-deleted  # what a queue admits; deleted with a suspended job's last pod
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs:
+    - patch    # tells the queue that pods are ready, and that the job has ended
+    - update   # gives quota back behind the last pod of an evicted job
+{{- end }}
+{{- if .Values.gangs.volcano }}
+- apiGroups: [scheduling.volcano.sh]
+  resources: [podgroups]
+  verbs: *made-and-deleted  # what Volcano places as a whole; deleted with the job's last pod
+{{- end }}
+{{- if .Values.gangs.workload }}
+- apiGroups: [scheduling.k8s.io]
+  resources: [workloads, podgroups]
+  verbs: *made-and-deleted  # what the scheduler places as a whole; deleted with the last pod
+{{- end }}
 {{- end -}}
 
 {{/* What it may do in its own namespace besides. */}}

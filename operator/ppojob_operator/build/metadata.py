@@ -11,7 +11,7 @@ from ppojob_api.well_known import (
     RoleName,
     workload_name,
 )
-from ppojob_operator.kinds import CHILD_KINDS
+from ppojob_operator.kinds import kind_of_child
 from ppojob_operator.state import ChildKind, Job, Manifest
 
 # The uid and not the name selects: a label that an author spoofs gets no traffic.
@@ -59,9 +59,10 @@ def manifest(
     kind: ChildKind, job: Job, name: str, role: RoleName | None = None, **content: Any
 ) -> dict[str, Any]:
     """An object of the job: its head, and `content` below it."""
+    whole = kind_of_child(kind)
     return {
-        "apiVersion": CHILD_KINDS[kind].api_version,
-        "kind": kind,
+        "apiVersion": whole.api_version,
+        "kind": whole.name,
         "metadata": {
             "name": name,
             "namespace": job.namespace,

@@ -7,6 +7,7 @@ from ppojob_api.v1alpha1.pod_settings import PodSettings, settings_of
 from ppojob_api.well_known import RoleName
 from ppojob_operator.build import access, protection
 from ppojob_operator.build.config_map import PodConfig, config_map
+from ppojob_operator.build.gang import ALONE, Membership
 from ppojob_operator.build.keys import secret_template
 from ppojob_operator.build.pod_template import Defaults, pod_template
 from ppojob_operator.build.service import service
@@ -40,12 +41,14 @@ def stateful_sets(
     roles: tuple[RoleTopology, ...],
     settings: tuple[PodSettings, ...],
     defaults: Defaults,
+    membership: Membership = ALONE,
 ) -> list[dict[str, Any]]:
-    """The StatefulSets of some roles."""
+    """The StatefulSets of some roles, whose pods belong to the gang of the job."""
     templates = (
         pod_template(job, config, role, settings_of(settings, role.role), defaults)
         for role in roles
     )
     return [
-        stateful_set(job, role, template) for role, template in zip(roles, templates, strict=True)
+        stateful_set(job, role, membership.member(job, role.role, template))
+        for role, template in zip(roles, templates, strict=True)
     ]

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import fields
 from itertools import combinations
+from typing import get_args
 
 import jsonschema
 import pytest
@@ -11,6 +12,7 @@ from chart import CHART, DASHBOARDS, ROOT, known_names, queries, series_names, v
 from ruamel.yaml import YAML
 
 from ppojob_api import contract, well_known
+from ppojob_api.v1alpha1.scheduling import SchedulingType
 from ppojob_operator.settings import Settings
 
 KNOWN = known_names()
@@ -88,7 +90,7 @@ def test_panels_do_not_overlap(name):
 def test_the_default_values_fit_their_schema_and_it_knows_each():
     jsonschema.validate(VALUES, SCHEMA)
     assert VALUES.keys() == SCHEMA["properties"].keys() - {"global"}
-    for name in ("settings", "alerts", "networkPolicy", "rbac"):
+    for name in ("settings", "alerts", "networkPolicy", "rbac", "gangs"):
         assert VALUES[name].keys() == SCHEMA["properties"][name]["properties"].keys()
 
 
@@ -99,6 +101,7 @@ def test_the_default_values_fit_their_schema_and_it_knows_each():
         {"replicas": 0},
         {"settings": {"workers": "many"}},
         {"watchNamespaces": ["Team_A"]},
+        {"gangs": {"slurm": True}},
         {"image": {"repository": "x", "digest": "sha256:short"}},
         {"alerts": {"rewardCollapse": {"share": 2}}},
     ],
@@ -113,6 +116,10 @@ def test_every_setting_of_the_operator_is_given_and_no_other():
     written = set(re.findall(r"PPOJOB_OPERATOR_([A-Z_]+)\n", template("deployment.yaml")))
     assert snake | written == {one.name.upper() for one in fields(Settings)}
     assert not snake & written
+
+
+def test_the_gangs_are_the_resources():
+    assert {"none", *VALUES["gangs"]} == set(get_args(SchedulingType))
 
 
 def test_default_settings_are_the_operators_own():

@@ -1,0 +1,113 @@
+"""By whom the pods of a job are placed together, one row for each; `none` has no objects. Pure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingSpec, SchedulingType, VolcanoSpec
+from ppojob_api.well_known import ROLE_SLUGS, RoleName
+from ppojob_operator.build import kueue, volcano, workload
+from ppojob_operator.build.pod_sets import PodSet
+from ppojob_operator.state import GangFacts, GangKind, Job, Manifest, Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a gang is made of.
+
+    Attributes:
+        job: whose it is.
+        scheduling: what its author wants.
+        sets: the pods of all roles.
+        facts: what the cluster has for gangs.
+    """
+
+    job: Job
+    scheduling: SchedulingSpec
+    sets: tuple[PodSet, ...]
+    facts: GangFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """One way to place all pods or none.
+
+    Attributes:
+        kinds: of its objects, that which answers last.
+        provider: what has to be installed for it.
+        objects: makes them.
+    """
+
+    kinds: tuple[GangKind, ...]
+    provider: str
+    objects: Callable[[Wanted], list[dict[str, Any]]]
+
+
+def _kueue_objects(wanted: Wanted) -> list[dict[str, Any]]:
+    spec = wanted.scheduling.kueue
+    assert isinstance(spec, KueueSpec), "validation asks for it"
+    priority = wanted.facts.priorities.get(spec.priority_class_name or "")
+    if spec.priority_class_name is not None and priority is None:
+        # The policy says so in the status; a Workload without its priority would go to the end.
+        return []
+    return [kueue.workload(wanted.job, spec, wanted.sets, priority)]
+
+
+def _volcano_objects(wanted: Wanted) -> list[dict[str, Any]]:
+    spec = wanted.scheduling.volcano or VolcanoSpec()
+    return [volcano.pod_group(wanted.job, spec, wanted.sets)]
+
+
+GANGS: Final[Mapping[SchedulingType, Gang]] = {
+    "kueue": Gang((kueue.KIND,), "Kueue 0.15 or newer", _kueue_objects),
+    "volcano": Gang((volcano.KIND,), "Volcano 1.8 or newer", _volcano_objects),
+    "workload": Gang(
+        (workload.WORKLOAD, workload.POD_GROUP),
+        "Kubernetes 1.36 with the gates GenericWorkload and GangScheduling, and the API"
+        " scheduling.k8s.io/v1alpha2 turned on",
+        lambda wanted: workload.gang(wanted.job, wanted.sets),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What makes a pod one of its job's gang.
+
+    Attributes:
+        type: by whom it is placed.
+        placements: what a queue adds to the pods of each role, by its slug.
+    """
+
+    type: SchedulingType = "none"
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+
+    def member(self, job: Job, role: RoleName, template: Manifest) -> dict[str, Any]:
+        """The template of a role's pods, as members."""
+        whole = dict(template)
+        if self.type == "workload":
+            group = {"podGroupName": workload.group_name(job)}
+            whole["spec"] = {**whole["spec"], "schedulingGroup": group}
+        if self.type == "volcano":
+            whole["spec"] = {**whole["spec"], "schedulerName": volcano.SCHEDULER}
+            whole = _placed(whole, volcano.membership(job))
+        if ROLE_SLUGS[role] in self.placements:
+            whole = _placed(whole, self.placements[ROLE_SLUGS[role]])
+        return whole
+
+
+ALONE: Final = Membership()
+"""Of pods that are placed one by one."""
+
+
+def _placed(template: Manifest, placement: Placement) -> dict[str, Any]:
+    """The template with what a queue adds; what is there already stays."""
+    metadata, spec = dict(template["metadata"]), dict(template["spec"])
+    for name, added in (("labels", placement.labels), ("annotations", placement.annotations)):
+        metadata[name] = {**added, **metadata.get(name, {})}
+    if placement.node_selector:
+        # Where both name a label, no flavor but that of the same value was to be assigned.
+        spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **placement.node_selector}
+    there = spec.get("tolerations", [])
+    spec["tolerations"] = [*there, *(one for one in placement.tolerations if one not in there)]
+    return {**template, "metadata": metadata, "spec": spec}

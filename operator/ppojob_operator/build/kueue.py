@@ -1,0 +1,173 @@
+"""Kueue: a Workload with a pod set a role; the pods are made when a queue has admitted it. Pure.
+
+What the library of Kueue does for jobs in Go is done here for ours: one Workload a job, the node
+labels and tolerations of the admission in the pods, conditions that tell how they are, and quota
+given back behind the last pod of an evicted job. https://kueue.sigs.k8s.io
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ppojob_api.v1alpha1.scheduling import KueueSpec
+from ppojob_operator.build.metadata import manifest
+from ppojob_operator.build.pod_sets import PodSet
+from ppojob_operator.state import Child, Job, Manifest, Placement
+
+KIND: Final = "Workload.kueue.x-k8s.io"
+
+# What decides which flavor fits; the rest of a pod is no business of a queue.
+_PLACING = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName")
+_REQUEUED = frozenset({"Preempted", "NodeFailures"})
+"""Evictions behind which a job may be admitted again at once; Kueue decides about all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A condition as Kueue wrote it."""
+
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What Kueue says of a Workload.
+
+    Attributes:
+        conditions: by type.
+        cluster_queue: that has reserved quota for it, or empty.
+        flavors: of each pod set, by its name.
+        updates: what admission checks add to each pod set, by its name.
+        waits_for: messages of admission checks that are not passed yet.
+    """
+
+    conditions: Mapping[str, Said]
+    cluster_queue: str
+    flavors: Mapping[str, tuple[str, ...]]
+    updates: Mapping[str, tuple[Placement, ...]]
+    waits_for: tuple[str, ...]
+
+    def holds(self, name: str) -> bool:
+        """Whether a condition is true."""
+        return name in self.conditions and self.conditions[name].status == "True"
+
+
+def workload_name(job: Job) -> str:
+    """Name of the Workload."""
+    return f"ppojob-{job.name}"
+
+
+def workload(
+    job: Job, spec: KueueSpec, sets: tuple[PodSet, ...], priority: int | None
+) -> dict[str, Any]:
+    """The Workload.
+
+    Args:
+        job: that it stands for.
+        spec: which queue it is in.
+        sets: the pods of all roles.
+        priority: value of its priority class, where it has one.
+    """
+    content: dict[str, Any] = {
+        "queueName": spec.queue_name,
+        "podSets": [
+            {"name": one.slug, "count": one.count, "template": _trimmed(one.template)}
+            for one in sets
+        ],
+    }
+    if spec.priority_class_name is not None:
+        content["priority"] = priority
+        content["priorityClassRef"] = {
+            "group": "kueue.x-k8s.io",
+            "kind": "WorkloadPriorityClass",
+            "name": spec.priority_class_name,
+        }
+    return manifest(KIND, job, workload_name(job), spec=content)
+
+
+def _trimmed(template: Manifest) -> dict[str, Any]:
+    spec = template["spec"]
+    containers = [
+        {"name": one["name"], "resources": one["resources"]} for one in spec["containers"]
+    ]
+    placing = {name: spec[name] for name in _PLACING if name in spec}
+    return {"spec": {"containers": containers, **placing}}
+
+
+def answer(child: Child) -> Answer:
+    """What Kueue has written into the Workload."""
+    status = child.manifest.get("status") or {}
+    admission = status.get("admission") or {}
+    checks = status.get("admissionChecks") or ()
+    updates: dict[str, tuple[Placement, ...]] = {}
+    for one in (update for check in checks for update in check.get("podSetUpdates") or ()):
+        updates[one["name"]] = (*updates.get(one["name"], ()), placement(one))
+    return Answer(
+        conditions={
+            one["type"]: Said(one["status"], one.get("reason", ""), one.get("message", ""))
+            for one in status.get("conditions") or ()
+        },
+        cluster_queue=admission.get("clusterQueue", ""),
+        flavors={
+            one["name"]: tuple(sorted(set((one.get("flavors") or {}).values())))
+            for one in admission.get("podSetAssignments") or ()
+        },
+        updates=updates,
+        waits_for=tuple(
+            f"{one['name']}: {one['state']}: {one.get('message', '')}"
+            for one in checks
+            if one["state"] != "Ready"
+        ),
+    )
+
+
+def placement(update: Manifest) -> Placement:
+    """What a pod set update, or the spec of a resource flavor, adds to pods."""
+    return Placement(
+        node_selector=dict(update.get("nodeSelector") or update.get("nodeLabels") or {}),
+        tolerations=tuple(update.get("tolerations") or ()),
+        labels=dict(update.get("labels") or {}),
+        annotations=dict(update.get("annotations") or {}),
+    )
+
+
+def conditions(job: Job, told: Mapping[str, Said], time: str) -> dict[str, Any]:
+    """Conditions of ours in the Workload: `PodsReady` and `Finished`."""
+    applied = manifest(KIND, job, workload_name(job))
+    head = {key: applied["metadata"][key] for key in ("name", "namespace")}
+    status = [
+        {
+            "type": name,
+            "status": one.status,
+            "reason": one.reason,
+            "message": one.message,
+            "lastTransitionTime": time,
+        }
+        for name, one in told.items()
+    ]
+    return {**applied, "metadata": head, "status": {"conditions": status}}
+
+
+def released(found: Manifest, time: str) -> dict[str, Any]:
+    """A Workload whose evicted job has no pods any more: without quota, and in the queue again."""
+    status = found.get("status") or {}
+    before = {one["type"]: one for one in status.get("conditions") or ()}
+    evicted = before.get("Evicted", {})
+    message = evicted.get("message", "")
+    is_requeued = evicted.get("reason") in _REQUEUED
+    told = {
+        "QuotaReserved": ("False", "Pending", message),
+        "Admitted": ("False", "NoReservation", "The workload has no reservation"),
+        "Requeued": (str(is_requeued), evicted.get("reason") or "Evicted", message),
+    }
+    if "Admitted" not in before:
+        del told["Admitted"]
+    for name, (value, reason, words) in told.items():
+        old = before.get(name, {})
+        since = old["lastTransitionTime"] if old.get("status") == value else time
+        new = {"type": name, "status": value, "reason": reason, "message": words}
+        before[name] = {**old, **new, "lastTransitionTime": since}
+    kept = {key: value for key, value in status.items() if key != "admission"}
+    return {**found, "status": {**kept, "conditions": list(before.values())}}

@@ -1,0 +1,97 @@
+"""What must be made, told and given back so that a job is placed as a whole. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+from ppojob_operator.build import kueue
+from ppojob_operator.build.gang import GANGS, Wanted
+from ppojob_operator.build.pod_sets import pod_sets
+from ppojob_operator.build.pod_template import Defaults
+from ppojob_operator.conditions import holds, inert, rfc3339
+from ppojob_operator.convergence import convergence
+from ppojob_operator.kinds import GANG_KINDS
+from ppojob_operator.policies.startup import pods_ready
+from ppojob_operator.situation import Situation
+from ppojob_operator.state import Action, ApplyStatus, Child, Create, Delete, ReleaseQuota
+
+
+def gang_changes(here: Situation, defaults: Defaults) -> Iterable[Action]:
+    """The actions: objects that pods are placed by, and what a queue is told."""
+    if not here.wants_gang:
+        yield from _unwanted(here)
+        return
+    gang = GANGS.get(here.scheduling.type)
+    if gang is None or not here.observed.gangs.served.issuperset(gang.kinds):
+        return
+    sets = pod_sets(here.job, here.config, here.pods, defaults)
+    wanted = Wanted(here.job, here.scheduling, sets, here.observed.gangs)
+    for one in gang.objects(wanted):
+        yield from (action for action in convergence(here, one) if _is_free(here, action))
+
+
+def told_to_queue(here: Situation) -> Iterator[Action]:
+    """What Kueue is told of the pods, and of the end."""
+    child = here.observed.children.get((kueue.KIND, kueue.workload_name(here.job)))
+    if child is None or child.is_deleting or child.owner_uid != here.job.uid:
+        return
+    answer = kueue.answer(child)
+    if answer.holds("Finished"):
+        return
+    evicted = answer.holds("Evicted") and answer.holds("QuotaReserved")
+    if evicted and not here.observed.pods and not here.has_ended:
+        yield ReleaseQuota(child.name, child.uid)
+        return
+    told = _end(here) if here.has_ended else _readiness(here, answer)
+    if told:
+        manifest = kueue.conditions(here.job, told, rfc3339(here.now))
+        yield ApplyStatus(manifest, child.uid)
+
+
+def _end(here: Situation) -> Mapping[str, kueue.Said]:
+    status = here.job.status
+    reason = "Succeeded" if holds(status, "Complete") else "Failed"
+    words = inert(f"{status.reason}: {status.message}")
+    return {"Finished": kueue.Said("True", reason, words)}
+
+
+def _readiness(here: Situation, answer: kueue.Answer) -> Mapping[str, kueue.Said]:
+    """The condition by which Kueue takes quota back from a job whose pods never start."""
+    is_ready = bool(here.admission.claim.holds and pods_ready(here.roles, here.observed, 0.0).holds)
+    was = answer.conditions.get("PodsReady")
+    value: Literal["True", "False"] = "True" if is_ready else "False"
+    if value == (was.status if was else "False"):
+        return {}
+    is_back = was is not None and was.reason == "WaitForRecovery"
+    if is_ready:
+        reason, words = "Recovered" if is_back else "Started", "all pods are ready"
+    else:
+        has_started = here.admission.claim.holds
+        reason = "WaitForRecovery" if has_started else "WaitForStart"
+        words = "not all pods are ready"
+    return {"PodsReady": kueue.Said(value, reason, words)}
+
+
+def _is_free(here: Situation, action: Action) -> bool:
+    """Whether a queue may be asked now."""
+    if here.scheduling.type != "kueue":
+        return True
+    if isinstance(action, Create):
+        # Pods of before still hold what another admission would count anew.
+        return not here.observed.pods
+    child = here.observed.children[kueue.KIND, kueue.workload_name(here.job)]
+    # What was admitted is what the pods are: an edit is for the next admission.
+    return not kueue.answer(child).holds("QuotaReserved")
+
+
+def _unwanted(here: Situation) -> Iterator[Action]:
+    """Objects of a job that is to have no pods, once it has none: what they reserve is free."""
+    if here.observed.pods:
+        return
+    for (kind, name), child in here.observed.children.items():
+        if kind in GANG_KINDS and not child.is_deleting and not _is_record(here, child):
+            yield Delete(kind, name, child.uid)
+
+
+def _is_record(here: Situation, child: Child) -> bool:
+    """Whether it is what Kueue shows of a job that has ended; it keeps it as long as it likes."""
+    return here.has_ended and child.kind == kueue.KIND

@@ -1,0 +1,142 @@
+"""Whether a job may have pods, by the words of whoever places them together. Pure.
+
+Three answers beside `none`: Kueue admits before there are pods; Volcano and Kubernetes' own gangs
+place pods that are there, all of them or none.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ppojob_api.v1alpha1.scheduling import SchedulingSpec
+from ppojob_operator.build import kueue
+from ppojob_operator.build.gang import GANGS, Gang
+from ppojob_operator.conditions import Claim, inert
+from ppojob_operator.kinds import GANG_KINDS
+from ppojob_operator.state import Child, GangFacts, Job, Observed, Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Whether a job may take resources.
+
+    Attributes:
+        claim: the condition Admitted.
+        may_have_pods: whether pods are made; a scheduler of gangs admits pods that are there.
+        placements: what the queue adds to the pods of each role, by its slug.
+        again_in: seconds until time alone may change it.
+    """
+
+    claim: Claim
+    may_have_pods: bool
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+    again_in: float | None = None
+
+
+def placing(job: Job, scheduling: SchedulingSpec, observed: Observed) -> Admission:
+    """What the one who places the pods says."""
+    gang = GANGS.get(scheduling.type)
+    if gang is None:
+        return Admission(Claim("Admitted", True, "NoQueue", "no queue is asked for"), True)
+    if not observed.gangs.served.issuperset(gang.kinds):
+        words = _how_to_get(scheduling.type, gang)
+        # What cannot be asked has taken nothing back: pods that are there stay.
+        claim = Claim("Admitted", False, "GangUnavailable", words)
+        return Admission(claim, bool(observed.pods))
+    for (kind, name), why in observed.refused.items():
+        if kind in gang.kinds:
+            words = f"{kind} {name}: {why}"
+            return Admission(Claim("Admitted", False, "ObjectRefused", words), bool(observed.pods))
+    if scheduling.type == "kueue":
+        return _of_kueue(job, scheduling, observed)
+    return _of_scheduler(gang, observed)
+
+
+def _how_to_get(name: str, gang: Gang) -> str:
+    kinds = ", ".join(
+        f"{GANG_KINDS[one].plural} of {GANG_KINDS[one].api_version}" for one in gang.kinds
+    )
+    return (
+        f"spec.scheduling.type: {name}: the operator cannot read {kinds}; install {gang.provider},"
+        f" and set gangs.{name}: true in the values of the operator's chart"
+    )
+
+
+def _of_kueue(job: Job, scheduling: SchedulingSpec, observed: Observed) -> Admission:
+    spec = scheduling.kueue
+    assert spec is not None, "validation asks for it"
+    wanted = spec.priority_class_name
+    if wanted is not None and wanted not in observed.gangs.priorities and not observed.pods:
+        words = f"no WorkloadPriorityClass {wanted}"
+        return Admission(Claim("Admitted", False, "PriorityClassMissing", words), False)
+    child = observed.children.get((kueue.KIND, kueue.workload_name(job)))
+    if child is None or child.is_deleting or child.owner_uid != job.uid:
+        claim = Claim("Admitted", False, "Queued", "it has no Workload yet, or no longer")
+        return Admission(claim, False)
+    answer = kueue.answer(child)
+    if not answer.holds("Admitted") or answer.holds("Evicted"):
+        return Admission(_why_not(answer, spec.queue_name), False)
+    missing = sorted(_missing_flavors(answer, observed.gangs))
+    if missing:
+        words = f"no ResourceFlavor {', '.join(missing)}, to which it was admitted"
+        return Admission(Claim("Admitted", False, "FlavorMissing", words), bool(observed.pods))
+    claim = Claim("Admitted", True, "Admitted", f"by ClusterQueue {answer.cluster_queue}")
+    return Admission(claim, True, _placements(answer, observed.gangs))
+
+
+def _why_not(answer: kueue.Answer, queue: str) -> Claim:
+    """The words of the queue: of an eviction, a check that is not passed, or want of quota."""
+    if answer.holds("Evicted"):
+        said = answer.conditions["Evicted"]
+    elif answer.holds("QuotaReserved"):
+        words = "; ".join(answer.waits_for) or "quota is reserved; it is not admitted yet"
+        return Claim("Admitted", False, "AdmissionChecks", inert(words))
+    elif "QuotaReserved" in answer.conditions:
+        said = answer.conditions["QuotaReserved"]
+    else:
+        return Claim("Admitted", False, "Queued", f"in LocalQueue {queue}")
+    return Claim("Admitted", False, said.reason, inert(said.message))
+
+
+def _missing_flavors(answer: kueue.Answer, facts: GangFacts) -> Iterator[str]:
+    names = {flavor for flavors in answer.flavors.values() for flavor in flavors}
+    return (name for name in names if name not in facts.flavors)
+
+
+def _placements(answer: kueue.Answer, facts: GangFacts) -> dict[str, Placement]:
+    """What flavors and admission checks add to each role's pods."""
+    return {
+        slug: _joined((*(facts.flavors[name] for name in flavors), *answer.updates.get(slug, ())))
+        for slug, flavors in answer.flavors.items()
+    }
+
+
+def _joined(parts: tuple[Placement, ...]) -> Placement:
+    return Placement(
+        node_selector={key: value for one in parts for key, value in one.node_selector.items()},
+        tolerations=tuple(toleration for one in parts for toleration in one.tolerations),
+        labels={key: value for one in parts for key, value in one.labels.items()},
+        annotations={key: value for one in parts for key, value in one.annotations.items()},
+    )
+
+
+def _of_scheduler(gang: Gang, observed: Observed) -> Admission:
+    """A scheduler of gangs places no pod of a gang before it has places for all of them."""
+    if any(pod.node for pod in observed.pods):
+        return Admission(Claim("Admitted", True, "Placed", "all pods together"), True)
+    group = next(
+        (child for (kind, _), child in observed.children.items() if kind == gang.kinds[-1]), None
+    )
+    words = _words(group) if group else "its PodGroup is not made yet"
+    return Admission(Claim("Admitted", False, "GangWaits", words), True)
+
+
+def _words(group: Child) -> str:
+    """What the scheduler has written into the PodGroup, the last condition first."""
+    status = group.manifest.get("status") or {}
+    said = [
+        f"{one.get('reason', '')}: {one.get('message', '')}"
+        for one in sorted(
+            status.get("conditions") or (), key=lambda one: one.get("lastTransitionTime", "")
+        )
+    ]
+    return inert(said[-1]) if said else "not looked at by the scheduler yet"
