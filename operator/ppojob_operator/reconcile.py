@@ -3,8 +3,9 @@
 import datetime
 import time
 
+from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.cluster import Cluster
-from ppojob_operator.conditions import holds
+from ppojob_operator.conditions import ConditionType, holds
 from ppojob_operator.errors import (
     ClusterError,
     ConflictError,
@@ -111,14 +112,20 @@ def _outcome(problem: ClusterError | NotLeaderError) -> str:
     return "conflict" if isinstance(problem, ConflictError) else "refused"
 
 
+def _begins(job: Job, after: PPOJobStatus, name: ConditionType) -> bool:
+    """Whether a condition holds from now on, of a job that has not made any step before."""
+    is_new = holds(after, name) and not holds(job.status, name)
+    return is_new and job.status.phase in {"Pending", "Starting"}
+
+
 def _count(job: Job, planned: Plan) -> None:
     after = planned.status
     if after is None:
         return
     age = (datetime.datetime.now(datetime.UTC) - job.created).total_seconds()
-    if holds(after, "PodsReady") and job.status.phase in {"Pending", "Starting"}:
+    if _begins(job, after, "PodsReady"):
         PODS_READY_SECONDS.observe(age)
-    if holds(after, "Training") and not holds(job.status, "Training") and not job.status.restarts:
+    if _begins(job, after, "Training") and not job.status.restarts:
         FIRST_STEP_SECONDS.observe(age)
     known = {(record.uid, record.restart) for record in job.status.failures}
     for record in after.failures:

@@ -33,6 +33,8 @@ _RANK_GRACE_SECONDS: Final = 30
 _COMMIT_GRACE_SECONDS: Final = 120
 _UNREACHABLE_SECONDS: Final = 30
 _READ_BY_GROUP: Final = 0o440
+_SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where Kubernetes mounts what `automountServiceAccountToken` asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ def _container(
         "env": [
             *({"name": name, **_value(config, value)} for name, value in pod.environment.items()),
             {"name": "HOME", "value": _MOUNTS["scratch"]},
+            *_api_access(role.role),
             *(_variable(one) for one in settings.env),
         ],
         "ports": _ports(role.role),
@@ -171,6 +174,13 @@ def _container(
             *_user_mounts(settings.volumes),
         ],
     }
+
+
+def _api_access(role: RoleName) -> list[dict[str, Any]]:
+    """Where the controller finds its token; no other pod has one."""
+    if role != "controller":
+        return []
+    return [{"name": contract.ENV_SERVICE_ACCOUNT, "value": _SERVICE_ACCOUNT}]
 
 
 def _ports(role: RoleName) -> list[dict[str, Any]]:
@@ -206,7 +216,10 @@ def _variable(variable: EnvironmentVariable) -> dict[str, Any]:
 
 
 def _resources(role: RoleTopology, settings: PodSettings, gpu: str) -> dict[str, Any]:
-    """CPU is asked for and not capped: a throttled rank would stall all others."""
+    """CPU is asked for and not capped: a throttled rank would stall all others.
+
+    A core for every thread, where the job does not ask for another number.
+    """
     limits: dict[str, str] = dict(settings.resources)
     if settings.memory is not None:
         limits["memory"] = settings.memory
@@ -215,6 +228,7 @@ def _resources(role: RoleTopology, settings: PodSettings, gpu: str) -> dict[str,
     cores = str(role.ranks_per_pod * role.threads_per_rank)
     if role.role == "controller":
         cores = "100m"
+    cores = limits.pop("cpu", cores)
     resources: dict[str, Any] = {"requests": {"cpu": cores, **limits}}
     return resources | ({"limits": limits} if limits else {})
 

@@ -122,6 +122,16 @@ def test_gpus_are_asked_for_by_name() -> None:
     assert resources["limits"] == {"amd.com/gpu": "1", "memory": "64Gi"}
 
 
+def test_cores_are_asked_for_and_not_capped() -> None:
+    """A throttled rank would stall all others; on a small node a job may ask for less."""
+    asked = template_with({})["spec"]["containers"][0]["resources"]
+    assert asked == {"requests": {"cpu": "1"}}
+    less = template_with({"resources": {"cpu": "100m", "rdma/hca": "1"}})
+    resources = less["spec"]["containers"][0]["resources"]
+    assert resources["requests"] == {"cpu": "100m", "rdma/hca": "1"}
+    assert resources["limits"] == {"rdma/hca": "1"}
+
+
 def test_settings_of_pods_reach_the_template() -> None:
     template = template_with(
         {
