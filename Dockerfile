@@ -12,13 +12,10 @@ FROM ${BASE} AS build
 # For a base whose Python comes without venv; and the roots that uv trusts, those of the base.
 RUN python3 -c "import ensurepip" 2>/dev/null \
  || (apt-get update && apt-get install -y --no-install-recommends python3-venv)
-ENV UV_SYSTEM_CERTS=1 UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1
 COPY requirements/build.txt /build/requirements/
 RUN python3 -m venv /build/tools \
  && /build/tools/bin/python -m pip install --quiet --no-cache-dir --require-hashes \
-      -r /build/requirements/build.txt \
- && /build/tools/bin/uv venv --quiet --python "$(command -v python3)" /opt/ppojob
-ENV VIRTUAL_ENV=/opt/ppojob
+      -r /build/requirements/build.txt
 WORKDIR /build
 
 FROM build AS wheel
@@ -29,23 +26,19 @@ COPY trainer_image trainer_image
 COPY cli cli
 RUN tools/bin/python -m hatchling build -t wheel -d /build/dist
 
-# Requirements come in layers of their own, so a change of the source reinstalls nothing.
-FROM build AS operator-environment
-COPY requirements/operator.txt requirements/
-RUN tools/bin/uv pip sync --quiet --require-hashes requirements/operator.txt
-COPY --from=wheel /build/dist dist
-RUN tools/bin/uv pip install --quiet --no-deps dist/*.whl
-
-FROM build AS trainer-environment
-# cuda or cpu: which of requirements/ is installed.
-ARG ACCELERATOR=cuda
-COPY requirements/${ACCELERATOR}.txt requirements/
-RUN tools/bin/uv pip sync --quiet --require-hashes requirements/${ACCELERATOR}.txt
-COPY --from=wheel /build/dist dist
-RUN tools/bin/uv pip install --quiet --no-deps dist/*.whl
-
+# Environments are made where they stay: copied from a stage of their own, each would be kept twice,
+# and be written anew with every change of the source. What decides a layer is copied in, and only
+# the tools are mounted: not every builder looks into a mount before it takes a layer from its store.
 FROM ${BASE} AS operator
-COPY --from=operator-environment /opt/ppojob /opt/ppojob
+ARG UV_SYSTEM_CERTS=1 UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1
+ARG VIRTUAL_ENV=/opt/ppojob
+COPY requirements/operator.txt /opt/requirements.txt
+RUN --mount=type=bind,from=build,source=/build,target=/build \
+    /build/tools/bin/uv venv --quiet --python "$(command -v python3)" /opt/ppojob \
+ && /build/tools/bin/uv pip sync --quiet --require-hashes /opt/requirements.txt
+COPY --from=wheel /build/dist /opt/dist
+RUN --mount=type=bind,from=build,source=/build,target=/build \
+    /build/tools/bin/uv pip install --quiet --no-deps /opt/dist/*.whl
 ENV PATH=/opt/ppojob/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 USER 65532:65532
 ENTRYPOINT []
@@ -58,7 +51,17 @@ ARG TRAINER_PACKAGES="libnuma1"
 RUN dpkg --status ${TRAINER_PACKAGES} >/dev/null 2>&1 \
  || (apt-get update && apt-get install -y --no-install-recommends ${TRAINER_PACKAGES} \
      && rm -rf /var/lib/apt/lists/*)
-COPY --from=trainer-environment /opt/ppojob /opt/ppojob
+# cuda or cpu: which of requirements/ is installed.
+ARG ACCELERATOR=cuda
+ARG UV_SYSTEM_CERTS=1 UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1
+ARG VIRTUAL_ENV=/opt/ppojob
+COPY requirements/${ACCELERATOR}.txt /opt/requirements.txt
+RUN --mount=type=bind,from=build,source=/build,target=/build \
+    /build/tools/bin/uv venv --quiet --python "$(command -v python3)" /opt/ppojob \
+ && /build/tools/bin/uv pip sync --quiet --require-hashes /opt/requirements.txt
+COPY --from=wheel /build/dist /opt/dist
+RUN --mount=type=bind,from=build,source=/build,target=/build \
+    /build/tools/bin/uv pip install --quiet --no-deps /opt/dist/*.whl
 # HOME is a volume of the pod's own in a job; /tmp is for whoever tries the image by hand.
 ENV PATH=/opt/ppojob/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 USER 1000:1000
