@@ -21,6 +21,23 @@ from ppojob_operator.operation import Operation, running
 from ppojob_operator.settings import Settings, read_settings
 
 
+class _NothingHandled(kopf.DiffBaseStorage):  # type: ignore[misc]
+    """What kopf remembers of a job that it has handled: nothing, for it is asked for events alone.
+
+    Left alone it copies every job twice an event, to find changes that nobody asks for.
+    """
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """The part of a job in which changes matter."""
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        """That part when it was handled last."""
+
+    def store(self, **_: Any) -> None:
+        """Keep that part."""
+
+
 class Program:
     """The operator of this process.
 
@@ -47,6 +64,7 @@ class Program:
         """Begin to operate, before the first event comes."""
         # Events are ours to write, and kopf's own logs go to the log alone.
         settings.posting.enabled = False
+        settings.persistence.diffbase_storage = _NothingHandled()
         settings.networking.request_timeout = 30
         settings.watching.inactivity_timeout = 80
         settings.process.ultimate_exiting_timeout = 20
@@ -99,6 +117,8 @@ def main() -> None:
     asyncio.run(
         kopf.operator(
             registry=Program(settings).registry(),
+            # Left alone, kopf asks for the name of a user who has none in the image.
+            identity=settings.identity,
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
