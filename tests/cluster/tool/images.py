@@ -127,6 +127,7 @@ def bring_in(places: Places, made: Path, name: str) -> None:
             said = process.stdout.read().decode(errors="replace").strip()
         if process.returncode:
             raise ClusterError(f"import of {name} ended with {process.returncode}: {said}")
+        layout.share(made, places.content)
 
 
 def _unseen(places: Places, *argv: str | Path, log: Path | None = None) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Collection, Mapping, Sequence
@@ -95,6 +96,21 @@ def keep_named(folder: Path) -> None:
     for blob in blobs.iterdir():
         if blob.name not in used:
             blob.unlink()
+
+
+def share(folder: Path, blobs: Path) -> None:
+    """Let a layout's blobs be the files of another store that holds the same: no second copy.
+
+    Args:
+        folder: a layout.
+        blobs: the other store's files, named by their digests; on the same file system.
+    """
+    for blob in (folder / "blobs" / "sha256").iterdir():
+        other = blobs / blob.name
+        if other.exists() and not other.samefile(blob):
+            link = blob.with_suffix(".link")
+            os.link(other, link)
+            link.rename(blob)
 
 
 def _file(described: Mapping[str, str]) -> str:

@@ -37,6 +37,11 @@ class Places:
         return self.root / "store"
 
     @property
+    def content(self) -> Path:
+        """The blobs of containerd's images, by their digests."""
+        return self.store / "io.containerd.content.v1.content" / "blobs" / "sha256"
+
+    @property
     def node(self) -> Path:
         """All that a running node writes; gone with it."""
         return self.root / "node"

@@ -96,6 +96,23 @@ def test_a_layout_keeps_only_what_still_has_a_name(tmp_path: Path) -> None:
     assert len(json.loads((new / "index.json").read_text())["manifests"]) == 1
 
 
+def test_a_layout_shares_what_the_node_holds(tmp_path: Path) -> None:
+    import layout
+
+    made = image(tmp_path, b"content")
+    before = archived(made, known=set())
+    store = tmp_path / "store"
+    store.mkdir()
+    blobs = sorted((made / "blobs" / "sha256").iterdir())
+    for blob in blobs[1:]:
+        (store / blob.name).write_bytes(blob.read_bytes())
+
+    layout.share(made, store)
+
+    assert archived(made, known=set()) == before
+    assert [blob.stat().st_nlink for blob in blobs] == [1] + [2] * len(blobs[1:])
+
+
 def test_a_program_is_known_by_its_locks_and_flags() -> None:
     import programs
 
