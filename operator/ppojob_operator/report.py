@@ -111,6 +111,8 @@ def _rendezvoused(here: Situation) -> Claim:
     training = here.job.status.training
     if not here.wanted:
         return Claim("Rendezvoused", False, "Stopped")
+    if not _has_controller(here):
+        return Claim("Rendezvoused", False, "Waiting", "the controller is not at work yet")
     if training is None or training.stage in {"", "Starting"}:
         return Claim("Rendezvoused", False, "Waiting", "the controller has not met all ranks yet")
     if training.stage == "Recovering":
@@ -122,9 +124,18 @@ def _training(here: Situation) -> Claim:
     training = here.job.status.training
     if here.ending is not None or not here.wanted:
         return Claim("Training", False, "Stopped")
-    if training is not None and training.stage in {"Training", "Finishing"}:
+    is_stepping = training is not None and training.stage in {"Training", "Finishing"}
+    if is_stepping and _has_controller(here):
         return Claim("Training", True, "Stepping")
     return Claim("Training", False, "Waiting")
+
+
+def _has_controller(here: Situation) -> bool:
+    """Whether a controller is at work: what one that was killed has said holds no more."""
+    report = here.observed.controller
+    is_starting = report is not None and report.phase == "starting"
+    pods = here.observed.pods_of("controller")
+    return not is_starting and any(pod.is_ready and not pod.is_deleting for pod in pods)
 
 
 def _checkpointed(here: Situation) -> Claim:
