@@ -93,6 +93,12 @@ class Topology(Section):
         """Whether the job has this role."""
         return any(role.role == name for role in self.roles)
 
+    def living_in(self, name: RoleName) -> frozenset[RoleName]:
+        """The roles whose ranks are those of a role with pods of its own, that role among them."""
+        return frozenset(
+            role.role for role in self.roles if (role.colocated_with or role.role) == name
+        )
+
     @property
     def with_own_pods(self) -> tuple[RoleTopology, ...]:
         """Roles that get a StatefulSet."""

@@ -7,16 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.roles import RoleGroup, Roles
-from ppojob_trainer.errors import ChannelLost, JobFailed, RoleLost, StorageError
+from ppojob_trainer.errors import ChannelLost, ConfigError, JobFailed, RoleLost, StorageError
 from ppojob_trainer.rpc.client import Caller, Peer
+from ppojob_trainer.rpc.identity import PodIdentity
 from ppojob_trainer.rpc.messages import PodStatus
-from ppojob_trainer.rpc.methods import IDLE, START, STATUS
+from ppojob_trainer.rpc.methods import IDENTITY, IDLE, START, STATUS
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.rpc.wire import Nothing, RequestId
+from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.supervisor.pod import Pod, PodPlan
 
-ID = RequestId(0, 3, "idle")
+THEIRS = PodIdentity(code="c", config="other", models={})
 Status = Callable[[Any], PodStatus]
 
 
@@ -27,11 +29,12 @@ def pod(epoch: int, phase: str) -> Status:
 @pytest.fixture
 def roles_of(serve, caller_of) -> Callable[..., Roles]:
     def make(status: Status, work: Callable[[Any], msgspec.Struct], *more: Peer) -> Roles:
-        supervisor = serve([Route(STATUS, status), Route(START, status)], epoch=None)
+        routes = [Route(STATUS, status), Route(START, status), Route(IDENTITY, lambda _: THEIRS)]
+        supervisor = serve(routes, epoch=None)
         rank = serve([Route(IDLE, work)])
         caller: Caller = caller_of()
         group = RoleGroup("actorRollout", (supervisor,), (rank, *more), True, True, epoch=1)
-        return Roles(caller, (group,), startup_seconds=5, stop_requested=lambda: False)
+        return Roles(caller, (group,), 5.0, lambda: False, Agreement(code="c", config="r"))
 
     return make
 
@@ -73,6 +76,15 @@ def test_work_that_fails_ends_the_job(roles_of) -> None:
     roles = roles_of(pod(1, "ready"), raises(ValueError("no")))
     with pytest.raises(JobFailed, match="ValueError: no"):
         roles.wait_idle(roles.groups, 3, "update")
+
+
+def test_a_pod_that_runs_something_else_is_not_started(roles_of) -> None:
+    def started(_: Any) -> PodStatus:
+        raise AssertionError("it was started")
+
+    roles = roles_of(started, lambda _: Nothing())
+    with pytest.raises(ConfigError, match=r"^actorRollout rank 0: got configuration other: "):
+        roles.start(roles.groups[0], 2)
 
 
 def test_an_epoch_that_is_asked_for_is_starting() -> None:

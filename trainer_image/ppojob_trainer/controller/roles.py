@@ -11,6 +11,7 @@ import msgspec
 
 from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
+from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.errors import (
     ConfigError,
     Fenced,
@@ -21,7 +22,7 @@ from ppojob_trainer.errors import (
 )
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
 from ppojob_trainer.rpc.messages import CutChannel, PodStatus, StartRanks
-from ppojob_trainer.rpc.methods import CUT_CHANNEL, IDLE, START, STATUS, Method
+from ppojob_trainer.rpc.methods import CUT_CHANNEL, IDENTITY, IDLE, START, STATUS, Method
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -88,6 +89,7 @@ class Roles:
         groups: the roles that have pods.
         startup_seconds: longest time from `start` to ready.
         stop_requested: whether somebody asked the job to end.
+        agreement: of the pods on what they run.
         life: how often the job went back to a commit: what was done in an earlier life is no
             answer in this one.
     """
@@ -96,6 +98,7 @@ class Roles:
     groups: tuple[RoleGroup, ...]
     startup_seconds: float
     stop_requested: Callable[[], bool]
+    agreement: Agreement
     life: int = 0
 
     def group(self, name: str) -> RoleGroup:
@@ -121,7 +124,14 @@ class Roles:
         )
 
     def start(self, group: RoleGroup, epoch: int) -> None:
-        """Begin an epoch of a role; `wait_ready` waits for it."""
+        """Begin an epoch of a role; `wait_ready` waits for it.
+
+        Raises:
+            RoleLost: a supervisor does not answer.
+            ConfigError: a pod runs something else than the others; nothing of it is started.
+        """
+        identities = self._ask_supervisors(group, IDENTITY, Nothing())
+        self.agreement.admit([peer.name for peer in group.supervisors], identities)
         for peer in group.ranks:
             self.caller.forget(peer)
         group.epoch = epoch
@@ -299,8 +309,8 @@ class Roles:
             raise JobFailed(str(refusal)) from refusal
 
     def _ask_supervisors(
-        self, group: RoleGroup, method: Method[Any, PodStatus], request: msgspec.Struct
-    ) -> list[PodStatus]:
+        self, group: RoleGroup, method: Method[Any, Answer], request: msgspec.Struct
+    ) -> list[Answer]:
         calls = [Call(peer, method, request) for peer in group.supervisors]
         try:
             return self.caller.call_all(calls)

@@ -14,6 +14,7 @@ from ppojob_api.v1alpha1.training import DataFile
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.best_commit import BestCommit
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.evaluation import Evaluation
@@ -41,6 +42,7 @@ from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rewards.row_checks import row_checks
 from ppojob_trainer.rpc.client import Caller
+from ppojob_trainer.rpc.identity import code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
 
 _log = logging.getLogger(__name__)
@@ -276,7 +278,8 @@ def _roles(
         for topology in environment.config.topology.with_own_pods
         if topology.role != "controller"
     )
-    return Roles(caller, groups, spec.timeouts.startup_seconds, stop)
+    agreement = Agreement(code_digest(), config_digest(environment.config))
+    return Roles(caller, groups, spec.timeouts.startup_seconds, stop, agreement)
 
 
 def _sinks(

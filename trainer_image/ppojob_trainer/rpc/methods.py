@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from ppojob_trainer import failpoints
+from ppojob_trainer.rpc.identity import PodIdentity
 from ppojob_trainer.rpc.messages import (
     Advantaged,
     Advantages,
@@ -73,6 +74,7 @@ class Method(Generic[Request, Answer]):
 RANK_ROLES = frozenset({"actorRollout"})
 
 STATUS = Method("status", Nothing, PodStatus, once=False, deadline_seconds=10)
+IDENTITY = Method("identity", Nothing, PodIdentity, once=False)
 START = Method("start", StartRanks, PodStatus, once=False)
 PING = Method("ping", Nothing, Nothing, once=False, deadline_seconds=10)
 

@@ -9,9 +9,10 @@ from ppojob_api import contract
 from ppojob_trainer.lifeline import die_with_parent
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
 from ppojob_trainer.rpc.keys import read_key_ring
-from ppojob_trainer.rpc.methods import START, STATUS
+from ppojob_trainer.rpc.methods import IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route, RpcServer
 from ppojob_trainer.supervisor.health import HealthServer
+from ppojob_trainer.supervisor.identity import pod_identity
 from ppojob_trainer.supervisor.pod import Pod, PodPlan
 from ppojob_trainer.supervisor.pod_metrics import PodMetrics
 
@@ -72,6 +73,7 @@ def supervise() -> int:
         read_key_ring(environment.keys, environment.role),
         [
             Route(STATUS, lambda _: pod.status()),
+            Route(IDENTITY, lambda _: pod_identity(environment)),
             Route(START, lambda request: pod.want_epoch(request.epoch)),
         ],
         epoch=None,

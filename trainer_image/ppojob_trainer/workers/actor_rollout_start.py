@@ -18,7 +18,7 @@ from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
 from ppojob_trainer.workers.policy import open_policy
 from ppojob_trainer.workers.rank_start import open_role_world
 from ppojob_trainer.workers.reward_model import open_reward_model
-from ppojob_trainer.workers.stages_start import lives_here, open_stages
+from ppojob_trainer.workers.stages_start import open_stages
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def open_actor_rollout_worker(
         stack.callback(caller.close)
         policy = open_policy(spec, world)
         reward_model = None
-        if lives_here(environment, "rewardModel"):
+        if "rewardModel" in environment.config.topology.living_in(environment.role):
             reward_model = stack.enter_context(open_reward_model(spec, world))
         yield ActorRolloutWorker(
             spec=spec,

@@ -1,0 +1,73 @@
+"""Whether all pods of a job run the same: program, configuration, and files of models.
+
+Images and volumes are the platform's: a node may hold an older image of the same tag, a volume of
+its own another model in the same place. Nothing would fail then, and the weights would be nobody's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.rpc.identity import PodIdentity
+
+_SHOWN_DIGITS: Final = 12
+
+
+@dataclass
+class Agreement:
+    """Remembers what the pods run, and admits those that run the same.
+
+    Attributes:
+        code: digest of the controller's program.
+        config: digest of the controller's configuration.
+    """
+
+    code: str
+    config: str
+    _models: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def admit(self, pods: Sequence[str], identities: Sequence[PodIdentity]) -> None:
+        """Take pods in, which may have been made again since they were seen last.
+
+        Args:
+            pods: their names.
+            identities: what each of them runs.
+
+        Raises:
+            ConfigError: one runs something else; all that differ are named.
+        """
+        problems = []
+        for pod, identity in zip(pods, identities, strict=True):
+            problems += _other(pod, identity.code, self.code, "program", "image")
+            problems += _other(pod, identity.config, self.config, "configuration", "ConfigMap")
+            self._models[pod] = identity.models
+        problems += self._of_models()
+        if problems:
+            raise ConfigError(problems)
+
+    def _of_models(self) -> list[str]:
+        problems = []
+        first: dict[str, tuple[str, str]] = {}
+        for pod, models in self._models.items():
+            for path, digest in models.items():
+                other, known = first.setdefault(path, (pod, digest))
+                if digest != known:
+                    problems.append(
+                        f"{path}: got {_short(digest)} in {pod} and {_short(known)} in {other}: "
+                        "ranks must begin with the same weights; the same files in all pods"
+                    )
+        return problems
+
+
+def _other(pod: str, theirs: str, ours: str, what: str, source: str) -> list[str]:
+    if theirs == ours:
+        return []
+    return [
+        f"{pod}: got {what} {_short(theirs)}: the controller's is {_short(ours)}; "
+        f"one {source} for all pods of a job"
+    ]
+
+
+def _short(digest: str) -> str:
+    return digest if " " in digest else digest[:_SHOWN_DIGITS]
