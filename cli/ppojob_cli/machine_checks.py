@@ -11,6 +11,7 @@ from typing import Final
 
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.run_config import EngineFacts, RunConfig
+from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, in_gib, machine_bytes
 
 DEVICES: Final = Path("/dev")
 
@@ -77,6 +78,26 @@ def check_gpus(config: RunConfig) -> Iterator[Problem]:
             shown(wanted),
             f"this machine has {there} GPUs",
             "0 runs the job on the CPU (ranksPerReplica and threadsPerRank share its cores)",
+            ReasonCode.OUT_OF_RANGE,
+        )
+
+
+def check_memory(config: RunConfig) -> Iterator[Problem]:
+    """Models that this machine cannot hold at one time; GPUs are looked at by their ranks."""
+    held: dict[str, int] = {}
+    parameters = count_parameters(config)
+    for role in config.topology.with_own_pods:
+        if role.device == "cpu":
+            for what, size in held_by_rank(config, role.role, parameters).items():
+                held[what] = held.get(what, 0) + size * role.world_size
+    needed, there = sum(held.values()), machine_bytes()
+    if there is not None and needed > there:
+        yield Problem(
+            "spec.model.path",
+            f"models of {needed / GIB:.2f} GiB in training",
+            f"this machine has {there / GIB:.2f} GiB of memory, and the roles hold at least: "
+            f"{in_gib(held)}",
+            "a smaller model, or spec.model.dtype: bfloat16",
             ReasonCode.OUT_OF_RANGE,
         )
 

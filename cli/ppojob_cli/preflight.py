@@ -11,10 +11,12 @@ from ppojob_cli.critic_checks import check_critic
 from ppojob_cli.machine_checks import (
     check_gpus,
     check_lifecycle,
+    check_memory,
     check_versions,
     threads_warning,
 )
 from ppojob_cli.output_checks import check_commits, check_output, volatile_warning
+from ppojob_cli.reward_model_checks import check_reward_model
 from ppojob_cli.validate import render_problems
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
@@ -57,9 +59,15 @@ def check_inputs(config: RunConfig, output: Path) -> Preflight:
     critic = check_critic(config.spec, largest_token_id)
     found.errors += render_problems(critic.errors)
     found.warnings += render_problems(critic.warnings)
+    _check_reward_model(config.spec, found)
     found.errors += _rewards(config.spec)
     found.errors += render_problems(
-        [*check_gpus(config), *check_lifecycle(config), *check_versions(config)]
+        [
+            *check_gpus(config),
+            *check_memory(config),
+            *check_lifecycle(config),
+            *check_versions(config),
+        ]
     )
     found.errors += render_problems(check_output(config, output, model.parameters))
     found.errors += check_commits(config, output)
@@ -108,6 +116,14 @@ def _check_data(spec: PPOJobSpec, model: ModelReport, found: Preflight) -> int |
     found.errors += report.errors
     found.warnings += report.warnings
     return chat.largest_token_id
+
+
+def _check_reward_model(spec: PPOJobSpec, found: Preflight) -> None:
+    """Folder and tokenizer of the reward model, where there is one."""
+    if spec.reward_model is not None:
+        report, unfit = check_reward_model(spec.reward_model)
+        found.errors += [*render_problems(report.errors), *unfit]
+        found.warnings += render_problems(report.warnings)
 
 
 def _rewards(spec: PPOJobSpec) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import run_folders
+import tiny_jobs
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,19 +29,6 @@ GSM8K = [
     {"question": "Half of 18 birds flew off. How many stayed?", "answer": "18/2=9\n#### 9"},
 ]
 """Rows as GSM8K has them."""
-MAKE_CLASSIFIER = """
-import sys
-import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
-
-policy, folder = sys.argv[1:]
-AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
-config = LlamaConfig.from_pretrained(
-    policy, num_labels=1, num_hidden_layers=2, dtype=torch.bfloat16, tie_word_embeddings=False
-)
-torch.manual_seed(0)
-LlamaForSequenceClassification(config).to(torch.bfloat16).save_pretrained(folder)
-"""
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -110,9 +98,7 @@ def test_custom_reward(home: Path, tmp_path: Path):
 def test_reward_model(home: Path, tmp_path: Path):
     folder = home / "models" / "reward-model"
     if not folder.exists():
-        policy = str(home / "models" / "smollm2-135m")
-        command = [sys.executable, "-c", MAKE_CLASSIFIER, policy, str(folder)]
-        subprocess.run(command, check=True)
+        tiny_jobs.make_classifier(home / "models" / "smollm2-135m", folder)
     _, step = run_short(
         home, tmp_path / "run", "reward-model", "spec.roles.rewardModel.threadsPerRank=1"
     )

@@ -1,8 +1,6 @@
 """Jobs that only validate, that keep their best commit, and that are scored by a reward model."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,17 +10,6 @@ import tiny_jobs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ACCURACY = "val-core/tiny/acc/mean@1"
-MAKE_CLASSIFIER = """
-import sys
-import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
-
-policy, folder = sys.argv[1:]
-AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
-config = LlamaConfig.from_pretrained(policy, num_labels=1, attention_dropout=0.0)
-torch.manual_seed(1)
-LlamaForSequenceClassification(config).save_pretrained(folder)
-"""
 
 
 def test_a_job_that_only_validates_trains_nothing(start, tiny_job, tmp_path: Path):
@@ -64,10 +51,7 @@ def test_the_best_commit_stays(start, tiny_job, tmp_path: Path):
 @pytest.fixture(scope="session")
 def classifier(tiny_folder: Path) -> Path:
     """A reward model of the policy's family."""
-    folder = tiny_folder / "classifier"
-    command = [sys.executable, "-c", MAKE_CLASSIFIER, str(tiny_folder / "model"), str(folder)]
-    subprocess.run(command, check=True)
-    return folder
+    return tiny_jobs.make_classifier(tiny_folder / "model", tiny_folder / "classifier")
 
 
 def test_a_reward_model_scores_the_same_wherever_it_lives(

@@ -1,4 +1,4 @@
-"""Cases 1 to 48 and 101 to 112, by `ppojob run`: the job itself, this machine, the run folder."""
+"""Cases 1 to 48, 84, 101 to 112, by `ppojob run`: the job, this machine, the run folder."""
 
 import os
 import signal
@@ -20,6 +20,7 @@ from ppojob_cli.run_folder import locked
 from ppojob_cli.validate import load_job
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.models import memory
 
 LINES = read_lines(Path(__file__).with_suffix(".txt"))
 
@@ -191,6 +192,18 @@ def test_more_threads_than_cores_are_warned_of(
     assert wrong.warnings == [
         "warning: spec.roles.actorRollout.threadsPerRank: got 3: 1 x 3 = 3 threads share 2 cores; "
         "quickest is 2"
+    ]
+
+
+def test_models_that_this_machine_cannot_hold(
+    wrong: RefusedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (wrong.folder / "meminfo").write_text("MemTotal: 1024 kB\n")
+    monkeypatch.setattr(memory, "MEMORY_INFO", wrong.folder / "meminfo")
+    assert wrong.refused() == [
+        "spec.model.path: got models of 0.00 GiB in training: this machine has 0.00 GiB of memory, "
+        "and the roles hold at least: policy 0.00, rollout engine 0.00; a smaller model, or "
+        "spec.model.dtype: bfloat16"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Cases 71 to 85 of the catalogue, by `ppojob run`: model folders. Exact lines, nothing started."""
+"""Cases 71 to 86 of the catalogue, by `ppojob run`: model folders. Exact lines, nothing started."""
 
 import json
 import struct
@@ -216,6 +216,20 @@ def test_a_template_that_does_not_end(wrong: RefusedJob, monkeypatch: pytest.Mon
         "model/chat_template.jinja: got no text after 0.5 s: the chat template does not end in "
         "time; a template without long loops"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_weights_that_are_no_numbers_end_the_job_before_a_step(wrong: RefusedJob, start) -> None:
+    tensors(**{NORM: np.full(64, np.nan, np.float32)})(wrong)
+    run = start(wrong.write_manifest(), wrong.output)
+    assert run.wait() == 2
+    (line,) = [wrong.bare(line) for line in run.lines if "NaN" in line]
+    assert line.endswith(
+        f"spec.model.path: got 64 values that are NaN or infinite in {NORM} of model: nothing can "
+        "be computed with them; the weights as they were trained"
+    )
+    assert not list(wrong.output.glob("checkpoints/step-*"))
 
 
 def test_a_good_model_has_no_problem_and_its_facts_are_known(wrong: RefusedJob) -> None:

@@ -29,39 +29,7 @@ PPO = {
 """Sections of a job with a critic and a reference."""
 OWN_PODS = {"reference": {"colocateWith": None}, "critic": {"colocateWith": None}}
 """`spec.roles` of such a job in which every role has pods of its own."""
-MAKE_MODEL = """
-import sys
-import torch
-from tokenizers import Tokenizer, decoders, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-folder, dropout = sys.argv[1], float(sys.argv[2])
-names = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\\n", *map(chr, range(32, 127))]
-tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
-tokenizer.decoder = decoders.Fuse()
-fast = PreTrainedTokenizerFast(
-    tokenizer_object=tokenizer,
-    eos_token="<|im_end|>",
-    pad_token="<|pad|>",
-    additional_special_tokens=["<|im_start|>"],
-)
-fast.chat_template = (
-    "{% for m in messages %}"
-    "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-fast.save_pretrained(folder)
-torch.manual_seed(0)
-# Attention dropout draws random numbers in every update, so that a commit without the random state
-# would be noticed. 64 heads of size: vLLM on the CPU wants head sizes that are multiples of 32.
-config = LlamaConfig(
-    vocab_size=len(names), hidden_size=64, intermediate_size=64, num_hidden_layers=2,
-    num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256,
-    tie_word_embeddings=True, attention_dropout=dropout,
-    bos_token_id=None, eos_token_id=2, pad_token_id=0,
-)
-LlamaForCausalLM(config).save_pretrained(folder)
-"""
+MODELS = Path(__file__).with_name("tiny_models.py")
 
 
 def make_manifest(folder: Path, **changes: object) -> dict[str, object]:
@@ -106,7 +74,7 @@ def write_manifest(folder: Path, tiny_folder: Path, **changes: object) -> Path:
 
 def make_tiny_folder(folder: Path, dropout: float = 0.1) -> None:
     """Make the model, its tokenizer, data and a reward function."""
-    command = [sys.executable, "-c", MAKE_MODEL, str(folder / "model"), str(dropout)]
+    command = [sys.executable, MODELS, "policy", folder / "model", str(dropout)]
     subprocess.run(command, check=True)
     draw = random.Random(0)
     for name, rows in (("train", 40), ("validation", 8)):
@@ -121,6 +89,12 @@ def make_tiny_folder(folder: Path, dropout: float = 0.1) -> None:
                 }
                 file.write(json.dumps(row) + "\n")
     (folder / "reward.py").write_text(REWARD)
+
+
+def make_classifier(policy: Path, folder: Path) -> Path:
+    """Make a reward model that reads what a policy writes; answers its folder."""
+    subprocess.run([sys.executable, MODELS, "classifier", policy, folder], check=True)
+    return folder
 
 
 def armed(once: Path, *points: str) -> dict[str, str]:

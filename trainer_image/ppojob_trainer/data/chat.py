@@ -91,6 +91,11 @@ class ChatTokenizer(Closing):
         return hashlib.sha256(body).hexdigest()
 
     @property
+    def has_template(self) -> bool:
+        """Whether chat messages can become text at all."""
+        return self._files.chat_template is not None
+
+    @property
     def control_tokens(self) -> tuple[str, ...]:
         """Texts of all special tokens of the vocabulary."""
         added = self._files.tokenizer.get_added_tokens_decoder()

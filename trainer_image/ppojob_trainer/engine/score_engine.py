@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from transformers import PreTrainedModel
@@ -13,11 +12,10 @@ from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.value_head import ValueHead
 from ppojob_trainer.errors import ConfigError, NonFiniteReward
 from ppojob_trainer.models.config_checks import context_tokens
+from ppojob_trainer.models.score_fit import check_score_fit
 from ppojob_trainer.parallel.collectives import refused_together
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
-
-_MAX_TOKENS: Final = "spec.rewardModel.maxTokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +61,14 @@ class ScoreEngine:
                 tokens that the model does not.
         """
         context = context_tokens(model.config.to_dict())
-        if max_tokens is not None and context is not None and max_tokens > context:
-            raise ConfigError(
-                f"{_MAX_TOKENS}: got {max_tokens}: the reward model was made for {context}; "
-                f"at most {context}, or null"
-            )
-        if chat.largest_token_id >= model.config.vocab_size:
-            raise ConfigError(
-                f"spec.rewardModel.tokenizerPath: got token ids up to {chat.largest_token_id}: the "
-                f"reward model's embedding has {model.config.vocab_size} rows; the tokenizer that "
-                "the model was made with"
-            )
+        unfit = check_score_fit(
+            max_tokens=max_tokens,
+            context_tokens=context,
+            largest_token_id=chat.largest_token_id,
+            vocabulary=model.config.vocab_size,
+        )
+        if problems := list(map(str, unfit)):
+            raise ConfigError(problems)
         self._chat = chat
         self._max_tokens = max_tokens or context
         self._pad = model.config.pad_token_id

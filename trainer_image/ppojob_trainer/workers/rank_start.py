@@ -14,6 +14,7 @@ from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rows.group_cost import linear_cost
 from ppojob_trainer.workers.batch_rows import GroupCosts
+from ppojob_trainer.workers.device_checks import check_device, device_facts
 from ppojob_trainer.workers.row_channels import RowChannels
 
 OWNER = "actorRollout"
@@ -22,10 +23,15 @@ OWNER = "actorRollout"
 
 @contextmanager
 def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Iterator[World]:
-    """Prepare the process and join the world of its role, which ends with the block."""
+    """Prepare the process and join the world of its role, which ends with the block.
+
+    Raises:
+        ConfigError: the device cannot hold the models, or lacks a type of number.
+    """
     config = environment.config
     role = config.topology.role(environment.role)
     device = torch.device("cuda", rank.local_rank) if role.device == "cuda" else torch.device("cpu")
+    check_device(config, role.role, device_facts(device, role.ranks_per_pod))
     torch.set_num_threads(role.threads_per_rank)
     torch.use_deterministic_algorithms(device.type == "cpu")
     torch.manual_seed(config.spec.seed)

@@ -1,0 +1,75 @@
+"""Case 84 of the catalogue: how much memory a rank cannot do without, and how much there is."""
+
+from pathlib import Path
+
+import pytest
+import tiny_jobs
+from tiny_models import save_model
+
+from ppojob_api.run_config import RunConfig, resolve
+from ppojob_cli.validate import load_job
+from ppojob_trainer.models import memory
+from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, machine_bytes
+
+POLICY, CRITIC, REWARD = 1000, 500, 300
+
+
+def config_of(folder: Path, **changes: object) -> RunConfig:
+    return resolve(load_job(tiny_jobs.write_manifest(folder, folder, **changes)))
+
+
+def held(config: RunConfig, role: str) -> dict[str, int]:
+    spec = config.spec
+    parameters = {spec.model.path: POLICY, "/critic": CRITIC, "/reward": REWARD}
+    return held_by_rank(config, role, parameters)
+
+
+def test_a_trained_weight_takes_four_numbers_and_the_engine_one(tmp_path):
+    assert held(config_of(tmp_path), "actorRollout") == {
+        "policy": 16 * POLICY,
+        "rollout engine": 4 * POLICY,
+    }
+
+
+def test_who_lives_with_the_policy_takes_memory_there(tmp_path):
+    ppo = {**tiny_jobs.PPO, "critic": {"path": "/critic"}, "rewardModel": {"path": "/reward"}}
+    assert held(config_of(tmp_path, **ppo, rewards=[]), "actorRollout") == {
+        "policy": 16 * POLICY,
+        "rollout engine": 4 * POLICY,
+        "reference": 4 * POLICY,
+        "critic": 16 * CRITIC,
+        "reward model": 2 * REWARD,
+    }
+    apart = config_of(tmp_path, **ppo, rewards=[], roles=tiny_jobs.OWN_PODS)
+    assert held(apart, "critic") == {"critic": 16 * CRITIC}
+    assert held(apart, "reference") == {"reference": 4 * POLICY}
+
+
+def test_ranks_share_the_trainer_s_weights_and_each_has_an_engine(tmp_path):
+    roles = {"actorRollout": {"ranksPerReplica": 2}}
+    rollout = {"engine": "vllm", "dtype": "bfloat16", "kvCacheGib": 2}
+    found = held(config_of(tmp_path, roles=roles, rollout=rollout), "actorRollout")
+    assert found == {"policy": 8 * POLICY, "rollout engine": 2 * POLICY + 2 * GIB}
+
+
+def test_a_job_that_only_validates_trains_nothing(tmp_path):
+    config = config_of(tmp_path, steps={"validateOnly": True}, model={"path": "/m"})
+    assert held(config, "actorRollout")["policy"] == 4 * POLICY
+
+
+def test_parameters_are_counted_by_the_headers_of_the_files(tmp_path):
+    model = save_model(tmp_path / "model")
+    total = sum(weight.numel() for weight in model.parameters())
+    assert count_parameters(config_of(tmp_path)) == {str(tmp_path / "model"): total}
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("max\n", 8 * 2**20), ("1048576\n", 2**20), (None, 8 * 2**20)]
+)
+def test_a_container_has_what_it_may_use(limit, expected, tmp_path, monkeypatch):
+    (tmp_path / "meminfo").write_text("MemTotal:        8192 kB\nMemFree:  1 kB\n")
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(limit)
+    monkeypatch.setattr(memory, "MEMORY_INFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "MEMORY_LIMITS", (tmp_path / "memory.max",))
+    assert machine_bytes() == expected

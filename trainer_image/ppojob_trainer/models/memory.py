@@ -1,0 +1,86 @@
+"""How much memory models take at the least, before anything is loaded.
+
+Weights, gradients, moments and the engine's own weights are certain; activations, caches and the
+memory of libraries come on top. So what is refused here could never have run.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ppojob_api.run_config import RunConfig
+from ppojob_api.well_known import RoleName
+from ppojob_trainer.models.weight_files import read_weights
+
+GIB: Final = 2**30
+MEMORY_INFO: Final = Path("/proc/meminfo")
+MEMORY_LIMITS: Final = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+_WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2}
+_TRAINED: Final = 4
+"""A trained weight has a gradient and the two moments of AdamW, in its own type."""
+
+
+def count_parameters(config: RunConfig) -> dict[str, int]:
+    """Weights of the models of a run by their folders, of all files that can be read."""
+    spec = config.spec
+    folders = {spec.model.path}
+    folders |= {model.path for model in (spec.critic, spec.reward_model) if model and model.path}
+    return {
+        folder: sum(tensor.size for tensor in read_weights(Path(folder)).tensors.values())
+        for folder in folders
+    }
+
+
+def held_by_rank(
+    config: RunConfig, role: RoleName, parameters: Mapping[str, int]
+) -> dict[str, int]:
+    """Bytes that one rank cannot do without, by what they are for.
+
+    Args:
+        config: the run.
+        role: whose rank; it has pods of its own.
+        parameters: as `count_parameters` gives them.
+    """
+    spec, topology = config.spec, config.topology
+    ranks, living = topology.role(role).world_size, topology.living_in(role)
+    weight = _WEIGHT_BYTES[spec.model.dtype]
+    trained = weight * (1 if spec.steps.validate_only else _TRAINED)
+    policy = parameters.get(spec.model.path, 0)
+    found: dict[str, int] = {}
+    if "actorRollout" in living:
+        found["policy"] = trained * policy // ranks
+        engine = _WEIGHT_BYTES[spec.rollout.dtype] * policy // spec.rollout.parallelism.tensor
+        found["rollout engine"] = engine + int((spec.rollout.kv_cache_gib or 0) * GIB)
+    if "reference" in living:
+        found["reference"] = weight * policy // ranks
+    if "critic" in living and spec.critic is not None:
+        found["critic"] = trained * parameters.get(spec.critic.path or "", 0) // ranks
+    model = spec.reward_model
+    if "rewardModel" in living and model is not None:
+        count = parameters.get(model.path, 0)
+        found["reward model"] = _WEIGHT_BYTES[model.dtype] * count // ranks
+    return {name: size for name, size in found.items() if size}
+
+
+def machine_bytes() -> int | None:
+    """Memory of this machine, or what this container may use of it; None where it is not known."""
+    found = []
+    for path in (*MEMORY_LIMITS, MEMORY_INFO):
+        try:
+            words = path.read_text().split()
+        except OSError:
+            continue
+        if path == MEMORY_INFO:
+            found.append(1024 * int(words[words.index("MemTotal:") + 1]))
+        elif words[0].isdecimal():  # `max` is no limit
+            found.append(int(words[0]))
+    return min(found, default=None)
+
+
+def in_gib(held: Mapping[str, int]) -> str:
+    """Sizes for people: `policy 1.50, reference 0.38`."""
+    return ", ".join(f"{name} {size / GIB:.2f}" for name, size in held.items())
