@@ -11,6 +11,12 @@ _COMMANDS = {
     "data": ("ppojob_cli.data", "data"),
     "model": ("ppojob_cli.model", "model"),
     "export": ("ppojob_cli.export", "export"),
+    "status": ("ppojob_cli.cluster.status", "status"),
+    "logs": ("ppojob_cli.cluster.logs", "logs"),
+    "explain": ("ppojob_cli.cluster.explain", "explain"),
+    "suspend": ("ppojob_cli.cluster.lifecycle", "suspend"),
+    "resume": ("ppojob_cli.cluster.lifecycle", "resume"),
+    "metrics": ("ppojob_cli.cluster.metrics", "metrics"),
 }
 
 

@@ -1,0 +1,238 @@
+"""The user's cluster, as kubectl would reach it: the only file that loads the client library.
+
+The library reads kubeconfigs (contexts, certificates, log-in programs) and keeps the pool of
+connections. Objects stay the plain JSON that the operator's own readers understand.
+"""
+
+import datetime
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import urllib3
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import ConfigException, list_kube_config_contexts, load_kube_config
+
+from ppojob_cli.cluster.problems import ClusterUseError, got_no_answer
+from ppojob_operator.errors import UnavailableError, error_of
+from ppojob_operator.state import Manifest, Time
+
+FIELD_MANAGER: Final = "kubectl-ppojob"
+
+_CONNECT_SECONDS: Final = 10.0
+_READ_SECONDS: Final = 30.0
+_CONNECTIONS: Final = 512
+_PAGE: Final = "500"
+_MESSAGE_CHARACTERS: Final = 300
+
+
+class LineStream:
+    """The lines of an answer, as they come.
+
+    Args:
+        response: of which the body is not read yet.
+    """
+
+    def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
+        self._response = response
+
+    def __iter__(self) -> Iterator[str]:
+        """The lines, without their ends.
+
+        Raises:
+            UnavailableError: the connection broke.
+        """
+        rest = b""
+        try:
+            for part in self._response.stream(1 << 16):
+                *whole, rest = (rest + part).split(b"\n")
+                yield from (line.decode("utf-8", "replace") for line in whole)
+        except urllib3.exceptions.HTTPError as problem:
+            raise UnavailableError(_why(problem)) from problem
+        finally:
+            self._response.close()
+        if rest:
+            yield rest.decode("utf-8", "replace")
+
+    def stop(self) -> None:
+        """End the lines from another thread; whoever reads them sees their end."""
+        # Where there is no socket any more, the lines have ended by themselves.
+        with suppress(OSError, ValueError, RuntimeError):
+            self._response.shutdown()
+
+
+class ClusterConnection:
+    """An API server, and the namespace that is meant.
+
+    Args:
+        api: the library's client, with the user's credentials.
+        namespace: of the job.
+    """
+
+    def __init__(self, api: ApiClient, namespace: str) -> None:
+        self.namespace = namespace
+        self._api = api
+        self._heard: tuple[Time, float] | None = None
+
+    @property
+    def now(self) -> Time:
+        """The API server's time, so that nobody's clock but the cluster's own decides an age."""
+        if self._heard is None:
+            return datetime.datetime.now(datetime.UTC)
+        then, at = self._heard
+        return then + datetime.timedelta(seconds=time.monotonic() - at)
+
+    def get(self, path: str, **query: str) -> Manifest:
+        """One object.
+
+        Raises:
+            ClusterError: it is not there, not ours to see, or nobody answers.
+        """
+        return self._json(self._request("GET", path, query))
+
+    def items(self, path: str, **query: str) -> Iterator[Manifest]:
+        """All objects of a list, page by page.
+
+        Raises:
+            ClusterError: as `get`.
+        """
+        asked = {"limit": _PAGE, **query}
+        while True:
+            answer = self.get(path, **asked)
+            yield from answer.get("items") or ()
+            token = answer["metadata"].get("continue")
+            if not token:
+                return
+            asked["continue"] = token
+
+    def patch(self, path: str, change: Manifest) -> Manifest:
+        """Merge a change into an object.
+
+        Raises:
+            ClusterError: as `get`.
+        """
+        query = {"fieldManager": FIELD_MANAGER}
+        return self._json(self._request("PATCH", path, query, json.dumps(change).encode()))
+
+    def text(self, path: str, **query: str) -> str:
+        """A text, such as what a pod serves.
+
+        Raises:
+            ClusterError: as `get`.
+        """
+        return self._body(self._request("GET", path, query)).decode("utf-8", "replace")
+
+    def lines(self, path: str, *, endless: bool = False, **query: str) -> LineStream:
+        """A text line by line.
+
+        Args:
+            path: of the text.
+            endless: whether it may be silent for any time.
+            query: of the request.
+
+        Raises:
+            ClusterError: as `get`.
+        """
+        seconds = None if endless else _READ_SECONDS
+        return LineStream(self._request("GET", path, query, read_seconds=seconds))
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: bytes | None = None,
+        read_seconds: float | None = _READ_SECONDS,
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": "application/json, */*"}
+        if body is not None:
+            headers["Content-Type"] = "application/merge-patch+json"
+        self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = f"{self._api.configuration.host}{path}"
+        try:
+            answer = self._api.rest_client.pool_manager.request(
+                method,
+                f"{url}?{urlencode(query)}" if query else url,
+                body=body,
+                headers=headers,
+                preload_content=False,
+                retries=False,
+                timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=read_seconds),
+            )
+        except urllib3.exceptions.HTTPError as problem:
+            raise got_no_answer(self._api.configuration.host, _why(problem)) from problem
+        if "Date" in answer.headers:
+            self._heard = parsedate_to_datetime(answer.headers["Date"]), time.monotonic()
+        if answer.status >= 300:
+            raise error_of(answer.status, _message(self._body(answer)))
+        return answer
+
+    def _body(self, answer: urllib3.BaseHTTPResponse) -> bytes:
+        try:
+            return answer.read()
+        except urllib3.exceptions.HTTPError as problem:
+            raise got_no_answer(self._api.configuration.host, _why(problem)) from problem
+        finally:
+            answer.release_conn()
+
+    def _json(self, answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
+        try:
+            read: dict[str, Any] = json.loads(self._body(answer))
+        except ValueError as problem:
+            why = "what answers is no API server"
+            raise got_no_answer(self._api.configuration.host, why) from problem
+        return read
+
+
+def connect(context: str | None, namespace: str | None) -> ClusterConnection:
+    """The cluster of a kubeconfig: that of `KUBECONFIG`, or `~/.kube/config`.
+
+    Args:
+        context: of the kubeconfig; None: the current one.
+        namespace: of the job; None: that of the context.
+
+    Raises:
+        ClusterUseError: there is no usable kubeconfig, or no such context in it.
+    """
+    configuration = Configuration()
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    try:
+        contexts, current = list_kube_config_contexts()  # type: ignore[no-untyped-call]
+        by_name = {one["name"]: one for one in contexts}
+        if context is not None and context not in by_name:
+            raise ClusterUseError(
+                f'--context: got "{context}": the kubeconfig has no such context; '
+                f"one of {', '.join(sorted(by_name))}"
+            )
+        chosen = by_name[context] if context is not None else current
+        load_kube_config(  # type: ignore[no-untyped-call]
+            context=context, client_configuration=configuration
+        )
+    except (ConfigException, OSError, ValueError, TypeError, KeyError) as problem:
+        raise ClusterUseError(
+            f"kubeconfig: got {_first_line(problem)}: it cannot be used; "
+            "set KUBECONFIG to a file with which kubectl works"
+        ) from problem
+    default = chosen["context"].get("namespace") or "default"
+    return ClusterConnection(ApiClient(configuration), namespace or default)
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).splitlines() or [type(problem).__name__])[0].rstrip(".")
+
+
+def _why(problem: Exception) -> str:
+    """The last part of a nested message, which names the cause."""
+    return str(problem).rpartition(": ")[2].rstrip(".") or type(problem).__name__
+
+
+def _message(body: bytes) -> str:
+    text = body.decode("utf-8", "replace")
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text.strip()[:_MESSAGE_CHARACTERS]

@@ -1,0 +1,251 @@
+"""Why a job does not go on: every reason that can be seen, the most important first. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ppojob_api.run_config import resolve
+from ppojob_api.topology import RoleTopology
+from ppojob_api.v1alpha1.status import Condition, FailureRecord, TrainingStatus
+from ppojob_api.well_known import workload_name
+from ppojob_cli.cluster.durations import seconds_of
+from ppojob_cli.cluster.remedies import FOUND, LOSSES, remedy
+from ppojob_cli.cluster.seen import Seen
+from ppojob_cli.figures import duration
+from ppojob_operator.conditions import ConditionType, condition, from_rfc3339, holds
+from ppojob_operator.policies.completion import deadline_in
+from ppojob_operator.policies.startup import missing_pods, obstacles, pods_ready
+from ppojob_operator.state import Job, Observed
+
+SILENT_LEASES: Final = 3
+"""A Lease that was not renewed for so many of its terms has no holder."""
+BEHIND_SECONDS: Final = 30.0
+"""A job that no operator has looked at for so long waits for one."""
+RECENT_SECONDS: Final = 600.0
+"""A loss is news for so long."""
+STALE_SECONDS: Final = 300.0
+"""A step may take so long without a word, or three times what others took."""
+DEADLINE_SECONDS: Final = 600.0
+"""A deadline is near from then on."""
+
+_STALE_STEPS: Final = 3
+_SEEN_IN_PODS: Final = frozenset(
+    {
+        "Starting",
+        "NodeLost",
+        "ImageUnavailable",
+        "Unschedulable",
+        "ContainerWaits",
+        "PodFailed",
+        "PodsMissing",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One reason why a job does not go on.
+
+    Attributes:
+        reason: CamelCase word; docs/operations.md has a line for each.
+        what: what is seen.
+        remedy: what to do.
+    """
+
+    reason: str
+    what: str
+    remedy: str
+
+
+def findings(seen: Seen) -> list[Finding]:
+    """Every reason why the job does not go on; none where it does, or is done."""
+    job = seen.job
+    if holds(job.status, "Complete"):
+        return []
+    if job.is_deleting:
+        return [Finding("Deleting", "the job is being deleted", FOUND["Deleting"])]
+    failed = condition(job.status, "Failed")
+    if failed is not None and failed.status == "True":
+        return [_of_condition("Failed", failed), *_losses(seen, every=True)]
+    found = [*_operator(seen), *_accepted(job)]
+    suspended = condition(job.status, "Suspended")
+    if suspended is not None and suspended.reason != "NotAsked":
+        return [*found, _of_condition("Suspended", suspended)]
+    return [
+        *found,
+        *_admitted(job),
+        *_pods(seen),
+        *_losses(seen),
+        *_rendezvous(seen),
+        *_stale_step(seen),
+        *_deadline(seen),
+    ]
+
+
+def _operator(seen: Seen) -> Iterator[Finding]:
+    lease, job = seen.lease, seen.job
+    if lease is not None:
+        silence = (seen.now - lease.renewed).total_seconds() if lease.renewed else None
+        if silence is None or not lease.holder or silence > SILENT_LEASES * lease.seconds:
+            since = "never" if silence is None else f"{duration(silence)} ago"
+            what = f"no operator leads: its Lease was renewed last {since}"
+            yield Finding("OperatorSilent", what, FOUND["OperatorSilent"])
+            return
+    looked = job.status.observed_generation
+    if looked == job.generation:
+        return
+    age = (seen.now - job.created).total_seconds()
+    if looked is None and age > BEHIND_SECONDS:
+        what = f"no operator has looked at the job in the {duration(age)} that it is there"
+        yield Finding("OperatorBehind", what, FOUND["OperatorBehind"])
+    elif looked is not None:
+        what = f"the job was edited ({job.generation} times), the operator has seen {looked}"
+        yield Finding("OperatorBehind", what, FOUND["OperatorBehind"])
+
+
+def _accepted(job: Job) -> Iterator[Finding]:
+    accepted = condition(job.status, "Accepted")
+    if accepted is not None and accepted.status == "False":
+        yield _of_condition("Accepted", accepted)
+    elif job.problems:
+        what = "; ".join(map(str, job.problems))
+        yield Finding("InvalidSpec", what, remedy("Accepted", "InvalidSpec"))
+
+
+def _admitted(job: Job) -> Iterator[Finding]:
+    admitted = condition(job.status, "Admitted")
+    if admitted is not None and admitted.status == "False":
+        yield _of_condition("Admitted", admitted)
+
+
+def _pods(seen: Seen) -> Iterator[Finding]:
+    """From the pods themselves, which know more than one reason, and are newer than the status."""
+    ready, roles = condition(seen.job.status, "PodsReady"), _roles(seen.job)
+    known = _SEEN_IN_PODS if seen.pods is not None and roles else frozenset()
+    if ready is not None and ready.status == "False" and ready.reason not in {*known, "Stopped"}:
+        yield _of_condition("PodsReady", ready)
+    if seen.pods is None or not roles or not (seen.pods or _wants_pods(seen.job)):
+        return
+    observed = Observed(pods=seen.pods, nodes=seen.nodes)
+    claim = pods_ready(roles, observed, float("inf"))
+    if claim.holds:
+        return
+    found = [(reason, lines) for reason, lines in obstacles(roles, observed) if lines]
+    for reason, lines in found:
+        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        words = _words_about_missing(seen, roles) if reason == "PodsMissing" else ""
+        yield Finding(reason, f"{lines[0]}{more}{words}", remedy("PodsReady", reason))
+    mounts = _mount_warnings(seen)
+    for line in mounts:
+        yield Finding("ContainerWaits", line, remedy("PodsReady", "ContainerWaits"))
+    if not found and not mounts:
+        yield Finding("Starting", claim.message, remedy("PodsReady", "Starting"))
+
+
+def _wants_pods(job: Job) -> bool:
+    # Before the operator has seen the job nobody is to have made any.
+    return holds(job.status, "Admitted")
+
+
+def _words_about_missing(seen: Seen, roles: tuple[RoleTopology, ...]) -> str:
+    """Why pods are not made, as whoever refused them has told the StatefulSet."""
+    observed = Observed(pods=seen.pods or ())
+    short = {workload_name(seen.job.name, one.role) for one in roles if missing_pods(one, observed)}
+    words = [
+        one.message
+        for one in seen.warnings
+        if one.kind == "StatefulSet" and one.name in short and one.reason == "FailedCreate"
+    ]
+    return f": {words[-1]}" if words else ""
+
+
+def _mount_warnings(seen: Seen) -> list[str]:
+    """Pods that wait for a volume: a Secret, a ConfigMap or a claim that cannot be mounted."""
+    waiting = {
+        pod.name: pod for pod in seen.pods or () if pod.waiting_reason == "ContainerCreating"
+    }
+    words = {
+        one.name: one.message
+        for one in seen.warnings
+        if one.name in waiting and one.reason in {"FailedMount", "FailedAttachVolume"}
+    }
+    lines = [f"{waiting[name].role}: pod {name}: {text}" for name, text in words.items()]
+    return [f"{lines[0]} (and {len(lines) - 1} more)"] if len(lines) > 1 else lines
+
+
+def _losses(seen: Seen, *, every: bool = False) -> Iterator[Finding]:
+    """What has ended of late, one finding a role and kind of end, the latest first."""
+    groups: dict[tuple[str, str], list[FailureRecord]] = {}
+    for record in reversed(seen.job.status.failures):
+        if every or _age(record, seen) < RECENT_SECONDS:
+            groups.setdefault((record.role, record.reason), []).append(record)
+    for (role, reason), records in groups.items():
+        last = records[0]
+        age = duration(_age(last, seen))
+        times = f"{len(records)} times, last " if len(records) > 1 else ""
+        message = f": {last.message}" if last.message else ""
+        what = (
+            f"{role}: pod {last.pod} ended {times}{age} ago at step {last.step}: {reason}{message}"
+        )
+        yield Finding(reason, what, f"{last.kind}: {LOSSES[last.kind]}")
+
+
+def _age(record: FailureRecord, seen: Seen) -> float:
+    return (seen.now - from_rfc3339(record.time)).total_seconds()
+
+
+def _rendezvous(seen: Seen) -> Iterator[Finding]:
+    met = condition(seen.job.status, "Rendezvoused")
+    if met is None or met.status == "True" or met.reason == "Stopped":
+        return
+    late = [(pod, report) for pod in seen.pods or () if (report := seen.reports.get(pod.uid))]
+    late = [(pod, report) for pod, report in late if report.phase not in {"ready", "done"}]
+    if late:
+        pod, report = late[0]
+        words = f": {report.reason}" if report.reason else ""
+        more = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
+        what = f"{pod.role}: pod {pod.name}: its ranks are {report.phase}{words}{more}"
+        yield Finding("RanksMissing", what, FOUND["RanksMissing"])
+    elif holds(seen.job.status, "PodsReady"):
+        yield _of_condition("Rendezvoused", met)
+
+
+def _stale_step(seen: Seen) -> Iterator[Finding]:
+    training = seen.job.status.training
+    if training is None or seen.progressed is None or not holds(seen.job.status, "Training"):
+        return
+    silence = (seen.now - seen.progressed).total_seconds()
+    each = _seconds_a_step(training)
+    if silence > max(STALE_SECONDS, _STALE_STEPS * (each or 0.0)):
+        usual = f"; a step took about {duration(each)}" if each else ""
+        what = f"nothing new from the controller for {duration(silence)}, behind step"
+        yield Finding("StepStale", f"{what} {training.step}{usual}", FOUND["StepStale"])
+
+
+def _seconds_a_step(training: TrainingStatus) -> float | None:
+    left = (training.total_steps or 0) - training.step
+    seconds = seconds_of(training.eta) if training.eta else None
+    return seconds / left if seconds is not None and left > 0 else None
+
+
+def _deadline(seen: Seen) -> Iterator[Finding]:
+    job, training = seen.job, seen.job.status.training
+    left = deadline_in(job.status, job.manifest.spec.lifecycle, seen.now) if job.manifest else None
+    if left is None:
+        return
+    needed = seconds_of(training.eta) if training is not None and training.eta else None
+    if needed is not None and needed > left:
+        what = f"its deadline is in {duration(left)}, and the rest takes about {duration(needed)}"
+    elif left < DEADLINE_SECONDS:
+        what = f"its deadline is in {duration(left)}"
+    else:
+        return
+    yield Finding("DeadlineNear", what, FOUND["DeadlineNear"])
+
+
+def _roles(job: Job) -> tuple[RoleTopology, ...]:
+    return resolve(job.manifest).topology.with_own_pods if job.manifest is not None else ()
+
+
+def _of_condition(name: ConditionType, said: Condition) -> Finding:
+    return Finding(said.reason, said.message or said.reason, remedy(name, said.reason))

@@ -1,0 +1,114 @@
+"""A job on a cluster, and its pods."""
+
+import difflib
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ppojob_api.well_known import KIND, PLURAL
+from ppojob_cli.cluster.connection import ClusterConnection
+from ppojob_cli.cluster.problems import ClusterUseError
+from ppojob_operator.build.metadata import LABEL_JOB_UID
+from ppojob_operator.conditions import holds
+from ppojob_operator.errors import ClusterError, MissingError, UnavailableError
+from ppojob_operator.kinds import JOB, POD
+from ppojob_operator.reading import read_job, read_pod
+from ppojob_operator.state import Job, Manifest, Pod
+
+_NAMES_SHOWN = 8
+
+
+def find_manifest(connection: ClusterConnection, name: str) -> Manifest:
+    """The object of a job.
+
+    Raises:
+        ClusterUseError: there is no such job, or no PPOJob at all on this cluster.
+        ClusterError: it cannot be asked for.
+    """
+    try:
+        return connection.get(JOB.path(connection.namespace, name))
+    except MissingError:
+        raise ClusterUseError(_no_such_job(connection, name)) from None
+
+
+def find_job(connection: ClusterConnection, name: str) -> Job:
+    """A job as it is now.
+
+    Raises:
+        ClusterUseError: as `find_manifest`, or it is of another version.
+        ClusterError: it cannot be asked for.
+    """
+    return as_job(find_manifest(connection, name))
+
+
+def as_job(manifest: Manifest) -> Job:
+    """A job from its object.
+
+    Raises:
+        ClusterUseError: its status is of another version.
+    """
+    try:
+        return read_job(manifest)
+    except ValueError as problem:
+        first = str(problem).splitlines()[0]
+        raise ClusterUseError(
+            f"status: got {first}: it is of another version of PPOJob; "
+            "the command line of the operator's version"
+        ) from None
+
+
+def looks(connection: ClusterConnection, job: Job, seconds: float) -> Iterator[Job]:
+    """The job as it is now, and then again and again, also across troubles of the API server.
+
+    Raises:
+        ClusterUseError: it is gone.
+        ClusterError: it may not be seen any more.
+    """
+    while True:
+        yield job
+        time.sleep(seconds)
+        with suppress(UnavailableError):
+            job = find_job(connection, job.name)
+
+
+def is_over(job: Job) -> bool:
+    """Whether the job has ended, well or not."""
+    return holds(job.status, "Complete") or holds(job.status, "Failed")
+
+
+def pods_of(connection: ClusterConnection, job: Job) -> Iterator[Pod]:
+    """The pods that are there.
+
+    Raises:
+        ClusterError: they may not be seen.
+    """
+    selector = f"{LABEL_JOB_UID}={job.uid}"
+    for manifest in connection.items(POD.path(job.namespace), labelSelector=selector):
+        pod = read_pod(manifest)
+        if pod is not None:
+            yield pod
+
+
+def _no_such_job(connection: ClusterConnection, name: str) -> str:
+    """Why a name finds nothing, with the nearest of those that would."""
+    place = f"namespace {connection.namespace}"
+    head = f'NAME: got "{name}"'
+    try:
+        names = [
+            one["metadata"]["name"] for one in connection.items(JOB.path(connection.namespace))
+        ]
+    except MissingError:
+        return (
+            f"cluster: got no resource {PLURAL}: {KIND} is not installed; "
+            "install the operator first, docs/installing.md"
+        )
+    except ClusterError:
+        return f"{head}: {place} has no such {KIND}; kubectl get {PLURAL} --all-namespaces"
+    if not names:
+        return f"{head}: {place} has no {KIND}; another --namespace"
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if near:
+        return f"{head}: {place} has no such {KIND}; did you mean {' or '.join(near)}"
+    shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f"{head}: {place} has no such {KIND}; one of {shown}{more}"

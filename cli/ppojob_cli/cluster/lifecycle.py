@@ -1,0 +1,77 @@
+"""`kubectl ppojob suspend` and `resume`: stop a job behind a commit, and let it go on."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ppojob_api import contract
+from ppojob_api.problem import printable
+from ppojob_cli.cluster.options import on_cluster
+
+if TYPE_CHECKING:
+    from ppojob_cli.cluster.connection import ClusterConnection
+    from ppojob_operator.state import Job
+
+_POLL_SECONDS = 1.0
+
+
+@click.command()
+@on_cluster
+@click.option("--wait", is_flag=True, help="Until its pods are gone.")
+def suspend(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
+    """Let a job end its step, commit and give its pods back.
+
+    With --wait the exit status is 3 if the job ends instead.
+    """
+    _set(connection, name, is_suspended=True, wait=wait)
+
+
+@click.command()
+@on_cluster
+@click.option("--wait", is_flag=True, help="Until it makes steps again.")
+def resume(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
+    """Let a suspended job go on from its commit, bit for bit.
+
+    With --wait the exit status is 3 if the job fails.
+    """
+    _set(connection, name, is_suspended=False, wait=wait)
+
+
+def _set(connection: "ClusterConnection", name: str, *, is_suspended: bool, wait: bool) -> None:
+    from ppojob_cli.cluster.jobs import as_job, find_job, is_over
+    from ppojob_cli.cluster.problems import ClusterUseError
+    from ppojob_operator.kinds import JOB
+
+    job = find_job(connection, name)
+    if is_over(job):
+        phase = job.status.phase
+        raise ClusterUseError(f'NAME: got "{name}": it is over, {phase}; a job that is not')
+    asked = "suspended" if is_suspended else "resumed"
+    if job.manifest is not None and job.manifest.spec.lifecycle.suspend == is_suspended:
+        click.echo(f"{name}: {'suspended' if is_suspended else 'not suspended'} already")
+    else:
+        change = {"spec": {"lifecycle": {"suspend": is_suspended}}}
+        job = as_job(connection.patch(JOB.path(connection.namespace, name), change))
+        click.echo(f"{name}: is to be {asked}")
+    if wait:
+        _wait(connection, job, is_suspended=is_suspended)
+
+
+def _wait(connection: "ClusterConnection", job: "Job", *, is_suspended: bool) -> None:
+    """Tell each turn that the job takes until it is where it is to be, or over."""
+    from ppojob_cli.cluster.jobs import is_over, looks
+
+    told, wanted = "", "Suspended" if is_suspended else "Running"
+    generation = job.generation
+    for now in looks(connection, job, _POLL_SECONDS):
+        status = now.status
+        if (status.observed_generation or 0) >= generation:
+            line = printable(": ".join(filter(None, (status.phase, status.reason, status.message))))
+            if line != told:
+                click.echo(f"{job.name}: {line}")
+            told = line
+            if status.phase == wanted:
+                return
+        if is_over(now):
+            is_bad = is_suspended or status.phase == "Failed"
+            raise SystemExit(contract.EXIT_FAILED if is_bad else contract.EXIT_DONE)

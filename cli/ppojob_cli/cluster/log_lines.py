@@ -1,0 +1,139 @@
+"""Lines of logs of many pods, put in the order of their times. Pure."""
+
+import datetime
+import heapq
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+_STAMP: Final = re.compile(
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogLine:
+    """A line of a pod's log.
+
+    Attributes:
+        time: nanoseconds since 1970.
+        pod: its name.
+        text: without time and line end.
+    """
+
+    time: int
+    pod: str
+    text: str = field(compare=False)
+
+
+def parse_stamp(line: str) -> tuple[int, str] | None:
+    """The time in nanoseconds before a line, and the line; None where there is no time."""
+    match = _STAMP.match(line)
+    if match is None:
+        return None
+    second, fraction, zone = match.groups()
+    try:
+        whole = datetime.datetime.fromisoformat(second + zone)
+    except ValueError:
+        return None
+    nanoseconds = int((fraction or "").ljust(9, "0"))
+    return int(whole.timestamp()) * 10**9 + nanoseconds, line[match.end() :]
+
+
+def stamped(pod: str, lines: Iterable[str]) -> Iterator[LogLine]:
+    """The lines of a pod's log, with times that never fall.
+
+    The two outputs of a container share a file, so a line may be stamped a little before the one
+    above it; a line without a time belongs to the one above it.
+    """
+    time = 0
+    for line in lines:
+        parsed = parse_stamp(line)
+        text = line if parsed is None else parsed[1]
+        time = time if parsed is None else max(time, parsed[0])
+        yield LogLine(time, pod, text)
+
+
+def merged(streams: Iterable[Iterable[LogLine]], tail: int | None) -> Iterable[LogLine]:
+    """The lines of all streams by time, those of one stream in their order.
+
+    Args:
+        streams: each in the order of its times.
+        tail: how many of the last lines; None: all.
+    """
+    lines = heapq.merge(*streams)
+    return lines if tail is None else deque(lines, maxlen=tail)
+
+
+class Position:
+    """How far a log was read, so that it can be read on from the second in which it stopped.
+
+    Args:
+        time: in nanoseconds, before which nothing is wanted.
+    """
+
+    def __init__(self, time: int = 0) -> None:
+        self.time = time
+        self._seen = 0
+
+    @property
+    def since(self) -> str | None:
+        """The second of the last line, as the API server wants it; None: from the beginning."""
+        if not self.time:
+            return None
+        second = datetime.datetime.fromtimestamp(self.time // 10**9, datetime.UTC)
+        return second.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def noted(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """The same lines; each that is taken was read."""
+        for line in lines:
+            self._seen = self._seen + 1 if line.time == self.time else 1
+            self.time = line.time
+            yield line
+
+    def rest(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """Those of lines that begin in that second which were not read; notes them."""
+        return self.noted(self._unread(lines))
+
+    def _unread(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        reached, known = self.time, self._seen
+        for line in lines:
+            if line.time == reached and known:
+                known -= 1
+            elif line.time >= reached:
+                yield line
+
+
+class ReorderBuffer:
+    """Holds lines for a moment, in case an earlier one of another pod is still on its way.
+
+    Args:
+        seconds: that a line is held.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._heap: list[tuple[int, int, float, LogLine]] = []
+        self._count = 0
+
+    def put(self, line: LogLine, now: float) -> None:
+        """A line has come.
+
+        Args:
+            line: the line.
+            now: seconds of a clock that never goes back.
+        """
+        self._count += 1
+        heapq.heappush(self._heap, (line.time, self._count, now, line))
+
+    def take(self, now: float) -> Iterator[LogLine]:
+        """The lines that were held long enough, by time."""
+        while self._heap and now - self._heap[0][2] >= self._seconds:
+            yield heapq.heappop(self._heap)[3]
+
+    def flush(self) -> Iterator[LogLine]:
+        """All that is left, by time."""
+        while self._heap:
+            yield heapq.heappop(self._heap)[3]

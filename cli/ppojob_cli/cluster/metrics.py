@@ -1,0 +1,114 @@
+"""`kubectl ppojob metrics NAME`: the series of a job's controller, as they are now."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from ppojob_api import contract
+from ppojob_api.problem import printable
+from ppojob_cli.cluster.options import on_cluster
+from ppojob_cli.figures import number
+
+if TYPE_CHECKING:
+    from ppojob_cli.cluster.connection import ClusterConnection
+
+_WATCH_SECONDS: Final = 5.0
+_JOB_LABEL: Final = "ppojob"
+_SKIPPED_ENDINGS: Final = ("_bucket", "_created")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series at one moment.
+
+    Attributes:
+        name: with its labels, the job's name aside.
+        value: as Prometheus reads it.
+        help: what it tells.
+    """
+
+    name: str
+    value: float
+    help: str
+
+
+@click.command()
+@on_cluster
+@click.option("--watch", is_flag=True, help="Again every 5 s, until Ctrl-C.")
+@click.option("--raw", is_flag=True, help="As the controller serves it, for programs.")
+def metrics(connection: "ClusterConnection", name: str, *, watch: bool, raw: bool) -> None:
+    """The metrics of the job's last step, sorted by name, and what they mean.
+
+    They are asked of the controller's pod, by the API server's way into pods: neither Prometheus
+    nor a port-forward is needed. Of histograms the count and the sum are shown.
+    """
+    while True:
+        text = _scraped(connection, name)
+        click.echo(text, nl=False) if raw else _show(table_lines(read_series(text)))
+        if not watch:
+            return
+        time.sleep(_WATCH_SECONDS)
+        click.echo()
+
+
+def read_series(text: str) -> list[Series]:
+    """The series of an exposition, sorted; buckets of histograms aside.
+
+    Raises:
+        ValueError: it is none.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found = [
+        Series(_named(sample.name, sample.labels), sample.value, family.documentation)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith(_SKIPPED_ENDINGS)
+    ]
+    return sorted(found, key=lambda series: series.name)
+
+
+def table_lines(series: Iterable[Series]) -> Iterator[str]:
+    """Series as aligned columns: name, value, meaning."""
+    rows = [(printable(one.name), number(one.value), printable(one.help)) for one in series]
+    names, values = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
+    for name, value, help_text in rows:
+        yield f"{name:<{names}}  {value:>{values}}  {help_text}".rstrip()
+
+
+def _scraped(connection: "ClusterConnection", name: str) -> str:
+    """What the controller serves on its port.
+
+    Raises:
+        ClusterUseError: there is no such job, or its controller serves nothing now.
+    """
+    from ppojob_api.well_known import pod_name
+    from ppojob_cli.cluster.jobs import find_job
+    from ppojob_cli.cluster.problems import ClusterUseError
+    from ppojob_operator.errors import MissingError, UnavailableError
+    from ppojob_operator.kinds import POD
+
+    job, pod = find_job(connection, name), pod_name(name, "controller", 0)
+    path = f"{POD.path(connection.namespace, pod)}:{contract.PORT_METRICS}/proxy/metrics"
+    try:
+        return connection.text(path)
+    except (MissingError, UnavailableError) as problem:
+        if problem.status == 0:
+            raise
+        raise ClusterUseError(
+            f"metrics: got no answer from pod {pod}: the job is {job.status.phase}; "
+            f"a job that makes steps, see kubectl ppojob explain {name}"
+        ) from None
+
+
+def _named(name: str, labels: dict[str, str]) -> str:
+    told = ",".join(f'{key}="{text}"' for key, text in labels.items() if key != _JOB_LABEL)
+    return f"{name}{{{told}}}" if told else name
+
+
+def _show(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)

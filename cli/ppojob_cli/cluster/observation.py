@@ -1,0 +1,151 @@
+"""Looks at everything that may say why a job does not go on; what may not be seen is left out."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+from ppojob_api import contract
+from ppojob_cli.cluster.connection import ClusterConnection
+from ppojob_cli.cluster.jobs import as_job, find_manifest, is_over, pods_of
+from ppojob_cli.cluster.seen import Seen, SeenLease, ToldWarning
+from ppojob_operator.conditions import from_rfc3339, holds, inert
+from ppojob_operator.errors import MissingError, RefusedError, UnavailableError
+from ppojob_operator.kinds import EVENT, LEASE, NODE, POD
+from ppojob_operator.leadership import LEASE_NAME
+from ppojob_operator.reading import read_node
+from ppojob_operator.state import ControllerReport, Job, Manifest, Node, Pod, Time
+
+T = TypeVar("T")
+
+_TRAINING: Final = ("f:status", "f:training")
+
+
+def observe(connection: ClusterConnection, name: str, operator_namespace: str) -> Seen:
+    """Look at a job and at what is around it.
+
+    Args:
+        connection: where the job is.
+        name: of the job.
+        operator_namespace: where the operator keeps its Lease.
+
+    Raises:
+        ClusterUseError: there is no such job.
+        ClusterError: it may not be seen.
+    """
+    manifest = find_manifest(connection, name)
+    job, hidden = as_job(manifest), list[str]()
+
+    def allowed(what: str, look: Callable[[], T], otherwise: T) -> T:
+        """What is seen, unless it may not be: the rest is told without it."""
+        try:
+            return look()
+        except RefusedError as problem:
+            hidden.append(f"{what}: {inert(str(problem))}")
+            return otherwise
+
+    pods = allowed("pods", lambda: tuple(pods_of(connection, job)), None)
+    nodes = allowed("nodes", lambda: _nodes(connection, pods or ()), dict[str, Node]())
+    told = tuple[ToldWarning, ...]()
+    warnings = allowed("events", lambda: tuple(_warnings(connection, job)), told)
+    lease = allowed("the operator's Lease", lambda: _lease(connection, operator_namespace), None)
+    reports: dict[str, ControllerReport] = {}
+    if not is_over(job) and not holds(job.status, "Rendezvoused"):
+        reports = allowed("supervisors", lambda: _reports(connection, pods or ()), {})
+    return Seen(
+        job=job,
+        now=connection.now,
+        pods=pods,
+        nodes=nodes,
+        warnings=warnings,
+        lease=lease,
+        progressed=progressed(manifest),
+        reports=reports,
+        hidden=tuple(hidden),
+    )
+
+
+def progressed(manifest: Manifest) -> Time | None:
+    """When the controller changed `status.training` last, as the API server has noted it."""
+    times = [
+        from_rfc3339(entry["time"])
+        for entry in manifest["metadata"].get("managedFields") or ()
+        if "time" in entry and _holds_field(entry.get("fieldsV1") or {}, _TRAINING)
+    ]
+    return max(times, default=None)
+
+
+def _holds_field(fields: dict[str, Any], path: tuple[str, ...]) -> bool:
+    for key in path:
+        if key not in fields:
+            return False
+        fields = fields[key]
+    return True
+
+
+def _nodes(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, Node]:
+    """The nodes of the pods that are not ready."""
+    nodes = {}
+    for name in sorted({pod.node for pod in pods if pod.node and not pod.is_ready}):
+        try:
+            nodes[name] = read_node(connection.get(NODE.path(None, name)))
+        except MissingError:
+            continue
+    return nodes
+
+
+def _warnings(connection: ClusterConnection, job: Job) -> Iterator[ToldWarning]:
+    """Warnings about the pods and StatefulSets of the job, the latest last."""
+    head = f"{job.name}-"
+    found = [
+        event
+        for event in connection.items(EVENT.path(job.namespace), fieldSelector="type=Warning")
+        if event["involvedObject"].get("name", "").startswith(head)
+    ]
+    for event in sorted(found, key=_event_time):
+        about = event["involvedObject"]
+        yield ToldWarning(
+            kind=about.get("kind", ""),
+            name=about["name"],
+            reason=event.get("reason", ""),
+            message=inert(event.get("message", "")),
+        )
+
+
+def _event_time(event: Manifest) -> str:
+    """When it was seen last, in any of the ways in which that is written."""
+    series = (event.get("series") or {}).get("lastObservedTime")
+    times = (series, event.get("lastTimestamp"), event.get("eventTime"))
+    return next((str(time) for time in times if time), "")
+
+
+def _lease(connection: ClusterConnection, namespace: str) -> SeenLease | None:
+    try:
+        spec = connection.get(LEASE.path(namespace, LEASE_NAME)).get("spec") or {}
+    except MissingError:
+        # It may be in another namespace; whether an operator looks at the job says its status.
+        return None
+    renewed = spec.get("renewTime")
+    return SeenLease(
+        holder=spec.get("holderIdentity") or "",
+        renewed=from_rfc3339(renewed) if renewed else None,
+        seconds=int(spec.get("leaseDurationSeconds") or 1),
+    )
+
+
+def _reports(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, ControllerReport]:
+    """What the supervisors of the ready pods say, by the API server's way into pods."""
+    reports = {}
+    for pod in pods:
+        if not pod.is_ready or pod.is_deleting:
+            continue
+        path = f"{POD.path(pod.namespace, pod.name)}:{contract.PORT_HEALTH}/proxy/status"
+        try:
+            said = json.loads(connection.text(path))
+        except (UnavailableError, MissingError, ValueError):
+            # A supervisor that does not answer now is judged by the state of its pod.
+            continue
+        if isinstance(said, dict):
+            reports[pod.uid] = ControllerReport(
+                pod.uid, str(said.get("phase", "")), inert(str(said.get("reason", "")))
+            )
+    return reports

@@ -1,0 +1,158 @@
+"""A job's status as labelled rows: one content for the terminal and for pipes. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ppojob_api.problem import printable
+from ppojob_api.v1alpha1.status import TrainingStatus
+from ppojob_cli.figures import duration, number
+from ppojob_cli.panel import (
+    LABEL_WIDTH,
+    Canvas,
+    labelled,
+    progress,
+    progress_share,
+    progress_steps,
+    titled,
+)
+from ppojob_operator.conditions import from_rfc3339
+from ppojob_operator.state import Job, Time
+
+FAILURES_SHOWN: Final = 3
+
+_STYLES: Final = {
+    "True": "green",
+    "False": "yellow",
+    "Unknown": "yellow",
+    "configuration": "red",
+    "application": "red",
+    "transient": "yellow",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows under one label.
+
+    Attributes:
+        label: of at most ten letters.
+        rows: of words; all of a length.
+        heads: of the columns; empty: none.
+    """
+
+    label: str
+    rows: tuple[tuple[str, ...], ...]
+    heads: tuple[str, ...] = ()
+
+
+def plain_lines(job: Job, now: Time) -> Iterator[str]:
+    """The status as lines."""
+    yield printable(f"{job.name}: {job.status.phase}")
+    training = job.status.training
+    if training is not None:
+        total = training.total_steps or 0
+        left = f"{training.eta} left" if training.eta else ""
+        told = (progress_steps(training.step, total), progress_share(training.step, total), left)
+        yield f"  {'step':<{LABEL_WIDTH}}  {'  '.join(part for part in told if part)}"
+    for block in blocks(job, now):
+        for index, line in enumerate(_aligned(block)):
+            yield f"  {block.label if index == 0 else '':<{LABEL_WIDTH}}  {line}".rstrip()
+
+
+def drawing(job: Job, now: Time, canvas: Canvas) -> RenderableType:
+    """The status as a panel."""
+    sections: list[RenderableType] = []
+    training = job.status.training
+    if training is not None:
+        sections.append(progress(training.step, training.total_steps or 0, training.eta or ""))
+    sections += [labelled(block.label, _table(block)) for block in blocks(job, now)]
+    return titled(job.name, job.status.phase, sections, canvas)
+
+
+def blocks(job: Job, now: Time) -> Iterator[Block]:
+    """What there is to say, the most important first."""
+    status = job.status
+    if status.reason:
+        why = f"{status.reason}: {status.message}" if status.message else status.reason
+        yield Block("why", ((why,),))
+    if status.training is not None:
+        yield from _training(status.training)
+    if status.roles:
+        roles = tuple(
+            (role.name, f"{role.ready}/{role.replicas}", str(role.restarts))
+            for role in status.roles
+        )
+        yield Block("roles", roles, ("role", "ready", "restarts"))
+    if status.conditions:
+        conditions = tuple(
+            (one.type, one.status, one.reason, _ago(one.last_transition_time, now))
+            for one in status.conditions
+        )
+        yield Block("conditions", conditions, ("condition", "status", "reason", "since"))
+    if status.failures:
+        failures = tuple(
+            (
+                one.pod,
+                f"step {one.step}",
+                one.kind,
+                _ago(one.time, now),
+                _words(one.reason, one.message),
+            )
+            for one in reversed(status.failures[-FAILURES_SHOWN:])
+        )
+        yield Block("failures", failures)
+
+
+def _training(training: TrainingStatus) -> Iterator[Block]:
+    figures = {
+        "reward": training.reward,
+        "KL": training.kl,
+        "entropy": training.entropy,
+        "length": training.response_tokens,
+        "tokens/s": training.tokens_per_second,
+    }
+    told = [f"{name} {number(value)}" for name, value in figures.items() if value is not None]
+    if training.stage:
+        told.append(training.stage.lower())
+    if told:
+        yield Block("now", (("  ".join(told),),))
+    if training.validation is not None:
+        yield Block("validation", ((number(training.validation),),))
+    if training.last_committed_step is not None:
+        yield Block("commit", ((f"step {training.last_committed_step}",),))
+
+
+def _ago(time: str, now: Time) -> str:
+    return f"{duration((now - from_rfc3339(time)).total_seconds())} ago"
+
+
+def _words(reason: str, message: str) -> str:
+    return f"{reason}: {message}" if message else reason
+
+
+def _cells(block: Block) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [block.heads] if block.heads else []
+    return rows + [[printable(cell) for cell in row] for row in block.rows]
+
+
+def _aligned(block: Block) -> Iterator[str]:
+    rows = _cells(block)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(
+            f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+
+
+def _table(block: Block) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for index, row in enumerate(_cells(block)):
+        is_head = index == 0 and bool(block.heads)
+        cells = [Text(cell, style="dim" if is_head else _STYLES.get(cell, "")) for cell in row]
+        table.add_row(*cells)
+    return table
