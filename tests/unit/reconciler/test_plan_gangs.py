@@ -1,0 +1,149 @@
+"""A job whose pods are placed together: what is made for it, what is said, and what is kept."""
+
+from typing import Any
+
+import pytest
+from gang_plans import (
+    KUEUE,
+    VOLCANO,
+    WORKLOAD,
+    actions,
+    admission_of,
+    child,
+    four_pods,
+    looked_at,
+    made,
+    seen,
+)
+from operator_jobs import job_manifest, make_job
+from operator_plans import kinds, status_after
+
+from ppojob_operator.build.gang import GANGS
+from ppojob_operator.state import (
+    Delete,
+    Observed,
+)
+
+
+class TestSchedulers:
+    """A scheduler of gangs places pods that are there."""
+
+    def test_volcano_gets_one_group_of_all_pods(self) -> None:
+        job = make_job(
+            scheduling=VOLCANO,
+            roles={"reward": {"replicas": 2}, "actorRollout": {"gpusPerReplica": 2}},
+            pods=[{"memory": "512Mi"}],
+        )
+        planned = looked_at(job, seen())
+        (group,) = made(planned, "PodGroup")
+        assert group["apiVersion"] == "scheduling.volcano.sh/v1beta1"
+        spec = group["spec"]
+        assert (spec["minMember"], spec["queue"]) == (4, "research")
+        # A controller asks for 100m.
+        assert spec["minResources"]["cpu"].endswith("100m")
+        assert spec["minResources"]["memory"] == str(4 * 512 * 2**20)
+        assert spec["minResources"]["nvidia.com/gpu"] == "2"
+        for one in made(planned, "StatefulSet"):
+            template = one["spec"]["template"]
+            assert template["spec"]["schedulerName"] == "volcano"
+            assert (
+                template["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "ppojob-sum"
+            )
+
+    def test_kubernetes_own_gang_is_one_group_of_one_workload(self) -> None:
+        planned = looked_at(make_job(scheduling=WORKLOAD), seen())
+        (workload,) = made(planned, "Workload")
+        (group,) = made(planned, "PodGroup")
+        assert {workload["apiVersion"], group["apiVersion"]} == {"scheduling.k8s.io/v1alpha2"}
+        (template,) = workload["spec"]["podGroupTemplates"]
+        assert template["schedulingPolicy"] == {"gang": {"minCount": 4}}
+        assert group["spec"]["schedulingPolicy"] == template["schedulingPolicy"]
+        origin = group["spec"]["podGroupTemplateRef"]["workload"]
+        assert origin == {
+            "workloadName": workload["metadata"]["name"],
+            "podGroupTemplateName": template["name"],
+        }
+        for one in made(planned, "StatefulSet"):
+            spec = one["spec"]["template"]["spec"]
+            assert spec["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
+
+    @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
+    def test_the_group_is_there_before_the_first_pod(self, scheduling: dict[str, Any]) -> None:
+        first = kinds(looked_at(make_job(scheduling=scheduling), seen()))
+        assert first.index("Create PodGroup") < first.index("Create StatefulSet")
+
+    @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
+    def test_admitted_means_that_pods_have_a_place(self, scheduling: dict[str, Any]) -> None:
+        job = make_job(scheduling=scheduling)
+        kind = GANGS[scheduling["type"]].kinds[-1]
+        (group,) = made(looked_at(job, seen()), "PodGroup")
+        words = {"type": "Unschedulable", "reason": "NotEnoughResources", "message": "3/4 in gang"}
+        group = child({**group, "status": {"conditions": [words]}}, kind)
+        waiting = looked_at(job, seen(group, pods=four_pods()))
+        assert admission_of(waiting, job) == (
+            "False",
+            "GangWaits",
+            "NotEnoughResources: 3/4 in gang",
+        )
+        assert status_after(waiting).reason == "GangWaits"
+        assert status_after(waiting).start_time is None
+        placed = looked_at(job, seen(group, pods=four_pods(node="n")))
+        assert admission_of(placed, job)[:2] == ("True", "Placed")
+
+    @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
+    def test_what_a_group_reserves_is_free_when_the_job_is_suspended(
+        self, scheduling: dict[str, Any]
+    ) -> None:
+        job = make_job(scheduling=scheduling)
+        kind = GANGS[scheduling["type"]].kinds[-1]
+        (group,) = made(looked_at(job, seen()), "PodGroup")
+        paused = make_job(scheduling=scheduling, lifecycle={"suspend": True})
+        with_pods = looked_at(paused, seen(child(group, kind), pods=four_pods()))
+        assert Delete(kind, "ppojob-sum", "uid-gang") not in actions(with_pods)
+        without = looked_at(paused, seen(child(group, kind)))
+        assert Delete(kind, "ppojob-sum", "uid-gang") in actions(without)
+
+
+@pytest.mark.parametrize("scheduling", [KUEUE, VOLCANO, WORKLOAD])
+class TestAll:
+    """Whoever places the pods."""
+
+    def test_what_is_not_served_is_said_and_nothing_is_made(
+        self, scheduling: dict[str, Any]
+    ) -> None:
+        job = make_job(scheduling=scheduling)
+        planned = looked_at(job, Observed())
+        assert kinds(planned) == ["Emit"]
+        status, reason, message = admission_of(planned, job)
+        assert (status, reason) == ("False", "GangUnavailable")
+        assert f"spec.scheduling.type: {scheduling['type']}" in message
+        assert f"gangs.{scheduling['type']}: true" in message
+
+    def test_pods_outlive_what_cannot_be_asked(self, scheduling: dict[str, Any]) -> None:
+        job = make_job(scheduling=scheduling)
+        planned = looked_at(job, Observed(pods=four_pods(is_ready=True)))
+        assert len(made(planned, "StatefulSet")) == 3
+
+    def test_an_object_of_others_in_our_way_is_told(self, scheduling: dict[str, Any]) -> None:
+        job = make_job(scheduling=scheduling)
+        kind = GANGS[scheduling["type"]].kinds[-1]
+        why = "it is there already and is not this job's"
+        planned = looked_at(job, seen(refused={(kind, "ppojob-sum"): why}))
+        assert admission_of(planned, job)[1] == "ObjectRefused"
+        assert why in admission_of(planned, job)[2]
+
+    def test_planning_twice_plans_the_same(self, scheduling: dict[str, Any]) -> None:
+        job = make_job(scheduling=scheduling)
+        assert looked_at(job, seen()) == looked_at(job, seen())
+
+    def test_what_pods_read_does_not_name_who_places_them(self, scheduling: dict[str, Any]) -> None:
+        assert job_manifest(scheduling=scheduling)["spec"]["scheduling"]
+        planned = looked_at(make_job(scheduling=scheduling), Observed(pods=four_pods()))
+        plain = looked_at(make_job(), Observed())
+        names = [
+            one["metadata"]["name"]
+            for which in (planned, plain)
+            for one in made(which, "ConfigMap")
+        ]
+        assert len(names) == 2
+        assert len(set(names)) == 1
