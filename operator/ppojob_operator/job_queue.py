@@ -26,12 +26,22 @@ class JobQueue:
         workers: how many at a time.
         rest_seconds: a job that was looked at is left alone for so long. Its own writes and the
             pods that they make come back as a burst of events; one look is enough for all.
+        longest_rest_seconds: a job that does not come to rest is left alone twice as long each
+            time, up to this: its pods become ready one by one, and each look may cost a write.
     """
 
-    def __init__(self, look: Look, workers: int, rest_seconds: float = 0.2) -> None:
+    def __init__(
+        self,
+        look: Look,
+        workers: int,
+        rest_seconds: float = 0.2,
+        longest_rest_seconds: float = 1.0,
+    ) -> None:
         self._look = look
         self._workers = workers
         self._rest_seconds = rest_seconds
+        self._longest_rest_seconds = longest_rest_seconds
+        self._rests: dict[JobKey, float] = {}
         self._due: dict[JobKey, float] = {}
         self._busy: set[JobKey] = set()
         self._timers: dict[JobKey, asyncio.TimerHandle] = {}
@@ -71,7 +81,7 @@ class JobQueue:
             loop = asyncio.get_running_loop()
             if again is not None:
                 self._timers[key] = loop.call_later(again, self._ring, key)
-            loop.call_later(self._rest_seconds, self._rested, key)
+            loop.call_later(self._rests.get(key, self._rest_seconds), self._rested, key)
 
     async def _look_once(self, key: JobKey) -> float | None:
         try:
@@ -95,7 +105,11 @@ class JobQueue:
     def _rested(self, key: JobKey) -> None:
         self._busy.discard(key)
         if key in self._due:
+            rest = 2 * self._rests.get(key, self._rest_seconds)
+            self._rests[key] = min(rest, self._longest_rest_seconds)
             self._ready.release()
+        else:
+            self._rests.pop(key, None)
 
     def _ring(self, key: JobKey) -> None:
         self._timers.pop(key, None)

@@ -45,6 +45,7 @@ class _PackedChild:
 
     child: Child
     packed: bytes
+    version: int
 
     def unpacked(self, settled_digest: str) -> Child:
         return dataclasses.replace(
@@ -189,13 +190,17 @@ class Mirror:
 
     def see_child(self, manifest: Manifest) -> None:
         """An object that was made for a job; wakes it where it changes."""
-        key = job_key(manifest)
+        key, version = job_key(manifest), int(manifest["metadata"]["resourceVersion"])
+        before = self._jobs[key].children.get(manifest["metadata"]["uid"])
+        if before is not None and version <= before.version:
+            # Our own write was answered before the stream came to it, or to what it wrote over.
+            return
         child = read_child(manifest)
-        packed = pack(child.manifest)
-        kept = _PackedChild(dataclasses.replace(child, manifest={}), packed)
+        bare = dataclasses.replace(child, manifest={})
+        kept = _PackedChild(bare, pack(child.manifest), version)
         self._keys[child.uid] = key
-        if self._jobs[key].children.get(child.uid) != kept:
-            self._jobs[key].children[child.uid] = kept
+        self._jobs[key].children[child.uid] = kept
+        if before is None or (before.child, before.packed) != (bare, kept.packed):
             self._wake(key)
 
     def lose_child(self, uid: str) -> None:

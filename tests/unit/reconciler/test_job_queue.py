@@ -1,6 +1,7 @@
 """Which job is looked at when."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 from ppojob_operator.errors import UnavailableError
@@ -136,6 +137,30 @@ def test_a_burst_of_events_is_one_look_more() -> None:
             assert looks == [A, B]
             await asyncio.sleep(0.6)
             assert looks == [A, B, A]
+
+        await works(queue, story)
+
+    run(test)
+
+
+def test_a_job_that_does_not_come_to_rest_is_left_alone_longer_each_time() -> None:
+    async def test() -> None:
+        looks: list[float] = []
+
+        async def look(_: JobKey) -> float | None:
+            looks.append(asyncio.get_running_loop().time())
+            return None
+
+        queue = JobQueue(look, workers=1, rest_seconds=0.02, longest_rest_seconds=0.08)
+
+        async def story() -> None:
+            while len(looks) < 5:
+                queue.wake(A)
+                await asyncio.sleep(0.001)
+            gaps = [later - earlier for earlier, later in itertools.pairwise(looks)]
+            # Timers never ring early, whatever else the machine does.
+            rests = (0.02, 0.04, 0.08, 0.08)
+            assert all(gap > 0.9 * rest for gap, rest in zip(gaps, rests, strict=True)), gaps
 
         await works(queue, story)
 

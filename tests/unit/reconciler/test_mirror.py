@@ -73,6 +73,29 @@ def test_an_older_state_does_not_come_back() -> None:
     assert known.status.reason == "new"
 
 
+def test_an_older_state_of_an_object_of_its_does_not_come_back() -> None:
+    def service(version: int, port: int) -> dict[str, Any]:
+        labels = {"ppojob.dev/job": "sum"}
+        head = {"name": "sum-reward", "namespace": "lab", "uid": "s", "labels": labels}
+        return {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {**head, "resourceVersion": str(version)},
+            "spec": {"ports": [{"port": port}]},
+        }
+
+    seen = Watched()
+    seen.mirror.settle(KEY, service(5, 80), service(5, 80))
+    woken = len(seen.woken)
+    seen.mirror.see_child(service(5, 80))
+    seen.mirror.see_child(service(4, 81))
+    assert len(seen.woken) == woken
+    known = seen.mirror.observed(KEY, UID).children["Service", "sum-reward"]
+    assert known.manifest["spec"] == {"ports": [{"port": 80}]}
+    seen.mirror.see_child(service(6, 82))
+    assert len(seen.woken) == woken + 1
+
+
 def test_a_younger_job_of_the_same_name_is_another() -> None:
     seen = Watched()
     seen.after(job(5))
