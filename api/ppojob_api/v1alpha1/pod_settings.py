@@ -153,8 +153,9 @@ class PodSettings(Section):
         Maps and lists of both are joined, these last.
         """
         merged: dict[str, object] = {}
+        earlier = dict(before)
         for name, own in self:
-            general = dict(before)[name]
+            general = earlier[name]
             if isinstance(own, dict):
                 merged[name] = {**general, **own}
             elif isinstance(own, tuple):
