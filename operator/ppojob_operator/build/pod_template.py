@@ -3,6 +3,7 @@
 Every pod passes Pod Security `restricted`: no root, no capability, a read-only root file system.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -171,7 +172,7 @@ def _container(
             {"name": "scratch", "mountPath": _MOUNTS["scratch"]},
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "tmp", "mountPath": "/tmp"},
-            *_user_mounts(settings.volumes),
+            *_user_mounts(config, settings.volumes),
         ],
     }
 
@@ -236,8 +237,6 @@ def _resources(role: RoleTopology, settings: PodSettings, gpu: str) -> dict[str,
 def _volumes(
     job: Job, config: PodConfig, role: RoleName, settings: PodSettings
 ) -> list[dict[str, Any]]:
-    volume = config.run.spec.checkpoint.volume
-    assert volume is not None, "the plan refuses a job without a volume before it renders one"
     keys = {
         "secretName": workload_name(job.name, role),
         "defaultMode": _READ_BY_GROUP,
@@ -246,14 +245,18 @@ def _volumes(
     return [
         {"name": "config", "configMap": {"name": config_map_name(job, config)}},
         {"name": "keys", "secret": keys},
-        {"name": "run", "persistentVolumeClaim": {"claimName": volume.claim_name}},
+        {"name": "run", "persistentVolumeClaim": {"claimName": _run_claim(config)}},
         {"name": "scratch", "emptyDir": {}},
         {
             "name": "shm",
             "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(config, role, settings)},
         },
         {"name": "tmp", "emptyDir": {}},
-        *({"name": f"user-{i}", **_source(one)} for i, one in enumerate(settings.volumes)),
+        *(
+            {"name": name, **_source(one)}
+            for name, one in _named(settings.volumes, _run_claim(config))
+            if name != "run"
+        ),
     ]
 
 
@@ -271,12 +274,28 @@ def _source(volume: PodVolume) -> dict[str, Any]:
     return {"secret": {"secretName": volume.secret, "defaultMode": _READ_BY_GROUP}}
 
 
-def _user_mounts(volumes: tuple[PodVolume, ...]) -> list[dict[str, Any]]:
+def _user_mounts(config: PodConfig, volumes: tuple[PodVolume, ...]) -> list[dict[str, Any]]:
     mounts: list[dict[str, Any]] = []
-    for index, volume in enumerate(volumes):
-        mount: dict[str, Any] = {"name": f"user-{index}", "mountPath": volume.mount_path}
+    for name, volume in _named(volumes, _run_claim(config)):
+        mount: dict[str, Any] = {"name": name, "mountPath": volume.mount_path}
         mounts.append(mount | ({"readOnly": True} if volume.read_only else {}))
     return mounts
+
+
+def _run_claim(config: PodConfig) -> str:
+    volume = config.run.spec.checkpoint.volume
+    assert volume is not None, "the plan refuses a job without a volume before it renders one"
+    return volume.claim_name
+
+
+def _named(volumes: tuple[PodVolume, ...], run_claim: str) -> Iterator[tuple[str, PodVolume]]:
+    """The user's volumes, each with its name in the pod.
+
+    The claim of the run folder is in the pod once: as a second, read-only volume it would make the
+    run folder read-only too.
+    """
+    for index, volume in enumerate(volumes):
+        yield ("run" if volume.claim_name == run_claim else f"user-{index}"), volume
 
 
 def _merged(template: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

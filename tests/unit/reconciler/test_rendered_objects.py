@@ -132,6 +132,20 @@ def test_cores_are_asked_for_and_not_capped() -> None:
     assert resources["limits"] == {"rdma/hca": "1"}
 
 
+def test_the_claim_of_the_run_folder_is_mounted_a_second_time_from_one_volume() -> None:
+    """As two volumes of one claim, one of them read-only, both would be read-only."""
+    shared = [{"claimName": "runs", "mountPath": "/data"}, {"claimName": "o", "mountPath": "/o"}]
+    spec = template_with({"volumes": shared})["spec"]
+    claims = [one for one in spec["volumes"] if "persistentVolumeClaim" in one]
+    assert [(one["name"], one["persistentVolumeClaim"]) for one in claims] == [
+        ("run", {"claimName": "runs"}),
+        ("user-1", {"claimName": "o", "readOnly": True}),
+    ]
+    mounts = {one["mountPath"]: one for one in spec["containers"][0]["volumeMounts"]}
+    assert mounts["/data"] == {"name": "run", "mountPath": "/data", "readOnly": True}
+    assert "readOnly" not in mounts["/ppojob/run"]
+
+
 def test_settings_of_pods_reach_the_template() -> None:
     template = template_with(
         {
