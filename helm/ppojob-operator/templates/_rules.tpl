@@ -6,6 +6,7 @@ Nothing is granted with "*"; a test holds the list against what a real run uses.
 - apiGroups: [ppojob.dev]
   resources: [ppojobs]
   verbs:
+    - get      # before what is gone is made again: the job's own deletion may have been missed
     - list     # all jobs, when the operator starts or the watch breaks off
     - watch    # wakes the job's queue
     - delete   # a finished job, when lifecycle.ttlSecondsAfterFinished is over
