@@ -1,5 +1,6 @@
 """Cases 49 to 51 and 62 to 68 of the bad-input catalogue: files. One exact line each."""
 
+import base64
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.parquet import encryption
 
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data import file_checks, json_lines, parquet_rows
@@ -128,6 +130,51 @@ def test_a_corrupt_page_is_named(
     (line,) = errors(path)
     assert line.startswith("a.parquet:row group 1:prompt: got data that cannot be decoded: ")
     assert line.endswith("; the file as it was written; rewrite or fetch it again")
+
+
+def test_an_unknown_codec_is_named(tmp_path: Path, errors: Check, write_table: Write) -> None:
+    rows = [{"prompt": "3+5", "data_source": "tiny"}] * 4
+    path = write_table(tmp_path / "a.parquet", rows, compression="none")
+    content = bytearray(path.read_bytes())
+    codec = content.rindex(b"prompt\x15\x00") + len(b"prompt\x15")
+    content[codec] = 2 * 40  # as the footer writes the number 40
+    path.write_bytes(content)
+    (line,) = errors(path)
+    assert line.startswith(
+        "a.parquet:row group 0:prompt: got data that cannot be decoded: Unsupported compression "
+    )
+
+
+class PlainKeys(encryption.KmsClient):
+    """Keeps keys as they are."""
+
+    def __init__(self, _: object) -> None:
+        super().__init__()
+
+    def wrap_key(self, key: bytes, _: str) -> bytes:
+        return base64.b64encode(key)
+
+    def unwrap_key(self, key: bytes, _: str) -> bytes:
+        return base64.b64decode(key)
+
+
+@pytest.mark.parametrize(
+    ("is_footer_plain", "got"), [(True, "encrypted columns"), (False, "an encrypted file")]
+)
+def test_an_encrypted_table(is_footer_plain: bool, got: str, tmp_path: Path, errors: Check) -> None:
+    table = pa.table({"prompt": ["3+5"] * 4, "data_source": ["tiny"] * 4})
+    settings = encryption.EncryptionConfiguration(
+        footer_key="footer", column_keys={"key": ["prompt"]}, plaintext_footer=is_footer_plain
+    )
+    properties = encryption.CryptoFactory(PlainKeys).file_encryption_properties(
+        encryption.KmsConnectionConfig(), settings
+    )
+    path = tmp_path / "a.parquet"
+    with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    assert errors(path) == [
+        f"a.parquet: got {got}: no keys are known; a parquet file; write it again"
+    ]
 
 
 def test_a_table_that_is_too_wide(

@@ -19,6 +19,7 @@ MAX_CHUNK_BYTES = 1 << 30
 _LISTED_COLUMNS = 20
 _MAGIC = b"PAR1"
 _ENCRYPTED_MAGIC = b"PARE"
+_SIGNATURE_BYTES = 12 + 16
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _REWRITE = "a parquet file; write it again"
 
@@ -113,9 +114,7 @@ def _open_parquet(path: str) -> pq.ParquetFile | DataProblem:
         file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
         tail = file.read(8)
     if tail[-4:] == _ENCRYPTED_MAGIC:
-        return DataProblem(
-            path, "an encrypted file", "no keys are known", _REWRITE, DataReason.NOT_PARQUET
-        )
+        return _encrypted(path, "an encrypted file")
     if head[:4] != _MAGIC or tail[-4:] != _MAGIC:
         why = "no parquet file" if head[:4] != _MAGIC else "the end of the file is missing"
         return DataProblem(
@@ -135,7 +134,7 @@ def _open_parquet(path: str) -> pq.ParquetFile | DataProblem:
             DataReason.TOO_LARGE,
         )
     try:
-        return pq.ParquetFile(
+        opened = pq.ParquetFile(
             path,
             buffer_size=1 << 20,
             pre_buffer=False,
@@ -146,6 +145,16 @@ def _open_parquet(path: str) -> pq.ParquetFile | DataProblem:
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         return DataProblem(path, "a damaged footer", reason, _REWRITE, DataReason.NOT_PARQUET)
+    # Behind a footer that can be read, a signature tells of columns that cannot, and a question
+    # about one of those would end the process.
+    if footer == opened.metadata.serialized_size + _SIGNATURE_BYTES:
+        opened.close()
+        return _encrypted(path, "encrypted columns")
+    return opened
+
+
+def _encrypted(path: str, got: str) -> DataProblem:
+    return DataProblem(path, got, "no keys are known", _REWRITE, DataReason.NOT_PARQUET)
 
 
 def _parquet_problem(
