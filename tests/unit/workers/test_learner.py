@@ -12,7 +12,7 @@ from ppojob_trainer.workers.learner import Learner
 
 @pytest.fixture
 def make_learner(tmp_path):
-    training_ranks.save_model(tmp_path / "tied", tied=True)
+    training_ranks.save_models(tmp_path)
     world = World.alone()
 
     def make() -> Learner:
