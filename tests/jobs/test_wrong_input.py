@@ -1,7 +1,10 @@
 """Cases 1 to 48, 84, 101 to 112, by `ppojob run`: the job, this machine, the run folder."""
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -321,6 +324,29 @@ def test_an_odd_environment_changes_nothing(wrong: RefusedJob, start: Start) -> 
     run = start(wrong.write_manifest(), wrong.output, **odd)
     assert run.wait() == 2
     assert run.lines == LINES["2 unknown field"]
+
+
+ODD_USER = ("unshare", "--user", "--map-user=54321", "--map-group=54321")
+"""Runs a command as a user that no file knows, where the kernel lets a user do so."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run([*ODD_USER, "true"], check=False, capture_output=True).returncode != 0,
+    reason="no user namespaces here",
+)
+def test_a_user_without_name_home_and_locale_can_run_a_job(tiny_job, tmp_path: Path) -> None:
+    manifest = tiny_job(steps={"total": 2}, checkpoint={"every": 1})
+    odd = {"LC_ALL": "C", "PYTHONUTF8": "0", "TZ": "Nowhere/Else", "HOME": "/no/such/home"}
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    command = [sys.executable, "-m", "ppojob_cli", "run", manifest, "--output", tmp_path / "run"]
+    done = subprocess.run(
+        [*ODD_USER, *command], env={**kept, **odd}, umask=0o077, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    assert (tmp_path / "run" / "export" / "config.json").exists()
 
 
 @pytest.mark.timeout(300)

@@ -114,6 +114,12 @@ def without_end(wrong: RefusedJob) -> None:
     (wrong.model / "special_tokens_map.json").unlink(missing_ok=True)
 
 
+def without_pad(wrong: RefusedJob) -> None:
+    wrong.edit("tokenizer_config.json", {"pad_token": None})
+    wrong.edit("config.json", {"pad_token_id": None})
+    (wrong.model / "special_tokens_map.json").unlink(missing_ok=True)
+
+
 def template(source: str | None) -> Spoil:
     def spoil(wrong: RefusedJob) -> None:
         path = wrong.model / "chat_template.jinja"
@@ -183,6 +189,8 @@ CASES: dict[str, Spoil] = {
     "79 stop token above the embedding": lambda wrong: wrong.set(
         "spec.rollout.stopTokenIds", [3, 5000]
     ),
+    "79 stop tokens in place of an end token": beside(without_end),
+    "79 no pad token, and nothing to pad": beside(without_pad),
     "80 no chat template": template(None),
     "80 template missing": lambda wrong: wrong.set("spec.model.chatTemplate", "/no/such.jinja"),
     "80 template is no Jinja": template("{% for m in messages %}\n{{ m.content }"),

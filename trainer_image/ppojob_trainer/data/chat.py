@@ -52,7 +52,6 @@ class ChatTokenizer(Closing):
 
     Attributes:
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
-        pad_token_id: the padding token, else the end token.
         vocab_size: number of tokens, added ones included.
 
     Raises:
@@ -79,8 +78,6 @@ class ChatTokenizer(Closing):
         self._now = now or datetime.datetime.now()
         self._child: BoundedProcess | None = None
         self.eos_token_ids = files.end_token_ids
-        padding = files.special_tokens.get("pad_token", files.special_tokens.get("eos_token"))
-        self.pad_token_id = files.tokenizer.token_to_id(padding) if padding else None
         self.vocab_size: int = files.tokenizer.get_vocab_size(with_added_tokens=True)
 
     @property
