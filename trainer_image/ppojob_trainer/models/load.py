@@ -17,7 +17,6 @@ from ppojob_trainer.parallel.world import World
 def load_model(
     folder: Path | str,
     dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
     *,
     world: World | None = None,
     trust_remote_code: bool = False,
@@ -27,8 +26,7 @@ def load_model(
     Args:
         folder: with config.json and the weights; nothing is fetched.
         dtype: of the weights.
-        device: where they go.
-        world: the ranks over which it is cut, on that device; None for this one alone.
+        world: the ranks over which it is cut, and their device; None for this one on the CPU.
         trust_remote_code: run code that lies in the folder.
 
     Returns:
@@ -42,7 +40,7 @@ def load_model(
         AutoModelForCausalLM,
         Path(folder),
         dtype,
-        world=world or World.alone(device),
+        world=world,
         where="spec.model.path",
         trust_remote_code=trust_remote_code,
     )

@@ -14,7 +14,6 @@ from ppojob_trainer.parallel.world import World
 def load_reward_model(
     folder: Path | str,
     dtype: torch.dtype = torch.bfloat16,
-    device: torch.device | str = "cpu",
     *,
     world: World | None = None,
     trust_remote_code: bool = False,
@@ -24,8 +23,7 @@ def load_reward_model(
     Args:
         folder: with config.json and the weights; nothing is fetched.
         dtype: of the weights.
-        device: where they go.
-        world: the ranks over which it is cut, on that device; None for this one alone.
+        world: the ranks over which it is cut, and their device; None for this one on the CPU.
         trust_remote_code: run code that lies in the folder.
 
     Returns:
@@ -40,7 +38,7 @@ def load_reward_model(
         Path(folder),
         dtype,
         where=REWARD.where,
-        world=world or World.alone(device),
+        world=world,
         trust_remote_code=trust_remote_code,
     )
     names = model.config.architectures or []

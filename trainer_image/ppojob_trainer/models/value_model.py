@@ -19,7 +19,6 @@ from ppojob_trainer.parallel.world import World
 def load_value_model(
     folder: Path | str,
     dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
     *,
     world: World | None = None,
     where: str = CRITIC.where,
@@ -39,8 +38,7 @@ def load_value_model(
     Args:
         folder: of a language model, a token classifier or a sequence classifier with one label.
         dtype: of the weights.
-        device: where they go.
-        world: the ranks over which it is cut, on that device; None for this one alone.
+        world: the ranks over which it is cut, and their device; None for this one on the CPU.
         where: field of the resource that names the folder, for messages.
         trust_remote_code: run code that lies in the folder.
 
@@ -55,7 +53,7 @@ def load_value_model(
         AutoModelForTokenClassification,
         Path(folder),
         dtype,
-        world=world or World.alone(device),
+        world=world,
         where=where,
         trust_remote_code=trust_remote_code,
         num_labels=1,

@@ -52,7 +52,7 @@ def open_critic(spec: PPOJobSpec, world: World) -> Critic:
         role="critic",
         world=world,
         seed=spec.seed,
-        load=lambda: load_value_model(path, dtype, world.device, world=world),
+        load=lambda: load_value_model(path, dtype, world=world),
         train=train,
     )
     limit = spec.data.max_response_tokens

@@ -73,7 +73,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             role="actorRollout",
             world=world,
             seed=spec.seed,
-            load=lambda: load_model(spec.model.path, dtype, world.device, world=world),
+            load=lambda: load_model(spec.model.path, dtype, world=world),
             train=train,
         ),
     )
@@ -82,7 +82,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
 def open_reference(spec: PPOJobSpec, world: World) -> Reference:
     """Load the policy of the beginning, to stay as it is."""
     dtype = torch.float32 if spec.model.dtype == "float32" else torch.bfloat16
-    model = load_model(spec.model.path, dtype, world.device, world=world)
+    model = load_model(spec.model.path, dtype, world=world)
     return Reference(ForwardEngine(model, _policy_head(spec, "none"), spec.training, world))
 
 
