@@ -1,0 +1,291 @@
+"""A controller's own words in its job's status: on a real API server, with its real token."""
+
+import base64
+import http.client
+import json
+import os
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from chart_programs import helm_on
+from cluster_access import REPOSITORY, Cluster, eventually
+from ruamel.yaml import YAML
+
+from ppojob_api.v1alpha1.status import TrainingStatus
+from ppojob_trainer.controller.job_resource import DisownedError, JobResource, NotWrittenError
+from ppojob_trainer.controller.status_writer import Pace, StatusWriter
+from ppojob_trainer.pod_environment import ApiAccess
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+METRICS_PORT, LIVENESS_PORT = 18395, 18396
+AT_ONCE = Pace(interval_seconds=0.0, first_pause_seconds=0.2)
+
+
+@dataclass(frozen=True)
+class Operated:
+    """A namespace with an operator, the chart's policy, and two jobs whose objects are made."""
+
+    cluster: Cluster
+    folder: Path
+
+    def access(self, job: str) -> ApiAccess:
+        """The way to the API server with the token of a job's controller."""
+        config = YAML(typ="safe").load(self.cluster.folder / "kubeconfig")["clusters"][0]["cluster"]
+        folder = self.folder / job
+        folder.mkdir(exist_ok=True)
+        authority = base64.b64decode(config["certificate-authority-data"])
+        (folder / "ca.crt").write_bytes(authority)
+        token = self.cluster.kubectl("create", "token", f"{job}-controller")
+        (folder / "token").write_text(token)
+        server = urlsplit(config["server"])
+        assert server.hostname
+        return ApiAccess(server.hostname, server.port or 443, folder)
+
+    def resource(self, job: str, *, identity: str = "", uid: str = "") -> JobResource:
+        """A job as its controller sees it, or as another's or of another uid does."""
+        uid = uid or self.cluster.read("ppojob", job, "{.metadata.uid}")
+        access = self.access(identity or job)
+        return JobResource(access, namespace=self.cluster.namespace, name=job, uid=uid)
+
+    def patch(self, job: str, status: dict[str, Any]) -> str:
+        """Apply any status with the token of the job's controller; answers why it was refused."""
+        access, name = self.access(job), f"{self.cluster.namespace}/ppojobs/{job}"
+        trusted = ssl.create_default_context(cafile=str(access.credentials / "ca.crt"))
+        connection = http.client.HTTPSConnection(access.host, access.port, context=trusted)
+        body = {"apiVersion": "ppojob.dev/v1alpha1", "kind": "PPOJob", "status": status}
+        connection.request(
+            "PATCH",
+            f"/apis/ppojob.dev/v1alpha1/namespaces/{name}/status?fieldManager=other&force=true",
+            json.dumps(body | {"metadata": {"name": job}}),
+            {
+                "Authorization": f"Bearer {(access.credentials / 'token').read_text()}",
+                "Content-Type": "application/apply-patch+yaml",
+            },
+        )
+        answer = connection.getresponse()
+        message: str = json.loads(answer.read())["message"]
+        connection.close()
+        return message
+
+    def condition(self, job: str, name: str) -> str:
+        """Status of a condition."""
+        path = f'{{.status.conditions[?(@.type=="{name}")].status}}'
+        return self.cluster.read("ppojob", job, path)
+
+    def looks(self) -> float:
+        """How often the operator has looked at a job or asked the API server of one."""
+        counters = ("ppojob_operator_reconciles_total", "ppojob_operator_api_requests_total")
+        url = f"http://127.0.0.1:{METRICS_PORT}/metrics"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        lines = opener.open(url, timeout=60).read().decode().splitlines()
+        counts = (line for line in lines if line.startswith(counters))
+        # Its Lease is renewed and streams are opened again, whatever jobs do.
+        of_jobs = (one for one in counts if 'kind="Lease"' not in one and 'verb="watch"' not in one)
+        return sum(float(line.rsplit(" ", 1)[1]) for line in of_jobs)
+
+
+@pytest.fixture(scope="module")
+def operated(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
+    folder = tmp_path_factory.mktemp("reports")
+    crd = REPOSITORY / "crds" / "ppojobs.yaml"
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={crd}")
+    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
+    # The chart's policy; its replicas have no image and are not waited for.
+    without = ("crds.install=false", "image.repository=localhost/none", "image.pullPolicy=Never")
+    helm_on(cluster, "upgrade", "--install", *(f"--set={one}" for one in without))
+    with operator(cluster, folder):
+        one = Operated(cluster, folder)
+        for name in ("sums", "other"):
+            cluster.apply(job(name))
+            eventually(lambda name=name: is_made(cluster, name))
+        refusal = "a controller changes status.training only"
+        # The policy takes a moment to reach the API server's admission.
+        eventually(lambda: refusal in one.patch("sums", {"image": "mine"}))
+        yield one
+    cluster.kubectl("delete", "ppojob", "sums", "other")
+    helm_on(cluster, "uninstall")
+
+
+class operator:  # noqa: N801  a context manager
+    """An operator that runs on this machine, for the namespace of the test alone."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        own = {key: text for key, text in os.environ.items() if "proxy" not in key.lower()}
+        self._log = (folder / "operator.log").open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ppojob_operator"],
+            env={
+                **own,
+                "KUBECONFIG": str(cluster.folder / "kubeconfig"),
+                "PPOJOB_OPERATOR_NAMESPACE": cluster.namespace,
+                "PPOJOB_OPERATOR_WATCH_NAMESPACES": cluster.namespace,
+                "PPOJOB_OPERATOR_METRICS_PORT": str(METRICS_PORT),
+                "PPOJOB_OPERATOR_LIVENESS_PORT": str(LIVENESS_PORT),
+            },
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(60)
+        self._log.close()
+
+
+def job(name: str) -> dict[str, Any]:
+    """A job whose pods are made and never placed, so that their readiness is the test's to say."""
+    return {
+        "apiVersion": "ppojob.dev/v1alpha1",
+        "kind": "PPOJob",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"path": "/models/tiny"},
+            "data": {"train": [{"path": "/data/train.jsonl"}]},
+            "algorithm": {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
+            "steps": {"total": 100},
+            "checkpoint": {"every": 2, "volume": {"claimName": "missing"}},
+            "pods": [{"image": "localhost/ppojob/no-such-image:1"}],
+        },
+    }
+
+
+def pods(cluster: Cluster, name: str) -> list[str]:
+    return cluster.kubectl(
+        "get", "pods", f"--selector=ppojob.dev/job={name}", "--output=name"
+    ).split()
+
+
+def is_made(cluster: Cluster, name: str) -> bool:
+    return len(pods(cluster, name)) == 3
+
+
+def write(resource: JobResource, **fields: Any) -> None:
+    """Write a state, as often as it takes until its Role is known to all of the API server."""
+    writer = StatusWriter(resource.write, AT_ONCE)
+    writer.offer(TrainingStatus(**fields))
+    writer.close(60.0)
+
+
+def test_what_a_controller_says_is_shown(operated: Operated) -> None:
+    resource = operated.resource("sums")
+    write(resource, epoch=1, step=0, stage="Starting", total_steps=100)
+    write(
+        resource,
+        epoch=1,
+        step=7,
+        total_steps=100,
+        reward=0.75,
+        kl=0.0123,
+        tokens_per_second=1534.0,
+        eta="1h30m",
+        stage="Training",
+        last_committed_step=6,
+    )
+    table = operated.cluster.kubectl("get", "ppojob", "sums", "--output=wide").splitlines()
+    assert len(table) == 2, table
+    names, figures = (line.split() for line in table)
+    shown = dict(zip(names, figures, strict=False))
+    wanted = {"STEP": "7", "REWARD": "0.75", "TOKENS/S": "1534", "ETA": "1h30m", "KL": "0.0123"}
+    assert wanted.items() <= shown.items()
+    assert shown["CHECKPOINT"] == "6"
+    eventually(lambda: operated.condition("sums", "Checkpointed") == "True")
+    fields = operated.cluster.kubectl(
+        "get", "ppojob", "sums", "--output=json", "--show-managed-fields"
+    )
+    owned = {
+        one["manager"]: set(one["fieldsV1"].get("f:status", {}))
+        for one in json.loads(fields)["metadata"]["managedFields"]
+        if one.get("subresource") == "status"
+    }
+    assert owned["ppojob-controller"] == {"f:training"}
+    assert "f:training" not in owned["ppojob-operator"]
+    assert {"f:phase", "f:conditions"} <= owned["ppojob-operator"]
+
+
+def test_a_controller_says_nothing_of_another_job(operated: Operated) -> None:
+    resource = operated.resource("other", identity="sums")
+    with pytest.raises(NotWrittenError, match="HTTP 403"):
+        resource.write(TrainingStatus(epoch=9))
+    assert operated.cluster.read("ppojob", "other", "{.status.training}") == ""
+
+
+@pytest.mark.parametrize("status", [{"phase": "Succeeded"}, {"restarts": 5, "training": {}}])
+def test_a_controller_says_nothing_else(operated: Operated, status: dict[str, Any]) -> None:
+    assert "a controller changes status.training only" in operated.patch("sums", status)
+
+
+def test_a_controller_whose_epoch_is_over_falls_silent(operated: Operated) -> None:
+    resource = operated.resource("sums")
+    write(resource, epoch=4, step=7, stage="Training")
+    with pytest.raises(DisownedError, match="a controller of epoch 4 has taken over"):
+        resource.write(TrainingStatus(epoch=3, step=8))
+    assert operated.cluster.read("ppojob", "sums", "{.status.training.step}") == "7"
+
+
+def test_a_younger_job_of_the_name_is_not_written_to(operated: Operated) -> None:
+    stranger = operated.resource("sums", uid="00000000-0000-0000-0000-000000000000")
+    before = operated.cluster.read("ppojob", "sums", "{.status.training}")
+    with pytest.raises(DisownedError, match="another job"):
+        stranger.write(TrainingStatus(epoch=99, step=99))
+    assert operated.cluster.read("ppojob", "sums", "{.status.training}") == before
+
+
+def test_a_job_that_is_gone_is_told(operated: Operated) -> None:
+    resource = operated.resource("sums")
+    write(resource, epoch=5, step=7, stage="Training")
+    missing = JobResource(
+        operated.access("sums"), namespace=operated.cluster.namespace, name="gone", uid="u"
+    )
+    # RBAC answers first: who may not look must not learn what is there.
+    with pytest.raises(NotWrittenError, match="HTTP 403"):
+        missing.write(TrainingStatus(epoch=1))
+
+
+def test_the_operator_follows_the_stage_and_not_the_steps(operated: Operated) -> None:
+    cluster, resource = operated.cluster, operated.resource("sums")
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    for pod in pods(cluster, "sums"):
+        patch = json.dumps({"status": ready})
+        cluster.kubectl("patch", pod, "--subresource=status", "--type=merge", f"--patch={patch}")
+    write(resource, epoch=6, step=7, stage="Starting")
+    eventually(lambda: operated.condition("sums", "PodsReady") == "True")
+    assert operated.condition("sums", "Training") == "False"
+    write(resource, epoch=6, step=7, stage="Training")
+    eventually(lambda: operated.condition("sums", "Training") == "True")
+    assert cluster.read("ppojob", "sums", "{.status.phase}") == "Running"
+    before = settled(operated)
+    for step in range(8, 20):
+        write(resource, epoch=6, step=step, reward=step / 100, stage="Training")
+        time.sleep(0.3)  # longer than a job that was looked at is left alone
+    assert operated.looks() == before
+    assert cluster.read("ppojob", "sums", "{.status.training.step}") == "19"
+    write(resource, epoch=6, step=19, stage="Recovering")
+    eventually(lambda: operated.condition("sums", "Training") == "False")
+    assert cluster.read("ppojob", "sums", "{.status.phase}") == "Recovering"
+    assert operated.looks() > before
+
+
+def settled(operated: Operated) -> float:
+    """How often the operator has looked, once it looks no more."""
+    counts = [-1.0]
+
+    def is_settled() -> bool:
+        time.sleep(2.0)
+        counts.append(operated.looks())
+        return counts[-1] == counts[-2]
+
+    eventually(is_settled)
+    return counts[-1]
