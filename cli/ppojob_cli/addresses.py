@@ -1,13 +1,13 @@
 """Addresses for pods on one machine: each its own in 127.0.1.0/24, so that ports are the same.
 
-An address is taken by a lock on a small file, which the kernel drops when the runner ends.
+An address is taken by a name in the kernel's list of sockets. That list belongs to the network, as
+the addresses do: it is the same for all users of the machine, and another one in a container. The
+kernel drops the name when the runner ends.
 """
 
-import fcntl
-import os
-import tempfile
-from pathlib import Path
+import socket
 
+from ppojob_api import contract
 from ppojob_trainer.errors import ConfigError
 
 _FIRST, _LAST = 1, 254
@@ -17,10 +17,8 @@ class Addresses:
     """Takes loopback addresses that no other runner of this machine has."""
 
     def __init__(self) -> None:
-        self._locks: list[int] = []
+        self._taken: list[socket.socket] = []
         self._next = _FIRST
-        self._folder = Path(tempfile.gettempdir()) / f"ppojob-addresses-{os.getuid()}"
-        self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def take(self) -> str:
         """One more address.
@@ -31,13 +29,15 @@ class Addresses:
         while self._next <= _LAST:
             address = f"127.0.1.{self._next}"
             self._next += 1
-            lock = os.open(self._folder / address, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            name = socket.socket(socket.AF_UNIX)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
+                name.bind(f"\0ppojob/{address}")
+                # No runner has it, yet some other program may listen there.
+                socket.create_server((address, contract.PORT_SUPERVISOR)).close()
+            except OSError:
+                name.close()
                 continue
-            self._locks.append(lock)
+            self._taken.append(name)
             return address
         raise ConfigError(
             f"roles: all {_LAST} addresses for pods on this machine are taken; "
@@ -46,6 +46,6 @@ class Addresses:
 
     def close(self) -> None:
         """Give all back."""
-        for lock in self._locks:
-            os.close(lock)
-        self._locks.clear()
+        for name in self._taken:
+            name.close()
+        self._taken.clear()

@@ -1,0 +1,41 @@
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from ppojob_api import contract
+from ppojob_cli.addresses import Addresses
+
+TAKE = "from ppojob_cli.addresses import Addresses; print(Addresses().take())"
+OTHER_USER = ("unshare", "--user", "--map-user=54321")
+
+
+def test_no_address_is_given_twice() -> None:
+    with closing(Addresses()) as one, closing(Addresses()) as other:
+        assert len({one.take(), one.take(), other.take()}) == 3
+
+
+def test_where_somebody_listens_is_no_room_for_a_pod() -> None:
+    with closing(Addresses()) as addresses:
+        free = addresses.take()
+    with (
+        socket.create_server((free, contract.PORT_SUPERVISOR)),
+        closing(Addresses()) as addresses,
+    ):
+        assert addresses.take() != free
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run([*OTHER_USER, "true"], check=False, capture_output=True).returncode != 0,
+    reason="no user namespaces here",
+)
+def test_another_user_of_the_machine_gets_other_addresses() -> None:
+    command = [*OTHER_USER, sys.executable, "-c", TAKE]
+    with closing(Addresses()) as addresses:
+        mine = addresses.take()
+        theirs = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert theirs.stdout.strip() != mine
