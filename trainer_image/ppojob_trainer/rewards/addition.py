@@ -3,7 +3,7 @@
 import re
 
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.records import Verdict, verdict
+from ppojob_trainer.rewards.records import Verdict, text_verdict
 
 # A number that goes on ("26.5", "2,600") is not the number before the point.
 _ANSWER = re.compile(r"#### *(-?[0-9]+)(?![0-9]|[.,][0-9])")
@@ -20,16 +20,9 @@ def addition(
         score: for the exact sum.
         format_score: for another number.
     """
-    if not isinstance(ground_truth, str):
-        raise TypeError(f"ground_truth: got {ground_truth!r}: the sum as text")
     found = _ANSWER.findall(response)
     prediction = found[-1] if found else None
-    return verdict(
-        prediction,
-        is_right=prediction == ground_truth,
-        score=score,
-        format_score=format_score,
-    )
+    return text_verdict(prediction, ground_truth, score=score, format_score=format_score)
 
 
 def ground_truth_problem(ground_truth: Json) -> str | None:

@@ -7,7 +7,7 @@ import re
 from typing import Literal
 
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.records import Verdict, verdict
+from ppojob_trainer.rewards.records import Verdict, text_verdict
 
 _READ_CHARACTERS = 300
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
@@ -40,16 +40,9 @@ def gsm8k(
         score: for the right answer.
         format_score: for a wrong answer in the right form.
     """
-    if not isinstance(ground_truth, str):
-        raise TypeError(f"ground_truth: got {ground_truth!r}: the number as text")
     tail = response[-_READ_CHARACTERS:]
     prediction = _last_strict(tail) if method == "strict" else _last_number(tail)
-    return verdict(
-        prediction,
-        is_right=prediction == ground_truth,
-        score=score,
-        format_score=format_score,
-    )
+    return text_verdict(prediction, ground_truth, score=score, format_score=format_score)
 
 
 def ground_truth_problem(ground_truth: Json) -> str | None:

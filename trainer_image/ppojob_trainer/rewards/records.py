@@ -53,6 +53,20 @@ NO_ANSWER = "[INVALID]"
 """The prediction of a response without an answer (verl's word for it)."""
 
 
+def text_verdict(
+    prediction: str | None, ground_truth: Json, *, score: float, format_score: float
+) -> Verdict:
+    """As `verdict`; right is what equals the truth letter by letter.
+
+    Raises:
+        TypeError: the truth is no text, which the rows' check has let through.
+    """
+    if not isinstance(ground_truth, str):
+        raise TypeError(f"ground_truth: got {ground_truth!r}: a number as text")
+    is_right = prediction == ground_truth
+    return verdict(prediction, is_right=is_right, score=score, format_score=format_score)
+
+
 def verdict(
     prediction: str | None, *, is_right: bool, score: float, format_score: float
 ) -> Verdict:
