@@ -68,7 +68,8 @@ class PendingCommit:
 class CommitStore:
     """The commits of one job in one folder.
 
-    Only the owner of the run's lock may call what writes; one thread at a time.
+    Only the job's controller may call what writes, one thread at a time: a StatefulSet keeps it
+    alone, and on one machine the lock of the run folder does.
 
     Args:
         root: the checkpoints folder; made where it is absent.

@@ -44,7 +44,7 @@ class ControllerStarted(_Event, frozen=True, kw_only=True, tag="controller_start
 
 
 class EpochStarted(_Event, frozen=True, kw_only=True, tag="epoch_started"):
-    """The ranks of a role met in a new epoch.
+    """The ranks of a role are about to be started in a new epoch.
 
     Attributes:
         role: name of the role.
@@ -141,7 +141,7 @@ Event = (
 
 
 class Journal:
-    """One run's journal; only the owner of the run's lock appends.
+    """One run's journal; only the controller appends.
 
     Args:
         path: the file; made by the first event.
