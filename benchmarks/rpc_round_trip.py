@@ -22,7 +22,7 @@ import zmq
 
 from ppojob_trainer.rpc.client import Call, Caller, Peer
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
-from ppojob_trainer.rpc.methods import PING, Method
+from ppojob_trainer.rpc.methods import Method
 from ppojob_trainer.rpc.server import Route, RpcServer
 from ppojob_trainer.rpc.wire import Nothing, RequestId
 
@@ -48,6 +48,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 WORK = Method("work", Work, Done)
+PING = Method("ping", Nothing, Nothing, once=False)
 
 
 def serve(ring: KeyRing) -> None:

@@ -71,8 +71,8 @@ def test_killed_anywhere_then_the_same_again(
     found = scripts.open_store(root).latest().commit
     assert found is not None
     assert found.step in (1, 2)
-    for entry in found.entries("actor", 1):
-        if entry.path.endswith("model.safetensors"):
+    for entry in found.manifest.files:
+        if entry.rank == 1 and entry.path.endswith("model.safetensors"):
             read = tensors.read_shard(found.folder, entry)
             expected = scripts.tensors(found.step + 1)
             assert all(torch.equal(read[name], expected[name]) for name in expected)

@@ -13,7 +13,7 @@ import zmq
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
 from ppojob_trainer.rpc.messages import BatchName, Texts
-from ppojob_trainer.rpc.methods import PING, PUT_TEXTS, Method
+from ppojob_trainer.rpc.methods import PUT_TEXTS, Method
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestHeader, RequestId, encode
 
@@ -31,6 +31,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 WORK = Method("work", Work, Done)
+PING = Method("ping", Nothing, Nothing, once=False)
 ID = RequestId(1, 7, "update", 0)
 REQUEST = Work([0, 1])
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppojob_trainer.checkpoint import identity, manifest
-from ppojob_trainer.checkpoint.files import FileEntry, check_content, check_size
+from ppojob_trainer.checkpoint.files import check_content, check_size
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ppojob_trainer.errors import DamagedCommit
 
@@ -25,26 +25,6 @@ class Commit:
     def step(self) -> int:
         """Steps done."""
         return self.manifest.progress.step
-
-    def entry(self, path: str) -> FileEntry:
-        """The entry of one file.
-
-        Args:
-            path: relative to the commit's folder.
-
-        Raises:
-            DamagedCommit: the commit holds no such file: state that is absent is never skipped.
-        """
-        for entry in self.manifest.files:
-            if entry.path == path:
-                return entry
-        raise DamagedCommit(f"{self.folder.name}/{path}", "the commit does not hold this file")
-
-    def entries(self, role: str, rank: int) -> tuple[FileEntry, ...]:
-        """The files that one rank wrote and reads back; empty for a role without state."""
-        return tuple(
-            entry for entry in self.manifest.files if entry.role == role and entry.rank == rank
-        )
 
     def verify(self) -> None:
         """Check every byte of every file.

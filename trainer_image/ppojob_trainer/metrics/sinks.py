@@ -77,10 +77,6 @@ class JsonLines:
         if self.path.exists() and self.path.stat().st_size != kept_bytes:
             durable.truncate(self.path, kept_bytes, METRICS_CUT_POINT)
 
-    def num_lines(self) -> int:
-        """Whole lines of the file: what a commit's ``metrics_lines`` is held against."""
-        return len(durable.read_lines(self.path))
-
     def close(self) -> None:
         """Nothing is kept open."""
 

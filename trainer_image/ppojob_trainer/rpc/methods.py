@@ -76,7 +76,6 @@ RANK_ROLES = frozenset({"actorRollout"})
 STATUS = Method("status", Nothing, PodStatus, once=False, deadline_seconds=10)
 IDENTITY = Method("identity", Nothing, PodIdentity, once=False)
 START = Method("start", StartRanks, PodStatus, once=False)
-PING = Method("ping", Nothing, Nothing, once=False, deadline_seconds=10)
 
 RESTORE = Method("restore", Restore, Nothing)
 SYNC_WEIGHTS = Method("sync_weights", SyncWeights, Nothing)
