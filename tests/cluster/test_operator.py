@@ -1,49 +1,20 @@
 """The operator against a real API server, scheduler and kubelet; its pods pass `restricted`."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster_access import Cluster, eventually
+from cluster_jobs import claim, job, says, wait_for_pods
+from operator_replica import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 KINDS = "statefulsets,services,configmaps,secrets,serviceaccounts,roles,rolebindings"
 KINDS += ",networkpolicies,poddisruptionbudgets"
-
-
-class Operator:
-    """A replica that runs on this machine, for the namespace of the test alone."""
-
-    def __init__(self, cluster: Cluster, logs: Path, name: str, port: int) -> None:
-        environment = {
-            **os.environ,
-            "KUBECONFIG": str(cluster.folder / "kubeconfig"),
-            "PPOJOB_OPERATOR_NAMESPACE": cluster.namespace,
-            "PPOJOB_OPERATOR_WATCH_NAMESPACES": cluster.namespace,
-            "PPOJOB_OPERATOR_IDENTITY": name,
-            "PPOJOB_OPERATOR_LEASE_SECONDS": "4",
-            "PPOJOB_OPERATOR_METRICS_PORT": "0",
-            "PPOJOB_OPERATOR_LIVENESS_PORT": str(port),
-        }
-        environment = {key: text for key, text in environment.items() if "proxy" not in key.lower()}
-        with (logs / f"{name}.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ppojob_operator"],
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def end(self, number: int = signal.SIGTERM) -> None:
-        self.process.send_signal(number)
-        self.process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -66,21 +37,6 @@ def operator(cluster: Cluster, crd: None, logs: Path) -> Iterator[Operator]:
         one.end()
 
 
-def job(name: str, claim: str = "missing", **spec: Any) -> dict[str, Any]:
-    whole = {
-        "model": {"path": "/models/tiny"},
-        "data": {"train": [{"path": "/data/train.jsonl"}]},
-        "algorithm": {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
-        "steps": {"total": 8},
-        "checkpoint": {"every": 2, "volume": {"claimName": claim}},
-        "roles": {"reward": {"replicas": 2}},
-        "pods": [{"image": "localhost/ppojob/no-such-image:1"}],
-        **spec,
-    }
-    head = {"apiVersion": "ppojob.dev/v1alpha1", "kind": "PPOJob"}
-    return {**head, "metadata": {"name": name}, "spec": whole}
-
-
 def children(cluster: Cluster, name: str) -> dict[tuple[str, str], Any]:
     """The objects of a job by kind and name, without what the API server numbers."""
     listed = cluster.kubectl("get", KINDS, f"--selector=ppojob.dev/job={name}", "--output=json")
@@ -90,18 +46,6 @@ def children(cluster: Cluster, name: str) -> dict[tuple[str, str], Any]:
         }
         for item in json.loads(listed)["items"]
     }
-
-
-def wait_for_pods(cluster: Cluster, name: str, number: int) -> None:
-    def pods() -> bool:
-        selector = f"--selector=ppojob.dev/job={name}"
-        return len(cluster.kubectl("get", "pods", selector, "--output=name").split()) == number
-
-    eventually(pods)
-
-
-def says(cluster: Cluster, name: str, word: str) -> None:
-    eventually(lambda: cluster.read("ppojob", name, "{.status.reason}") == word)
 
 
 def test_the_words_of_scheduler_and_kubelet_reach_the_status(cluster: Cluster, operator: Operator):
@@ -119,34 +63,6 @@ def test_the_words_of_scheduler_and_kubelet_reach_the_status(cluster: Cluster, o
     assert "ImageUnavailable" in told
     cluster.kubectl("delete", "ppojob", "words")
     eventually(lambda: not children(cluster, "words"))
-
-
-def claim(cluster: Cluster, name: str) -> list[dict[str, Any]]:
-    """A volume of the node, and the claim that it is for."""
-    size = {"storage": "1Mi"}
-    access = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    volume = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": f"{cluster.namespace}-{name}"},
-        "spec": {
-            **access,
-            "capacity": size,
-            "hostPath": {"path": f"/tmp/{cluster.namespace}", "type": "DirectoryOrCreate"},
-            "claimRef": {"namespace": cluster.namespace, "name": name},
-        },
-    }
-    wanted = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name},
-        "spec": {
-            **access,
-            "resources": {"requests": size},
-            "volumeName": volume["metadata"]["name"],
-        },
-    }
-    return [volume, wanted]
 
 
 def test_what_is_deleted_or_edited_by_hand_is_put_right(cluster: Cluster, operator: Operator):

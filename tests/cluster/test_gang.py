@@ -1,0 +1,215 @@
+"""Pods that are placed together: by the real scheduler, and by stand-ins of Kueue and Volcano."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import node_gpus
+import pytest
+from cluster_access import Cluster, eventually
+from cluster_jobs import claim, job, says, wait_for_pods
+from operator_replica import Operator
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+WORKLOAD = "workloads.v1alpha2.scheduling.k8s.io"
+POD_GROUP = "podgroups.v1alpha2.scheduling.k8s.io"
+KUEUE = "workloads.kueue.x-k8s.io"
+VOLCANO = "podgroups.scheduling.volcano.sh"
+GPU = "example.com/gpu-of-test-gang"
+"""A device that no other test of the node asks for."""
+SMALL = {"image": "localhost/ppojob/no-such-image:1", "resources": {"cpu": "10m"}}
+
+
+@pytest.fixture(scope="module")
+def operator(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    file = Path(__file__).parents[2] / "crds" / "ppojobs.yaml"
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
+    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
+    cluster.apply(*claim(cluster, "missing"))
+    logs = tmp_path_factory.mktemp("operators")
+    one = Operator(cluster, logs, "gangs", 18291, GANGS="kueue,volcano,workload")
+    yield one
+    one.end()
+
+
+def gang(name: str, scheduling: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return job(name, scheduling=scheduling, **{"pods": [SMALL], **spec})
+
+
+def nodes(cluster: Cluster, name: str) -> list[str]:
+    """Where the pods of a job are; empty for those that wait."""
+    selector = f"--selector=ppojob.dev/job={name}"
+    items = json.loads(cluster.kubectl("get", "pods", selector, "--output=json"))["items"]
+    return [item["spec"].get("nodeName", "") for item in items]
+
+
+def condition(cluster: Cluster, name: str, kind: str = "Admitted") -> dict[str, str]:
+    text = cluster.kubectl("get", "ppojob", name, "--output=json")
+    conditions = json.loads(text).get("status", {}).get("conditions", ())
+    return next((one for one in conditions if one["type"] == kind), {})
+
+
+def read(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(cluster.kubectl("get", kind, name, "--output=json"))
+    return found
+
+
+def write_status(cluster: Cluster, kind: str, name: str, **status: Any) -> None:
+    """Write what the queue would; conditions by type, others as they are."""
+    there = read(cluster, kind, name).get("status", {})
+    conditions = {one["type"]: one for one in there.get("conditions", ())}
+    for one in status.pop("conditions", ()):
+        time = {"lastTransitionTime": "2026-01-02T03:04:05Z"}
+        conditions[one["type"]] = {"reason": "Test", "message": "", **one, **time}
+    patch = {"status": {**status, "conditions": list(conditions.values())}}
+    where = ("--subresource=status",) if kind == KUEUE else ()
+    cluster.kubectl("patch", kind, name, *where, "--type=merge", f"--patch={json.dumps(patch)}")
+
+
+def test_a_gang_that_does_not_fit_binds_no_pod_and_all_when_it_does(
+    cluster: Cluster, operator: Operator
+):
+    roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}, "reward": {"replicas": 2}}
+    pods = [{**SMALL, "gpuResource": GPU}]
+    whole = gang("whole", {"type": "workload"}, roles=roles, pods=pods)
+    with node_gpus.offered(cluster, 1, resource=GPU):
+        cluster.apply(whole)
+        wait_for_pods(cluster, "whole", 5)
+        says(cluster, "whole", "GangWaits")
+        eventually(lambda: "unschedulable" in condition(cluster, "whole")["message"].lower())
+        # One of the two actors would find a place, and so would all other roles.
+        assert nodes(cluster, "whole") == [""] * 5
+        assert cluster.read("ppojob", "whole", "{.status.phase}") == "Starting"
+    with node_gpus.offered(cluster, 2, resource=GPU):
+        eventually(lambda: all(nodes(cluster, "whole")))
+        eventually(lambda: condition(cluster, "whole")["status"] == "True")
+        assert condition(cluster, "whole")["reason"] == "Placed"
+        # The group is for those that come back as well.
+        cluster.kubectl("delete", "pod", "whole-reward-0", "--wait=false")
+        eventually(lambda: len(nodes(cluster, "whole")) == 5 and all(nodes(cluster, "whole")))
+        cluster.apply({**whole, "spec": {**whole["spec"], "lifecycle": {"suspend": True}}})
+        wait_for_pods(cluster, "whole", 0)
+    eventually(lambda: "NotFound" in cluster.outcome("get", POD_GROUP, "ppojob-whole"))
+    eventually(lambda: "NotFound" in cluster.outcome("get", WORKLOAD, "ppojob-whole"))
+    cluster.kubectl("delete", "ppojob", "whole")
+
+
+def test_two_gangs_that_fit_one_by_one_never_hold_halves(cluster: Cluster, operator: Operator):
+    roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}}
+    pods = [{**SMALL, "gpuResource": GPU}]
+    both = [gang(name, {"type": "workload"}, roles=roles, pods=pods) for name in ("one", "two")]
+    with node_gpus.offered(cluster, 3, resource=GPU):
+        cluster.apply(*both)
+        for name in ("one", "two"):
+            wait_for_pods(cluster, name, 4)
+        eventually(lambda: any(all(nodes(cluster, name)) for name in ("one", "two")))
+        first = next(name for name in ("one", "two") if all(nodes(cluster, name)))
+        second = "two" if first == "one" else "one"
+        says(cluster, second, "GangWaits")
+        assert nodes(cluster, second) == [""] * 4
+        cluster.kubectl("delete", "ppojob", first)
+        eventually(lambda: all(nodes(cluster, second)))
+        cluster.kubectl("delete", "ppojob", second)
+        eventually(lambda: not nodes(cluster, second))
+
+
+def test_who_places_a_job_never_changes(cluster: Cluster, operator: Operator):
+    cluster.apply(gang("steady", {"type": "workload"}))
+    changed = json.dumps(gang("steady", {"type": "none"}))
+    why = cluster.refused("apply", "--server-side", "--filename=-", stdin=changed)
+    assert "spec.scheduling.type" in why
+    cluster.kubectl("delete", "ppojob", "steady")
+
+
+@pytest.fixture
+def kueue(cluster: Cluster, operator: Operator) -> Iterator[None]:
+    """Kueue is installed while the operator runs, which a job of it waits for."""
+    priority = {"queueName": "team-a", "priorityClassName": f"urgent-{cluster.namespace}"}
+    cluster.apply(gang("queued", {"type": "kueue", "kueue": priority}))
+    says(cluster, "queued", "GangUnavailable")
+    cluster.kubectl("apply", f"--filename={STAND_INS / 'kueue.yaml'}")
+    cluster.kubectl("wait", "--for=condition=Established", "crd", KUEUE)
+    yield
+    cluster.kubectl("delete", f"--filename={STAND_INS / 'kueue.yaml'}")
+
+
+def test_a_queue_of_kueue_admits_and_evicts(cluster: Cluster, kueue: None):
+    flavor, urgent = f"flavor-{cluster.namespace}", f"urgent-{cluster.namespace}"
+    head = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
+    taint = {"key": "queue", "operator": "Exists"}
+    says(cluster, "queued", "PriorityClassMissing")
+    cluster.apply(
+        {**head, "kind": "WorkloadPriorityClass", "metadata": {"name": urgent}, "value": 7},
+        {
+            **head,
+            "kind": "ResourceFlavor",
+            "metadata": {"name": flavor},
+            "spec": {"nodeLabels": {"queue": "a"}, "tolerations": [taint]},
+        },
+    )
+    says(cluster, "queued", "Queued")
+    workload = read(cluster, KUEUE, "ppojob-queued")
+    assert workload["spec"]["priority"] == 7
+    assert workload["metadata"]["ownerReferences"][0]["kind"] == "PPOJob"
+    counts = {one["name"]: one["count"] for one in workload["spec"]["podSets"]}
+    assert counts == {"actor-rollout": 1, "controller": 1, "reward": 2}
+    assert not nodes(cluster, "queued")
+
+    reserved = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": "full"}
+    write_status(cluster, KUEUE, "ppojob-queued", conditions=[reserved])
+    says(cluster, "queued", "Pending")
+    assert cluster.read("ppojob", "queued", "{.status.message}") == "full"
+
+    flavors = [{"name": name, "flavors": {"cpu": flavor}} for name in counts]
+    admission = {"clusterQueue": "everybody", "podSetAssignments": flavors}
+    yes = [{"type": name, "status": "True"} for name in ("QuotaReserved", "Admitted")]
+    write_status(cluster, KUEUE, "ppojob-queued", conditions=yes, admission=admission)
+    wait_for_pods(cluster, "queued", 4)
+    pod = read(cluster, "pod", "queued-reward-1")
+    assert pod["spec"]["nodeSelector"] == {"queue": "a"}
+    assert taint in pod["spec"]["tolerations"]
+    eventually(lambda: condition(cluster, "queued")["status"] == "True")
+
+    evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "for two"}
+    write_status(cluster, KUEUE, "ppojob-queued", conditions=[evicted])
+    wait_for_pods(cluster, "queued", 0)
+    eventually(lambda: "admission" not in read(cluster, KUEUE, "ppojob-queued")["status"])
+    after = read(cluster, KUEUE, "ppojob-queued")
+    said = {one["type"]: one["status"] for one in after["status"]["conditions"]}
+    assert after["metadata"]["uid"] == workload["metadata"]["uid"], "its place in the queue stays"
+    assert (said["QuotaReserved"], said["Admitted"], said["Requeued"]) == ("False", "False", "True")
+    assert condition(cluster, "queued")["reason"] == "Preempted"
+    assert cluster.read("ppojob", "queued", "{.status.phase}") == "Pending"
+
+    no = {"type": "Evicted", "status": "False", "reason": "QuotaReserved"}
+    write_status(cluster, KUEUE, "ppojob-queued", conditions=[no, *yes], admission=admission)
+    wait_for_pods(cluster, "queued", 4)
+    cluster.kubectl("delete", "ppojob", "queued")
+    eventually(lambda: "NotFound" in cluster.outcome("get", KUEUE, "ppojob-queued"))
+
+
+def test_a_group_of_volcano_is_told_of_by_every_pod(cluster: Cluster, operator: Operator):
+    cluster.kubectl("apply", f"--filename={STAND_INS / 'volcano.yaml'}")
+    try:
+        cluster.kubectl("wait", "--for=condition=Established", "crd", VOLCANO)
+        cluster.apply(gang("lava", {"type": "volcano", "volcano": {"queue": "research"}}))
+        wait_for_pods(cluster, "lava", 4)
+        group = read(cluster, VOLCANO, "ppojob-lava")
+        assert group["spec"]["minMember"] == 4
+        assert group["spec"]["queue"] == "research"
+        assert group["spec"]["minResources"] == {"cpu": "40m"}
+        pod = read(cluster, "pod", "lava-controller-0")
+        assert pod["spec"]["schedulerName"] == "volcano"
+        assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "ppojob-lava"
+        words = {"reason": "NotEnoughResources", "message": "4/4 tasks in gang unschedulable"}
+        short = {"type": "Unschedulable", "status": "True", **words}
+        write_status(cluster, VOLCANO, "ppojob-lava", conditions=[short])
+        eventually(lambda: words["message"] in condition(cluster, "lava")["message"])
+        assert condition(cluster, "lava")["reason"] == "GangWaits"
+        cluster.kubectl("delete", "ppojob", "lava")
+        eventually(lambda: "NotFound" in cluster.outcome("get", VOLCANO, "ppojob-lava"))
+    finally:
+        cluster.kubectl("delete", f"--filename={STAND_INS / 'volcano.yaml'}")

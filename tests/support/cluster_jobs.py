@@ -1,0 +1,64 @@
+"""Jobs on a test cluster that are made and looked at, but train nothing."""
+
+from typing import Any
+
+from cluster_access import Cluster, eventually
+
+
+def job(name: str, claim: str = "missing", **spec: Any) -> dict[str, Any]:
+    """A job of three roles and four pods, whose image is nowhere."""
+    whole = {
+        "model": {"path": "/models/tiny"},
+        "data": {"train": [{"path": "/data/train.jsonl"}]},
+        "algorithm": {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
+        "steps": {"total": 8},
+        "checkpoint": {"every": 2, "volume": {"claimName": claim}},
+        "roles": {"reward": {"replicas": 2}},
+        "pods": [{"image": "localhost/ppojob/no-such-image:1"}],
+        **spec,
+    }
+    head = {"apiVersion": "ppojob.dev/v1alpha1", "kind": "PPOJob"}
+    return {**head, "metadata": {"name": name}, "spec": whole}
+
+
+def claim(cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    """A volume of the node, and the claim that it is for."""
+    size = {"storage": "1Mi"}
+    access = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": f"{cluster.namespace}-{name}"},
+        "spec": {
+            **access,
+            "capacity": size,
+            "hostPath": {"path": f"/tmp/{cluster.namespace}", "type": "DirectoryOrCreate"},
+            "claimRef": {"namespace": cluster.namespace, "name": name},
+        },
+    }
+    wanted = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {
+            **access,
+            "resources": {"requests": size},
+            "volumeName": volume["metadata"]["name"],
+        },
+    }
+    return [volume, wanted]
+
+
+def wait_for_pods(cluster: Cluster, name: str, number: int) -> None:
+    """Wait until a job has so many pods."""
+
+    def pods() -> bool:
+        selector = f"--selector=ppojob.dev/job={name}"
+        return len(cluster.kubectl("get", "pods", selector, "--output=name").split()) == number
+
+    eventually(pods)
+
+
+def says(cluster: Cluster, name: str, word: str) -> None:
+    """Wait until the status of a job has a reason."""
+    eventually(lambda: cluster.read("ppojob", name, "{.status.reason}") == word)

@@ -1,0 +1,47 @@
+"""The operator as a process beside a test cluster."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from cluster_access import Cluster
+
+
+class Operator:
+    """A replica that runs on this machine, for the namespace of the test alone.
+
+    Args:
+        cluster: to serve.
+        logs: folder for its log.
+        name: of the replica.
+        port: of its probes.
+        settings: further ones, by their names in the environment, without the prefix.
+    """
+
+    def __init__(self, cluster: Cluster, logs: Path, name: str, port: int, **settings: str) -> None:
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(cluster.folder / "kubeconfig"),
+            "PPOJOB_OPERATOR_NAMESPACE": cluster.namespace,
+            "PPOJOB_OPERATOR_WATCH_NAMESPACES": cluster.namespace,
+            "PPOJOB_OPERATOR_IDENTITY": name,
+            "PPOJOB_OPERATOR_LEASE_SECONDS": "4",
+            "PPOJOB_OPERATOR_METRICS_PORT": "0",
+            "PPOJOB_OPERATOR_LIVENESS_PORT": str(port),
+            **{f"PPOJOB_OPERATOR_{name}": text for name, text in settings.items()},
+        }
+        environment = {key: text for key, text in environment.items() if "proxy" not in key.lower()}
+        with (logs / f"{name}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ppojob_operator"],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """End it by a signal, and wait until it has."""
+        self.process.send_signal(number)
+        self.process.wait(30)
