@@ -6,6 +6,7 @@ connections. Objects stay the plain JSON that the operator's own readers underst
 
 import datetime
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,6 +17,7 @@ from urllib.parse import urlencode
 import urllib3
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import ConfigException, list_kube_config_contexts, load_kube_config
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from ppojob_cli.cluster.problems import ClusterUseError, got_no_answer
 from ppojob_operator.errors import UnavailableError, error_of
@@ -198,10 +200,12 @@ def connect(context: str | None, namespace: str | None) -> ClusterConnection:
     Raises:
         ClusterUseError: there is no usable kubeconfig, or no such context in it.
     """
+    # The library reads the variable when it is loaded, and knows no empty one.
+    file = os.environ.get("KUBECONFIG") or "~/.kube/config"
     configuration = Configuration()
     configuration.connection_pool_maxsize = _CONNECTIONS
     try:
-        contexts, current = list_kube_config_contexts()  # type: ignore[no-untyped-call]
+        contexts, current = list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
         by_name = {one["name"]: one for one in contexts}
         if context is not None and context not in by_name:
             raise ClusterUseError(
@@ -210,9 +214,9 @@ def connect(context: str | None, namespace: str | None) -> ClusterConnection:
             )
         chosen = by_name[context] if context is not None else current
         load_kube_config(  # type: ignore[no-untyped-call]
-            context=context, client_configuration=configuration
+            file, context=context, client_configuration=configuration
         )
-    except (ConfigException, OSError, ValueError, TypeError, KeyError) as problem:
+    except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as problem:
         raise ClusterUseError(
             f"kubeconfig: got {_first_line(problem)}: it cannot be used; "
             "set KUBECONFIG to a file with which kubectl works"

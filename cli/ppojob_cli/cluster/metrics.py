@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ppojob_api import contract
-from ppojob_api.problem import printable
+from ppojob_api.problem import printable, shown
 from ppojob_cli.cluster.options import on_cluster
 from ppojob_cli.figures import number
 
@@ -58,16 +58,23 @@ def read_series(text: str) -> list[Series]:
     """The series of an exposition, sorted; buckets of histograms aside.
 
     Raises:
-        ValueError: it is none.
+        ClusterUseError: it is none.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    found = [
-        Series(_named(sample.name, sample.labels), sample.value, family.documentation)
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if not sample.name.endswith(_SKIPPED_ENDINGS)
-    ]
+    from ppojob_cli.cluster.problems import ClusterUseError
+
+    try:
+        found = [
+            Series(_named(sample.name, sample.labels), sample.value, family.documentation)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if not sample.name.endswith(_SKIPPED_ENDINGS)
+        ]
+    except ValueError as problem:
+        raise ClusterUseError(
+            f"metrics: got {shown(text)}: {problem}; the text format of Prometheus"
+        ) from None
     return sorted(found, key=lambda series: series.name)
 
 

@@ -1,0 +1,138 @@
+"""An API server of a few answers over real HTTP, and a kubeconfig that leads to it."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+TOKEN = "let-me-in"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client has asked."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What it is answered: a JSON value, or parts of a text that come one by one."""
+
+    status: int = 200
+    value: Any = None
+    parts: Iterator[str] | None = None
+
+
+Route = Answer | Callable[[Request], Answer]
+
+
+def refusal(status: int, message: str) -> Answer:
+    """A refusal as an API server words it."""
+    return Answer(status, {"kind": "Status", "code": status, "message": message})
+
+
+def listed(*items: Any) -> Answer:
+    """A list in one page."""
+    return Answer(value={"metadata": {}, "items": list(items)})
+
+
+@dataclass
+class FakeApiServer:
+    """Answers by path; anything else is not found.
+
+    Attributes:
+        routes: method and path to the answer.
+        requests: all that was asked.
+    """
+
+    routes: dict[str, Route] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    port: int = 0
+
+    def answer(self, request: Request) -> Answer:
+        self.requests.append(request)
+        route = self.routes.get(f"{request.method} {request.path}")
+        if route is None:
+            return refusal(404, f"{request.path} not found")
+        return route if isinstance(route, Answer) else route(request)
+
+    def kubeconfig(self, path: Path, *, namespace: str = "lab") -> Path:
+        """Write a kubeconfig that leads here."""
+        cluster = {"name": "fake", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}
+        user = {"name": "me", "user": {"token": TOKEN}}
+        context = {"cluster": "fake", "user": "me", "namespace": namespace}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [cluster],
+            "users": [user],
+            "contexts": [{"name": "here", "context": context}],
+            "current-context": "here",
+        }
+        path.write_text(json.dumps(config))
+        return path
+
+
+@contextmanager
+def serving() -> Iterator[FakeApiServer]:
+    """A server on a free port."""
+    fake = FakeApiServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.handle_one()
+
+        def do_PATCH(self) -> None:
+            self.handle_one()
+
+        def handle_one(self) -> None:
+            split = urlsplit(self.path)
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length)) if length else None
+            query = dict(parse_qsl(split.query))
+            asked = Request(self.command, split.path, query, dict(self.headers), body)
+            answer = fake.answer(asked)
+            self.send_response(answer.status)
+            if answer.parts is not None:
+                self.send_parts(answer.parts)
+                return
+            whole = json.dumps(answer.value).encode()
+            self.send_header("Content-Length", str(len(whole)))
+            self.end_headers()
+            self.wfile.write(whole)
+
+        def send_parts(self, parts: Iterator[str]) -> None:
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for part in parts:
+                data = part.encode()
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+                self.wfile.flush()
+            self.wfile.write(b"0\r\n\r\n")
+
+        def log_message(self, *arguments: object) -> None:
+            """Nobody reads it."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    fake.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield fake
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
