@@ -1,0 +1,102 @@
+"""What the controller of a whole job tells an API server, through kills and outages."""
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_folders
+from status_server import Fault, StatusServer
+
+from ppojob_api import contract
+from ppojob_api.run_config import resolve
+from ppojob_cli.validate import load_job
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StatusServer]:
+    folder = tmp_path / "account"
+    folder.mkdir()
+    with StatusServer(folder) as one:
+        yield one
+
+
+def on_a_cluster(server: StatusServer, job: Path) -> dict[str, str]:
+    """What the controller's pod is told there; the server knows the job."""
+    server.uid = resolve(load_job(job, ())).uid
+    return {
+        contract.ENV_SERVICE_ACCOUNT: str(server.access.credentials),
+        contract.ENV_API_HOST: server.access.host,
+        contract.ENV_API_PORT: str(server.access.port),
+    }
+
+
+def stages(states: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    """Epoch and stage, one of each in a row."""
+    turns = [(state["epoch"], state["stage"]) for state in states]
+    return [turn for turn, _ in itertools.groupby(turns)]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_from_the_first_stage_to_the_last_state(
+    start: Any, tiny_job: Any, tmp_path: Path, server: StatusServer
+) -> None:
+    output, job = tmp_path / "run", tiny_job(steps={"total": 6, "validateEvery": 3})
+    server.faults.extend([Fault(500), Fault(0)])
+    run = start(job, output, **on_a_cluster(server, job))
+    assert run.wait() == 0, run.logs()
+    assert stages(server.states)[-1] == (1, "Finishing")
+    assert {epoch for epoch, _ in stages(server.states)} == {1}
+    steps = [state["step"] for state in server.states]
+    assert steps == sorted(steps)
+    last, metrics = server.states[-1], run_folders.metrics(output)[-1]
+    assert (last["step"], last["totalSteps"], last["lastCommittedStep"]) == (6, 6, 6)
+    assert last["reward"] == pytest.approx(metrics["critic/score/mean"], rel=1e-3)
+    assert last["responseTokens"] == pytest.approx(metrics["response_length/mean"], rel=1e-3)
+    assert last["validation"] == pytest.approx(metrics["val-core/tiny/acc/mean@1"], abs=1e-3)
+    assert last["tokensPerSecond"] > 0
+
+
+def test_a_killed_controllers_heir_says_where_it_stands_and_makes_way(
+    start: Any, tiny_job: Any, tmp_path: Path, server: StatusServer
+) -> None:
+    output, job = tmp_path / "run", tiny_job(steps={"total": 100_000})
+    run = start(job, output, **on_a_cluster(server, job))
+    run.wait_for_step(3)
+    os.kill(run_folders.rank_pids(output, "controller")["controller"], signal.SIGKILL)
+    wait_until(lambda: (2, "Training") in stages(server.states))
+    heir = next(state for state in server.states if state["epoch"] == 2)
+    assert (heir["stage"], heir["step"] >= 3) == ("Starting", True)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130, run.logs()
+    last = server.states[-1]
+    done = run_folders.metrics(output)[-1]["step"]
+    assert (last["epoch"], last["stage"]) == (2, "")
+    assert (last["step"], last["lastCommittedStep"]) == (done, done)
+
+
+def test_no_answer_is_no_hindrance(
+    start: Any, tiny_job: Any, tmp_path: Path, server: StatusServer
+) -> None:
+    output, job = tmp_path / "run", tiny_job(steps={"total": 2})
+    environment = on_a_cluster(server, job)
+    server.faults.extend([Fault(503)] * 10_000)
+    run = start(job, output, **environment)
+    assert run.wait() == 0, run.logs()
+    assert server.requests
+    assert not server.states
+    log = (output / "logs" / "tiny-controller-0.log").read_text()
+    assert log.count("status.training is not written, the training goes on: HTTP 503") == 1
+    assert "the last state was not written" in log
