@@ -145,11 +145,15 @@ class Executor:
         """The object that has the name already, if it is this job's.
 
         Raises:
-            UnavailableError: it is what an earlier job of this name left, and will go.
+            UnavailableError: it is what an earlier job of this name left, and will go, or has
+                gone since its name was taken.
             RefusedError: it is somebody else's.
         """
         kind, name = kind_of(manifest), manifest["metadata"]["name"]
-        found = await self._cluster.get(kind, job.namespace, name)
+        try:
+            found = await self._cluster.get(kind, job.namespace, name)
+        except MissingError as problem:
+            raise UnavailableError(f"{kind.name} {name} was there, and is gone") from problem
         owners = found["metadata"].get("ownerReferences") or ()
         if any(owner["uid"] == job.uid for owner in owners):
             return found

@@ -10,7 +10,7 @@ import pytest
 from operator_jobs import SETTINGS, job_manifest
 from simulated_cluster import SimulatedCluster
 
-from ppojob_operator.errors import ClusterError, UnavailableError
+from ppojob_operator.errors import ClusterError, ConflictError, UnavailableError
 from ppojob_operator.kinds import CHILD_KINDS
 from ppojob_operator.mirror import Mirror
 from ppojob_operator.reconcile import Reconciler
@@ -243,6 +243,18 @@ def test_an_object_of_somebody_else_is_never_taken_over() -> None:
         assert not bench.cluster.of("StatefulSet")
         assert bench.status["reason"] == "ObjectRefused"
         assert "ServiceAccount sum-controller" in bench.status["message"]
+
+    run(test)
+
+
+def test_a_name_that_was_taken_and_is_free_is_tried_again() -> None:
+    async def test(bench: Bench) -> None:
+        bench.cluster.fault = lambda number: ConflictError("taken", 409) if number == 1 else None
+        with pytest.raises(UnavailableError, match="is gone"):
+            await bench.step()
+        bench.cluster.fault = lambda _: None
+        await bench.settle()
+        assert len(bench.cluster.of("Secret")) == 3
 
     run(test)
 
