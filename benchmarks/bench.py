@@ -44,6 +44,20 @@ BALANCE = Claim(
 TWO_RANKS = Claim(
     "update on two ranks of a thread, times as quick as on one", "speedup", 1.6, "x", at_least=True
 )
+LONG_TAIL_SPEED = Claim(
+    "update at 34 % density and a vocabulary of 152k, times as quick as TRL 1.16.0",
+    "speedup",
+    3.5,
+    "x",
+    at_least=True,
+)
+LONG_TAIL_MEMORY = Claim(
+    "memory of that update, times less than with full logits",
+    "memory_ratio",
+    9.0,
+    "x",
+    at_least=True,
+)
 STEP_SPEED = Claim("whole step, times as quick as TRL 1.16.0", "ratio", 2.5, "x", at_least=True)
 
 
@@ -107,6 +121,11 @@ def benchmarks(run: Path) -> tuple[Benchmark, ...]:
         Benchmark(name="update_phase", commands=(script("update_phase.py"),), claims=()),
         Benchmark(name="two_ranks", commands=(script("two_ranks.py"),), claims=(TWO_RANKS,)),
         Benchmark(
+            name="long_tail",
+            commands=long_tail(peer_python),
+            claims=(LONG_TAIL_SPEED, LONG_TAIL_MEMORY),
+        ),
+        Benchmark(
             name="step_speed",
             commands=(
                 ("benchmarks/trl_environment.sh",),
@@ -117,6 +136,21 @@ def benchmarks(run: Path) -> tuple[Benchmark, ...]:
             claims=(STEP_SPEED,),
             needs={run / "metrics.jsonl": made_by_demo, run / "job.yaml": made_by_demo},
         ),
+    )
+
+
+def long_tail(peer_python: str) -> tuple[tuple[str, ...], ...]:
+    """One batch of few long responses: ours, TRL's, and with full logits (20 GB of memory)."""
+    work = ("--work", str(SCRATCH / "long_tail"))
+    ours, trl, full = (str(SCRATCH / f"long_tail-{way}.json") for way in ("ours", "trl", "full"))
+    way = ("--way", "full-logits", "--steps", "1")
+    return (
+        ("benchmarks/trl_environment.sh",),
+        script("long_tail_rows.py", "--output", str(SCRATCH / "long_tail")),
+        script("long_tail_update.py", *work, "--output", ours),
+        (peer_python, "benchmarks/long_tail_trl.py", *work, "--output", trl),
+        script("long_tail_update.py", *work, "--output", full, *way),
+        script("long_tail_ratio.py", "--ours", ours, "--trl", trl, "--full-logits", full),
     )
 
 

@@ -2,8 +2,8 @@
 
 Logits are made tile by tile, some tokens by some of the vocabulary, folded into a running
 log-sum-exp (Milakov and Gimelshein, arXiv:1805.02867) and dropped; the backward pass makes them
-again. The backward tiles run over the vocabulary inside a block of tokens, so each row of the
-output matrix gets its gradient written once a block. Definition: `algorithms.logprobs`.
+again. Tiles run over the vocabulary inside a block of tokens, so each row of the output matrix is
+cast, and gets its gradient written, once a block. Definition: `algorithms.logprobs`.
 
 Legend: N tokens, h hidden size, V vocabulary, z = logits / temperature, p = softmax(z).
 """
@@ -82,8 +82,8 @@ class _FusedLogprobs(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(hidden.device.type, enabled=False):
-            states, matrix = hidden.to(dtype), weight.to(dtype)
-            target_logits, normalizer, entropy = _reduce(states, matrix, targets, settings)
+            states = hidden.to(dtype)
+            target_logits, normalizer, entropy = _reduce(states, weight, targets, settings)
         ctx.save_for_backward(states, weight, targets, normalizer, entropy)
         ctx.settings, ctx.hidden_dtype = settings, hidden.dtype
         if settings.entropy != "gradient":
@@ -96,9 +96,9 @@ class _FusedLogprobs(torch.autograd.Function):
         settings: LogprobSettings = ctx.settings
         grad_hidden = torch.zeros_like(states, dtype=_wide(states.dtype))
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        matrix = weight.to(states.dtype)
         for tokens, vocab in _tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
-            z = _logits(states[tokens], matrix[vocab], settings.temperature)
+            matrix = weight[vocab].to(states.dtype)
+            z = _logits(states[tokens], matrix, settings.temperature)
             log_p = z.sub_(normalizer[tokens, None])
             grad_z = _logit_gradient(
                 log_p, targets[tokens] - vocab.start, grads[0][tokens], settings
@@ -106,7 +106,7 @@ class _FusedLogprobs(torch.autograd.Function):
             if settings.entropy == "gradient":
                 grad_z -= _entropy_gradient(log_p, entropy[tokens], grads[1][tokens])
             scaled = grad_z.div_(settings.temperature).to(states.dtype)
-            grad_hidden[tokens] += scaled @ matrix[vocab]
+            grad_hidden[tokens] += scaled @ matrix
             if grad_weight is not None:
                 grad_weight[vocab] += scaled.mT @ states[tokens]
         return grad_hidden.to(ctx.hidden_dtype), grad_weight, None, None, None
@@ -136,7 +136,7 @@ def _logits(states: Tensor, matrix: Tensor, temperature: float) -> Tensor:
 
 
 def _reduce(
-    states: Tensor, matrix: Tensor, targets: Tensor, settings: LogprobSettings
+    states: Tensor, weight: Tensor, targets: Tensor, settings: LogprobSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Fold tiles into z of the targets, log Σ exp z, and the entropy (zeros if unasked); (N,) each.
 
@@ -147,8 +147,8 @@ def _reduce(
     target_logits = torch.zeros(count, dtype=dtype, device=states.device)
     m = torch.full_like(target_logits, -torch.inf)
     s, u = torch.zeros_like(m), torch.zeros_like(m)
-    for tokens, vocab in _tiles(count, matrix.shape[0], settings.chunk_tokens):
-        z = _logits(states[tokens], matrix[vocab], settings.temperature)
+    for tokens, vocab in _tiles(count, weight.shape[0], settings.chunk_tokens):
+        z = _logits(states[tokens], weight[vocab].to(states.dtype), settings.temperature)
         place = targets[tokens] - vocab.start
         inside = (place >= 0) & (place < z.shape[1])
         found = z.gather(1, place.clamp(0, z.shape[1] - 1)[:, None])[:, 0]

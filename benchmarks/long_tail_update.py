@@ -1,0 +1,164 @@
+"""One update on the batch of `long_tail_rows.py`: ours, or with full logits; time and memory.
+
+    python benchmarks/long_tail_update.py --work FOLDER --output FILE [--way ours|full-logits]
+        [--steps 4] [--threads 2]
+
+`full-logits` is the textbook: rows padded to the longest, the model of transformers, log-softmax
+over all logits of the responses. Prints a line a step, writes one line of JSON. `extra_gib` is by
+how much the resident memory grew during an update beyond what weights and optimizer hold: gradients
+and all that forward and backward keep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.rows.experience import Experience
+
+LEARNING_RATE = 1e-6
+"""Small: each repetition is to do the same work on the same weights, nearly."""
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def experience(rows: list[dict[str, Any]]) -> Experience:
+    groups = torch.tensor([row["group"] for row in rows])
+    samples = int((groups == 0).sum())
+    lengths = torch.tensor([len(row["response_ids"]) for row in rows])
+    rewards = torch.tensor([row["reward"] for row in rows]).view(-1, samples)
+    advantages = (rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, keepdim=True)
+    prompts = {row["group"]: torch.tensor(row["prompt_ids"]) for row in rows}
+    tokens = int(lengths.sum())
+    return Experience(
+        prompts=list(prompts.values()),
+        row_groups=groups,
+        response_tokens=torch.tensor([token for row in rows for token in row["response_ids"]]),
+        lengths=lengths,
+        mask=torch.ones(tokens, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(tokens),
+        advantages=advantages.flatten().repeat_interleave(lengths),
+    )
+
+
+def ours(folder: Path, rows: Experience) -> Callable[[], float]:
+    """Our update; its call answers the norm of the gradient."""
+    engine = TrainEngine(
+        load_model(folder),
+        PolicyHead(LogprobSettings(entropy="value")),
+        TrainingSpec(autocast="bfloat16", micro_batch_tokens=16384),
+        OptimizerSpec(learning_rate=LEARNING_RATE),
+        total_steps=100,
+    )
+    samples = int((rows.row_groups == 0).sum())
+    goal = PolicyObjective.of(
+        AlgorithmSpec(type="grpo", prompts_per_step=len(rows.prompts), samples_per_prompt=samples)
+    )
+    return lambda: engine.update(rows, goal)["actor/grad_norm"]
+
+
+def with_full_logits(folder: Path, rows: Experience) -> Callable[[], float]:
+    """Forward, backward and norm; without the optimizer, whose states are not counted anyway."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompts = torch.stack([rows.prompts[group] for group in rows.row_groups.tolist()])
+    responses = torch.nn.utils.rnn.pad_sequence(
+        list(rows.response_tokens.split(rows.lengths.tolist())), batch_first=True
+    )
+    counts = torch.arange(responses.size(1)) < rows.lengths[:, None]
+    seen = torch.cat([torch.ones_like(prompts), counts.long()], dim=1)
+    advantages = torch.zeros(counts.shape)
+    assert rows.advantages is not None
+    advantages[counts] = rows.advantages
+
+    def update() -> float:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(
+                torch.cat([prompts, responses], dim=1),
+                attention_mask=seen,
+                logits_to_keep=responses.size(1) + 1,
+            ).logits[:, :-1]
+        logprobs = logits.float().log_softmax(-1).gather(-1, responses[:, :, None])[:, :, 0]
+        ratio = (logprobs - logprobs.detach()).exp()
+        loss = -(ratio * advantages * counts).sum() / counts.sum()
+        del logits
+        loss.backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        model.zero_grad()
+        return norm
+
+    return update
+
+
+WAYS = {"ours": ours, "full-logits": with_full_logits}
+
+
+class Memory:
+    """Growth of the resident memory, in GiB, since it was made."""
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        self._before = self._read("VmRSS")
+
+    def extra_gib(self) -> float:
+        return round((self._read("VmHWM") - self._before) / 2**20, 3)
+
+    def _read(self, name: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="from long_tail_rows.py")
+    parser.add_argument("--way", choices=WAYS, default="ours")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows = experience(read_rows(options.work / "rows.jsonl"))
+    update = WAYS[options.way](options.work / "model", rows)
+    real_tokens = sum(len(rows.prompts[g]) for g in rows.row_groups.tolist()) + rows.num_tokens
+    seconds, extra, norm = [], 0.0, 0.0
+    for _ in range(options.steps):
+        memory, start, cpu_start = Memory(), time.perf_counter(), time.process_time()
+        norm = update()
+        seconds.append(time.perf_counter() - start)
+        extra = memory.extra_gib()
+        share = (time.process_time() - cpu_start) / seconds[-1] / options.threads
+        line = {"update_seconds": round(seconds[-1], 3), "cpu_share": round(share, 3)}
+        print(json.dumps({**line, "extra_gib": extra, "grad_norm": norm}), flush=True)
+    median = statistics.median(seconds[1:] or seconds)
+    report = {
+        "way": options.way,
+        "median_seconds": round(median, 3),
+        "real_tokens_per_second": round(real_tokens / median),
+        "extra_gib": extra,
+        "grad_norm": norm,
+    }
+    options.output.write_text(json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()
