@@ -2,9 +2,9 @@
 
     python benchmarks/long_tail_ratio.py --ours FILE --trl FILE --full-logits FILE
 
-The files are those of `long_tail_update.py` and `long_tail_trl.py`. Prints one line of JSON. Refused
-where TRL got too little of its threads (the machine was busy, which flatters us) or where the norms
-of the gradients say that the work was not the same.
+The files are those of `long_tail_update.py` and `long_tail_trl.py`. Prints one line of JSON.
+Refused where TRL got too little of its threads (the machine was busy, which flatters us) or where
+the norms of the gradients say that the work was not the same.
 """
 
 from __future__ import annotations
