@@ -11,6 +11,8 @@ from cluster_error import ClusterError
 MOUNT = Path("/sys/fs/cgroup")
 # The processes of the node; those of pods lie beside it, where the kubelet puts them.
 PROCESSES = "processes"
+# A group competes as one process does, and in this one there are many: as much as sixteen.
+WEIGHTS = {"cpu.shares": 16 * 1024, "cpu.weight": 16 * 100}
 
 
 def make(name: str) -> list[Path]:
@@ -23,6 +25,9 @@ def make(name: str) -> list[Path]:
     folders = [hierarchy / name / PROCESSES for hierarchy in _hierarchies()]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
+        for file, weight in WEIGHTS.items():
+            if (folder.parent / file).exists():
+                (folder.parent / file).write_text(str(weight))
     # On version 1 any one hierarchy is enough to find a process again.
     tracking = [folder for folder in folders if folder.parts[4] in ("pids", name)]
     return [folder / "cgroup.procs" for folder in tracking]
