@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import training_jobs
+from chart_programs import helm_on
 from cluster_access import REPOSITORY, Cluster
 
 TOOL = Path(__file__).parent / "tool"
@@ -41,9 +43,55 @@ def base_image() -> str:
     """The name of an image with Python; made and imported here once, or brought by `kind-up`."""
     if not (REPOSITORY / ".cluster" / "node").exists():
         return "localhost/ppojob/base:dev"
-    for action in (["base"], ["import", "base"]):
-        done = subprocess.run(
-            [sys.executable, TOOL, "image", *action], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+    _image("base")
+    return _image("import", "base")
+
+
+@pytest.fixture(scope="session")
+def images() -> None:
+    """Operator and trainer as images of the working tree, in the node."""
+    if not (REPOSITORY / ".cluster" / "node").exists():
+        pytest.skip("kind has no image of the trainer")
+    for target, arguments in (("operator", []), ("trainer", ["--build-arg=ACCELERATOR=cpu"])):
+        _image("build", target, *arguments)
+        _image("import", target)
+
+
+def _image(*arguments: str) -> str:
+    command = [sys.executable, TOOL, "image", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def release(cluster: Cluster, images: None) -> Iterator[str]:
+    """The chart with a running operator for the test's namespace; answers its name."""
+    crd = REPOSITORY / "crds" / "ppojobs.yaml"
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={crd}")
+    values = {
+        "crds.install": "false",
+        "image.repository": "localhost/ppojob/operator",
+        "image.tag": "dev",
+        "image.pullPolicy": "Never",
+        "trainerImage.repository": "localhost/ppojob/trainer",
+        "trainerImage.tag": "dev",
+        "trainerImage.pullPolicy": "Never",
+        "replicas": "1",
+        "resources.requests.cpu": "10m",
+        "watchNamespaces": f"{{{cluster.namespace}}}",
+    }
+    given = [f"--set={name}={value}" for name, value in values.items()]
+    helm_on(cluster, "upgrade", "--install", "--wait", "--timeout=180s", *given)
+    yield "ppojob-operator"
+    helm_on(cluster, "uninstall")
+
+
+@pytest.fixture(scope="module")
+def volume(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[training_jobs.Volume]:
+    """A volume with a model, data and a reward function, bound to the claim `work`."""
+    yield training_jobs.make_volume(cluster, tmp_path_factory.mktemp("volume"))
+    name = training_jobs.volume_name(cluster)
+    cluster.kubectl("delete", "persistentvolume", name, "--wait=false")

@@ -1,0 +1,157 @@
+"""Jobs that train in pods: their volume, the operator that serves them, and what they leave."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import run_folders
+import tiny_jobs
+from cluster_access import Cluster, eventually
+
+CLAIM = "work"
+MOUNT = "/work"
+RUN_USER = 1000
+TRAINER = "localhost/ppojob/trainer:dev"
+OPERATOR = "localhost/ppojob/operator:dev"
+"""As `python3 tests/cluster/tool image import` names them."""
+
+SECTIONS: dict[str, Any] = {
+    **tiny_jobs.PPO,
+    "roles": tiny_jobs.OWN_PODS,
+    "rollout": {"engine": "vllm", "dtype": "bfloat16", "kvCacheGib": 0.25},
+    "training": {"autocast": "bfloat16"},
+    "optimizer": {"learningRate": 3e-3},
+    # A busy machine may take its time; a rank that is killed is noticed by its end.
+    "timeouts": {"livenessSeconds": 120},
+    "recovery": {"restartsWithoutProgress": 100},
+    "checkpoint": {"every": 2, "volume": {"claimName": CLAIM}},
+    "pods": [
+        {
+            "image": TRAINER,
+            # Five pods on a node of two cores.
+            "resources": {"cpu": "50m"},
+            "memory": "3Gi",
+            "volumes": [{"claimName": CLAIM, "mountPath": MOUNT}],
+        }
+    ],
+}
+"""PPO with five roles in pods of their own, and the real rollout engine."""
+
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A folder of this machine that pods mount.
+
+    Attributes:
+        folder: where it is here; model, data and reward function lie in it.
+    """
+
+    folder: Path
+
+    def run_folder(self, job: str) -> Path:
+        """What a job leaves."""
+        return self.folder / job
+
+    def steps_done(self, job: str) -> int:
+        """The last step whose metrics are written; 0 before the first."""
+        found = run_folders.metrics(self.run_folder(job))
+        return int(found[-1]["step"]) if found else 0
+
+    def wait_for_step(self, job: str, step: int, seconds: float = 600.0) -> None:
+        """Wait until the metrics of a step are there."""
+        eventually(lambda: self.steps_done(job) >= step, seconds)
+
+
+def volume_name(cluster: Cluster) -> str:
+    """The PersistentVolume of a namespace's claim."""
+    return f"{cluster.namespace}-{CLAIM}"
+
+
+def make_volume(cluster: Cluster, folder: Path) -> Volume:
+    """Fill a folder, and make it a claim of the namespace."""
+    tiny_jobs.make_tiny_folder(folder)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, RUN_USER, RUN_USER)
+    name = volume_name(cluster)
+    size = {"storage": "1Gi"}
+    access = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            **access,
+            "capacity": size,
+            "hostPath": {"path": str(folder), "type": "Directory"},
+            "claimRef": {"namespace": cluster.namespace, "name": CLAIM},
+        },
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": CLAIM},
+        "spec": {**access, "resources": {"requests": size}, "volumeName": name},
+    }
+    cluster.apply(volume, claim)
+    return Volume(folder)
+
+
+def job(name: str, **changes: object) -> dict[str, Any]:
+    """The manifest of a job; `changes` replace whole sections of its spec."""
+    manifest = tiny_jobs.make_manifest(Path(MOUNT), **{**SECTIONS, **changes})
+    return {**manifest, "metadata": {"name": name}}
+
+
+def ran_alone(cluster: Cluster, volume: Volume, manifest: dict[str, Any]) -> Path:
+    """Have `ppojob run` do a job in one pod of the same image; answers the run folder."""
+    name = manifest["metadata"]["name"]
+    (volume.folder / f"{name}.json").write_text(json.dumps(manifest))
+    command = ["ppojob", "run", f"{MOUNT}/{name}.json", "--plain", "--output", f"{MOUNT}/{name}"]
+    container = {
+        "name": "run",
+        "image": TRAINER,
+        "imagePullPolicy": "Never",
+        "command": command,
+        "securityContext": RESTRICTED,
+        "volumeMounts": [
+            {"name": "work", "mountPath": MOUNT},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": RUN_USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [
+            {"name": "work", "persistentVolumeClaim": {"claimName": CLAIM}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    cluster.apply(pod)
+    ended = {"Succeeded", "Failed"}
+    eventually(lambda: cluster.read("pod", name, "{.status.phase}") in ended, 600)
+    phase = cluster.read("pod", name, "{.status.phase}")
+    assert phase == "Succeeded", cluster.kubectl("logs", name)
+    cluster.kubectl("delete", "pod", name)
+    return volume.run_folder(name)
+
+
+def wait_for_phase(cluster: Cluster, name: str, *phases: str, seconds: float = 900.0) -> None:
+    """Wait until a job is in one of these phases; one that fails instead says why."""
+    over = {*phases, "Failed", "Succeeded"}
+    eventually(lambda: cluster.read("ppojob", name, "{.status.phase}") in over, seconds)
+    phase = cluster.read("ppojob", name, "{.status.phase}")
+    assert phase in phases, cluster.kubectl("describe", "ppojob", name)
