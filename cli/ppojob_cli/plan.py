@@ -9,6 +9,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
 from ppojob_cli.overrides import set_option
+from ppojob_cli.plan_of_cluster import cluster_lines, memory_lines
 from ppojob_cli.validate import EXIT_WRONG_INPUT, render_problems, validate_file
 
 
@@ -27,6 +28,12 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     yield ""
     yield "Run"
     yield from (f"  {line}" for line in _run_lines(config.spec))
+    yield ""
+    yield "Memory at the least; activations and caches come on top"
+    yield from (f"  {line}" for line in memory_lines(config))
+    yield ""
+    yield "On a cluster"
+    yield from (f"  {line}" for line in cluster_lines(config))
     yield ""
     yield "Resolved spec"
     text = manifest.to_yaml(config.spec.model_dump(mode="json"))
@@ -115,9 +122,9 @@ def _count(number: int, noun: str, plural: str | None = None) -> str:
 @set_option
 @click.option("--json", "as_json", is_flag=True, help="Print the run configuration as JSON.")
 def plan(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    """Show roles, ranks, batch arithmetic and every default of FILE; - is standard input.
+    """Show roles, ranks, memory, objects and every default of FILE; - is standard input.
 
-    Starts nothing, and reads neither model nor data.
+    Starts nothing, asks no cluster, and reads of models but the sizes of their weights.
     """
     judged = validate_file(file, overrides)
     if not isinstance(judged, PPOJob):

@@ -8,7 +8,7 @@ from ppojob_cli.plan import plan_lines
 
 
 def planned(**spec: Any) -> list[str]:
-    """The lines of a plan before the resolved spec, without the digest."""
+    """The lines of a plan up to how long it runs, without the digest."""
     base: dict[str, Any] = {
         "model": {"path": "/models/m"},
         "data": {"train": [{"path": "a.parquet"}], "validation": [{"path": "b.jsonl"}]},
@@ -29,7 +29,7 @@ def planned(**spec: Any) -> list[str]:
         }
     )
     lines = list(plan_lines(resolve(job)))
-    return lines[2 : lines.index("Resolved spec")]
+    return lines[2 : lines.index("Memory at the least; activations and caches come on top")]
 
 
 def test_every_role() -> None:

@@ -119,7 +119,8 @@ class TestPlan:
     def test_text(self) -> None:
         result = CliRunner().invoke(plan, ["one.yaml"])
         assert result.exit_code == 0
-        head, _, spec = result.stdout.partition("Resolved spec\n")
+        head, _, rest = result.stdout.partition("Memory at the least")
+        spec = rest.partition("Resolved spec\n")[2]
         assert head.splitlines()[1:] == [
             "",
             "Roles",
