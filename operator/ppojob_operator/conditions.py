@@ -57,7 +57,8 @@ def from_rfc3339(text: str) -> Time:
 def inert(text: str) -> str:
     """Text of others, fit for a status: one line, printable, not endless."""
     line = " ".join(text.split())
-    line = "".join(letter if letter.isprintable() else "?" for letter in line)
+    if not line.isprintable():
+        line = "".join(letter if letter.isprintable() else "?" for letter in line)
     return line if len(line) <= MESSAGE_LIMIT else line[: MESSAGE_LIMIT - 3] + "..."
 
 
