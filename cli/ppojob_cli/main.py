@@ -1,10 +1,11 @@
 """`ppojob`, also the kubectl plugin `kubectl-ppojob`: one program, its heavy parts loaded late."""
 
 import importlib
+from typing import Final
 
 import click
 
-_COMMANDS = {
+COMMANDS: Final = {
     "run": ("ppojob_cli.run", "run"),
     "validate": ("ppojob_cli.validate", "validate"),
     "plan": ("ppojob_cli.plan", "plan"),
@@ -25,13 +26,13 @@ class LateGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands, in the order in which a newcomer needs them."""
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
-        module, name = _COMMANDS[cmd_name]
+        module, name = COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
@@ -40,3 +41,8 @@ class LateGroup(click.Group):
 @click.version_option(package_name="ppojob", prog_name="ppojob")
 def main() -> None:
     """Reinforcement-learning post-training of language models, on Kubernetes or on this machine."""
+
+
+def plugin() -> None:
+    """The same program as kubectl calls it."""
+    main(prog_name="kubectl ppojob")

@@ -1,0 +1,66 @@
+"""docs/command-line.md, made of what `--help` says: `python -m ppojob_cli.help_page`."""
+
+import sys
+from collections.abc import Iterator
+
+import click
+
+from ppojob_cli.main import COMMANDS, main
+
+WIDTH = 98
+
+_HEAD = """\
+# The command line
+
+Made from what `--help` says by `python -m ppojob_cli.help_page > docs/command-line.md`.
+
+One program with two names. `ppojob` runs jobs on this machine; the commands from `status` on are
+about a job on a cluster, and kubectl finds them by itself as `kubectl ppojob`. They need
+`pip install 'ppojob[kubectl]'`, use kubectl's own configuration (`KUBECONFIG`, `--context`,
+`--namespace`), and tell what is wrong in one line: `where: got: why; what is allowed`.
+
+| exit status | means |
+| --- | --- |
+| 0 | done |
+| 2 | the input is wrong, no such job, or a cluster that cannot be used: nothing was changed |
+| 3 | the job failed (`run`, and `suspend` and `resume` with `--wait`) |
+| 130 | interrupted by Ctrl-C |
+
+Rights in the job's namespace that `kubectl ppojob` uses:
+
+| command | rights |
+| --- | --- |
+| all | `get`, `list` of `ppojobs` |
+| `logs` | `list` of `pods`, `get` of `pods/log` |
+| `explain` | `list` of `pods` and `events`, `get` of `pods/proxy`, `nodes` and `leases` |
+| `suspend`, `resume` | `patch` of `ppojobs` |
+| `metrics` | `get` of `pods/proxy` |
+
+`explain` does without those that are not given, and says what it could not look at; the Lease is
+in the operator's namespace.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([_HEAD, *_sections(main, "ppojob")])
+
+
+def _sections(command: click.Command, name: str) -> Iterator[str]:
+    context = click.Context(command, info_name=name, max_content_width=WIDTH, terminal_width=WIDTH)
+    yield f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
+    if isinstance(command, click.Group):
+        for word in command.list_commands(context):
+            found = command.get_command(context, word)
+            if found is not None:
+                yield from _sections(found, f"{_program(name, word)} {word}")
+
+
+def _program(name: str, word: str) -> str:
+    """What a command is called behind: those about a cluster are kubectl's."""
+    module, _ = COMMANDS.get(word, ("", ""))
+    return "kubectl ppojob" if module.startswith("ppojob_cli.cluster.") else name
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

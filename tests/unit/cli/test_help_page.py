@@ -1,0 +1,56 @@
+"""docs/command-line.md is what `--help` says, and kubectl's user reads of kubectl."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppojob_cli import main
+from ppojob_cli.help_page import page
+
+DOCS = Path(__file__).parents[3] / "docs" / "command-line.md"
+COMMAND = "python -m ppojob_cli.help_page > docs/command-line.md"
+
+
+def test_the_page_is_current() -> None:
+    assert DOCS.read_text() == page(), COMMAND
+
+
+def test_every_command_has_a_section() -> None:
+    sections = {line for line in page().splitlines() if line.startswith("## ")}
+    for word, (module, _) in main.COMMANDS.items():
+        program = "kubectl ppojob" if "cluster" in module else "ppojob"
+        assert f"## {program} {word}" in sections
+
+
+def test_the_plugin_calls_itself_as_its_user_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-ppojob", "status", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main.plugin()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("Usage: kubectl ppojob status [OPTIONS] NAME")
+
+
+def test_help_needs_no_client_library() -> None:
+    """`--help` is answered at once, and also where the library is not installed."""
+    program = (
+        "import sys; sys.modules['kubernetes'] = None; from ppojob_cli.main import main;"
+        "main(['explain', '--help'], standalone_mode=False)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "explain [OPTIONS] NAME" in done.stdout
+
+
+def test_a_library_that_is_not_installed_is_named() -> None:
+    program = (
+        "import sys; sys.modules['kubernetes'] = None; from ppojob_cli.main import main;"
+        "main(['status', 'sum'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'ppojob[kubectl]'" in done.stderr
