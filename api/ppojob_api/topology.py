@@ -144,6 +144,14 @@ def model_pods(roles: RolesSpec) -> dict[RoleName, RolePods]:
     return pods | {name: role for name, role in guests if role.colocate_with is None}
 
 
+def scores_by_functions(spec: PPOJobSpec) -> bool:
+    """Whether functions score responses, a user's or those that are built in.
+
+    A reward model alone leaves them nothing to do.
+    """
+    return bool(spec.rewards) or spec.reward_model is None
+
+
 def build(job_name: str, spec: PPOJobSpec) -> Topology:
     """The topology of a valid spec."""
     roles = [_pods_without_model(job_name, "controller", 1, 1)]
@@ -157,8 +165,9 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
         else:
             update = {"role": name, "colocated_with": role.colocate_with}
             roles.append(actor.model_copy(update=update))
-    reward = spec.roles.reward
-    roles.append(_pods_without_model(job_name, "reward", reward.replicas, reward.cpu))
+    if scores_by_functions(spec):
+        reward = spec.roles.reward
+        roles.append(_pods_without_model(job_name, "reward", reward.replicas, reward.cpu))
     return Topology(roles=tuple(roles))
 
 

@@ -190,6 +190,16 @@ def reward_model(job: PPOJob) -> Iterator[Problem]:
         yield no_effect("spec.roles.rewardModel", value, "without spec.rewardModel", allowed)
 
 
+def reward_pods(job: PPOJob) -> Iterator[Problem]:
+    """Where a reward model alone scores, no pod runs functions."""
+    if topology.scores_by_functions(job.spec):
+        return
+    allowed = "remove it, or name functions in spec.rewards"
+    given = job.spec.roles.reward.model_dump(mode="json", exclude_defaults=True)
+    for name, value in given.items():
+        yield no_effect(f"spec.roles.reward.{name}", value, "beside a reward model alone", allowed)
+
+
 def colocated_pods(job: PPOJob) -> Iterator[Problem]:
     """A role in another's ranks has no pods to set."""
     for role, guest in topology.colocatable_roles(job.spec.roles).items():
@@ -222,5 +232,6 @@ EFFECT_CHECKS = (
     Check(reward_weights, ("spec.rewards",)),
     Check(critic, ("spec.algorithm.type", "spec.critic", "spec.roles.critic")),
     Check(reward_model, ("spec.rewardModel", "spec.roles.rewardModel")),
+    Check(reward_pods, ("spec.roles.reward", "spec.rewards", "spec.rewardModel")),
     Check(colocated_pods, MODEL_ROLE_PATHS),
 )

@@ -86,7 +86,9 @@ def _is_free(path: str) -> bool:
 
 _PODS = ("spec.pods",)
 POD_CHECKS = (
-    Check(without_pods, (*_PODS, "spec.roles", "spec.algorithm", "spec.rewardModel")),
+    Check(
+        without_pods, (*_PODS, "spec.roles", "spec.algorithm", "spec.rewards", "spec.rewardModel")
+    ),
     Check(overrides, _PODS),
     Check(volumes, _PODS),
     Check(variables, _PODS),

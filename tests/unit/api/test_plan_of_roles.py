@@ -36,6 +36,7 @@ def test_every_role() -> None:
     lines = planned(
         critic={"warmupSteps": 2, "miniBatchPrompts": 4, "epochs": 3},
         rewardModel={"path": "/models/rm"},
+        rewards=[{"function": "gsm8k"}],
         roles={
             "actorRollout": {"replicas": 2, "gpusPerReplica": 4},
             "critic": {"colocateWith": None, "gpusPerReplica": 2},

@@ -11,7 +11,7 @@ from ppojob_api.v1alpha1.roles import RolesSpec
 from ppojob_api.well_known import JOB_NAME_LIMIT, ROLE_SLUGS, pod_name, workload_name
 
 
-def build(**roles: Any) -> Topology:
+def build(sections: dict[str, Any] | None = None, /, **roles: Any) -> Topology:
     spec = PPOJobSpec.model_validate(
         {
             "model": {"path": "m"},
@@ -19,6 +19,7 @@ def build(**roles: Any) -> Topology:
             "algorithm": {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
             "steps": {"total": 1},
             "roles": roles,
+            **(sections or {}),
         }
     )
     return topology.build("sum", spec)
@@ -124,6 +125,12 @@ def test_reward_pods() -> None:
         "sum-reward-1.sum-reward",
     ]
     assert (reward.ranks_per_pod, reward.threads_per_rank) == (1, 4)
+
+
+def test_a_reward_model_alone_needs_no_reward_pods() -> None:
+    model = {"rewardModel": {"path": "/models/rm"}}
+    assert not build(model).has("reward")
+    assert build({**model, "rewards": [{"function": "gsm8k"}]}).has("reward")
 
 
 def test_absent_role() -> None:

@@ -126,7 +126,7 @@ def _scoring(environment: PodEnvironment, roles: Roles) -> Scoring:
     return Scoring(
         roles=roles,
         owner=hosts["actorRollout"],
-        functions=hosts["reward"] if spec.rewards or model is None else None,
+        functions=hosts.get("reward"),
         model=model,
     )
 
