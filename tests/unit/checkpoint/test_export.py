@@ -136,20 +136,10 @@ def test_no_configuration_is_said(model_folder: Path, tmp_path: Path, text: str 
 @pytest.mark.slow  # imports transformers
 @pytest.mark.timeout(180)
 def test_transformers_loads_it_with_equal_weights(tmp_path: Path):
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from tiny_models import save_model
+    from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-    )
-    model = LlamaForCausalLM(config)
-    model.save_pretrained(tmp_path / "model")
+    model = save_model(tmp_path / "model", tie_word_embeddings=True)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.5)

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
+from tiny_models import NAMES, save_model, save_tokenizer
 from transformers import (
     AutoModelForSequenceClassification,
-    LlamaConfig,
+    LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
+    Qwen2ForSequenceClassification,
+    Qwen3ForSequenceClassification,
 )
 
 from ppojob_api.v1alpha1.training import TrainingSpec
@@ -17,13 +17,16 @@ from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.errors import ConfigError, NonFiniteReward
 from ppojob_trainer.models.reward_model import load_reward_model
 
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
-NAMES = ["<|pad|>", "<|turn|>", "<|end|>", "\n", *map(chr, range(32, 127))]
+FAMILIES = {
+    "llama": LlamaForSequenceClassification,
+    "qwen2": Qwen2ForSequenceClassification,
+    "qwen3": Qwen3ForSequenceClassification,
+}
 TEMPLATE = (
     "{% for m in messages %}"
     "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
-    "{{ '<|turn|>' + m.role + ':' + m.content + '<|end|>' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|turn|>assistant:' }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + ':' + m.content + '<|im_end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}"
 )
 ANSWERS = [
     Answer([{"role": "user", "content": "1+1"}], "2"),
@@ -35,16 +38,7 @@ ANSWERS = [
 
 
 def make_folder(folder, family: str = "llama", *, pad: str | None = "<|pad|>", **options: object):
-    tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(NAMES)}, merges=[]))
-    tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|end|>",
-        pad_token=pad,
-        additional_special_tokens=["<|turn|>"],
-    )
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(folder)
+    save_tokenizer(folder, template=TEMPLATE, pad=pad)
     sizes = {
         "vocab_size": len(NAMES),
         "hidden_size": 32,
@@ -58,9 +52,7 @@ def make_folder(folder, family: str = "llama", *, pad: str | None = "<|pad|>", *
         "num_labels": 1,
         "pad_token_id": None if pad is None else NAMES.index(pad),
     }
-    torch.manual_seed(0)
-    config = CONFIGS[family](**{**sizes, **options})
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    save_model(folder, FAMILIES[family], **{**sizes, **options})
     return folder
 
 
@@ -88,7 +80,7 @@ def their_scores(folder, answers=ANSWERS, *, dtype=torch.float32, last: int = 10
     return scores
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_scores_are_those_of_transformers(tmp_path, family):
     folder = make_folder(tmp_path, family)
     expected = their_scores(folder)
@@ -106,7 +98,7 @@ def test_bfloat16_is_close(tmp_path):
     assert got != expected
 
 
-@pytest.mark.parametrize("pad", ["<|pad|>", "<|end|>", None])
+@pytest.mark.parametrize("pad", ["<|pad|>", "<|im_end|>", None])
 def test_padding_at_the_end_is_not_scored(tmp_path, pad):
     # Where padding is the end token, transformers scores the token before it.
     folder = make_folder(tmp_path, pad=pad)

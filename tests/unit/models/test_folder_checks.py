@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
+from tiny_models import make_model
 from transformers import (
-    LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
-    Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3Config,
     Qwen3ForCausalLM,
 )
 
@@ -26,28 +25,21 @@ from ppojob_trainer.models.folder_checks import check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
 from ppojob_trainer.models.safetensors_header import BadHeader, read_header
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def maker(model_class, **options):
+    return partial(make_model, model_class, **SIZES, **options)
+
+
 MODELS = {
-    "llama": lambda **more: LlamaForCausalLM(LlamaConfig(**SIZES, **more)),
-    "llama with biases": lambda **more: LlamaForCausalLM(
-        LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, **more)
-    ),
-    "llama with wide heads": lambda **more: LlamaForCausalLM(
-        LlamaConfig(**SIZES, head_dim=8, **more)
-    ),
-    "qwen2": lambda **more: Qwen2ForCausalLM(Qwen2Config(**SIZES, **more)),
-    "qwen3": lambda **more: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8, **more)),
-    "qwen3 of its own head size": lambda **more: Qwen3ForCausalLM(Qwen3Config(**SIZES, **more)),
-    "qwen3 with biases": lambda **more: Qwen3ForCausalLM(
-        Qwen3Config(**SIZES, attention_bias=True, **more)
-    ),
+    "llama": maker(LlamaForCausalLM),
+    "llama with biases": maker(LlamaForCausalLM, attention_bias=True, mlp_bias=True),
+    "llama with wide heads": maker(LlamaForCausalLM, head_dim=8),
+    "qwen2": maker(Qwen2ForCausalLM),
+    "qwen3": maker(Qwen3ForCausalLM, head_dim=8),
+    "qwen3 of its own head size": maker(Qwen3ForCausalLM),
+    "qwen3 with biases": maker(Qwen3ForCausalLM, attention_bias=True),
 }
 
 
@@ -63,8 +55,8 @@ def test_what_transformers_saves_is_what_is_expected(name, is_tied, tmp_path):
 
 
 CLASSIFIERS = {
-    "tokens": lambda **more: LlamaForTokenClassification(LlamaConfig(**SIZES, **more)),
-    "texts": lambda **more: LlamaForSequenceClassification(LlamaConfig(**SIZES, **more)),
+    "tokens": maker(LlamaForTokenClassification),
+    "texts": maker(LlamaForSequenceClassification),
 }
 
 

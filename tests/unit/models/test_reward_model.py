@@ -2,8 +2,8 @@ import json
 
 import pytest
 import torch
+from tiny_models import save_model
 from transformers import (
-    LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
@@ -15,19 +15,7 @@ from ppojob_trainer.models.reward_model import load_reward_model
 
 
 def save(folder, model_class=LlamaForSequenceClassification, num_labels=1) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_labels=num_labels,
-    )
-    model = model_class(config)
-    model.save_pretrained(folder)
-    return model
+    return save_model(folder, model_class, num_labels=num_labels)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,9 +2,9 @@ import json
 
 import pytest
 import torch
+from tiny_models import save_model
 from transformers import (
     AutoModelForTokenClassification,
-    LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
@@ -15,21 +15,9 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.value_model import load_value_model
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 64,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
-
 
 def save(folder, model_class=LlamaForCausalLM, **options: object) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = model_class(LlamaConfig(**SIZES, **options))
-    model.save_pretrained(folder)
-    return model
+    return save_model(folder, model_class, hidden_size=64, **options)
 
 
 def tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:

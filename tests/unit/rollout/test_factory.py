@@ -3,8 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_models import save_model
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.rollout.factory import build_engine
@@ -13,18 +12,7 @@ from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    save_model(tmp_path, bos_token_id=None, eos_token_id=None)
     return tmp_path
 
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_models import make_model
+from transformers import PreTrainedModel
 
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import (
@@ -14,9 +15,9 @@ from ppojob_trainer.rollout.protocol import (
 VOCAB = 64
 
 
-def tiny_model(seed: int = 0, *, tied: bool = True) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
+def tiny_model(seed: int = 0, *, tied: bool = True) -> PreTrainedModel:
+    return make_model(
+        seed=seed,
         vocab_size=VOCAB,
         hidden_size=32,
         intermediate_size=64,
@@ -30,7 +31,6 @@ def tiny_model(seed: int = 0, *, tied: bool = True) -> LlamaForCausalLM:
         eos_token_id=None,
         pad_token_id=None,
     )
-    return LlamaForCausalLM(config)
 
 
 def tiny_engine(seed: int = 0, *, tied: bool = True, max_sequences: int = 64) -> HuggingFaceEngine:
@@ -69,9 +69,7 @@ def mixed_requests(number: int = 24) -> list[Request]:
     ]
 
 
-def full_forward_logprobs(
-    model: LlamaForCausalLM, request: Request, done: Finished
-) -> torch.Tensor:
+def full_forward_logprobs(model: PreTrainedModel, request: Request, done: Finished) -> torch.Tensor:
     """Of the response, by one forward without cache, padding or batch; no truncation."""
     ids = torch.tensor([[*request.prompt, *done.tokens]])
     with torch.no_grad():
