@@ -310,18 +310,20 @@ def test_a_refused_job_leaves_nothing(wrong: RefusedJob, start: Start) -> None:
     run_folders.wait_until_gone(wrong.output)
 
 
+ODD = {
+    "LC_ALL": "C",
+    "PYTHONUTF8": "0",
+    "TZ": "Nowhere/Else",
+    "HOME": "/no/such/home",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "HF_HUB_OFFLINE": "1",
+    "ODD": "\udcff",
+}
+
+
 def test_an_odd_environment_changes_nothing(wrong: RefusedJob, start: Start) -> None:
     wrong.set("spec.optimizer.lerning_rate", 1e-6)
-    odd = {
-        "LC_ALL": "C",
-        "PYTHONUTF8": "0",
-        "TZ": "Nowhere/Else",
-        "HOME": "/no/such/home",
-        "HTTPS_PROXY": "http://127.0.0.1:9",
-        "HF_HUB_OFFLINE": "1",
-        "ODD": "\udcff",
-    }
-    run = start(wrong.write_manifest(), wrong.output, **odd)
+    run = start(wrong.write_manifest(), wrong.output, **ODD)
     assert run.wait() == 2
     assert run.lines == LINES["2 unknown field"]
 
@@ -339,11 +341,10 @@ ODD_USER = ("unshare", "--user", "--map-user=54321", "--map-group=54321")
 )
 def test_a_user_without_name_home_and_locale_can_run_a_job(tiny_job, tmp_path: Path) -> None:
     manifest = tiny_job(steps={"total": 2}, checkpoint={"every": 1})
-    odd = {"LC_ALL": "C", "PYTHONUTF8": "0", "TZ": "Nowhere/Else", "HOME": "/no/such/home"}
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     command = [sys.executable, "-m", "ppojob_cli", "run", manifest, "--output", tmp_path / "run"]
     done = subprocess.run(
-        [*ODD_USER, *command], env={**kept, **odd}, umask=0o077, capture_output=True, check=False
+        [*ODD_USER, *command], env={**kept, **ODD}, umask=0o077, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     assert (tmp_path / "run" / "export" / "config.json").exists()
