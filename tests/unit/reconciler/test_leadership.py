@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import time
 from collections.abc import AsyncIterator
 
@@ -51,6 +52,34 @@ def test_one_leads_and_the_other_follows_when_it_ends() -> None:
         assert lease["spec"]["leaseTransitions"] >= 2
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("renewed", ["2000-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z"])
+def test_clocks_of_machines_are_not_compared(renewed: str) -> None:
+    """Case 107 of the catalogue: a holder whose clock is years off is waited for all the same."""
+
+    async def test() -> None:
+        cluster, gained = SimulatedCluster(), list[str]()
+        async with replica(cluster, "a", gained) as (first, task):
+            await until(lambda: first.is_held)
+            await replaced(task, cluster, renewed)
+        begun = time.monotonic()
+        async with replica(cluster, "b", gained) as (second, _):
+            await until(lambda: second.is_held, 60)
+        assert time.monotonic() - begun >= SECONDS
+
+    asyncio.run(test())
+
+
+async def replaced(task: "asyncio.Task[None]", cluster: SimulatedCluster, renewed: str) -> None:
+    """End a leader without a word, and leave its Lease with this time."""
+    lease = copy.deepcopy(cluster.objects["Lease", "system", "ppojob-operator"])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    lease["spec"] |= {"holderIdentity": "a", "renewTime": renewed}
+    version = cluster.objects["Lease", "system", "ppojob-operator"]["metadata"]["resourceVersion"]
+    lease["metadata"]["resourceVersion"] = version
+    await cluster.replace(lease)
 
 
 def test_a_leader_that_is_cut_off_stops_before_the_other_begins() -> None:
