@@ -15,8 +15,12 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import urllib3
-from kubernetes.client import ApiClient, Configuration
-from kubernetes.config import ConfigException, list_kube_config_contexts, load_kube_config
+from kubernetes.client import ApiClient, Configuration  # noqa: TID251
+from kubernetes.config import (  # noqa: TID251
+    ConfigException,
+    list_kube_config_contexts,
+    load_kube_config,
+)
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from ppojob_cli.cluster.problems import ClusterUseError, got_no_answer
