@@ -116,8 +116,9 @@ def test_an_outage_is_told_once_and_its_end_as_well(caplog: pytest.LogCaptureFix
     recipient = Recipient(*[NotWrittenError("no answer")] * 5)
     with caplog.at_level(logging.INFO):
         writer = StatusWriter(recipient.write, AT_ONCE)
-        writer.offer(state(1))
-        recipient.wait_for(state(1))
+        for step in (1, 2):
+            writer.offer(state(step))
+            recipient.wait_for(state(step))
         writer.close()
     assert [record.getMessage() for record in caplog.records] == [
         "status.training is not written, the training goes on: no answer",

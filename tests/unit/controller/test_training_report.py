@@ -111,10 +111,17 @@ def test_time_that_is_left_follows_from_recent_steps() -> None:
     report, told = begun()
     report.turn("Training", 1000)
     for step in range(5, 105):
-        report.done(step, {"timing_s/step": 100.0 if step < 95 else 36.0})
+        report.done(step, {**STEP, "timing_s/step": 100.0 if step < 95 else 36.0})
     assert told[-1].eta == duration(36.0 * (1000 - 104)) == "8h58m"
     report.done(1000, STEP)
     assert told[-1].eta is None
+
+
+def test_a_validation_alone_tells_nothing_of_the_pace() -> None:
+    report, told = begun()
+    report.turn("Training", 10)
+    report.done(0, {"val-core/a/acc/mean@1": 0.5, "timing_s/step": 900.0})
+    assert (told[-1].eta, told[-1].tokens_per_second) == (None, None)
 
 
 def test_who_stands_up_shows_what_stands() -> None:
@@ -122,9 +129,9 @@ def test_who_stands_up_shows_what_stands() -> None:
     report.turn("Recovering", 10)
     report.done(5, {**STEP, "critic/score/mean": 0.9})
     history = [
-        (0, {"val-core/a/acc/mean@1": 0.125}),
-        (1, {**STEP, "critic/score/mean": None}),
-        (2, STEP),
+        {"val-core/a/acc/mean@1": 0.125},
+        {**STEP, "critic/score/mean": None},
+        STEP,
     ]
     report.stand(2, 2, history)
     assert (told[-1].step, told[-1].reward, told[-1].validation) == (2, 0.5123, 0.125)

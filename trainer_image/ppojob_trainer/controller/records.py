@@ -51,12 +51,10 @@ class Records:
         """Forget the metrics beyond a state: they will come again."""
         self.sinks.cut_after(_last_record(progress))
 
-    def history(self) -> Iterator[tuple[int, dict[str, float | None]]]:
+    def history(self) -> Iterator[dict[str, float | None]]:
         """The metrics of the steps that stand, in ascending order."""
         decoder = msgspec.json.Decoder(dict[str, float | None])
-        for line in durable.read_lines(self.run_folder / METRICS_FILE):
-            metrics = decoder.decode(line)
-            yield int(metrics["step"] or 0), metrics
+        return map(decoder.decode, durable.read_lines(self.run_folder / METRICS_FILE))
 
     def cut_rows(self, progress: Progress) -> None:
         """Forget the rows beyond a state whose ranks have forgotten them too.

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from ppojob_api.v1alpha1.status import TrainingStatus
 
-Record = tuple[int, Mapping[str, float | None]]
-"""A step and its metrics; a figure that is no number is None."""
+Record = Mapping[str, float | None]
+"""The metrics of a step; a figure that is no number is None."""
 
 _FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "reward": ("critic/score/mean",),
@@ -79,34 +79,33 @@ class TrainingReport:
         """
         self._recent.clear()
         changes: dict[str, Any] = dict.fromkeys((*_FIGURES, "tokens_per_second", "validation"))
-        for at, metrics in history:
-            changes |= self._figures(at, metrics)
+        for metrics in history:
+            changes |= self._figures(metrics)
         self._tell(step=step, last_committed_step=committed, **changes)
 
     def done(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is done for good; step 0 is the validation before the first."""
-        self._tell(step=step, **self._figures(step, metrics))
+        self._tell(step=step, **self._figures(metrics))
 
     def commit(self, step: int) -> None:
         """The state behind a step is safe."""
         self._tell(last_committed_step=step)
 
-    def _figures(self, step: int, metrics: Mapping[str, float | None]) -> dict[str, float | None]:
-        """What a record says; of training nothing where it is a validation alone."""
+    def _figures(self, metrics: Record) -> dict[str, float | None]:
+        """What a record says; a step without validation leaves that of before."""
         found: dict[str, float | None] = {}
         scores = [value for name, value in metrics.items() if _VALIDATION.fullmatch(name)]
         finite = [value for value in map(_finite, scores) if value is not None]
         if finite:
             found["validation"] = _rounded(statistics.fmean(finite))
-        if step == 0:
-            return found
         for name, sources in _FIGURES.items():
             value = next((metrics[one] for one in sources if one in metrics), None)
             found[name] = _rounded(_finite(value))
         seconds, tokens = _finite(metrics.get(_STEP_SECONDS)), _finite(metrics.get(_TOKENS))
-        if seconds is not None and seconds > 0.0:
+        # A validation alone has a duration as well, and no tokens that were trained.
+        if seconds and tokens is not None:
             self._recent.append(seconds)
-            found["tokens_per_second"] = None if tokens is None else _rounded(tokens / seconds)
+            found["tokens_per_second"] = _rounded(tokens / seconds)
         return found
 
     def _tell(self, **changes: object) -> None:
