@@ -44,9 +44,9 @@ class Cluster:
         assert done.returncode, f"kubectl {' '.join(arguments)} was not refused: {done.stdout}"
         return done.stderr
 
-    def outcome(self, *arguments: str) -> str:
+    def outcome(self, *arguments: str, stdin: str = "") -> str:
         """Call kubectl; answers what it says, whether it did as asked or not."""
-        done = self._call(arguments, "")
+        done = self._call(arguments, stdin)
         return done.stdout + done.stderr
 
     def apply(self, *objects: Mapping[str, object]) -> None:

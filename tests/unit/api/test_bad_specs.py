@@ -1,83 +1,17 @@
 """Every wrong setting gives its own line, word for word: the table is bad_specs.txt."""
 
-import copy
 import json
 import re
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
+from bad_specs import GOOD_JOB, Case, changed_job, read_table
 
-from ppojob_api import manifest, validation
+from ppojob_api import validation
 from ppojob_api.problem import Problem
 from ppojob_api.well_known import BUILT_IN_SCORERS
 from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rollout.protocol import SamplingParams
-
-TABLE = Path(__file__).with_name("bad_specs.txt")
-
-GOOD_JOB: dict[str, Any] = {
-    "apiVersion": "ppojob.dev/v1alpha1",
-    "kind": "PPOJob",
-    "metadata": {"name": "sum"},
-    "spec": {
-        "model": {"path": "/models/m"},
-        "data": {"train": [{"path": "a.parquet"}], "validation": [{"path": "b.jsonl"}]},
-        "algorithm": {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8},
-        "steps": {"total": 20},
-    },
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    changes: tuple[str, ...]
-    expected: tuple[str, ...]
-
-
-def read_table() -> list[Case]:
-    cases = []
-    for block in TABLE.read_text().split("\n\n"):
-        lines = [line for line in block.splitlines() if line and not line.startswith("#")]
-        if lines:
-            name, *rest = lines
-            changes = tuple(line for line in rest if not line.startswith("=> "))
-            expected = tuple(line.removeprefix("=> ") for line in rest if line.startswith("=> "))
-            cases.append(Case(name, changes, expected))
-    return cases
-
-
-def changed_job(changes: list[str] | tuple[str, ...]) -> dict[str, Any]:
-    job = copy.deepcopy(GOOD_JOB)
-    for change in changes:
-        path, _, text = change.partition(": ")
-        *above, last = path.split(".")
-        section = job
-        for key in above:
-            section = section.setdefault(key, {})
-        if text == "!remove":
-            del section[last]
-        else:
-            merge(section, {last: value_of(text)})
-    return job
-
-
-def value_of(text: str) -> Any:
-    read = manifest.read_bytes(f"value: {text}".encode(), "case")
-    assert not read.problems, read.problems
-    assert isinstance(read.value, dict)
-    return read.value["value"]
-
-
-def merge(section: dict[str, Any], changes: dict[str, Any]) -> None:
-    for key, value in changes.items():
-        if isinstance(value, dict) and value and isinstance(section.get(key), dict):
-            merge(section[key], value)
-        else:
-            section[key] = value
-
 
 CASES = read_table()
 

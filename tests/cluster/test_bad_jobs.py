@@ -1,0 +1,169 @@
+"""Every wrong job is refused by the API server or by the operator, and none gets a pod.
+
+The cases are those of `ppojob validate` (tests/unit/api/bad_specs.txt). What the API server takes,
+the operator refuses with the very lines of that command; what it refuses, it refuses by the name of
+the same field.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_specs import GOOD_JOB, Case, changed_job, read_table
+from cluster_access import Cluster, eventually
+from operator_replica import Operator
+
+from ppojob_api import validation
+from ppojob_api.manifest import to_yaml
+from ppojob_operator.conditions import inert
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+CASES = read_table()
+AT_ONCE = 3
+OTHER_WORDS = {"apiVersion": "version"}
+"""What kubectl calls a field itself, which never reaches the API server."""
+NO_JSON = "json: unsupported value"
+"""Neither does a number that is none, of which kubectl knows no place."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A wrong job that was sent.
+
+    Attributes:
+        name: of the job, where it has one.
+        wheres: paths that `ppojob validate` names.
+        lines: that it prints.
+        refusal: why it was not taken; empty where it was.
+    """
+
+    name: str
+    wheres: tuple[str, ...]
+    lines: tuple[str, ...]
+    refusal: str
+
+
+@pytest.fixture(scope="module")
+def operator(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    file = Path(__file__).parents[2] / "crds" / "ppojobs.yaml"
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
+    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
+    one = Operator(cluster, tmp_path_factory.mktemp("operators"), "strict", 18391)
+    yield one
+    one.end()
+
+
+@pytest.fixture(scope="module")
+def sent(cluster: Cluster, operator: Operator) -> Mapping[str, Sent]:
+    """All cases, sent at the same time."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        outcomes = pool.map(lambda numbered: send(cluster, *numbered), enumerate(CASES))
+        return {case.name: outcome for case, outcome in zip(CASES, outcomes, strict=True)}
+
+
+def send(cluster: Cluster, number: int, case: Case) -> Sent:
+    job = changed_job(case.changes)
+    if not any(change.startswith("metadata") for change in case.changes):
+        job["metadata"]["name"] = f"case-{number}"
+    problems = validation.validate(job)
+    assert isinstance(problems, list)
+    said = cluster.outcome("create", "--filename=-", stdin=to_yaml(job))
+    is_taken = said.endswith(" created\n")
+    return Sent(
+        name=str((job.get("metadata") or {}).get("name", "")),
+        wheres=tuple(problem.where for problem in problems),
+        lines=tuple(str(problem) for problem in problems),
+        refusal="" if is_taken else said,
+    )
+
+
+def is_named(where: str, refusal: str) -> bool:
+    """Whether a refusal names a field, or its section and what is wrong in it."""
+    parts = where.split(".")
+    sections = [".".join(parts[:length]).split("[")[0] for length in range(2, len(parts) + 1)]
+    word = OTHER_WORDS.get(where, parts[-1].split("[")[0])
+    return any(section in refusal for section in sections) or word in refusal
+
+
+def status_of(cluster: Cluster, name: str) -> dict[str, Any]:
+    found = json.loads(cluster.kubectl("get", "ppojob", name, "--output=json"))
+    status: dict[str, Any] = found.get("status", {})
+    return status
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_wrong_job_is_refused(cluster: Cluster, sent: Mapping[str, Sent], case: Case):
+    one = sent[case.name]
+    if one.refusal:
+        is_told = any(is_named(where, one.refusal) for where in one.wheres)
+        assert is_told or NO_JSON in one.refusal, one.refusal
+        return
+    eventually(lambda: status_of(cluster, one.name).get("phase") == "Failed", 120)
+    status = status_of(cluster, one.name)
+    accepted = next(each for each in status["conditions"] if each["type"] == "Accepted")
+    assert (accepted["status"], status["reason"]) == ("False", "InvalidSpec")
+    if one.wheres == ("status",):
+        # The API server takes no status from an author; what is left has nowhere to write.
+        assert status["message"].startswith("spec.checkpoint.volume: got nothing")
+        return
+    assert status["message"] == inert("; ".join(one.lines))
+
+
+def test_none_of_them_got_anything(cluster: Cluster, sent: Mapping[str, Sent]):
+    taken = [one.name for one in sent.values() if not one.refusal]
+    assert len(taken) >= 20, "what only the operator refuses is worth the test"
+    for name in taken:
+        eventually(lambda name=name: status_of(cluster, name).get("phase") == "Failed", 120)
+    made = "statefulsets,pods,services,secrets,serviceaccounts,roles,networkpolicies"
+    assert cluster.kubectl("get", made, "--selector=ppojob.dev/job", "--output=name") == ""
+
+
+FILES = {
+    "a tab": ("\tseed: 1", "cannot start any token"),
+    "a control character": ('seed: "\x07"', "control characters are not allowed"),
+    "a boolean in quotes": ('lifecycle: {suspend: "false"}', "spec.lifecycle.suspend"),
+    "too many variables": (
+        f"pods: [{{env: [{', '.join(f'{{name: A{i}, value: b}}' for i in range(10_000))}]}}]",
+        "spec.pods[0].env",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_wrong_file_is_refused(cluster: Cluster, operator: Operator, name: str):
+    content, words = FILES[name]
+    text = to_yaml({**GOOD_JOB, "metadata": {"name": "file"}}).replace(
+        "spec:\n", f"spec:\n  {content}\n"
+    )
+    assert words in cluster.refused("create", "--filename=-", stdin=text)
+
+
+def test_what_decides_the_weights_stays(cluster: Cluster, operator: Operator):
+    spec = {**GOOD_JOB["spec"], "lifecycle": {"suspend": True}}
+    good = {**GOOD_JOB, "metadata": {"name": "stays"}, "spec": spec}
+    cluster.apply(good)
+    for change in (
+        {"seed": 7},
+        {"algorithm": {"samplesPerPrompt": 4}},
+        {"roles": {"reward": {"replicas": 2}}},
+    ):
+        patch = json.dumps({"spec": change})
+        why = cluster.refused("patch", "ppojob", "stays", "--type=merge", f"--patch={patch}")
+        assert f"spec.{next(iter(change))}" in why
+        assert "cannot change" in why
+
+
+def test_a_name_is_free_when_its_job_is_gone(cluster: Cluster, operator: Operator):
+    head = {"name": "lingers", "finalizers": ["example.com/of-somebody-else"]}
+    spec = {**GOOD_JOB["spec"], "lifecycle": {"suspend": True}}
+    cluster.apply({**GOOD_JOB, "metadata": head, "spec": spec})
+    cluster.kubectl("delete", "ppojob", "lingers", "--wait=false")
+    text = to_yaml({**GOOD_JOB, "metadata": {"name": "lingers"}, "spec": spec})
+    assert "object is being deleted" in cluster.refused("create", "--filename=-", stdin=text)
+    patch = json.dumps({"metadata": {"finalizers": None}})
+    cluster.kubectl("patch", "ppojob", "lingers", "--type=merge", f"--patch={patch}")
