@@ -5,7 +5,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from ppojob_operator.cluster import Change, Page
-from ppojob_operator.errors import ClusterError, ExpiredError, RefusedError, UnavailableError
+from ppojob_operator.errors import (
+    ClusterError,
+    ExpiredError,
+    MissingError,
+    RefusedError,
+    UnavailableError,
+)
 from ppojob_operator.kinds import NODE, POD, Kind
 from ppojob_operator.reflector import Reflector, Scope
 from ppojob_operator.state import Manifest
@@ -115,5 +121,34 @@ def test_without_the_right_to_look_it_goes_on() -> None:
         await asyncio.wait_for(reflector.is_synced.wait(), 5)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(test())
+
+
+def test_of_what_is_not_served_any_more_it_is_said_before_its_objects_go() -> None:
+    async def test() -> None:
+        lists = [[[pod("a")]], [MissingError("404", 404)]]
+        cluster = ScriptedCluster(lists, [[ExpiredError("410", 410)]])
+        heard: list[str | bool] = []
+        is_told = asyncio.Event()
+
+        def served(is_served: bool) -> None:
+            heard.append(is_served)
+            if not is_served:
+                is_told.set()
+
+        scope = Scope(POD, is_optional=True)
+        reflector = Reflector(
+            cluster,  # type: ignore[arg-type]
+            scope,
+            lambda _: None,
+            heard.append,
+            served,
+        )
+        task = asyncio.create_task(reflector.run())
+        await asyncio.wait_for(is_told.wait(), 20)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert heard == [True, False, "a"]
 
     asyncio.run(test())

@@ -31,6 +31,16 @@ def test_settings_have_the_types_of_their_defaults() -> None:
     assert read_settings({}) == Settings()
 
 
+def test_gangs_are_those_that_jobs_may_name() -> None:
+    assert read_settings({"PPOJOB_OPERATOR_GANGS": "workload, kueue"}).gang_types == (
+        "kueue",
+        "workload",
+    )
+    assert Settings().gang_types == ()
+    with pytest.raises(ValueError, match=r"GANGS: got 'slurm'.*; of kueue, volcano, workload"):
+        read_settings({"PPOJOB_OPERATOR_GANGS": "kueue,slurm"})
+
+
 def test_all_wrong_settings_are_told_at_once() -> None:
     with pytest.raises(ValueError, match="no such setting") as raised:
         read_settings({"PPOJOB_OPERATOR_WORKER": "4", "PPOJOB_OPERATOR_WORKERS": "many"})
