@@ -47,7 +47,8 @@ def page() -> str:
 
 
 def _sections(command: click.Command, name: str) -> Iterator[str]:
-    context = click.Context(command, info_name=name, max_content_width=WIDTH, terminal_width=WIDTH)
+    names = main.context_settings["help_option_names"]
+    context = click.Context(command, info_name=name, terminal_width=WIDTH, help_option_names=names)
     yield f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
         for word in command.list_commands(context):
