@@ -9,7 +9,14 @@ import pytest
 
 from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.roles import RoleGroup, Roles
-from ppojob_trainer.errors import ChannelLost, ConfigError, JobFailed, RoleLost, StorageError
+from ppojob_trainer.errors import (
+    ChannelLost,
+    ConfigError,
+    Interrupted,
+    JobFailed,
+    RoleLost,
+    StorageError,
+)
 from ppojob_trainer.rpc.client import Caller, Peer
 from ppojob_trainer.rpc.identity import PodIdentity
 from ppojob_trainer.rpc.messages import PodStatus
@@ -85,6 +92,31 @@ def test_a_pod_that_runs_something_else_is_not_started(roles_of) -> None:
     roles = roles_of(started, lambda _: Nothing())
     with pytest.raises(ConfigError, match=r"^actorRollout rank 0: got configuration other: "):
         roles.start(roles.groups[0], 2)
+
+
+def silent(role: str, *, is_stateful: bool, epoch: int) -> RoleGroup:
+    """A role whose pod is gone: nobody listens on that port."""
+    peer = Peer(f"{role} supervisor", "127.0.0.1", 1, role)
+    return RoleGroup(role, (peer,), (), is_stateful, False, epoch=epoch)
+
+
+def test_a_job_that_is_asked_to_end_waits_for_no_role_that_is_gone(roles_of) -> None:
+    """As a deleted one, whose pods go all at once."""
+    roles = roles_of(pod(1, "ready"), lambda _: Nothing())
+    roles.stop_requested = lambda: True
+    roles.groups = (silent("actorRollout", is_stateful=True, epoch=1),)
+    with pytest.raises(Interrupted, match="without actorRollout: the last commit stands"):
+        roles.start(roles.groups[0], 2)
+
+
+def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(roles_of) -> None:
+    """The actor holds a step that is not committed: it is to be ended first."""
+    roles = roles_of(pod(1, "ready"), lambda _: Nothing())
+    roles.stop_requested = lambda: True
+    roles.groups = (*roles.groups, silent("reward", is_stateful=False, epoch=1))
+    roles.caller.default_deadline_seconds = 2.0
+    with pytest.raises(RoleLost, match="reward supervisor: no answer to identity within 2 s"):
+        roles.start(roles.groups[1], 2)
 
 
 def test_an_epoch_that_is_asked_for_is_starting() -> None:

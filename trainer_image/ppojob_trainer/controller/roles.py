@@ -124,18 +124,23 @@ class Roles:
         )
 
     def start(self, group: RoleGroup, epoch: int) -> None:
-        """Begin an epoch of a role; `wait_ready` waits for it.
+        """Begin an epoch of a role, whose pods may have to be made first; see `wait_ready`.
 
         Raises:
             RoleLost: a supervisor does not answer.
             ConfigError: a pod runs something else than the others; nothing of it is started.
+            Interrupted: somebody asked the job to end, and there is nothing to wait for.
         """
-        identities = self._ask_supervisors(group, IDENTITY, Nothing())
+
+        def heed_stop() -> None:
+            self._heed_stop(group)
+
+        identities = self._ask_supervisors(group, IDENTITY, Nothing(), heed_stop)
         self.agreement.admit([peer.name for peer in group.supervisors], identities)
         for peer in group.ranks:
             self.caller.forget(peer)
         group.epoch = epoch
-        self._ask_supervisors(group, START, StartRanks(epoch))
+        self._ask_supervisors(group, START, StartRanks(epoch), heed_stop)
 
     def wait_ready(self, groups: Iterable[RoleGroup], *, may_stop: bool) -> None:
         """Wait until all ranks of these roles serve.
@@ -308,12 +313,32 @@ class Roles:
             _log.error("%s\n%s", refusal, refusal.failure.detail)
             raise JobFailed(str(refusal)) from refusal
 
+    def _heed_stop(self, lost: RoleGroup) -> None:
+        """Leave where a job that is asked to end waits for a role, and no rank holds a step.
+
+        A job that is deleted loses all its pods at once, and none of them comes back.
+        """
+        if not self.stop_requested():
+            return
+        if lost.is_stateful:
+            raise Interrupted(f"asked to end without {lost.name}: the last commit stands")
+        for group in self.groups:
+            if group.is_stateful and group.epoch > 0:
+                try:
+                    self.status(group)
+                except RoleLost as also:
+                    raise Interrupted(f"asked to end without {lost.name}; {also}") from also
+
     def _ask_supervisors(
-        self, group: RoleGroup, method: Method[Any, Answer], request: msgspec.Struct
+        self,
+        group: RoleGroup,
+        method: Method[Any, Answer],
+        request: msgspec.Struct,
+        watch: Callable[[], None] | None = None,
     ) -> list[Answer]:
         calls = [Call(peer, method, request) for peer in group.supervisors]
         try:
-            return self.caller.call_all(calls)
+            return self.caller.call_all(calls, watch)
         except CallTimeout as silence:
             raise RoleLost(group.name, str(silence)) from silence
         except CallRefused as refusal:
