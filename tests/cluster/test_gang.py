@@ -187,6 +187,16 @@ def test_a_queue_of_kueue_admits_and_evicts(cluster: Cluster, kueue: None):
     no = {"type": "Evicted", "status": "False", "reason": "QuotaReserved"}
     write_status(cluster, KUEUE, "ppojob-queued", conditions=[no, *yes], admission=admission)
     wait_for_pods(cluster, "queued", 4)
+    limit = json.dumps({"spec": {"lifecycle": {"activeDeadlineSeconds": 1}}})
+    cluster.kubectl("patch", "ppojob", "queued", "--type=merge", f"--patch={limit}")
+    says(cluster, "queued", "DeadlineExceeded")
+
+    def finished() -> dict[str, str]:
+        conditions = read(cluster, KUEUE, "ppojob-queued")["status"]["conditions"]
+        return next((one for one in conditions if one["type"] == "Finished"), {})
+
+    eventually(lambda: finished().get("reason") == "Failed")
+    assert finished()["message"].startswith("DeadlineExceeded: ")
     cluster.kubectl("delete", "ppojob", "queued")
     eventually(lambda: "NotFound" in cluster.outcome("get", KUEUE, "ppojob-queued"))
 
