@@ -151,7 +151,7 @@ class StatusServer:
         assert query["force"] == "true"
         assert query["fieldManager"] == "ppojob-controller"
         if not self.uid:
-            return 404, {"message": "not found"}
+            return 404, {"message": "not found", "details": {"name": "sum"}}
         wanted = body["metadata"].get("resourceVersion")
         if wanted is not None and wanted != str(self.version):
             return 409, {"message": "the object has been modified"}

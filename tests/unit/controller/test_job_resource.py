@@ -82,7 +82,7 @@ def test_being_told_to_wait_is_told_on(server: StatusServer) -> None:
     assert told.value.retry_after == 17.0
 
 
-@pytest.mark.parametrize("status", [0, 401, 409, 500, 503])
+@pytest.mark.parametrize("status", [0, 401, 404, 409, 500, 503])
 def test_what_may_pass_can_be_tried_again(server: StatusServer, status: int) -> None:
     one = resource(server)
     server.faults.extend([Fault(status)] * 3)

@@ -9,7 +9,12 @@ import pytest
 from status_server import Fault, StatusServer
 
 from ppojob_api.v1alpha1.status import TrainingStatus
-from ppojob_trainer.controller.job_resource import DisownedError, JobResource, NotWrittenError
+from ppojob_trainer.controller.job_resource import (
+    DisownedError,
+    JobResource,
+    NotWrittenError,
+    RefusedError,
+)
 from ppojob_trainer.controller.status_writer import Pace, StatusWriter
 
 NEVER = 3600.0
@@ -177,6 +182,15 @@ def test_the_end_is_held_up_by_an_outage_for_so_long_only() -> None:
     wait_until(lambda: not any(one.name == "status-writer" for one in threading.enumerate()))
 
 
+def test_the_end_is_not_held_up_by_a_cluster_that_has_let_go_of_the_job() -> None:
+    recipient = Recipient(*[RefusedError("HTTP 401")] * 9)
+    writer = StatusWriter(recipient.write, Pace(interval_seconds=NEVER, first_pause_seconds=NEVER))
+    writer.offer(state(1))
+    wait_until(lambda: len(recipient.tried) == 1)
+    writer.close(NEVER)
+    assert recipient.tried == [state(1), state(1)]
+
+
 def test_who_has_nothing_to_say_ends_at_once() -> None:
     recipient = Recipient()
     StatusWriter(recipient.write).close()
@@ -186,13 +200,13 @@ def test_who_has_nothing_to_say_ends_at_once() -> None:
 def test_through_everything_that_a_server_does(server: StatusServer) -> None:
     resource = JobResource(server.access, namespace="lab", name="sum", uid="u1", seconds=0.5)
     writer = StatusWriter(resource.write, AT_ONCE)
-    faults = [Fault(429, headers=(("Retry-After", "1"),)), Fault(500), Fault(0), Fault(-1)]
-    faults += [Fault(409), Fault(401), Fault(403), Fault(503), Fault(200, body=b"[]")]
-    server.faults.extend(faults)
+    passing = [Fault(429, headers=(("Retry-After", "1"),)), Fault(500), Fault(0), Fault(-1)]
+    passing += [Fault(409), Fault(503), Fault(200, body=b"[]")]
+    server.faults.extend([*passing, Fault(401), Fault(403), Fault(404)])
     for step in range(1, 4):
         writer.offer(state(step))
     wait_until(lambda: bool(server.states))
-    server.faults.extend(faults)
+    server.faults.extend(passing)
     writer.offer(state(4))
     writer.offer(state(5, "Finishing"))
     writer.close()

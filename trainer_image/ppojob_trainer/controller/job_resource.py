@@ -38,6 +38,10 @@ class NotWrittenError(Exception):
         self.retry_after = retry_after
 
 
+class RefusedError(NotWrittenError):
+    """The API server said no: if asked again soon it will say the same."""
+
+
 class DisownedError(Exception):
     """The job is gone, is another one, or has another controller: there is no more to write."""
 
@@ -57,10 +61,15 @@ class _Job(msgspec.Struct):
     metadata: _Metadata
 
 
+class _Details(msgspec.Struct):
+    name: str = ""
+
+
 class _Refusal(msgspec.Struct):
     """What of a `Status` of the API server is looked at."""
 
     message: str = ""
+    details: _Details = msgspec.field(default_factory=_Details)
 
 
 class JobResource:
@@ -84,7 +93,8 @@ class JobResource:
         seconds: float = REQUEST_SECONDS,
     ) -> None:
         self._access = access
-        self._head = {"namespace": namespace, "name": name}
+        self._namespace = namespace
+        self._name = name
         self._uid = uid
         self._seconds = seconds
         self._path = (
@@ -120,7 +130,7 @@ class JobResource:
 
     def _apply(self, training: TrainingStatus, version: str = "") -> _Metadata:
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        metadata = dict(self._head)
+        metadata = {"namespace": self._namespace, "name": self._name}
         if version:
             metadata["resourceVersion"] = version
         else:
@@ -153,25 +163,27 @@ class JobResource:
                 return msgspec.json.decode(text, type=_Job).metadata
         except (OSError, http.client.HTTPException, msgspec.MsgspecError) as problem:
             raise NotWrittenError(f"{type(problem).__name__}: {problem}") from problem
-        raise _refusal(answer.status, text, answer.headers.get("Retry-After", ""))
+        raise self._refusal(answer.status, text, answer.headers.get("Retry-After", ""))
+
+    def _refusal(self, status: int, text: bytes, retry_after: str) -> Exception:
+        """What an answer other than 200 means."""
+        try:
+            said = msgspec.json.decode(text, type=_Refusal)
+        except msgspec.MsgspecError:
+            said = _Refusal(text[:200].decode(errors="replace"))
+        if status == http.HTTPStatus.CONFLICT:
+            return _ConflictError(said.message)
+        # An API server that comes up may not serve the kind yet, which is a 404 without a name.
+        is_gone = status == http.HTTPStatus.NOT_FOUND and said.details.name == self._name
+        if is_gone or (status == http.HTTPStatus.FORBIDDEN and TAKEN_OVER in said.message):
+            return DisownedError(said.message)
+        why = f"HTTP {status}: {said.message}"
+        if status >= 500 or status == http.HTTPStatus.TOO_MANY_REQUESTS:
+            return NotWrittenError(why, float(retry_after) if retry_after.isdecimal() else 0.0)
+        return RefusedError(why)
 
     def _connection(self) -> http.client.HTTPSConnection:
         trusted = ssl.create_default_context(cafile=str(self._access.credentials / "ca.crt"))
         return http.client.HTTPSConnection(
             self._access.host, self._access.port, timeout=self._seconds, context=trusted
         )
-
-
-def _refusal(status: int, text: bytes, retry_after: str) -> Exception:
-    """What an answer other than 200 means."""
-    try:
-        why = msgspec.json.decode(text, type=_Refusal).message
-    except msgspec.MsgspecError:
-        why = text[:200].decode(errors="replace")
-    if status == http.HTTPStatus.CONFLICT:
-        return _ConflictError(why)
-    is_fenced = status == http.HTTPStatus.FORBIDDEN and TAKEN_OVER in why
-    if is_fenced or status == http.HTTPStatus.NOT_FOUND:
-        return DisownedError(why)
-    wait = float(retry_after) if retry_after.isdecimal() else 0.0
-    return NotWrittenError(f"HTTP {status}: {why}", wait)

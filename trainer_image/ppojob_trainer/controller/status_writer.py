@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ppojob_api.v1alpha1.status import TrainingStatus
-from ppojob_trainer.controller.job_resource import DisownedError, NotWrittenError
+from ppojob_trainer.controller.job_resource import DisownedError, NotWrittenError, RefusedError
 
 _log = logging.getLogger(__name__)
 FINAL_SECONDS: Final = 20.0
@@ -74,14 +74,18 @@ class StatusWriter:
             self._changed.notify()
 
     def close(self, seconds: float = FINAL_SECONDS) -> None:
-        """Send the last state, and end; returns when that is done, or after so many seconds."""
+        """Send the last state, and end.
+
+        Returns when that is done, when it is refused (by a cluster, say, that has let go of the
+        job and its accounts), or after so many seconds.
+        """
         with self._changed:
             self._deadline = time.monotonic() + seconds
             self._pause_until = float("-inf")
             self._changed.notify()
         self._thread.join(seconds)
         if self._newest != self._sent and not self._is_disowned:
-            _log.warning("status.training: the last state was not written within %g s", seconds)
+            _log.warning("status.training: the last state was not written")
 
     def _run(self) -> None:
         try:
@@ -139,5 +143,7 @@ class StatusWriter:
             pause = self._pace.pause(self._failures)
             if self._deadline is not None:
                 pause = min(pause, self._pace.final_pause_seconds)
+                if isinstance(problem, RefusedError):
+                    self._deadline = now
             self._pause_until = now + pause
             self._asked_until = now + problem.retry_after
