@@ -100,7 +100,10 @@ CONDITIONS: Final[Mapping[ConditionType, Mapping[str, str]]] = {
     },
     "Rendezvoused": {
         "AllRanksMet": "nothing",
-        "Waiting": "wait; the controller's log says for which rank it waits",
+        "Waiting": (
+            "wait; the controller's log says for which rank it waits. While the controller "
+            "itself is started (again), what an earlier one has said does not count"
+        ),
         "Recovering": "wait; a role is started again",
         "Stopped": "nothing",
     },

@@ -7,6 +7,7 @@ from pathlib import Path
 from ppojob_cli.cluster.remedies import CONDITIONS, FOUND, LOSSES
 
 DOCS = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+BOTH = "docs/operations.md and ppojob_cli/cluster/remedies.py are to say the same"
 ROW = re.compile(r"^\| (`[^|]+) \| (?:[^|]+ \| )?(.+) \|$", re.MULTILINE)
 
 
@@ -23,18 +24,18 @@ def rows(heading: str) -> Iterator[tuple[str, str]]:
 def test_conditions() -> None:
     for name, remedies in CONDITIONS.items():
         heading = "### Complete and Failed" if name == "Failed" else f"### {name}"
-        assert dict(rows(heading)) == remedies, name
+        assert dict(rows(heading)) == remedies, f"{name}: {BOTH}"
 
 
 def test_every_table_of_conditions_is_known() -> None:
     part = DOCS.partition("## Conditions")[2].partition("\n## ")[0]
     headings = set(re.findall(r"^### ([A-Z]\w+)", part, re.MULTILINE)) - {"What"}
-    assert headings - {"Complete"} | {"Failed"} == set(CONDITIONS)
+    assert headings - {"Complete"} | {"Failed"} == set(CONDITIONS), BOTH
 
 
 def test_what_only_explain_finds() -> None:
-    assert dict(rows("### What only `explain` finds")) == FOUND
+    assert dict(rows("### What only `explain` finds")) == FOUND, BOTH
 
 
 def test_what_is_done_when_something_ends() -> None:
-    assert dict(rows("## What is done when something ends")) == LOSSES
+    assert dict(rows("## What is done when something ends")) == LOSSES, BOTH
