@@ -127,8 +127,9 @@ CONDITIONS: Final[Mapping[ConditionType, Mapping[str, str]]] = {
         "Succeeded": "nothing: the other one of the two says how it is",
         "Failed": "nothing: the other one of the two says how it is",
         "InvalidInput": (
-            "the controller found the input wrong (data, model, reward function); the message is "
-            "the line that says what to write"
+            "the controller found the input wrong (data, model, reward function), or a pod runs "
+            "another image, configuration or model than the others; the message is the line that "
+            "says what to write"
         ),
         "TrainingFailed": "the message and the controller's log say why",
         "ControllerLost": (
