@@ -115,6 +115,7 @@ class StatusServer:
                 url = urlsplit(self.path)
                 query = {name: one[0] for name, one in parse_qs(url.query).items()}
                 assert self.headers["Content-Type"] == "application/apply-patch+yaml"
+                assert self.headers["User-Agent"] == "ppojob-controller"
                 with server._lock:
                     server.paths.add(url.path)
                     server.requests.append(query)

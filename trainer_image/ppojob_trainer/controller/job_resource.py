@@ -153,6 +153,7 @@ class JobResource:
                     "Authorization": f"Bearer {token}",
                     "Content-Type": "application/apply-patch+yaml",
                     "Accept": "application/json",
+                    "User-Agent": FIELD_MANAGER,
                 }
                 connection.request("PATCH", path, json.dumps(body), headers)
                 answer = connection.getresponse()
