@@ -3,10 +3,7 @@
 import base64
 import http.client
 import json
-import os
 import ssl
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from chart_programs import helm_on
 from cluster_access import REPOSITORY, Cluster, eventually
+from operator_replica import Operator
 from ruamel.yaml import YAML
 
 from ppojob_api.v1alpha1.status import TrainingStatus
@@ -103,7 +101,8 @@ def operated(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     # The chart's policy; its replicas have no image and are not waited for.
     without = ("crds.install=false", "image.repository=localhost/none", "image.pullPolicy=Never")
     helm_on(cluster, "upgrade", "--install", *(f"--set={one}" for one in without))
-    with operator(cluster, folder):
+    operator = Operator(cluster, folder, "first", LIVENESS_PORT, METRICS_PORT=str(METRICS_PORT))
+    try:
         one = Operated(cluster, folder)
         for name in ("sums", "other"):
             cluster.apply(job(name))
@@ -112,37 +111,10 @@ def operated(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         # The policy takes a moment to reach the API server's admission.
         eventually(lambda: refusal in one.patch("sums", {"image": "mine"}))
         yield one
-    cluster.kubectl("delete", "ppojob", "--all")
-    helm_on(cluster, "uninstall")
-
-
-class operator:  # noqa: N801  a context manager
-    """An operator that runs on this machine, for the namespace of the test alone."""
-
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        own = {key: text for key, text in os.environ.items() if "proxy" not in key.lower()}
-        self._log = (folder / "operator.log").open("wb")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ppojob_operator"],
-            env={
-                **own,
-                "KUBECONFIG": str(cluster.folder / "kubeconfig"),
-                "PPOJOB_OPERATOR_NAMESPACE": cluster.namespace,
-                "PPOJOB_OPERATOR_WATCH_NAMESPACES": cluster.namespace,
-                "PPOJOB_OPERATOR_METRICS_PORT": str(METRICS_PORT),
-                "PPOJOB_OPERATOR_LIVENESS_PORT": str(LIVENESS_PORT),
-            },
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-        )
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(60)
-        self._log.close()
+    finally:
+        operator.end()
+        cluster.kubectl("delete", "ppojob", "--all")
+        helm_on(cluster, "uninstall")
 
 
 def job(name: str) -> dict[str, Any]:
