@@ -9,7 +9,7 @@ from ppojob_operator.build.pod_sets import pod_sets
 from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.conditions import holds, inert, rfc3339
 from ppojob_operator.convergence import convergence
-from ppojob_operator.kinds import GANG_KINDS
+from ppojob_operator.kinds import GANG_KINDS, child_kind
 from ppojob_operator.policies.startup import pods_ready
 from ppojob_operator.situation import Situation
 from ppojob_operator.state import Action, ApplyStatus, Child, Create, Delete, ReleaseQuota
@@ -27,6 +27,9 @@ def gang_changes(here: Situation, defaults: Defaults) -> Iterable[Action]:
     wanted = Wanted(here.job, here.scheduling, sets, here.observed.gangs)
     for one in gang.objects(wanted):
         yield from (action for action in convergence(here, one) if _is_free(here, action))
+        if (child_kind(one), one["metadata"]["name"]) not in here.observed.children:
+            # The API server takes a PodGroup only where it has heard of its Workload.
+            return
 
 
 def told_to_queue(here: Situation) -> Iterator[Action]:

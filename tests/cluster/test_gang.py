@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import node_gpus
+import operator_rights
 import pytest
 from cluster_access import Cluster, eventually
 from cluster_jobs import claim, job, says, wait_for_pods
@@ -20,6 +21,7 @@ KUEUE = "workloads.kueue.x-k8s.io"
 VOLCANO = "podgroups.scheduling.volcano.sh"
 GPU = "example.com/gpu-of-test-gang"
 """A device that no other test of the node asks for."""
+GANGS = ("kueue", "volcano", "workload")
 SMALL = {"image": "localhost/ppojob/no-such-image:1", "resources": {"cpu": "10m"}}
 
 
@@ -29,10 +31,19 @@ def operator(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
     cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
     cluster.apply(*claim(cluster, "missing"))
-    logs = tmp_path_factory.mktemp("operators")
-    one = Operator(cluster, logs, "gangs", 18291, GANGS="kueue,volcano,workload")
+    folder = tmp_path_factory.mktemp("operators")
+    # No more rights than the chart grants for the gangs that are turned on.
+    rights = operator_rights.granting(cluster, *(f"gangs.{name}=true" for name in GANGS))
+    cluster.apply(*rights)
+    way_in = operator_rights.kubeconfig(cluster, folder)
+    gangs = ",".join(GANGS)
+    one = Operator(cluster, folder, "gangs", 18291, kubeconfig=way_in, GANGS=gangs)
     yield one
     one.end()
+    for each in rights:
+        cluster.kubectl("delete", each["kind"], each["metadata"]["name"])
+    # What was refused would be asked for again and again, and seen nowhere else.
+    assert "is forbidden: User" not in (folder / "gangs.log").read_text()
 
 
 def gang(name: str, scheduling: dict[str, Any], **spec: Any) -> dict[str, Any]:

@@ -17,13 +17,23 @@ class Operator:
         logs: folder for its log.
         name: of the replica.
         port: of its probes.
+        kubeconfig: with which it comes; None: that of the cluster, which may do everything.
         settings: further ones, by their names in the environment, without the prefix.
     """
 
-    def __init__(self, cluster: Cluster, logs: Path, name: str, port: int, **settings: str) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        logs: Path,
+        name: str,
+        port: int,
+        *,
+        kubeconfig: Path | None = None,
+        **settings: str,
+    ) -> None:
         environment = {
             **os.environ,
-            "KUBECONFIG": str(cluster.folder / "kubeconfig"),
+            "KUBECONFIG": str(kubeconfig or cluster.folder / "kubeconfig"),
             "PPOJOB_OPERATOR_NAMESPACE": cluster.namespace,
             "PPOJOB_OPERATOR_WATCH_NAMESPACES": cluster.namespace,
             "PPOJOB_OPERATOR_IDENTITY": name,

@@ -1,5 +1,6 @@
 """A job whose pods are placed together: what is made for it, what is said, and what is kept."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -19,10 +20,18 @@ from operator_jobs import job_manifest, make_job
 from operator_plans import kinds, status_after
 
 from ppojob_operator.build.gang import GANGS
-from ppojob_operator.state import (
-    Delete,
-    Observed,
-)
+from ppojob_operator.state import Child, Delete, Job, Observed
+
+
+def gang_of(job: Job) -> list[Child]:
+    """The objects that a job is placed by, each made when the one before it is there."""
+    assert job.manifest is not None
+    there: list[Child] = []
+    for kind in GANGS[job.manifest.spec.scheduling.type].kinds:
+        planned = looked_at(job, seen(*there))
+        (one,) = made(planned, kind.partition(".")[0])
+        there.append(child(one, kind))
+    return there
 
 
 class TestSchedulers:
@@ -51,9 +60,10 @@ class TestSchedulers:
             )
 
     def test_kubernetes_own_gang_is_one_group_of_one_workload(self) -> None:
-        planned = looked_at(make_job(scheduling=WORKLOAD), seen())
-        (workload,) = made(planned, "Workload")
-        (group,) = made(planned, "PodGroup")
+        job = make_job(scheduling=WORKLOAD)
+        planned = looked_at(job, seen())
+        assert not made(planned, "PodGroup"), "refused where its Workload is not known"
+        workload, group = (one.manifest for one in gang_of(job))
         assert {workload["apiVersion"], group["apiVersion"]} == {"scheduling.k8s.io/v1alpha2"}
         (template,) = workload["spec"]["podGroupTemplates"]
         assert template["schedulingPolicy"] == {"gang": {"minCount": 4}}
@@ -67,19 +77,18 @@ class TestSchedulers:
             spec = one["spec"]["template"]["spec"]
             assert spec["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
 
-    @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
-    def test_the_group_is_there_before_the_first_pod(self, scheduling: dict[str, Any]) -> None:
-        first = kinds(looked_at(make_job(scheduling=scheduling), seen()))
+    def test_the_group_is_there_before_the_first_pod(self) -> None:
+        first = kinds(looked_at(make_job(scheduling=VOLCANO), seen()))
         assert first.index("Create PodGroup") < first.index("Create StatefulSet")
 
     @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
     def test_admitted_means_that_pods_have_a_place(self, scheduling: dict[str, Any]) -> None:
         job = make_job(scheduling=scheduling)
-        kind = GANGS[scheduling["type"]].kinds[-1]
-        (group,) = made(looked_at(job, seen()), "PodGroup")
+        *others, group = gang_of(job)
         words = {"type": "Unschedulable", "reason": "NotEnoughResources", "message": "3/4 in gang"}
-        group = child({**group, "status": {"conditions": [words]}}, kind)
-        waiting = looked_at(job, seen(group, pods=four_pods()))
+        told = {**group.manifest, "status": {"conditions": [words]}}
+        group = dataclasses.replace(group, manifest=told)
+        waiting = looked_at(job, seen(*others, group, pods=four_pods()))
         assert admission_of(waiting, job) == (
             "False",
             "GangWaits",
@@ -87,7 +96,7 @@ class TestSchedulers:
         )
         assert status_after(waiting).reason == "GangWaits"
         assert status_after(waiting).start_time is None
-        placed = looked_at(job, seen(group, pods=four_pods(node="n")))
+        placed = looked_at(job, seen(*others, group, pods=four_pods(node="n")))
         assert admission_of(placed, job)[:2] == ("True", "Placed")
 
     @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
@@ -95,13 +104,13 @@ class TestSchedulers:
         self, scheduling: dict[str, Any]
     ) -> None:
         job = make_job(scheduling=scheduling)
-        kind = GANGS[scheduling["type"]].kinds[-1]
-        (group,) = made(looked_at(job, seen()), "PodGroup")
+        gang = gang_of(job)
+        gone = [Delete(one.kind, "ppojob-sum", "uid-gang") for one in gang]
         paused = make_job(scheduling=scheduling, lifecycle={"suspend": True})
-        with_pods = looked_at(paused, seen(child(group, kind), pods=four_pods()))
-        assert Delete(kind, "ppojob-sum", "uid-gang") not in actions(with_pods)
-        without = looked_at(paused, seen(child(group, kind)))
-        assert Delete(kind, "ppojob-sum", "uid-gang") in actions(without)
+        with_pods = actions(looked_at(paused, seen(*gang, pods=four_pods())))
+        assert not any(one in with_pods for one in gone)
+        without = actions(looked_at(paused, seen(*gang)))
+        assert all(one in without for one in gone)
 
 
 @pytest.mark.parametrize("scheduling", [KUEUE, VOLCANO, WORKLOAD])
