@@ -70,7 +70,10 @@ def rank_pids(output: Path, role: str) -> dict[str, int]:
     found = {}
     for pid, command in processes_of(output).items():
         # Reward children see no variable of ours but the scratch folder of their pod.
-        environment = (Path("/proc") / str(pid) / "environ").read_bytes()
+        try:
+            environment = (Path("/proc") / str(pid) / "environ").read_bytes()
+        except OSError:
+            continue  # it has ended meanwhile
         if f".pods/scratch/tiny-{role}-0".encode() not in environment:
             continue
         kind = next(
