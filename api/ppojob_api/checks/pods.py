@@ -4,7 +4,7 @@ import posixpath
 from collections.abc import Iterator
 
 from ppojob_api import topology
-from ppojob_api.checks.check import Check, bad_form, no_effect
+from ppojob_api.checks.check import Check, bad_form, no_effect, out_of_range
 from ppojob_api.pod_overrides import refusals
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.job import PPOJob
@@ -59,6 +59,37 @@ def volumes(job: PPOJob) -> Iterator[Problem]:
                 )
 
 
+def repeated(job: PPOJob) -> Iterator[Problem]:
+    """A pod has one place of a name; the second would stand over the first, or be refused."""
+    for where, settings in _settings(job):
+        paths = [volume.mount_path for volume in settings.volumes]
+        names = [variable.name for variable in settings.env]
+        yield from _repeated(f"{where}.volumes", "mountPath", paths)
+        yield from _repeated(f"{where}.env", "name", names)
+
+
+def _repeated(where: str, field: str, given: list[str]) -> Iterator[Problem]:
+    # As a path; no name of a variable looks like one.
+    keys = [posixpath.normpath(one) for one in given]
+    for index, key in enumerate(keys):
+        first = keys.index(key)
+        if first < index:
+            why, got = f"{where}[{first}] has it already", shown(given[index])
+            place = f"{where}[{index}].{field}"
+            yield Problem(place, got, why, "each once", ReasonCode.DUPLICATE)
+
+
+def memory(job: PPOJob) -> Iterator[Problem]:
+    """A number alone is bytes, which nobody means."""
+    for where, settings in _settings(job):
+        sizes = (("memory", settings.memory), ("sharedMemory", settings.shared_memory))
+        for name, size in sizes:
+            if size is not None and size[-1] in "0123456789mk":
+                why = "that many bytes, or thousands of them, hold no process"
+                allowed = f"at least 1Mi, such as {size.rstrip('mk')}Gi"
+                yield out_of_range(f"{where}.{name}", size, why, allowed)
+
+
 def variables(job: PPOJob) -> Iterator[Problem]:
     """A variable has one source, and is none of the container contract."""
     for where, settings in _settings(job):
@@ -91,5 +122,7 @@ POD_CHECKS = (
     ),
     Check(overrides, _PODS),
     Check(volumes, _PODS),
+    Check(repeated, _PODS),
+    Check(memory, _PODS),
     Check(variables, _PODS),
 )

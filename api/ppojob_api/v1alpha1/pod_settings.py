@@ -13,6 +13,7 @@ Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}(m|k|M|G|T|Ki|Mi|Gi|Ti
 ResourceName = Annotated[str, Field(min_length=1, max_length=253)]
 Key = Annotated[str, Field(min_length=1, max_length=316)]
 LabelValue = Annotated[str, Field(max_length=63)]
+ImageName = Annotated[str, Field(min_length=1, max_length=1_024, pattern=r"^[^\s\x00-\x1f]+$")]
 EnvironmentName = Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -100,7 +101,7 @@ class PodSettings(Section):
     roles: Annotated[Items[RoleName], Field(max_length=8)] = ()
     """Roles whose pods these are; empty: all, the controller too."""
 
-    image: Annotated[str, Field(min_length=1, max_length=1_024)] | None = None
+    image: ImageName | None = None
     """Image of the container; null: the operator's."""
 
     image_pull_secrets: Annotated[Items[Name], Field(max_length=8)] = ()
