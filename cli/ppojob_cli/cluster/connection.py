@@ -124,13 +124,18 @@ class ClusterConnection:
         query = {"fieldManager": FIELD_MANAGER}
         return self._json(self._request("PATCH", path, query, json.dumps(change).encode()))
 
-    def text(self, path: str, **query: str) -> str:
+    def text(self, path: str, *, seconds: float = _READ_SECONDS) -> str:
         """A text, such as what a pod serves.
+
+        Args:
+            path: of the text.
+            seconds: that an answer may take.
 
         Raises:
             ClusterError: as `get`.
         """
-        return self._body(self._request("GET", path, query)).decode("utf-8", "replace")
+        answer = self._request("GET", path, {}, read_seconds=seconds)
+        return self._body(answer).decode("utf-8", "replace")
 
     def lines(self, path: str, *, endless: bool = False, **query: str) -> LineStream:
         """A text line by line.

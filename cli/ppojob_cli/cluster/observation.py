@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from ppojob_api import contract
@@ -17,6 +18,8 @@ from ppojob_operator.state import ControllerReport, Job, Manifest, Node, Pod, Ti
 
 T = TypeVar("T")
 
+_ASKED_AT_ONCE: Final = 32
+_SUPERVISOR_SECONDS: Final = 5.0
 _TRAINING: Final = ("f:status", "f:training")
 
 
@@ -134,18 +137,20 @@ def _lease(connection: ClusterConnection, namespace: str) -> SeenLease | None:
 
 def _reports(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, ControllerReport]:
     """What the supervisors of the ready pods say, by the API server's way into pods."""
-    reports = {}
-    for pod in pods:
-        if not pod.is_ready or pod.is_deleting:
-            continue
-        path = f"{POD.path(pod.namespace, pod.name)}:{contract.PORT_HEALTH}/proxy/status"
-        try:
-            said = json.loads(connection.text(path))
-        except (UnavailableError, MissingError, ValueError):
-            # A supervisor that does not answer now is judged by the state of its pod.
-            continue
-        if isinstance(said, dict):
-            reports[pod.uid] = ControllerReport(
-                pod.uid, str(said.get("phase", "")), inert(str(said.get("reason", "")))
-            )
-    return reports
+    ready = [pod for pod in pods if pod.is_ready and not pod.is_deleting]
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
+        reports = list(threads.map(lambda pod: _report(connection, pod), ready))
+    return {report.pod_uid: report for report in reports if report is not None}
+
+
+def _report(connection: ClusterConnection, pod: Pod) -> ControllerReport | None:
+    """What one supervisor says; None where it does not answer, its pod is judged by its state."""
+    path = f"{POD.path(pod.namespace, pod.name)}:{contract.PORT_HEALTH}/proxy/status"
+    try:
+        said = json.loads(connection.text(path, seconds=_SUPERVISOR_SECONDS))
+    except (UnavailableError, MissingError, ValueError):
+        return None
+    if not isinstance(said, dict):
+        return None
+    phase, reason = str(said.get("phase", "")), inert(str(said.get("reason", "")))
+    return ControllerReport(pod.uid, phase, reason)

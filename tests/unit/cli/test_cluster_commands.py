@@ -235,14 +235,29 @@ class TestLogs:
             "tailLines": "3",
         }
 
-    def test_a_container_that_waits_has_no_log_yet(self, server: FakeApiServer) -> None:
-        words = 'container "trainer" in pod "sum-reward-0" is waiting to start: ContainerCreating'
+    @pytest.mark.parametrize(
+        ("status", "words"),
+        [
+            (400, 'container "trainer" in pod "sum-reward-0" is waiting to start'),
+            (404, "pod is gone"),
+            (500, "no preferred addresses found"),
+        ],
+    )
+    def test_a_pod_without_a_log_is_named(
+        self, server: FakeApiServer, status: int, words: str
+    ) -> None:
         server.routes |= {
             f"GET {JOB}": Answer(value=job()),
-            f"GET {PODS}": listed(pod("sum-reward-0", "reward")),
-            f"GET {PODS}/sum-reward-0/log": refusal(400, words),
+            f"GET {PODS}": listed(
+                pod("sum-controller-0", "controller"), pod("sum-reward-0", "reward")
+            ),
+            f"GET {PODS}/sum-controller-0/log": Answer(parts=iter(log_lines("there", range(1)))),
+            f"GET {PODS}/sum-reward-0/log": refusal(status, words),
         }
-        assert call("logs", "sum") == f"sum-reward-0: no log: {words}\n"
+        assert call("logs", "sum").splitlines() == [
+            f"sum-reward-0: no log: {words}",
+            "sum-controller-0    | there 0",
+        ]
 
     def test_escapes_of_a_log_do_not_reach_the_terminal(self, server: FakeApiServer) -> None:
         line = "2026-01-02T03:04:05Z \x1b[2Jgone\n"
