@@ -18,6 +18,7 @@ CHANGES = {
     "training": {"autocast": "bfloat16"},
     "steps": {"total": 6, "validateEvery": 3},
     "recovery": RECOVERY,
+    "timeouts": {"livenessSeconds": 10},
 }
 VICTIMS = (
     ("actor-rollout", "rank", signal.SIGKILL),

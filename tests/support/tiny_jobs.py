@@ -55,7 +55,7 @@ def make_manifest(folder: Path, **changes: object) -> dict[str, object]:
         "rewards": [{"function": "letters", "source": {"path": str(folder / "reward.py")}}],
         "steps": {"total": 24, "validateEvery": 12},
         "checkpoint": {"every": 2},
-        "timeouts": {"livenessSeconds": 10},
+        "timeouts": {"livenessSeconds": 30},
     }
     return {
         "apiVersion": "ppojob.dev/v1alpha1",
