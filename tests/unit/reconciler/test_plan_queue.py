@@ -1,5 +1,6 @@
 """A job in a queue of Kueue: when it has pods, what the queue is told, what it gets back."""
 
+import datetime
 from typing import Any
 
 import pytest
@@ -21,16 +22,20 @@ from gang_plans import (
     queued_job,
     seen,
 )
-from operator_jobs import CHILDREN, UID
+from operator_jobs import CHILDREN, NOW, SETTINGS, UID
 from operator_plans import all_pods, kinds, status_after, told
 
+from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.build.kueue import released
 from ppojob_operator.conditions import holds
+from ppojob_operator.plan import plan
 from ppojob_operator.state import (
     ApplyStatus,
     Child,
     ControllerReport,
     Delete,
+    Observed,
+    Plan,
     Pod,
     ReleaseQuota,
 )
@@ -219,3 +224,25 @@ class TestKueue:
         assert Delete(QUEUED, "ppojob-sum", "uid-gang") not in actions(leaving)
         gone = looked_at(paused, seen(workload))
         assert Delete(QUEUED, "ppojob-sum", "uid-gang") in actions(gone)
+
+    def test_what_a_queue_gave_and_no_node_has_goes_back_in_time(self) -> None:
+        """Quota is held by a job none of whose pods finds a place; then it waits as long."""
+        scheduling = {**KUEUE, "startDeadlineSeconds": 60}
+        workload = admitted(queued_job())
+        short = seen(workload, pods=four_pods(unschedulable="0/1 nodes: no GPU"))
+
+        def look(status: PPOJobStatus, there: Observed, seconds: float) -> Plan:
+            job = queued_job(status, scheduling=scheduling)
+            return plan(job, there, SETTINGS, NOW + datetime.timedelta(seconds=seconds))
+
+        started = status_after(look(PPOJobStatus(), short, 0))
+        early = look(started, short, 59)
+        assert early.again_in == pytest.approx(1.0)
+        gave_back = status_after(look(started, short, 60))
+        assert gave_back.reason == "GaveBack"
+        assert Delete(QUEUED, "ppojob-sum", "uid-gang") not in actions(look(gave_back, short, 61))
+        assert Delete(QUEUED, "ppojob-sum", "uid-gang") in actions(
+            look(gave_back, seen(workload), 62)
+        )
+        assert not made(look(gave_back, seen(), 119), "Workload")
+        assert made(look(gave_back, seen(), 120), "Workload")
