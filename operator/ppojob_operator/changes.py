@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build.config_map import config_map_name
 from ppojob_operator.build.gang import Membership
-from ppojob_operator.build.objects import key_templates, stateful_sets, surroundings
+from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
 from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.convergence import annotations, convergence
 from ppojob_operator.gang_changes import gang_changes, told_to_queue
@@ -40,13 +40,14 @@ def changes(here: Situation, defaults: Defaults) -> Waves:
         if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here)
         for action in convergence(here, wanted)
     ]
+    bound = [one for wanted in bindings(here.job) for one in convergence(here, wanted)]
     keys: list[Action] = []
     if any(isinstance(action, Create) for action in sets) or _is_stuck(here):
         keys.append(MakeKeys(key_templates(here.job, here.config)))
     rest: list[Action] = [*_unwanted_sets(here), *_unused_configs(here)]
     if not sets:
         rest += _outdated_controller(here)
-    return ((*keys, *around, *gang), tuple(sets), (*rest, *told))
+    return ((*keys, *around, *gang), (*sets, *bound), (*rest, *told))
 
 
 def _set_actions(here: Situation, defaults: Defaults) -> list[Action]:

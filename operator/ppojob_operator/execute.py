@@ -124,6 +124,9 @@ class Executor:
         except ConflictError:
             # A write whose answer was lost, a mirror that lags, or an object of somebody else.
             answer = await self._ours(job, manifest)
+        except MissingError as problem:
+            # What it refers to: an API server does not know at once of a Role that it has taken.
+            raise UnavailableError(str(problem)) from problem
         self._mirror.settle(_key(job), answer, manifest)
 
     async def _apply(self, job: Job, manifest: Manifest, uid: str) -> None:

@@ -21,11 +21,15 @@ def surroundings(job: Job, config: PodConfig) -> list[dict[str, Any]]:
         config_map(job, config),
         access.service_account(job),
         access.role(job),
-        access.role_binding(job),
         protection.network_policy(job),
         protection.disruption_budget(job),
         *(service(job, role.role) for role in config.run.topology.with_own_pods),
     ]
+
+
+def bindings(job: Job) -> list[dict[str, Any]]:
+    """What the API server takes when it knows of the Role, shortly after that was made."""
+    return [access.role_binding(job)]
 
 
 def key_templates(job: Job, config: PodConfig) -> dict[RoleName, Manifest]:

@@ -10,11 +10,11 @@ import pytest
 from operator_jobs import SETTINGS, job_manifest
 from simulated_cluster import SimulatedCluster
 
-from ppojob_operator.errors import ClusterError, ConflictError, UnavailableError
+from ppojob_operator.errors import ClusterError, ConflictError, MissingError, UnavailableError
 from ppojob_operator.kinds import CHILD_KINDS
 from ppojob_operator.mirror import Mirror
 from ppojob_operator.reconcile import Reconciler
-from ppojob_operator.state import ControllerReport
+from ppojob_operator.state import ControllerReport, Manifest
 
 KEY = ("lab", "sum")
 
@@ -255,6 +255,28 @@ def test_a_name_that_was_taken_and_is_free_is_tried_again() -> None:
         bench.cluster.fault = lambda _: None
         await bench.settle()
         assert len(bench.cluster.of("Secret")) == 3
+
+    run(test)
+
+
+def test_a_binding_is_tried_again_until_its_role_is_known() -> None:
+    """A Role that was made a moment ago may be unknown to what judges RoleBindings."""
+
+    async def test(bench: Bench) -> None:
+        create, refusals = bench.cluster.create, [MissingError("rolebindings: not found", 404)]
+
+        async def judged(manifest: Manifest) -> Manifest:
+            if manifest["kind"] == "RoleBinding" and refusals:
+                raise refusals.pop()
+            return await create(manifest)
+
+        bench.cluster.create = judged  # type: ignore[method-assign]
+        with pytest.raises(UnavailableError, match="not found"):
+            await bench.step()
+        assert bench.cluster.of("StatefulSet"), "pods do not wait for it"
+        assert not bench.cluster.of("RoleBinding")
+        await bench.settle()
+        assert bench.cluster.of("RoleBinding")
 
     run(test)
 

@@ -10,7 +10,7 @@ from operator_jobs import make_job
 
 from ppojob_api.manifest import to_yaml
 from ppojob_api.v1alpha1.pod_settings import PodSettings
-from ppojob_operator.build.objects import key_templates, stateful_sets, surroundings
+from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
 from ppojob_operator.build.pod_template import Defaults, pod_template
 from ppojob_operator.situation import pod_config
 from ppojob_operator.state import Job
@@ -27,7 +27,7 @@ def rendered(job: Job) -> list[dict[str, Any]]:
     sets = stateful_sets(
         job, config, config.run.topology.with_own_pods, job.manifest.spec.pods, DEFAULTS
     )
-    return [*surroundings(job, config), *keys, *sets]
+    return [*surroundings(job, config), *bindings(job), *keys, *sets]
 
 
 def templates(job: Job) -> list[dict[str, Any]]:
