@@ -197,4 +197,6 @@ UNKNOWN: Final = "docs/operations.md, of the version of the operator"
 
 def remedy(condition: ConditionType, reason: str) -> str:
     """What to do about a condition's reason; an operator may be newer than this table."""
-    return CONDITIONS[condition].get(reason, UNKNOWN)
+    # A job may fail by the reason of another condition: one that was never accepted.
+    tables = (CONDITIONS[condition], *CONDITIONS.values())
+    return next((table[reason] for table in tables if reason in table), UNKNOWN)

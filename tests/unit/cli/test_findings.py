@@ -121,6 +121,13 @@ def test_a_failed_job_tells_how_it_failed_and_all_that_ended_before() -> None:
     assert others[0].remedy.startswith("transient: started again")
 
 
+def test_a_job_that_was_never_accepted() -> None:
+    line = "spec.checkpoint.volume: got nothing: why; what"
+    said = {"Accepted": ("False", "InvalidSpec", line), "Failed": ("True", "InvalidSpec", line)}
+    found = only(seen(status(said, phase="Failed"), pods=()))
+    assert (found.what, found.remedy) == (line, CONDITIONS["Accepted"]["InvalidSpec"])
+
+
 def test_a_loss_of_a_running_job_is_news_for_ten_minutes() -> None:
     assert reasons(seen(status(failures=(loss(seconds=599),)))) == ["OOMKilled"]
     assert reasons(seen(status(failures=(loss(seconds=601),)))) == []
