@@ -72,7 +72,6 @@ class Leadership:
         """Take the Lease when it is free, keep it, and give it up when cancelled."""
         try:
             while True:
-                led = self.is_held
                 try:
                     # An answer that comes later than this would be of no use.
                     async with asyncio.timeout(self._seconds / 2):
@@ -80,9 +79,6 @@ class Leadership:
                 except (ClusterError, TimeoutError) as problem:
                     _log.warning("lease: %r", problem)
                 LEADER.set(self.is_held)
-                if self.is_held and not led:
-                    _log.info("%s leads", self._identity)
-                    self._gained()
                 await asyncio.sleep(self._seconds / _RENEWALS / (1 if self.is_held else 2))
         finally:
             await self._release()
@@ -93,7 +89,7 @@ class Leadership:
             lease = await self._cluster.get(LEASE, self._namespace, LEASE_NAME)
         except MissingError:
             await self._cluster.create(self._lease(None))
-            self._held_until = asked + _SAFE_SHARE * self._seconds
+            self._hold(asked)
             return
         if lease["metadata"]["resourceVersion"] != self._seen[0]:
             # Time counts from when a renewal was seen here: clocks of machines are not compared.
@@ -108,7 +104,19 @@ class Leadership:
         except ConflictError:
             self._held_until = 0.0
             return
+        self._hold(asked)
+
+    def _hold(self, asked: float) -> None:
+        """Lead for a while from when the Lease was asked for.
+
+        Whoever led before, and was slow to renew, begins anew as well: what was to be looked at
+        in the meantime was put aside.
+        """
+        has_led = self.is_held
         self._held_until = asked + _SAFE_SHARE * self._seconds
+        if self.is_held and not has_led:
+            _log.info("%s leads", self._identity)
+            self._gained()
 
     def _lease(self, before: Manifest | None) -> dict[str, Any]:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

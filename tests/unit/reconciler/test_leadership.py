@@ -11,7 +11,9 @@ from operator_jobs import job_manifest
 from simulated_cluster import SimulatedCluster
 
 from ppojob_operator.errors import NotLeaderError, UnavailableError
+from ppojob_operator.kinds import Kind
 from ppojob_operator.leadership import FencedCluster, Leadership
+from ppojob_operator.state import Manifest
 
 SECONDS = 0.6
 
@@ -80,6 +82,23 @@ async def replaced(task: "asyncio.Task[None]", cluster: SimulatedCluster, renewe
     version = cluster.objects["Lease", "system", "ppojob-operator"]["metadata"]["resourceVersion"]
     lease["metadata"]["resourceVersion"] = version
     await cluster.replace(lease)
+
+
+class SlowCluster(SimulatedCluster):
+    """Answers as late as is just in time for a renewal, and too late for the one before it."""
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
+        await asyncio.sleep(0.46 * SECONDS)
+        return await super().get(kind, namespace, name)
+
+
+def test_a_leader_that_lapsed_while_it_renewed_looks_at_every_job_again() -> None:
+    async def test() -> None:
+        gained = list[str]()
+        async with replica(SlowCluster(), "a", gained):
+            await until(lambda: len(gained) >= 3, 60)
+
+    asyncio.run(test())
 
 
 def test_a_leader_that_is_cut_off_stops_before_the_other_begins() -> None:
