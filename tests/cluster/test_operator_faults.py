@@ -1,0 +1,197 @@
+"""The operator before an API server that refuses, forgets and falls silent, and beside another."""
+
+import functools
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_access import Cluster, eventually
+from cluster_jobs import job, wait_for_pods
+from fault_proxy import Asked, FaultProxy, Faults, Strike
+from operator_lives import (
+    PATIENCE_SECONDS,
+    Kubelet,
+    doors_that_do_not_open,
+    objects,
+    told_twice,
+    undisturbed,
+)
+from operator_replica import Operator
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
+
+EVERYTHING = Faults(
+    statuses=(409, 410, 429, 500), share=0.2, stream_errors=(0, 410, 500), stream_share=0.05
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def crd(cluster: Cluster) -> None:
+    file = Path(__file__).parents[2] / "crds" / "ppojobs.yaml"
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
+    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
+
+
+@pytest.fixture
+def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[FaultProxy]:
+    with FaultProxy(cluster.folder / "kubeconfig", tmp_path) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def made(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an undisturbed operator makes of the job."""
+    with undisturbed(cluster, tmp_path_factory.mktemp("made")):
+        cluster.apply(job("sum"))
+        is_made(cluster)
+        found = objects(cluster, "sum")
+        gone(cluster)
+        return found
+
+
+def is_made(cluster: Cluster) -> None:
+    def says_why() -> bool:
+        return cluster.read("ppojob", "sum", "{.status.reason}") == "Unschedulable"
+
+    eventually(says_why, PATIENCE_SECONDS)
+
+
+def gone(cluster: Cluster) -> None:
+    cluster.kubectl("delete", "ppojob", "sum", "--cascade=foreground", "--timeout=300s")
+
+
+def is_as(cluster: Cluster, made: dict[str, Any]) -> None:
+    """Wait until the objects of the job are as they must be."""
+    eventually(lambda: objects(cluster, "sum") == made, PATIENCE_SECONDS)
+
+
+def is_put_right(cluster: Cluster, made: dict[str, Any]) -> None:
+    """Delete and edit objects of the job by hand, and wait until they are as they were."""
+    cluster.kubectl("delete", "service", "sum-reward", "--wait=false")
+    cluster.kubectl("delete", "rolebinding", "sum-controller")
+    cluster.kubectl("scale", "statefulset", "sum-reward", "--replicas=0")
+    policy = {"spec": {"policyTypes": ["Ingress", "Egress"]}}
+    cluster.kubectl("patch", "networkpolicy", "sum-pods", f"--patch={json.dumps(policy)}")
+    is_as(cluster, made)
+    wait_for_pods(cluster, "sum", 4)
+
+
+FAULTS = {
+    "everything": EVERYTHING,
+    "429": Faults(statuses=(429,), share=0.2),
+    "500": Faults(statuses=(500,), share=0.2),
+    "409": Faults(statuses=(409,), share=0.2),
+    "410": Faults(statuses=(410,), share=0.2, stream_errors=(410,), stream_share=0.2),
+    "cut": Faults(stream_errors=(0,), stream_share=0.2),
+    "slow": Faults(delay_seconds=2.0),
+}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        name if name == "everything" else pytest.param(name, marks=pytest.mark.long)
+        for name in FAULTS
+    ],
+)
+def test_it_comes_to_the_same_objects_whatever_it_is_answered(
+    cluster: Cluster, proxy: FaultProxy, made: dict[str, Any], tmp_path: Path, fault: str
+) -> None:
+    proxy.faults = FAULTS[fault]
+    with Kubelet(cluster, proxy, tmp_path):
+        cluster.apply(job("sum"))
+        is_made(cluster)
+        is_put_right(cluster, made)
+        assert proxy.injected > 5 or fault == "slow"
+        assert not doors_that_do_not_open(cluster, "sum")
+        gone(cluster)
+
+
+def test_streams_that_have_fallen_silent_are_begun_anew(
+    cluster: Cluster, proxy: FaultProxy, made: dict[str, Any], tmp_path: Path
+) -> None:
+    with Kubelet(cluster, proxy, tmp_path) as kubelet:
+        cluster.apply(job("sum"))
+        is_made(cluster)
+        proxy.deafen()
+        is_put_right(cluster, made)
+        gone(cluster)
+        # It was not started again: it has noticed by itself.
+        assert kubelet.lives == 1
+
+
+def holder(cluster: Cluster) -> str:
+    return cluster.read("lease", "ppojob-operator", "{.spec.holderIdentity}")
+
+
+@pytest.mark.parametrize("at", [3, 14])
+def test_a_frozen_leader_writes_nothing_when_it_thaws(
+    cluster: Cluster, proxy: FaultProxy, made: dict[str, Any], tmp_path: Path, at: int
+) -> None:
+    first = Operator(Cluster(tmp_path, cluster.namespace), tmp_path, "first", 18_191)
+    eventually(lambda: holder(cluster) == "first", PATIENCE_SECONDS)
+    second = Operator(cluster, tmp_path, "second", 18_192)
+    try:
+        # Frozen in the middle of a job, with an answer on the way and other writes in its hands.
+        freeze = functools.partial(first.process.send_signal, signal.SIGSTOP)
+        proxy.strike(Strike(at, behind=True, deed=freeze))
+        cluster.apply(job("sum"))
+        assert proxy.has_struck(PATIENCE_SECONDS)
+        eventually(lambda: holder(cluster) == "second", PATIENCE_SECONDS)
+        is_made(cluster)
+        is_as(cluster, made)
+        proxy.strike(None)
+        written, asked = proxy.writes, proxy.counts[Asked("get", "leases")]
+        first.process.send_signal(signal.SIGCONT)
+        eventually(lambda: proxy.counts[Asked("get", "leases")] > asked + 1, PATIENCE_SECONDS)
+        is_put_right(cluster, made)
+        assert proxy.writes == written
+        assert holder(cluster) == "second"
+        assert not told_twice(cluster, "sum")
+        assert not doors_that_do_not_open(cluster, "sum")
+        gone(cluster)
+    finally:
+        first.process.send_signal(signal.SIGCONT)
+        first.end()
+        second.end()
+
+
+def test_a_job_that_was_replaced_while_no_operator_ran_gets_objects_of_its_own(
+    cluster: Cluster, made: dict[str, Any], tmp_path: Path
+) -> None:
+    with undisturbed(cluster, tmp_path):
+        cluster.apply(job("sum"))
+        is_made(cluster)
+    # Orphans are left, which the garbage collector takes for the job of before.
+    cluster.kubectl("delete", "ppojob", "sum")
+    cluster.apply(job("sum"))
+    uid = cluster.read("ppojob", "sum", "{.metadata.uid}")
+    with undisturbed(cluster, tmp_path):
+        is_made(cluster)
+        is_as(cluster, made)
+        owners = {one["metadata"]["ownerReferences"][0]["uid"] for one in made.values()}
+        assert owners == {"UID"} != {uid}
+        gone(cluster)
+
+
+def test_a_namespace_goes_with_its_jobs_and_the_operator_stays(
+    cluster: Cluster, made: dict[str, Any], tmp_path: Path
+) -> None:
+    doomed = Cluster(cluster.folder, f"{cluster.namespace}-doomed")
+    cluster.kubectl("create", "namespace", doomed.namespace)
+    both = f"{cluster.namespace},{doomed.namespace}"
+    operator = Operator(cluster, tmp_path, "first", 18_191, WATCH_NAMESPACES=both)
+    try:
+        doomed.apply(job("sum"))
+        is_made(doomed)
+        cluster.kubectl("delete", "namespace", doomed.namespace, "--timeout=300s")
+        cluster.apply(job("sum"))
+        is_made(cluster)
+        is_as(cluster, made)
+        gone(cluster)
+        assert operator.process.poll() is None
+    finally:
+        operator.end()

@@ -1,0 +1,126 @@
+"""Operators that die and come again, and what they leave of a job in the end."""
+
+import base64
+import contextlib
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import zmq
+from cluster_access import Cluster
+from fault_proxy import FaultProxy, Strike
+from operator_replica import Operator
+
+from ppojob_operator.kinds import CHILD_KINDS
+
+_KINDS = ",".join(kind.plural for kind in CHILD_KINDS.values())
+_GIVEN = frozenset({"creationTimestamp", "generation", "managedFields", "resourceVersion", "uid"})
+PATIENCE_SECONDS = 600.0
+
+
+class Kubelet:
+    """Starts a replica again whenever it has ended, until told to stop.
+
+    Args:
+        cluster: to serve.
+        proxy: between the replica and the API server.
+        logs: folder for its log.
+        strike: number of the write at which each life ends, and whether behind it.
+        most: so many lives end by a strike; the next one goes on.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        proxy: FaultProxy,
+        logs: Path,
+        strike: tuple[int, bool] | None = None,
+        most: int | None = None,
+    ) -> None:
+        self._place = Cluster(proxy.folder, cluster.namespace)
+        self._proxy = proxy
+        self._logs = logs
+        self._strike = strike
+        self._most = most
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.deaths = 0
+        self.lives = 0
+
+    def __enter__(self) -> "Kubelet":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            # One name for all lives: the Lease of the last one needs not run out first.
+            self.lives += 1
+            self._proxy.strike(None)
+            operator = Operator(self._place, self._logs, "doomed", 18_193)
+            if self._strike is not None and self.deaths != self._most:
+                at, behind = self._strike
+                self._proxy.strike(Strike(at, behind, operator.process.kill))
+            while operator.process.poll() is None and not self._ends.wait(0.1):
+                continue
+            self.deaths += self._proxy.has_struck()
+            if operator.process.poll() is None:
+                operator.end()
+
+
+@contextlib.contextmanager
+def undisturbed(cluster: Cluster, logs: Path) -> Iterator[Operator]:
+    """An operator to which nothing happens."""
+    operator = Operator(cluster, logs, "undisturbed", 18_194)
+    try:
+        yield operator
+    finally:
+        operator.end()
+
+
+def objects(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Everything of a job by kind and name, without what differs from one making to the next."""
+    uid = cluster.read("ppojob", name, "{.metadata.uid}")
+    listed = cluster.kubectl("get", _KINDS, f"--selector=ppojob.dev/job={name}", "--output=json")
+    found: dict[str, Any] = {}
+    for item in json.loads(listed)["items"]:
+        metadata = {key: one for key, one in item["metadata"].items() if key not in _GIVEN}
+        kept = {key: one for key, one in item.items() if key not in {"status", "data"}}
+        text = json.dumps({**kept, "metadata": metadata}, sort_keys=True).replace(uid, "UID")
+        # The configuration holds the uid, so its digest is another one for each job.
+        text = re.sub(r"-config-[0-9a-f]{10}", "-config-DIGEST", text)
+        text = re.sub(r'"[0-9a-f]{64}"', '"DIGEST"', text)
+        whole = json.loads(text)
+        found[f"{whole['kind']} {whole['metadata']['name']}"] = whole
+    return found
+
+
+def doors_that_do_not_open(cluster: Cluster, name: str) -> list[str]:
+    """Roles whose secret key does not belong to the public key that the others were told."""
+    listed = cluster.kubectl("get", "secrets", f"--selector=ppojob.dev/job={name}", "-ojson")
+    secrets = json.loads(listed)["items"]
+    assert secrets
+    wrong = []
+    for secret in secrets:
+        data = {key: base64.b64decode(text) for key, text in secret["data"].items()}
+        mine = zmq.curve_public(data["role.key"]).decode()
+        for other in secrets:
+            told = json.loads(base64.b64decode(other["data"]["public.json"]))
+            if mine not in told.values():
+                wrong.append(f"{secret['metadata']['name']} for {other['metadata']['name']}")
+    return wrong
+
+
+def told_twice(cluster: Cluster, name: str) -> list[str]:
+    """Events on a job that were written more than once."""
+    selector = f"--field-selector=involvedObject.name={name},involvedObject.kind=PPOJob"
+    listed = json.loads(cluster.kubectl("get", "events", selector, "--output=json"))["items"]
+    told = Counter((one["involvedObject"]["uid"], one["reason"], one["message"]) for one in listed)
+    return [f"{reason}: {message}" for (_, reason, message), number in told.items() if number > 1]
