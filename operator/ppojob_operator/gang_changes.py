@@ -87,9 +87,7 @@ def _is_free(here: Situation, action: Action) -> bool:
 
 
 def _unwanted(here: Situation) -> Iterator[Action]:
-    """Objects of a job that is to have no pods, once it has none: what they reserve is free."""
-    if here.observed.pods:
-        return
+    """Objects of a job that has no pods and is to have none: what they reserve is free."""
     for (kind, name), child in here.observed.children.items():
         if kind in GANG_KINDS and not child.is_deleting and not _is_record(here, child):
             yield Delete(kind, name, child.uid)

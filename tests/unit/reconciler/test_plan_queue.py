@@ -115,6 +115,19 @@ class TestKueue:
         assert admission_of(planned, job) == ("False", reason, words)
         assert (status_after(planned).reason, told(planned)) == (reason, [reason])
 
+    def test_a_queue_that_counts_down_is_no_news(self) -> None:
+        job = queued_job()
+
+        def look(status: PPOJobStatus | None, words: str) -> Plan:
+            workload = answered(job, ("QuotaReserved", "False", "Pending", words))
+            return looked_at(queued_job(status), seen(workload))
+
+        first = look(None, "3 more GPUs needed")
+        assert told(first) == ["Pending"]
+        second = look(first.status, "2 more GPUs needed")
+        assert told(second) == []
+        assert status_after(second).message == "2 more GPUs needed"
+
     def test_admitted_its_pods_go_where_its_flavors_are(self) -> None:
         job = queued_job(pods=[{"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "mine"}]}])
         update = {"name": "reward", "labels": {"team": "a"}, "annotations": {"ticket": "7"}}
