@@ -85,18 +85,29 @@ async def replaced(task: "asyncio.Task[None]", cluster: SimulatedCluster, renewe
 
 
 class SlowCluster(SimulatedCluster):
-    """Answers as late as is just in time for a renewal, and too late for the one before it."""
+    """Answers just in time for a renewal, and too late for the one before it."""
+
+    seconds = 2.0
+    renewals = 0
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
-        await asyncio.sleep(0.46 * SECONDS)
+        await asyncio.sleep(0.46 * self.seconds)
         return await super().get(kind, namespace, name)
+
+    async def replace(self, manifest: Manifest) -> Manifest:
+        self.renewals += 1
+        return await super().replace(manifest)
 
 
 def test_a_leader_that_lapsed_while_it_renewed_looks_at_every_job_again() -> None:
     async def test() -> None:
-        gained = list[str]()
-        async with replica(SlowCluster(), "a", gained):
-            await until(lambda: len(gained) >= 3, 60)
+        cluster, gained = SlowCluster(), list[str]()
+        leader = Leadership(cluster, "system", "a", cluster.seconds, lambda: gained.append("a"))
+        task = asyncio.create_task(leader.run())
+        await until(lambda: cluster.renewals >= 4, 60)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert len(gained) >= 3
 
     asyncio.run(test())
 
