@@ -107,6 +107,7 @@ def environment(folder: Path, role: RoleName, **changes: object) -> PodEnvironme
         scratch=folder,
         address_book={},
         die_with_parent=False,
+        api_access=None,
     )
 
 
