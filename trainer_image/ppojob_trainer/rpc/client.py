@@ -30,6 +30,9 @@ _FAILURE = msgspec.msgpack.Decoder(Failure)
 _REPEAT_SECONDS = 5.0
 _WATCH_SECONDS = 0.5
 _WAIT_MILLISECONDS = int(_WATCH_SECONDS * 500)
+_CONNECT_MILLISECONDS = 2_000
+_HEARTBEAT_MILLISECONDS = 5_000
+_SILENT_MILLISECONDS = 20_000
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -236,6 +239,12 @@ class Caller:
             socket.rcvtimeo = _WAIT_MILLISECONDS
             socket.reconnect_ivl = 50
             socket.reconnect_ivl_max = 1000
+            # A pod that is made again has another address. The name is looked up with each attempt
+            # to connect, so none may wait long for an address that nobody has any more; and a
+            # connection whose other end went without a word must be noticed.
+            socket.connect_timeout = _CONNECT_MILLISECONDS
+            socket.heartbeat_ivl = _HEARTBEAT_MILLISECONDS
+            socket.heartbeat_timeout = _SILENT_MILLISECONDS
             socket.connect(f"tcp://{peer.host}:{peer.port}")
             self._sockets[peer] = socket
         return self._sockets[peer]
