@@ -30,7 +30,8 @@ def operator(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     file = Path(__file__).parents[2] / "crds" / "ppojobs.yaml"
     cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
     cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
-    cluster.apply(*claim(cluster, "missing"))
+    volume, wanted = claim(cluster, "missing")
+    cluster.apply(volume, wanted)
     folder = tmp_path_factory.mktemp("operators")
     # No more rights than the chart grants for the gangs that are turned on.
     rights = operator_rights.granting(cluster, *(f"gangs.{name}=true" for name in GANGS))
@@ -40,8 +41,8 @@ def operator(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     one = Operator(cluster, folder, "gangs", 18291, kubeconfig=way_in, GANGS=gangs)
     yield one
     one.end()
-    for each in rights:
-        cluster.kubectl("delete", each["kind"], each["metadata"]["name"])
+    for each in (*rights, volume):
+        cluster.kubectl("delete", each["kind"], each["metadata"]["name"], "--wait=false")
     # What was refused would be asked for again and again, and seen nowhere else.
     assert "is forbidden: User" not in (folder / "gangs.log").read_text()
 
