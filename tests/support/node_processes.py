@@ -20,6 +20,19 @@ def with_argument(argument: str) -> list[int]:
     return [number for number, argv in _running() if argument in argv]
 
 
+def of_pod(uid: str) -> list[tuple[int, list[str]]]:
+    """The processes of a pod with their arguments, by the control group that they are in."""
+    found = []
+    for number, argv in _running():
+        try:
+            group = Path("/proc", str(number), "cgroup").read_text()
+        except OSError:  # it ended between the two looks
+            continue
+        if f"pod{uid}" in group:
+            found.append((number, argv))
+    return found
+
+
 def _running() -> Iterator[tuple[int, list[str]]]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

@@ -69,6 +69,16 @@ class Volume:
         """Wait until the metrics of a step are there."""
         eventually(lambda: self.steps_done(job) >= step, seconds)
 
+    def wait_for_step_behind(self, job: str, moment: float, seconds: float = 600.0) -> float:
+        """Wait until a step was done later than a moment; answers when that was."""
+
+        def times() -> list[float]:
+            found = run_folders.metrics(self.run_folder(job))
+            return [record["time"] for record in found if record["time"] > moment]
+
+        eventually(lambda: bool(times()), seconds)
+        return times()[0]
+
 
 def volume_name(cluster: Cluster) -> str:
     """The PersistentVolume of a namespace's claim."""
