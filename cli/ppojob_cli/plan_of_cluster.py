@@ -9,7 +9,7 @@ from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import KIND, RoleName
 from ppojob_operator.build.gang import GANGS
-from ppojob_operator.build.objects import key_templates, stateful_sets, surroundings
+from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
 from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.plan import cluster_problems
 from ppojob_operator.settings import Settings
@@ -45,7 +45,8 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
     sets = stateful_sets(job, written, roles, config.spec.pods, defaults)
     for role, rendered in zip(roles, sets, strict=True):
         yield _pods_line(role.role, rendered)
-    objects = [*surroundings(job, written), *key_templates(job, written).values(), *sets]
+    keys = key_templates(job, written).values()
+    objects = [*surroundings(job, written), *bindings(job), *keys, *sets]
     names: dict[str, list[str]] = {}
     for one in objects:
         names.setdefault(one["kind"], []).append(one["metadata"]["name"])

@@ -378,6 +378,7 @@ class TestWithAnOperator:
         assert said.index("1. ImageUnavailable: ") < said.index("2. Unschedulable: ")
         assert "no-such-image" in said
         cluster.kubectl("delete", "ppojob", "hungry")
+        cluster.kubectl("delete", "pv", f"{cluster.namespace}-there", "--wait=false")
 
     def test_suspended_and_resumed(self, cluster: Cluster):
         cluster.apply(job("paused"))
