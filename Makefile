@@ -61,10 +61,12 @@ check: setup ## lint, types, import contracts, spelling, generated files
 	$(BIN)/codespell
 	$(BIN)/python -m ppojob_api.crd | diff -u crds/ppojobs.yaml -
 	$(BIN)/python -m ppojob_trainer.metrics.names | diff -u docs/metrics.md -
+	$(BIN)/python -m ppojob_cli.help_page | diff -u docs/command-line.md -
 
-generate: setup ## write what is generated: the CRD and the table of metrics
+generate: setup ## write what is generated: the CRD, the table of metrics, the help texts
 	$(BIN)/python -m ppojob_api.crd > crds/ppojobs.yaml
 	$(BIN)/python -m ppojob_trainer.metrics.names > docs/metrics.md
+	$(BIN)/python -m ppojob_cli.help_page > docs/command-line.md
 
 bench: setup ## measure the claims, print a table, write bench.json
 	$(BIN)/python benchmarks/bench.py
