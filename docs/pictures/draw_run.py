@@ -1,7 +1,8 @@
 """Draw a run as an SVG: `draw_run.py runs/addition-grpo/metrics.jsonl > addition-grpo.svg`.
 
-Reward and validation accuracy over the steps, and the response length below; nothing but the
-standard library. The colours are legible on a light and on a dark page, and follow the reader's.
+Reward and validation accuracy over the steps; below, how much a critic explains, or without one
+the response length. Nothing but the standard library. The colours are legible on a light and on a
+dark page, and follow the reader's.
 """
 
 import argparse
@@ -20,27 +21,32 @@ UPPER: Final = (72, 222)
 """Top and height of the upper panel."""
 LOWER: Final = (352, 84)
 HEIGHT: Final = 484
+BELOW: Final = {
+    "critic/vf_explained_var": "share of the variance of returns that the critic explains",
+    "response_length/mean": "mean response length, tokens",
+}
+"""Metric -> what it is called; the first that a run has is drawn below."""
 
 STYLE: Final = """
 text { font: 13px system-ui, sans-serif; fill: #57606a }
 .title { font-size: 16px; font-weight: 600; fill: #24292f }
 .grid { stroke: #8c959f; stroke-opacity: 0.3; stroke-width: 1 }
-.reward, .length { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round }
+.reward, .under { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round }
 .reward { stroke: #2f81f7 }
-.length { stroke: #8250df }
+.under { stroke: #8250df }
 .accuracy { fill: none; stroke: #1a7f37; stroke-width: 2.5; stroke-linejoin: round }
 .dot { fill: #1a7f37 }
 .name-reward { fill: #2f81f7; font-weight: 600 }
 .name-accuracy, .value { fill: #1a7f37; font-weight: 600 }
-.name-length { fill: #8250df; font-weight: 600 }
+.name-under { fill: #8250df; font-weight: 600 }
 @media (prefers-color-scheme: dark) {
   text { fill: #9198a1 }
   .title { fill: #f0f6fc }
   .accuracy { stroke: #3fb950 }
   .dot { fill: #3fb950 }
   .name-accuracy, .value { fill: #3fb950 }
-  .length { stroke: #bc8cff }
-  .name-length { fill: #bc8cff }
+  .under { stroke: #bc8cff }
+  .name-under { fill: #bc8cff }
 }
 """
 
@@ -141,14 +147,15 @@ def draw(lines: Sequence[dict[str, float | None]], title: str) -> str:
         title: Above the picture.
     """
     reward = read_curve(lines, "critic/score/mean")
-    length = read_curve(lines, "response_length/mean")
+    below = next((one for one in BELOW if read_curve(lines, one).points), "response_length/mean")
+    under = read_curve(lines, below)
     name = accuracy_name(lines)
     accuracy = Curve([]) if name is None else read_curve(lines, name)
     values = [value for curve in (reward, accuracy) for _, value in curve.points]
     last_step = max((step for curve in (reward, accuracy) for step, _ in curve.points), default=1)
     upper = Panel(*UPPER, min([0.0, *values]), max([1.0, *values]), last_step)
-    longest = max((value for _, value in length.points), default=1.0)
-    lower = Panel(*LOWER, 0.0, longest * 1.15, last_step)
+    sizes = [value for _, value in under.points] or [1.0]
+    lower = Panel(*LOWER, min(0.0, *sizes), max(sizes) * 1.15, last_step)
     right = WIDTH - RIGHT
     return "\n".join(
         [
@@ -162,10 +169,10 @@ def draw(lines: Sequence[dict[str, float | None]], title: str) -> str:
             *upper.axis(ticks_between(upper.low, upper.high, 5)),
             upper.line(reward, "reward"),
             *_accuracy(upper, accuracy),
-            f'<text class="name-length" x="{LEFT}" y="{LOWER[0] - 14}">'
-            "mean response length, tokens</text>",
-            *lower.axis(ticks_between(0, lower.high, 3)),
-            lower.line(length, "length"),
+            f'<text class="name-under" x="{LEFT}" y="{LOWER[0] - 14}">'
+            f"{escape(BELOW[below])}</text>",
+            *lower.axis(ticks_between(lower.low, lower.high, 3)),
+            lower.line(under, "under"),
             *lower.steps_axis(),
             f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">step</text>',
             "</svg>",

@@ -93,7 +93,7 @@ def test_the_picture_of_a_run(draw_run: ModuleType) -> None:
     picture = ElementTree.fromstring(draw_run.draw(run_lines(20), "a <run> & more"))
     curves = {line.get("class"): line.get("points") for line in picture.iter(f"{SVG}polyline")}
     assert len(curves["reward"].split()) == 20
-    assert len(curves["length"].split()) == 20
+    assert len(curves["under"].split()) == 20
     first, last = (tuple(map(float, at.split(","))) for at in curves["accuracy"].split())
     assert first[0] == draw_run.LEFT
     assert last[0] == draw_run.WIDTH - draw_run.RIGHT
@@ -101,6 +101,15 @@ def test_the_picture_of_a_run(draw_run: ModuleType) -> None:
     assert first[1] == pytest.approx(top + 0.75 * height, abs=0.1)
     texts = [text.text for text in picture.iter(f"{SVG}text")]
     assert {"a <run> & more", "0.25", "0.75", "20", "step"} <= set(texts)
+
+
+def test_a_critic_is_drawn_below(draw_run: ModuleType) -> None:
+    lines = [{**line, "critic/vf_explained_var": -0.5} for line in run_lines(4)]
+    picture = ElementTree.fromstring(draw_run.draw(lines, "a run"))
+    (under,) = (line for line in picture.iter(f"{SVG}polyline") if line.get("class") == "under")
+    top, height = draw_run.LOWER
+    heights = {float(place.split(",")[1]) for place in str(under.get("points")).split()}
+    assert heights == {top + height}, "the lowest value lies at the lower edge"
 
 
 @pytest.mark.parametrize(
