@@ -43,6 +43,7 @@ class Reconciler:
         self._executor = Executor(cluster, mirror)
         self._mirror = mirror
         self._settings = settings
+        self._begun: set[str] = set()
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Look at a job once; answers when to look again, or None.
@@ -63,14 +64,23 @@ class Reconciler:
             # 3. Plan.
             now = datetime.datetime.now(datetime.UTC)
             planned = plan(job, seen, self._settings, now)
-            if _makes_again(job, planned) and not await self._is_there(job):
+            if _makes(planned) and not self._is_new(job) and not await self._is_there(job):
+                # They were there before: perhaps they are being collected.
                 outcome = "gone"
+                self._begun.discard(job.uid)
                 self._mirror.forget_job(key)
                 return None
             # 4. Execute.
             failed = await self._executor.execute(job, planned, now)
             # 5. One status write, also when something failed: it may say why.
+            if self._is_new(job) and _makes(planned) and not failed:
+                # A write of a job costs the API server as much as five of its objects. So that of a
+                # new one waits until those of all that have come with it are made.
+                self._begun.add(job.uid)
+                outcome = "changed"
+                return 0.0
             await self._executor.write_status(job, planned)
+            self._begun.discard(job.uid)
             _count(job, planned)
             if failed:
                 raise failed[0]
@@ -88,6 +98,10 @@ class Reconciler:
             RECONCILES.labels(outcome).inc()
             RECONCILE_SECONDS.observe(time.monotonic() - started)
 
+    def _is_new(self, job: Job) -> bool:
+        """Whether nothing was made for the job yet."""
+        return job.status.start_time is None and job.uid not in self._begun
+
     async def _is_there(self, job: Job) -> bool:
         """Whether the job still is the one that we know: its deletion may have been missed."""
         try:
@@ -98,10 +112,9 @@ class Reconciler:
         return bool(metadata["uid"] == job.uid and "deletionTimestamp" not in metadata)
 
 
-def _makes_again(job: Job, planned: Plan) -> bool:
-    """Whether objects are to be made that were there before: perhaps they are being collected."""
-    is_making = any(isinstance(one, Create) for wave in planned.waves for one in wave)
-    return is_making and job.status.start_time is not None
+def _makes(planned: Plan) -> bool:
+    """Whether objects are to be made that are not there."""
+    return any(isinstance(one, Create) for wave in planned.waves for one in wave)
 
 
 def _outcome(problem: ClusterError | NotLeaderError) -> str:
