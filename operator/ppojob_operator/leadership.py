@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 LEASE_NAME = "ppojob-operator"
 _RENEWALS = 4
 """Renewals in the time that a Lease lasts."""
+_LOOKS = 4
+"""Looks of whoever waits for it in the time of one renewal: it sees late that the Lease was renewed,
+and late that it was not, and both are part of a fail-over."""
 _SAFE_SHARE = 0.8
 """Share of that time in which a holder that could not renew still writes."""
 
@@ -79,7 +82,7 @@ class Leadership:
                 except (ClusterError, TimeoutError) as problem:
                     _log.warning("lease: %r", problem)
                 LEADER.set(self.is_held)
-                await asyncio.sleep(self._seconds / _RENEWALS / (1 if self.is_held else 2))
+                await asyncio.sleep(self._seconds / _RENEWALS / (1 if self.is_held else _LOOKS))
         finally:
             await self._release()
 
