@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from scale_jobs import CLAIM, all_made, children, prepare, submit, write_bare
 
-from ppojob_operator.kinds import JOB, POD
+from ppojob_operator.kinds import CHILD_KINDS, JOB, POD
 
 ROOT = Path(__file__).resolve().parent.parent
 PORT = 18_380
@@ -102,9 +102,14 @@ async def _is_gone(client: ClusterClient, namespace: str) -> bool:
 
 async def emptied(client: ClusterClient, namespace: str) -> None:
     """Delete all jobs of a namespace, and wait until the garbage collector has all they owned."""
-    await client.delete(JOB.path(namespace))
+    # The garbage collector takes objects one by one, and a collection is soon gone.
+    paths = [kind.path(namespace) for kind in (JOB, CHILD_KINDS["StatefulSet"], POD)]
 
     async def is_empty() -> bool:
+        for path in paths:
+            # A large one takes longer than one request may, and is asked for again.
+            with contextlib.suppress(aiohttp.ClientResponseError):
+                await client.delete(f"{path}?gracePeriodSeconds=0")
         left = await children(client, namespace, prepare(namespace, 8).kinds)
         jobs_and_pods = await client.count(JOB.path(namespace))
         jobs_and_pods += await client.count(POD.path(namespace))
