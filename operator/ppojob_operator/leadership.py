@@ -24,8 +24,8 @@ LEASE_NAME = "ppojob-operator"
 _RENEWALS = 4
 """Renewals in the time that a Lease lasts."""
 _LOOKS = 4
-"""Looks of whoever waits for it in the time of one renewal: it sees late that the Lease was renewed,
-and late that it was not, and both are part of a fail-over."""
+"""Looks of whoever waits for it in the time of one renewal: a fail-over lasts as long as the Lease,
+and the time until it is seen that it was renewed last, and that it was not again."""
 _SAFE_SHARE = 0.8
 """Share of that time in which a holder that could not renew still writes."""
 
