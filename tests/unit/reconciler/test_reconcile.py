@@ -281,6 +281,31 @@ def test_a_binding_is_tried_again_until_its_role_is_known() -> None:
     run(test)
 
 
+def test_the_first_status_of_a_job_is_written_behind_its_objects() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.step()
+        assert len(bench.cluster.of("StatefulSet")) == 3
+        assert "status" not in {verb for verb, _, _ in bench.cluster.writes}
+        await bench.step()
+        assert [verb for verb, _, _ in bench.cluster.writes].count("status") == 1
+        assert bench.status["phase"] == "Starting"
+
+    run(test)
+
+
+def test_a_job_that_goes_before_its_first_status_is_not_made_again() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.step()
+        bench.cluster.remove("PPOJob", "lab", "sum")
+        for uid in list(bench.mirror._keys):
+            bench.mirror.lose_child(uid)
+        writes = len(bench.cluster.writes)
+        assert await bench.reconciler.reconcile(KEY) is None
+        assert len(bench.cluster.writes) == writes
+
+    run(test)
+
+
 def test_suspending_lets_the_controller_commit_first() -> None:
     async def test(bench: Bench) -> None:
         await up(bench)
