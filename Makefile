@@ -71,8 +71,9 @@ generate: setup ## write what is generated: the CRD, the table of metrics, the h
 bench: setup ## measure the claims, print a table, write bench.json
 	$(BIN)/python benchmarks/bench.py
 
-bench-long: setup ## the whole kill matrix (hours)
+bench-long: setup cluster-up ## the whole kill matrix, and 1,000 jobs on fake nodes (hours)
 	$(BIN)/python -m pytest -m long
+	$(BIN)/python benchmarks/operator_scale.py --jobs 1000
 
 lock: ## pin the requirements anew, with hashes and without addresses
 	$(UV) pip compile pyproject.toml --extra cpu --extra operator --group dev $(COMPILE) -o requirements/cpu.txt
