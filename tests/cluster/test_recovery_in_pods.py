@@ -20,7 +20,7 @@ import training_jobs
 from cluster_access import Cluster, eventually
 from training_jobs import Volume
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 JOB = "hit"
 STEPS = {"steps": {"total": 60, "validateEvery": 30}}
@@ -109,6 +109,8 @@ def strike(cluster: Cluster, how: str, name: str) -> dict[str, Container]:
         return before
     if how == "evict":
         evict(cluster, name)
+    elif how == "delete pod":
+        cluster.kubectl("delete", "pod", name, "--wait=false")
     else:
         os.kill(process(hit, SUPERVISOR), signal.SIGKILL)
     eventually(lambda: of_job(cluster).get(name, hit) != hit, 300)
@@ -123,6 +125,9 @@ BLOWS = (
     ("kill container", "actor-rollout"),
     ("kill container", "controller"),
     ("evict", "reference"),
+    # The budget remembers an evicted pod by its name for two minutes, though it is there again.
+    ("delete pod", "actor-rollout"),
+    ("delete pod", "controller"),
 )
 
 
