@@ -117,8 +117,7 @@ class PodSettings(Section):
     """Name under which GPUs are asked for; null: the operator's, nvidia.com/gpu."""
 
     resources: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(default_factory=dict)
-    """Other resources of a pod, such as network devices; cpu is asked for and not capped, by default
-    a core a thread."""
+    """Other resources of a pod; cpu is asked for, not capped, and a core a thread by default."""
 
     node_selector: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(
         default_factory=dict

@@ -121,7 +121,7 @@ class TrainingStatus(Section):
     """Time to the last step, such as 1h30m."""
 
     stage: Word = ""
-    """What the controller is at: Starting, Training, Recovering, Finishing."""
+    """Starting, Training, Recovering or Finishing; empty: the controller made way for another."""
 
     last_committed_step: Annotated[int, Field(ge=0)] | None = None
     """Step a restart goes on from."""
