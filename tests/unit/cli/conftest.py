@@ -1,15 +1,18 @@
-"""A run folder that tests write as a controller does."""
+"""A run folder that tests write as a controller does, and an API server for the command line."""
 
 import json
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fake_api_server import FakeApiServer, serving
 
 from ppojob_trainer.controller.progress import STATUS_FILE, TrainingStatus
 from ppojob_trainer.metrics.sinks import encode_line
@@ -28,7 +31,7 @@ class FakeRun:
     def metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
 
-    def status(self, phase: str = "Training", **fields: object) -> None:
+    def status(self, phase: str = "Training", **fields: Any) -> None:
         status = TrainingStatus(phase, **{"since": 1_000.0, "total_steps": 20, **fields})
         aside = self.folder / ".aside"
         aside.write_bytes(msgspec.json.encode(status))
@@ -89,3 +92,13 @@ def run(tmp_path: Path) -> FakeRun:
     folder = tmp_path / "a run"
     folder.mkdir()
     return FakeRun(folder)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
+    """An API server to which the kubeconfig leads."""
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with serving() as fake:
+        monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig(tmp_path / "kubeconfig")))
+        yield fake

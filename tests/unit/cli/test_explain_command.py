@@ -1,0 +1,91 @@
+"""`explain`, over real HTTP to an API server of a few answers."""
+
+from cluster_commands import EVENTS, JOB, PODS, call, job, pod, status_of
+from fake_api_server import Answer, FakeApiServer, listed, refusal
+
+
+def test_everything_is_looked_at(server: FakeApiServer) -> None:
+    waiting = {
+        **status_of("Admitted", "Starting"),
+        "observedGeneration": 1,
+    }
+    warning = {
+        "involvedObject": {"kind": "StatefulSet", "name": "sum-reward"},
+        "reason": "FailedCreate",
+        "message": "exceeded quota",
+        "lastTimestamp": "2026-01-02T03:04:00Z",
+    }
+    lease = {"holderIdentity": "", "leaseDurationSeconds": 8}
+    held = "/apis/coordination.k8s.io/v1/namespaces/ppojob-system/leases/ppojob-operator"
+    server.routes |= {
+        f"GET {JOB}": Answer(value=job(waiting)),
+        f"GET {PODS}": listed(pod("sum-controller-0", "controller")),
+        f"GET {EVENTS}": listed(warning),
+        f"GET {held}": Answer(value={"spec": lease}),
+    }
+    said = " ".join(call("explain", "sum").split())
+    assert "1. OperatorSilent: no operator leads" in said
+    assert "2. PodsMissing: actorRollout: pod sum-actor-rollout-0: not made yet" in said
+    assert "(and 2 more): exceeded quota -> wait; if it lasts" in said
+
+
+def test_what_may_not_be_seen_is_named(server: FakeApiServer) -> None:
+    server.routes |= {
+        f"GET {JOB}": Answer(value=job({"phase": "Starting", "observedGeneration": 1})),
+        f"GET {PODS}": refusal(403, "no pods for you"),
+        f"GET {EVENTS}": refusal(403, "no events for you"),
+    }
+    assert call("explain", "sum").splitlines()[-2:] == [
+        "not looked at: pods: no pods for you",
+        "not looked at: events: no events for you",
+    ]
+
+
+def test_the_last_word_of_the_controller_is_read_off_the_managed_fields(
+    server: FakeApiServer,
+) -> None:
+    stuck = {
+        **status_of("Training", "Running"),
+        "observedGeneration": 1,
+        "training": {"step": 3, "totalSteps": 8},
+    }
+    running = job(stuck)
+    running["metadata"]["managedFields"] = [
+        {
+            "manager": "ppojob-operator",
+            "time": "2999-01-01T00:00:00Z",
+            "fieldsV1": {"f:status": {"f:phase": {}}},
+        },
+        {
+            "manager": "ppojob-controller",
+            "time": "2026-01-02T03:04:00Z",
+            "fieldsV1": {"f:status": {"f:training": {"f:step": {}}}},
+        },
+    ]
+    pods = [pod("sum-reward-0", "reward"), pod("sum-reward-1", "reward")]
+    pods += [pod("sum-controller-0", "controller"), pod("sum-actor-rollout-0", "actor-rollout")]
+    server.routes |= {
+        f"GET {JOB}": Answer(value=running),
+        f"GET {PODS}": listed(*pods),
+        f"GET {EVENTS}": listed(),
+    }
+    assert "1. StepStale: nothing new from the controller for " in call("explain", "sum")
+
+
+def test_supervisors_are_asked_for_the_missing_rank(server: FakeApiServer) -> None:
+    unmet = status_of("PodsReady", "Starting")
+    unmet["observedGeneration"] = 1
+    unmet["conditions"].append(
+        {**unmet["conditions"][0], "type": "Rendezvoused", "status": "False"}
+    )
+    pods = [pod("sum-reward-0", "reward"), pod("sum-controller-0", "controller", ready=False)]
+    server.routes |= {
+        f"GET {JOB}": Answer(value=job(unmet)),
+        f"GET {PODS}": listed(*pods),
+        f"GET {EVENTS}": listed(),
+        f"GET {PODS}/sum-reward-0:7403/proxy/status": Answer(
+            value={"phase": "lost", "reason": "rank 0 ended: 1"}
+        ),
+    }
+    said = " ".join(call("explain", "sum").split())
+    assert "RanksMissing: reward: pod sum-reward-0: its ranks are lost: rank 0 ended: 1" in said
