@@ -73,12 +73,19 @@ def data() -> None:
 @_rows(None)
 @_validation_rows(64)
 @_seed
-def addition(output: Path, rows: int | None, validation_rows: int, seed: int) -> None:
+@click.option(
+    "--digits",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 9),
+    help="Of each number; of more than one, 10,000 rows without --rows.",
+)
+def addition(output: Path, rows: int | None, validation_rows: int, seed: int, digits: int) -> None:
     """Sums of three digits, after one worked example: the task of the demo."""
     from ppojob_trainer.data import generate
 
     with _reported():
-        task = generate.addition(rows=rows, held_out=validation_rows, seed=seed)
+        task = generate.addition(rows=rows, held_out=validation_rows, seed=seed, digits=digits)
     _write(output, task.train, task.held_out)
 
 

@@ -50,6 +50,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     ppojob(folder, "model", "smollm2", "--output", "models/smollm2-135m")
     ppojob(folder, "data", "addition", "--output", "data/addition")
+    larger = ("--digits", "2", "--rows", "663")
+    ppojob(folder, "data", "addition", *larger, "--output", "data/addition-of-two")
     (folder / "examples").symlink_to(ROOT / "examples")
     return folder
 

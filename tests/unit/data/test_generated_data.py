@@ -116,6 +116,22 @@ def test_other_seeds_and_fewer_rows() -> None:
         addition(held_out=724)
 
 
+def test_sums_of_larger_numbers() -> None:
+    task = addition(rows=300, held_out=50, seed=3, digits=2)
+    assert (len(task.train), len(task.held_out)) == (300, 50)
+    kinds = set()
+    for row in [*task.train, *task.held_out]:
+        numbers = [int(word) for word in str(row.prompt[-1]["content"]).split(" + ")]
+        assert len(numbers) == 3
+        assert all(10 <= number <= 99 for number in numbers)
+        assert row.ground_truth == str(sum(numbers))
+        kinds.add(tuple(sorted(numbers)))
+    assert len(kinds) == 350, "no sum is there twice, nor in another order"
+    assert addition(rows=300, held_out=50, seed=3, digits=2) == task
+    with pytest.raises(ConfigError, match=r"--rows: got 125531 and 50 .* at most 125530, "):
+        addition(rows=125_531, held_out=50, digits=2)
+
+
 def test_every_countdown_item_has_a_solution_and_is_there_once() -> None:
     task = countdown(rows=300, held_out=50, seed=3)
     items = [*task.train, *task.held_out]

@@ -1,6 +1,7 @@
 """Tasks that need no download: sums, countdown, products."""
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,17 +26,26 @@ class Task:
     held_out: list[TaskRow]
 
 
-def addition(*, rows: int | None = None, held_out: int = 64, seed: int = 0) -> Task:
-    """Sums of three digits 1 to 9, after one worked example.
+def addition(
+    *, rows: int | None = None, held_out: int = 64, seed: int = 0, digits: int = 1
+) -> Task:
+    """Sums of three numbers, after one worked example with digits.
 
-    Items are split by their sorted digits, so no held-out sum is a trained one in another order.
-    The example's own digits are never held out, since its sum is told in every prompt.
+    Items are split by their sorted numbers, so no held-out sum is a trained one in another order.
 
     Args:
-        rows: training rows at most; None for all.
+        rows: training rows at most; None for all of one digit, for 10,000 of more.
         held_out: held-out rows.
         seed: of the split and of the order.
+        digits: digits of each number; no number is 0.
     """
+    if digits == 1:
+        return _sums_of_digits(rows, held_out, seed)
+    return _sums_of_numbers(10_000 if rows is None else rows, held_out, seed, digits)
+
+
+def _sums_of_digits(rows: int | None, held_out: int, seed: int) -> Task:
+    """All there are, but the example's own digits are never held out: every prompt tells them."""
     chosen = random.Random(seed)
     kinds: list[tuple[int, ...]] = list(itertools.combinations_with_replacement(range(1, 10), 3))
     chosen.shuffle(kinds)
@@ -60,15 +70,32 @@ def addition(*, rows: int | None = None, held_out: int = 64, seed: int = 0) -> T
     )
 
 
-def _addition_row(digits: tuple[int, ...]) -> TaskRow:
+def _sums_of_numbers(rows: int, held_out: int, seed: int, digits: int) -> Task:
+    chosen = random.Random(seed)
+    low, high = 10 ** (digits - 1), 10**digits - 1
+    kinds = math.comb(high - low + 3, 3)
+    if rows + held_out > kinds:
+        raise ConfigError(
+            f"--rows: got {rows} and {held_out} held out: there are {kinds} sums of {digits} "
+            f"digits; at most {kinds - held_out}, or more digits"
+        )
+    items: dict[tuple[int, ...], TaskRow] = {}
+    while len(items) < rows + held_out:
+        numbers = tuple(chosen.randint(low, high) for _ in range(3))
+        items.setdefault(tuple(sorted(numbers)), _addition_row(numbers))
+    found = list(items.values())
+    return Task(found[held_out:], found[:held_out])
+
+
+def _addition_row(numbers: tuple[int, ...]) -> TaskRow:
     return TaskRow(
         "ppojob/addition",
         [
             {"role": "user", "content": " + ".join(map(str, ADDITION_EXAMPLE))},
             {"role": "assistant", "content": worked_sum(ADDITION_EXAMPLE)},
-            {"role": "user", "content": " + ".join(map(str, digits))},
+            {"role": "user", "content": " + ".join(map(str, numbers))},
         ],
-        str(sum(digits)),
+        str(sum(numbers)),
     )
 
 
