@@ -10,6 +10,7 @@ import pytest
 import training_jobs
 from chart_programs import helm_on
 from cluster_access import REPOSITORY, Cluster
+from fault_proxy import FaultProxy
 
 TOOL = Path(__file__).parent / "tool"
 
@@ -38,6 +39,21 @@ def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     given.kubectl("delete", "namespace", given.namespace, "--timeout=120s")
 
 
+@pytest.fixture(scope="module")
+def crd(cluster: Cluster) -> None:
+    """The definition of the resource as it is in the working tree."""
+    file = REPOSITORY / "crds" / "ppojobs.yaml"
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
+    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
+
+
+@pytest.fixture
+def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[FaultProxy]:
+    """What stands between an operator and the API server."""
+    with FaultProxy(cluster.folder / "kubeconfig", tmp_path) as one:
+        yield one
+
+
 @pytest.fixture(scope="session")
 def base_image() -> str:
     """The name of an image with Python; made and imported here once, or brought by `kind-up`."""
@@ -58,17 +74,15 @@ def images() -> None:
 
 
 def _image(*arguments: str) -> str:
-    command = [sys.executable, TOOL, "image", *arguments]
+    command = [sys.executable, str(TOOL), "image", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 @pytest.fixture(scope="module")
-def release(cluster: Cluster, images: None) -> Iterator[str]:
+def release(cluster: Cluster, crd: None, images: None) -> Iterator[str]:
     """The chart with a running operator for the test's namespace; answers its name."""
-    crd = REPOSITORY / "crds" / "ppojobs.yaml"
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={crd}")
     values = {
         "crds.install": "false",
         "image.repository": "localhost/ppojob/operator",

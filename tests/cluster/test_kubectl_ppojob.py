@@ -14,18 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_access import REPOSITORY, Cluster, eventually
+from cluster_access import Cluster, eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("crd")]
 
 BINARIES = Path(sys.executable).parent
-
-
-@pytest.fixture(scope="module", autouse=True)
-def crd(cluster: Cluster) -> None:
-    file = REPOSITORY / "crds" / "ppojobs.yaml"
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
 
 
 def start(cluster: Cluster, *arguments: str) -> subprocess.Popen[str]:
@@ -110,7 +103,7 @@ def words(text: str) -> list[tuple[str, str]]:
     return [(pod.strip(), said) for pod, said in pairs]
 
 
-def test_logs_of_all_pods_are_merged_by_time(cluster: Cluster, base_image: str):
+def test_logs_of_all_pods_are_merged_by_time(cluster: Cluster, base_image: str) -> None:
     cluster.apply(job("merged"))
     slugs = {"controller": "c", "actor-rollout": "a", "reward": "r"}
     for slug, word in slugs.items():
@@ -171,7 +164,7 @@ class Following:
 
 def test_followed_logs_go_on_across_pods_that_come_and_go(
     cluster: Cluster, base_image: str, tmp_path: Path
-):
+) -> None:
     cluster.apply(job("followed"))
     first = stand_in(cluster, base_image, "followed", "controller", counting("one", 40, 0.1))
     cluster.apply(first)
@@ -201,7 +194,7 @@ def test_followed_logs_go_on_across_pods_that_come_and_go(
         following.process.wait(60)
 
 
-def test_following_ends_with_the_job(cluster: Cluster, base_image: str, tmp_path: Path):
+def test_following_ends_with_the_job(cluster: Cluster, base_image: str, tmp_path: Path) -> None:
     cluster.apply(job("ended"))
     program = counting("last", 3, 0.0, after="time.sleep(3)\nprint('words')\ntime.sleep(3600)")
     cluster.apply(stand_in(cluster, base_image, "ended", "controller", program))
@@ -217,7 +210,7 @@ def test_following_ends_with_the_job(cluster: Cluster, base_image: str, tmp_path
         following.process.wait(60)
 
 
-def test_the_log_of_a_container_that_was_started_again(cluster: Cluster, base_image: str):
+def test_the_log_of_a_container_that_was_started_again(cluster: Cluster, base_image: str) -> None:
     cluster.apply(job("again"))
     program = counting("life", 1, 0.0, after="time.sleep(2)\nraise SystemExit(3)")
     cluster.apply(stand_in(cluster, base_image, "again", "controller", program))
@@ -259,7 +252,7 @@ http.server.ThreadingHTTPServer(("", 7404), Metrics).serve_forever()
 """
 
 
-def test_metrics_come_through_the_api_server(cluster: Cluster, base_image: str):
+def test_metrics_come_through_the_api_server(cluster: Cluster, base_image: str) -> None:
     cluster.apply(job("served"))
     none = ppojob(cluster, "metrics", "served", code=2)
     assert none.startswith(
@@ -279,7 +272,7 @@ def test_metrics_come_through_the_api_server(cluster: Cluster, base_image: str):
     ]
 
 
-def test_status_shows_what_the_status_says(cluster: Cluster):
+def test_status_shows_what_the_status_says(cluster: Cluster) -> None:
     cluster.apply(job("told"))
     assert ppojob(cluster, "status", "told") == "told: Pending\n"
     condition = {
@@ -357,14 +350,14 @@ class TestWithAnOperator:
         eventually(asked, 600.0)
         return said[-1]
 
-    def test_a_claim_that_is_missing(self, cluster: Cluster):
+    def test_a_claim_that_is_missing(self, cluster: Cluster) -> None:
         cluster.apply(job("claimless", claim="nowhere"))
         said = self.explained(cluster, "claimless", lambda text: "Unschedulable" in text)
         assert 'persistentvolumeclaim "nowhere" not found' in " ".join(said.split())
         assert "   -> the scheduler's words: free or add nodes" in said
         cluster.kubectl("delete", "ppojob", "claimless")
 
-    def test_gpus_that_nobody_has_and_an_image_that_is_missing(self, cluster: Cluster):
+    def test_gpus_that_nobody_has_and_an_image_that_is_missing(self, cluster: Cluster) -> None:
         cluster.apply(*claim(cluster, "there"))
         pods = [{"image": "localhost/ppojob/no-such-image:1", "gpuResource": "example.com/gpu"}]
         roles = {"actorRollout": {"gpusPerReplica": 2}}
@@ -380,7 +373,7 @@ class TestWithAnOperator:
         cluster.kubectl("delete", "ppojob", "hungry")
         cluster.kubectl("delete", "pv", f"{cluster.namespace}-there", "--wait=false")
 
-    def test_suspended_and_resumed(self, cluster: Cluster):
+    def test_suspended_and_resumed(self, cluster: Cluster) -> None:
         cluster.apply(job("paused"))
         pods = ("get", "pods", "--selector=ppojob.dev/job=paused", "--output=name")
         eventually(lambda: bool(cluster.kubectl(*pods)), 600.0)
@@ -397,7 +390,7 @@ class TestWithAnOperator:
         cluster.kubectl("delete", "ppojob", "paused")
 
 
-def test_an_operator_that_is_gone_is_told(cluster: Cluster):
+def test_an_operator_that_is_gone_is_told(cluster: Cluster) -> None:
     lease = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

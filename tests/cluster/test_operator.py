@@ -22,13 +22,6 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("operators")
 
 
-@pytest.fixture(scope="module")
-def crd(cluster: Cluster) -> None:
-    file = Path(__file__).parents[2] / "crds" / "ppojobs.yaml"
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
-
-
 @pytest.fixture
 def operator(cluster: Cluster, crd: None, logs: Path) -> Iterator[Operator]:
     one = Operator(cluster, logs, "first", 18191)
@@ -48,7 +41,9 @@ def children(cluster: Cluster, name: str) -> dict[tuple[str, str], Any]:
     }
 
 
-def test_the_words_of_scheduler_and_kubelet_reach_the_status(cluster: Cluster, operator: Operator):
+def test_the_words_of_scheduler_and_kubelet_reach_the_status(
+    cluster: Cluster, operator: Operator
+) -> None:
     cluster.apply(job("words"))
     wait_for_pods(cluster, "words", 4)
     says(cluster, "words", "Unschedulable")
@@ -65,7 +60,9 @@ def test_the_words_of_scheduler_and_kubelet_reach_the_status(cluster: Cluster, o
     eventually(lambda: not children(cluster, "words"))
 
 
-def test_what_is_deleted_or_edited_by_hand_is_put_right(cluster: Cluster, operator: Operator):
+def test_what_is_deleted_or_edited_by_hand_is_put_right(
+    cluster: Cluster, operator: Operator
+) -> None:
     cluster.apply(job("restored"))
     wait_for_pods(cluster, "restored", 4)
     before = children(cluster, "restored")
@@ -80,7 +77,7 @@ def test_what_is_deleted_or_edited_by_hand_is_put_right(cluster: Cluster, operat
     cluster.kubectl("delete", "ppojob", "restored")
 
 
-def test_a_job_is_deleted_while_no_operator_runs(cluster: Cluster, operator: Operator):
+def test_a_job_is_deleted_while_no_operator_runs(cluster: Cluster, operator: Operator) -> None:
     cluster.apply(job("alone"))
     wait_for_pods(cluster, "alone", 4)
     operator.end(signal.SIGKILL)
@@ -89,7 +86,7 @@ def test_a_job_is_deleted_while_no_operator_runs(cluster: Cluster, operator: Ope
     wait_for_pods(cluster, "alone", 0)
 
 
-def test_suspended_and_resumed(cluster: Cluster, operator: Operator):
+def test_suspended_and_resumed(cluster: Cluster, operator: Operator) -> None:
     cluster.apply(job("paused"))
     wait_for_pods(cluster, "paused", 4)
     keys = {key: one for key, one in children(cluster, "paused").items() if key[0] == "Secret"}
@@ -104,7 +101,7 @@ def test_suspended_and_resumed(cluster: Cluster, operator: Operator):
     cluster.kubectl("delete", "ppojob", "paused")
 
 
-def test_wrong_jobs_get_no_pods(cluster: Cluster, operator: Operator):
+def test_wrong_jobs_get_no_pods(cluster: Cluster, operator: Operator) -> None:
     refused = cluster.refused("apply", "--filename=-", stdin=json.dumps(job("Upper_Case")))
     assert "metadata.name" in refused
     cluster.apply(job("nowhere", checkpoint={"every": 2}))
@@ -121,7 +118,7 @@ def test_wrong_jobs_get_no_pods(cluster: Cluster, operator: Operator):
 
 def test_a_frozen_leader_is_replaced_and_harmless_when_it_thaws(
     cluster: Cluster, operator: Operator, logs: Path
-):
+) -> None:
     def holder() -> str:
         return cluster.read("lease", "ppojob-operator", "{.spec.holderIdentity}")
 

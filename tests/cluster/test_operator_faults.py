@@ -3,7 +3,6 @@
 import functools
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +20,11 @@ from operator_lives import (
 )
 from operator_replica import Operator
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600), pytest.mark.usefixtures("crd")]
 
 EVERYTHING = Faults(
     statuses=(409, 410, 429, 500), share=0.2, stream_errors=(0, 410, 500), stream_share=0.05
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def crd(cluster: Cluster) -> None:
-    file = Path(__file__).parents[2] / "crds" / "ppojobs.yaml"
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
-
-
-@pytest.fixture
-def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[FaultProxy]:
-    with FaultProxy(cluster.folder / "kubeconfig", tmp_path) as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

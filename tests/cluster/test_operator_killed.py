@@ -4,7 +4,6 @@ Whatever it dies at, the objects of the job are those that an operator makes to 
 happens, and its Secrets hold keys of one making.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,10 @@ from operator_lives import (
     undisturbed,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600), pytest.mark.usefixtures("crd")]
 
 CREATIONS = 15
 """Of a job of three roles: 3 Secrets, 9 other objects, 3 StatefulSets."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def crd(cluster: Cluster) -> None:
-    file = Path(__file__).parents[2] / "crds" / "ppojobs.yaml"
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
-
-
-@pytest.fixture
-def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[FaultProxy]:
-    with FaultProxy(cluster.folder / "kubeconfig", tmp_path) as one:
-        yield one
 
 
 def wait(cluster: Cluster, reason: str, pods: int) -> None:
