@@ -23,12 +23,13 @@ def job(name: str, claim: str = "missing", **spec: Any) -> dict[str, Any]:
 
 def claim(cluster: Cluster, name: str) -> list[dict[str, Any]]:
     """A volume of the node, and the claim that it is for."""
+    volume_name = f"{cluster.namespace}-{name}"
     size = {"storage": "1Mi"}
     access = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     volume = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": f"{cluster.namespace}-{name}"},
+        "metadata": {"name": volume_name},
         "spec": {
             **access,
             "capacity": size,
@@ -43,10 +44,35 @@ def claim(cluster: Cluster, name: str) -> list[dict[str, Any]]:
         "spec": {
             **access,
             "resources": {"requests": size},
-            "volumeName": volume["metadata"]["name"],
+            "volumeName": volume_name,
         },
     }
     return [volume, wanted]
+
+
+def stand_in(cluster: Cluster, image: str, name: str, slug: str, program: str) -> dict[str, Any]:
+    """A pod that the command line takes for one of a job's, and that runs a Python program."""
+    uid = cluster.read("ppojob", name, "{.metadata.uid}")
+    labels = {"ppojob.dev/job": name, "ppojob.dev/job-uid": uid, "ppojob.dev/role": slug}
+    limits = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+    security = {"runAsNonRoot": True, "runAsUser": 1000}
+    container = {
+        "name": "trainer",
+        "image": image,
+        "imagePullPolicy": "Never",
+        "command": ["python3", "-u", "-c", program],
+        "securityContext": {**limits, "capabilities": {"drop": ["ALL"]}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{name}-{slug}-0", "labels": labels},
+        "spec": {
+            "securityContext": {**security, "seccompProfile": {"type": "RuntimeDefault"}},
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+        },
+    }
 
 
 def wait_for_pods(cluster: Cluster, name: str, number: int) -> None:
