@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import tiny_jobs
+from safetensors.torch import load_file, save_file
 from tiny_models import save_model
 
 from ppojob_api.run_config import RunConfig, resolve
@@ -59,7 +60,16 @@ def test_a_job_that_only_validates_trains_nothing(tmp_path):
 
 def test_parameters_are_counted_by_the_headers_of_the_files(tmp_path):
     model = save_model(tmp_path / "model")
-    total = sum(weight.numel() for weight in model.parameters())
+    total = sum(weight.numel() for weight in model.model.parameters())
+    assert count_parameters(config_of(tmp_path)) == {str(tmp_path / "model"): total}
+
+
+def test_an_embedding_that_a_file_holds_twice_counts_once(tmp_path):
+    model = save_model(tmp_path / "model")
+    total = sum(weight.numel() for weight in model.model.parameters())
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
     assert count_parameters(config_of(tmp_path)) == {str(tmp_path / "model"): total}
 
 

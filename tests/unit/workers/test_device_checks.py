@@ -29,7 +29,7 @@ def refusals(config: RunConfig, facts: DeviceFacts) -> tuple[str, ...]:
 
 
 def test_a_device_that_is_too_small_is_refused_before_anything_is_loaded(config: RunConfig) -> None:
-    parameters = sum(w.numel() for w in save_model(Path(config.spec.model.path)).parameters())
+    parameters = sum(w.numel() for w in save_model(Path(config.spec.model.path)).model.parameters())
     needed = 16 * parameters + 2 * parameters
     check_device(config, "actorRollout", DeviceFacts("a GPU", needed))
     assert refusals(config, DeviceFacts("a GPU", needed - 1)) == (

@@ -10,6 +10,7 @@ from typing import Final
 
 from ppojob_api.run_config import RunConfig
 from ppojob_api.well_known import RoleName
+from ppojob_trainer.models.architectures import HEAD
 from ppojob_trainer.models.weight_files import read_weights
 
 GIB: Final = 2**30
@@ -25,12 +26,19 @@ _TRAINED: Final = 4
 
 
 def count_parameters(config: RunConfig) -> dict[str, int]:
-    """Weights of the models of a run by their folders, of all files that can be read."""
+    """Weights of the models of a run by their folders, of all files that can be read.
+
+    Without the output layer: where it is tied it is the embedding, even if a file holds it again.
+    """
     spec = config.spec
     folders = {spec.model.path}
     folders |= {model.path for model in (spec.critic, spec.reward_model) if model and model.path}
     return {
-        folder: sum(tensor.size for tensor in read_weights(Path(folder)).tensors.values())
+        folder: sum(
+            tensor.size
+            for name, tensor in read_weights(Path(folder)).tensors.items()
+            if name != HEAD
+        )
         for folder in folders
     }
 

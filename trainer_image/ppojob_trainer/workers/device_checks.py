@@ -22,12 +22,13 @@ class DeviceFacts:
 
     Attributes:
         name: for people.
-        free_bytes: of memory for one rank; None where that is not known.
+        total_bytes: of memory for one rank; None where that is not known. What of it is free now
+            says nothing of later: a rank that finds too little is started again.
         capability: compute capability of a GPU; None on the CPU, which knows every type.
     """
 
     name: str
-    free_bytes: int | None
+    total_bytes: int | None
     capability: tuple[int, int] | None = None
 
 
@@ -39,9 +40,9 @@ def device_facts(device: torch.device, ranks_per_pod: int) -> DeviceFacts:
         ranks_per_pod: that share the memory of the pod, where the device is the CPU.
     """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
+        _, total = torch.cuda.mem_get_info(device)
         name = f"{torch.cuda.get_device_name(device)} ({device})"
-        return DeviceFacts(name, free, torch.cuda.get_device_capability(device))
+        return DeviceFacts(name, total, torch.cuda.get_device_capability(device))
     memory = machine_bytes()
     return DeviceFacts("the pod's memory", None if memory is None else memory // ranks_per_pod)
 
@@ -65,13 +66,13 @@ def check_device(config: RunConfig, role: RoleName, facts: DeviceFacts) -> None:
 def _memory(config: RunConfig, role: RoleName, facts: DeviceFacts) -> Iterator[Problem]:
     held = held_by_rank(config, role, count_parameters(config))
     needed = sum(held.values())
-    if facts.free_bytes is not None and needed > facts.free_bytes:
+    if facts.total_bytes is not None and needed > facts.total_bytes:
         ranks = config.topology.role(role).world_size
         yield Problem(
             f"spec.roles.{role}",
             f"{ranks} ranks",
             f"each holds at least {needed / GIB:.2f} GiB ({in_gib(held)}), and "
-            f"{facts.name} has {facts.free_bytes / GIB:.2f} GiB for it",
+            f"{facts.name} has {facts.total_bytes / GIB:.2f} GiB for it",
             "more ranks, larger devices, or a smaller model",
             ReasonCode.OUT_OF_RANGE,
         )
