@@ -79,8 +79,9 @@ CONDITIONS: Final[Mapping[ConditionType, Mapping[str, str]]] = {
         ),
         "PodsLeaving": "wait: pods of before have to be gone; a controller may be committing",
         "Unschedulable": (
-            "the scheduler's words: free or add nodes, or ask for less (`spec.pods`, "
-            "`spec.roles`); a claim that does not exist is named here too"
+            "the scheduler's words: free or add nodes, or ask for less (`spec.roles`; "
+            "`spec.pods[].resources.cpu`, which is asked for and not capped); a claim that does "
+            "not exist is named here too"
         ),
         "ImageUnavailable": (
             "correct `spec.pods[].image` or `imagePullSecrets`, or the operator's `trainerImage`"
