@@ -10,6 +10,7 @@ from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.conditions import holds, inert, rfc3339
 from ppojob_operator.convergence import convergence
 from ppojob_operator.kinds import GANG_KINDS, child_kind
+from ppojob_operator.policies.placing import NOT_ASKED
 from ppojob_operator.policies.startup import pods_ready
 from ppojob_operator.situation import Situation
 from ppojob_operator.state import Action, ApplyStatus, Child, Create, Delete, ReleaseQuota
@@ -59,6 +60,8 @@ def _end(here: Situation) -> Mapping[str, kueue.Said]:
 
 def _readiness(here: Situation, answer: kueue.Answer) -> Mapping[str, kueue.Said]:
     """The condition by which Kueue takes quota back from a job whose pods never start."""
+    if here.admission.claim.reason in NOT_ASKED:
+        return {}
     is_ready = bool(here.admission.claim.holds and pods_ready(here.roles, here.observed, 0.0).holds)
     was = answer.conditions.get("PodsReady")
     value: Literal["True", "False"] = "True" if is_ready else "False"

@@ -1,5 +1,6 @@
 """What the cluster has for gangs, as it is known at this moment; few objects, and all jobs' own."""
 
+import dataclasses
 from collections.abc import Callable
 
 from ppojob_operator.build.kueue import placement
@@ -15,15 +16,23 @@ class GangMirror:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._served: frozenset[GangKind] = frozenset()
+        self._served: frozenset[tuple[GangKind, str]] = frozenset()
         self._flavors: dict[str, tuple[str, Placement]] = {}
         self._priorities: dict[str, tuple[str, int]] = {}
-        self.facts = GangFacts()
+        self._facts = GangFacts()
 
-    def see_served(self, kind: GangKind, is_served: bool) -> None:
-        """Whether the API server lets us read a kind."""
-        self._served = self._served | {kind} if is_served else self._served - {kind}
-        self._renew()
+    def facts(self, namespace: str) -> GangFacts:
+        """What is known, for the jobs of a namespace."""
+        served = frozenset(kind for kind, where in self._served if where in {"", namespace})
+        return dataclasses.replace(self._facts, served=served)
+
+    def see_served(self, kind: GangKind, namespace: str, is_served: bool) -> None:
+        """Whether the API server lets us read a kind in a namespace; empty: in all of them."""
+        one = (kind, namespace)
+        served = self._served | {one} if is_served else self._served - {one}
+        if served != self._served:
+            self._served = served
+            self._wake()
 
     def see_flavor(self, manifest: Manifest) -> None:
         """A ResourceFlavor."""
@@ -49,8 +58,8 @@ class GangMirror:
 
     def _renew(self) -> None:
         facts = GangFacts(
-            self._served, dict(self._flavors.values()), dict(self._priorities.values())
+            flavors=dict(self._flavors.values()), priorities=dict(self._priorities.values())
         )
-        if facts != self.facts:
-            self.facts = facts
+        if facts != self._facts:
+            self._facts = facts
             self._wake()

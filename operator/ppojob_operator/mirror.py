@@ -118,7 +118,7 @@ class Mirror:
             nodes={pod.node: self._nodes[pod.node] for pod in pods if pod.node in self._nodes},
             controller=_of_these(records.report, pods),
             refused=dict(records.refused),
-            gangs=self.gangs.facts,
+            gangs=self.gangs.facts(key[0]),
         )
 
     def controllers(self) -> list[tuple[JobKey, Pod]]:

@@ -126,7 +126,7 @@ class Operation:
         for namespace in namespaces:
             for kind in kinds:
                 scope = Scope(GANG_KINDS[kind], namespace, LABEL_JOB, is_optional=True)
-                served = functools.partial(gangs.see_served, kind)
+                served = functools.partial(gangs.see_served, kind, namespace)
                 made.append(Reflector(cluster, scope, mirror.see_child, mirror.lose_child, served))
         return made
 

@@ -105,11 +105,13 @@ class Reflector:
         self._hear()
         self._pause = _ABSENT_PAUSE_SECONDS
         self._served(False)
+        # Only a list says that it is served again, and finds what went in the meantime.
+        self._version = ""
         if isinstance(problem, MissingError):
             # With a definition all its objects go; once it is back, they are others.
             for uid in self._known:
                 self._gone(uid)
-            self._known, self._version = set(), ""
+            self._known = set()
 
     async def _rest(self, problem: ClusterError) -> None:
         asked = problem.retry_after if isinstance(problem, UnavailableError) else None

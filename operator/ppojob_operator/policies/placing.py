@@ -14,6 +14,10 @@ from ppojob_operator.conditions import Claim, inert
 from ppojob_operator.kinds import GANG_KINDS
 from ppojob_operator.state import Child, GangFacts, Job, Observed, Placement
 
+NOT_ASKED = frozenset({"GangUnavailable", "FlavorMissing", "ObjectRefused"})
+"""Reasons of Admitted that are none of the queue's. What cannot be asked has taken nothing back:
+pods that are there stay."""
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -39,7 +43,6 @@ def placing(job: Job, scheduling: SchedulingSpec, observed: Observed) -> Admissi
         return Admission(Claim("Admitted", True, "NoQueue", "no queue is asked for"), True)
     if not observed.gangs.served.issuperset(gang.kinds):
         words = _how_to_get(scheduling.type, gang)
-        # What cannot be asked has taken nothing back: pods that are there stay.
         claim = Claim("Admitted", False, "GangUnavailable", words)
         return Admission(claim, bool(observed.pods))
     for (kind, name), why in observed.refused.items():

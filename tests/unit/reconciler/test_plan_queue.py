@@ -212,6 +212,18 @@ class TestKueue:
         lost = admitted(job, ("PodsReady", "False", "WaitForRecovery", ""))
         assert said(lost, ready) == [("PodsReady", "True", "Recovered")]
 
+    @pytest.mark.parametrize("unknown", [{"served": frozenset()}, {"flavors": {}}])
+    def test_the_queue_is_told_nothing_while_it_cannot_be_asked(
+        self, unknown: dict[str, Any]
+    ) -> None:
+        """A right that is gone for a moment is no news of pods: it would evict a healthy job."""
+        job = queued_job()
+        for workload in (admitted(job), admitted(job, ("PodsReady", "True", "Started", ""))):
+            for pods in (four_pods(is_ready=True), four_pods()):
+                planned = looked_at(job, seen(workload, pods=pods, gangs=facts(**unknown)))
+                assert admission_of(planned, job)[1] in {"GangUnavailable", "FlavorMissing"}
+                assert not any(isinstance(one, ApplyStatus) for one in actions(planned))
+
     def test_an_ended_job_is_told_once_and_stays_in_the_queues_records(self) -> None:
         job = queued_job()
         report = ControllerReport("uid-sum-controller-0", "done", "", 0)

@@ -125,6 +125,36 @@ def test_without_the_right_to_look_it_goes_on() -> None:
     asyncio.run(test())
 
 
+def test_what_was_refused_once_is_listed_again_and_said_to_be_served() -> None:
+    async def test() -> None:
+        lists = [[[pod("a"), pod("b")]], [[pod("b")]]]
+        cluster = ScriptedCluster(lists, [[RefusedError("401", 401)]])
+        heard: list[str | bool] = []
+        is_told = asyncio.Event()
+
+        def served(is_served: bool) -> None:
+            heard.append(is_served)
+            if not is_served:
+                is_told.set()
+
+        reflector = Reflector(
+            cluster,  # type: ignore[arg-type]
+            Scope(POD, is_optional=True),
+            lambda _: None,
+            heard.append,
+            served,
+        )
+        # Run once more, it does not wait until somebody may have installed what it lacks.
+        for is_reached in (is_told, cluster.is_over):
+            task = asyncio.create_task(reflector.run())
+            await asyncio.wait_for(is_reached.wait(), 60)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert heard == [True, False, "a", True]
+
+    asyncio.run(test())
+
+
 def test_of_what_is_not_served_any_more_it_is_said_before_its_objects_go() -> None:
     async def test() -> None:
         lists = [[[pod("a")]], [MissingError("404", 404)]]
