@@ -72,9 +72,22 @@ def _waits_for_mounts(pod: Pod, here: Situation) -> bool:
 
 def _unwanted_sets(here: Situation) -> Iterable[Action]:
     keep = {workload_name(here.job.name, role.role) for role in here.wanted}
+    known = {workload_name(here.job.name, role.role) for role in here.roles}
+    asked = _configs_of_controllers(here) if here.wanted else set()
     for (kind, name), child in here.observed.children.items():
-        if kind == "StatefulSet" and name not in keep and not child.is_deleting:
+        if kind != "StatefulSet" or name in keep or child.is_deleting:
+            continue
+        # A role that this operator does not give the job, but that which began it did: a
+        # controller that has begun with it waits for its pods.
+        if name in known or _config_of(child) not in asked:
             yield Delete(kind, name, child.uid)
+
+
+def _configs_of_controllers(here: Situation) -> set[str]:
+    """What the controller that is there runs, and the next one will."""
+    child = here.observed.children.get(("StatefulSet", workload_name(here.job.name, "controller")))
+    running = {pod.config_digest for pod in here.observed.pods_of("controller")}
+    return running | {_config_of(child)} if child else running
 
 
 def _unused_configs(here: Situation) -> Iterable[Action]:

@@ -34,7 +34,8 @@ def pods_ready(roles: tuple[RoleTopology, ...], observed: Observed, seconds: flo
         seconds: since the job was started.
     """
     wanted = sum(len(role.pods) for role in roles)
-    ready = sum(pod.is_ready and not pod.is_deleting for pod in observed.pods)
+    there = (pod for role in roles for pod in observed.pods_of(role.role))
+    ready = sum(pod.is_ready and not pod.is_deleting for pod in there)
     if ready >= wanted and not any(missing_pods(role, observed) for role in roles):
         return Claim("PodsReady", True, "EveryPodReady", f"{wanted} of {wanted} pods are ready")
     head = f"{ready} of {wanted} pods are ready"
