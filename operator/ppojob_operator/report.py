@@ -209,11 +209,14 @@ def _role_status(here: Situation, before: PPOJobStatus) -> Iterator[RoleStatus]:
 
 
 def _start_time(here: Situation, phase: Phase) -> str | None:
-    """When the job was started; as with Kubernetes' own jobs, a suspended one starts anew."""
-    if phase == "Suspended" or not here.admission.claim.holds:
+    """When the job was started; as with Kubernetes' own jobs, a suspended one starts anew.
+
+    Pods that look for a place again, or whose queue cannot be asked, are no new start.
+    """
+    if phase == "Suspended" or not here.admission.may_have_pods:
         return None
-    is_first = here.job.status.start_time is None and bool(here.wanted)
-    return rfc3339(here.now) if is_first else here.job.status.start_time
+    starts = here.admission.claim.holds and bool(here.wanted)
+    return here.job.status.start_time or (rfc3339(here.now) if starts else None)
 
 
 def _restarts(here: Situation, role: RoleName) -> int:

@@ -19,6 +19,7 @@ from gang_plans import (
 from operator_jobs import job_manifest, make_job
 from operator_plans import kinds, status_after
 
+from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.state import Child, Delete, Job, Observed
 
@@ -100,6 +101,20 @@ class TestSchedulers:
         assert admission_of(placed, job)[:2] == ("True", "Placed")
 
     @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
+    def test_pods_that_are_placed_anew_give_the_job_no_more_time(
+        self, scheduling: dict[str, Any]
+    ) -> None:
+        job = make_job(scheduling=scheduling)
+        gang = gang_of(job)
+        running = status_after(looked_at(job, seen(*gang, pods=four_pods(node="n"))))
+        assert running.start_time is not None
+        for pods in (four_pods(), ()):
+            status = status_after(
+                looked_at(make_job(running, scheduling=scheduling), seen(*gang, pods=pods))
+            )
+            assert (status.reason, status.start_time) == ("GangWaits", running.start_time)
+
+    @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
     def test_what_a_group_reserves_is_free_when_the_job_is_suspended(
         self, scheduling: dict[str, Any]
     ) -> None:
@@ -132,6 +147,11 @@ class TestAll:
         job = make_job(scheduling=scheduling)
         planned = looked_at(job, Observed(pods=four_pods(is_ready=True)))
         assert len(made(planned, "StatefulSet")) == 3
+        started = PPOJobStatus(start_time="2026-01-02T03:00:00Z")
+        again = looked_at(
+            make_job(started, scheduling=scheduling), Observed(pods=four_pods(is_ready=True))
+        )
+        assert status_after(again).start_time == started.start_time
 
     def test_an_object_of_others_in_our_way_is_told(self, scheduling: dict[str, Any]) -> None:
         job = make_job(scheduling=scheduling)
