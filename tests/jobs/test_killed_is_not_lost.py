@@ -110,7 +110,9 @@ def test_everything_killed_at_once_and_the_same_command_again(
 def test_a_stopped_rank_is_noticed_and_replaced(start, tiny_job, tmp_path: Path, undisturbed, once):
     output = tmp_path / "run"
     environment = arm(once, ["rpc.update.answer.before", "rpc.score.answer.before"], "stop", 2)
-    run = start(tiny_job(recovery=RECOVERY), output, **environment)
+    run = start(
+        tiny_job(recovery=RECOVERY, timeouts={"livenessSeconds": 10}), output, **environment
+    )
     assert run.wait() == 0, run.logs()
     assert fired(once) == {"rpc.update.answer.before", "rpc.score.answer.before"}
     assert run_folders.result(output) == undisturbed
