@@ -1,5 +1,7 @@
 """Cases 86 and 106 of the catalogue: pods that do not run the same program, settings or model."""
 
+import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +17,20 @@ from ppojob_cli.validate import load_job
 from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.fingerprint import fingerprint
+from ppojob_trainer.models.safetensors_header import BadHeader
 from ppojob_trainer.pod_environment import PodEnvironment
-from ppojob_trainer.rpc.identity import PodIdentity, code_digest, config_digest
-from ppojob_trainer.supervisor.identity import pod_identity
+from ppojob_trainer.rpc.identity import PodIdentity, config_digest, program_digest
+from ppojob_trainer.supervisor.identity import OwnIdentity
 
 A, B = "a" * 64, "b" * 64
+RECORD = """\
+ppojob_api/contract.py,sha256=one,10
+ppojob_trainer/__init__.py,sha256=two,20
+ppojob_trainer/rpc/identity.py,sha256=three,30
+ppojob_cli/main.py,sha256=four,40
+ppojob-0.1.0.dist-info/METADATA,sha256=five,50
+ppojob_trainer/__pycache__/__init__.cpython-311.pyc,,
+"""
 
 
 def refusal(agreement: Agreement, pod: str, identity: PodIdentity) -> tuple[str, ...]:
@@ -61,6 +72,13 @@ def test_a_pod_that_is_made_again_counts_as_it_is_now() -> None:
     agreement.admit(["job-reference-0"], [PodIdentity(A, A, {"/m": B})])
 
 
+def test_a_pod_that_does_not_know_its_models_yet_is_compared_in_all_else() -> None:
+    agreement = Agreement(code=A, config=A)
+    assert agreement.admit(["job-actor-0"], [PodIdentity(A, A, None)]) == ["job-actor-0"]
+    assert agreement.admit(["job-reference-0"], [PodIdentity(A, A, {"/m": A})]) == []
+    assert len(refusal(agreement, "job-critic-0", PodIdentity(B, A, None))) == 1
+
+
 # What the digests tell
 
 
@@ -94,6 +112,13 @@ def test_another_model_has_another_fingerprint(change: Callable[[Path], None], m
     assert fingerprint(model) != before
 
 
+def test_weights_whose_header_cannot_be_read_have_no_fingerprint(model: Path) -> None:
+    """One pod that reads none of the header would else hold another model than the others."""
+    (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(BadHeader, match="pointer"):
+        fingerprint(model)
+
+
 def environment(folder: Path, role: RoleName, **changes: object) -> PodEnvironment:
     """Of a pod of a tiny job with a critic, whose models are below the folder."""
     manifest = tiny_jobs.write_manifest(folder, folder, **{**tiny_jobs.PPO, **changes})
@@ -111,17 +136,57 @@ def environment(folder: Path, role: RoleName, **changes: object) -> PodEnvironme
     )
 
 
+def known(environment: PodEnvironment, **how: Callable[[Path], str]) -> dict[str, str] | None:
+    """The models of a pod that has looked at its files."""
+    own = OwnIdentity(environment, **how)
+    own.read_models()
+    return own.tell().models
+
+
 def test_a_pod_tells_of_the_models_of_its_roles(model: Path) -> None:
     own_pods = {"roles": tiny_jobs.OWN_PODS}
     for role in ("actorRollout", "reference", "critic"):
-        identity = pod_identity(environment(model.parent, role, **own_pods))
-        assert identity.models == {str(model): fingerprint(model)}
-    assert pod_identity(environment(model.parent, "reward")).models == {}
+        models = known(environment(model.parent, role, **own_pods))
+        assert models == {str(model): fingerprint(model)}
+    assert known(environment(model.parent, "reward")) == {}
+
+
+def test_a_model_that_cannot_be_read_is_compared_with_none(model: Path) -> None:
+    """An error of storage in one pod must not read as another model; loading it tells."""
     other = {"critic": {**tiny_jobs.PPO["critic"], "path": "/no/critic"}}
-    assert pod_identity(environment(model.parent, "actorRollout", **other)).models == {
-        str(model): fingerprint(model),
-        "/no/critic": "none: No such file or directory",
-    }
+    pod = environment(model.parent, "actorRollout", **other)
+    assert known(pod) == {str(model): fingerprint(model)}
+
+    def stale(_: Path) -> str:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    def broken(_: Path) -> str:
+        raise BadHeader()
+
+    assert known(pod, read=stale) == {}
+    assert known(pod, read=broken) == {}
+
+
+def test_a_pod_answers_while_its_files_are_read_and_reads_them_once(model: Path) -> None:
+    may_go_on = threading.Event()
+    looked: list[Path] = []
+
+    def slow(folder: Path) -> str:
+        looked.append(folder)
+        assert may_go_on.wait(60)
+        return A
+
+    pod = environment(model.parent, "actorRollout")
+    own = OwnIdentity(pod, read=slow)
+    reading = threading.Thread(target=own.read_models, daemon=True)
+    reading.start()
+    before = own.tell()
+    assert before.models is None
+    assert before.config == config_digest(pod.config)
+    may_go_on.set()
+    reading.join(60)
+    assert own.tell() == own.tell() == PodIdentity(before.code, before.config, {str(model): A})
+    assert looked == [model]
 
 
 def test_settings_that_may_change_on_the_way_do_not_count(tmp_path: Path) -> None:
@@ -132,5 +197,16 @@ def test_settings_that_may_change_on_the_way_do_not_count(tmp_path: Path) -> Non
     assert config_digest(other) != first
 
 
-def test_a_program_has_a_digest() -> None:
-    assert len(code_digest()) == 64
+@pytest.mark.parametrize("line", RECORD.splitlines()[:3])
+def test_another_source_file_is_another_program(line: str) -> None:
+    first = program_digest("1", RECORD)
+    assert program_digest("1", RECORD.replace(line, line.replace("sha256=", "sha256=x"))) != first
+    assert program_digest("1", RECORD.replace(line + "\n", "")) != first
+    assert program_digest("2", RECORD) != first
+
+
+def test_what_an_installer_adds_and_in_which_order_is_no_other_program() -> None:
+    first = program_digest("1", RECORD)
+    ours = RECORD.splitlines()[:3]
+    assert program_digest("1", "\n".join(ours)) == first
+    assert program_digest("1", "\n".join(reversed(RECORD.splitlines()))) == first

@@ -1,5 +1,6 @@
 """How the controller takes what supervisors and ranks answer: over real sockets."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,88 @@ def test_a_pod_that_runs_something_else_is_not_started(roles_of) -> None:
     roles = roles_of(started, lambda _: Nothing())
     with pytest.raises(ConfigError, match=r"^actorRollout rank 0: got configuration other: "):
         roles.start(roles.groups[0], 2)
+
+
+# What the pods run
+
+
+SAME = PodIdentity(code="c", config="r", models={"/m": "a"})
+OTHER_MODEL = PodIdentity(code="c", config="r", models={"/m": "b"})
+UNREAD = PodIdentity(code="c", config="r", models=None)
+
+
+@pytest.fixture
+def pods(serve, caller_of) -> Callable[..., Roles]:
+    """Roles of one pod each, at epoch 1: an actor that lives, and a reward that does not yet."""
+
+    def make(actor: Callable[[Any], PodIdentity], reward: Callable[[Any], PodIdentity]) -> Roles:
+        groups = tuple(
+            RoleGroup(role, (serve(routes, role, None),), (), role == "actorRollout", False, 1)
+            for role, routes in {
+                "actorRollout": [Route(STATUS, pod(1, "ready")), Route(IDENTITY, actor)],
+                "reward": [
+                    Route(STATUS, pod(0, "idle")),
+                    Route(START, pod(2, "starting")),
+                    Route(IDENTITY, reward),
+                ],
+            }.items()
+        )
+        agreement = Agreement(code="c", config="r")
+        return Roles(caller_of(), groups, 5.0, lambda: False, agreement)
+
+    return make
+
+
+def tells(*identities: PodIdentity) -> Callable[[Any], PodIdentity]:
+    """One after the other, then the last again and again."""
+    left = list(identities)
+    return lambda _: left.pop(0) if len(left) > 1 else left[0]
+
+
+def test_a_pod_that_still_reads_its_models_is_asked_again(pods) -> None:
+    roles = pods(tells(SAME), tells(UNREAD, UNREAD, OTHER_MODEL))
+    assert [group.name for group in roles.missing()] == ["reward"]
+    with pytest.raises(ConfigError, match=r"^/m: got b in reward rank 0 and a in actorRollout"):
+        roles.start(roles.groups[1], 2)
+
+
+def test_a_pod_whose_storage_hangs_is_lost_in_the_end(pods) -> None:
+    roles = pods(tells(SAME), tells(UNREAD))
+    roles.caller.default_deadline_seconds = 0.5
+    with pytest.raises(RoleLost, match=r"reward rank 0: no word of its models for 0\.5 s"):
+        roles.start(roles.groups[1], 2)
+
+
+def test_a_controller_that_came_back_asks_those_that_live(pods) -> None:
+    """Else a pod that was made again with another model would be compared with itself alone."""
+    roles = pods(tells(SAME), tells(OTHER_MODEL))
+    missing = roles.missing()
+    with pytest.raises(ConfigError, match=r"^/m: got b in reward rank 0 and a in actorRollout"):
+        roles.start(missing[0], 2)
+
+
+def test_a_role_that_lives_and_is_slow_to_say_what_it_runs_keeps_its_ranks(pods) -> None:
+    may_go_on = threading.Event()
+
+    def slow(_: Any) -> PodIdentity:
+        may_go_on.wait(60)
+        return SAME
+
+    roles = pods(slow, tells(SAME))
+    try:
+        assert [group.name for group in roles.missing()] == ["reward"]
+    finally:
+        may_go_on.set()
+    roles.start(roles.groups[1], 2)
+
+
+def test_a_role_that_lives_and_still_reads_its_models_keeps_its_ranks(pods) -> None:
+    roles = pods(tells(UNREAD), tells(SAME))
+    assert [group.name for group in roles.missing()] == ["reward"]
+    roles.start(roles.groups[1], 2)
+
+
+# A job that is asked to end
 
 
 def silent(role: str, *, is_stateful: bool, epoch: int) -> RoleGroup:

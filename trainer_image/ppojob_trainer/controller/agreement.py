@@ -27,12 +27,15 @@ class Agreement:
     config: str
     _models: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def admit(self, pods: Sequence[str], identities: Sequence[PodIdentity]) -> None:
+    def admit(self, pods: Sequence[str], identities: Sequence[PodIdentity]) -> list[str]:
         """Take pods in, which may have been made again since they were seen last.
 
         Args:
             pods: their names.
             identities: what each of them runs.
+
+        Returns:
+            Those that have not looked at their models yet: to be asked again.
 
         Raises:
             ConfigError: one runs something else; all that differ are named.
@@ -41,10 +44,11 @@ class Agreement:
         for pod, identity in zip(pods, identities, strict=True):
             problems += _other(pod, identity.code, self.code, "program", "image")
             problems += _other(pod, identity.config, self.config, "configuration", "ConfigMap")
-            self._models[pod] = identity.models
+            self._models[pod] = identity.models or {}
         problems += self._of_models()
         if problems:
             raise ConfigError(problems)
+        return [pod for pod, known in zip(pods, identities, strict=True) if known.models is None]
 
     def _of_models(self) -> list[str]:
         problems = []
@@ -70,4 +74,4 @@ def _other(pod: str, theirs: str, ours: str, what: str, source: str) -> list[str
 
 
 def _short(digest: str) -> str:
-    return digest if " " in digest else digest[:_SHOWN_DIGITS]
+    return digest[:_SHOWN_DIGITS]

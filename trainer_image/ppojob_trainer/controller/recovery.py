@@ -163,9 +163,8 @@ class Recovery:
 
     def _start_missing(self) -> None:
         """Start the roles that do not serve, and wait for all."""
-        for group in self.roles.groups:
-            if group.epoch == 0 or not self.roles.is_coming(group):
-                self._start(group)
+        for group in self.roles.missing():
+            self._start(group)
         self.roles.wait_ready(self.roles.groups, may_stop=not self._stands)
 
     def _rewind(self, from_step: int, reason: str) -> Progress:

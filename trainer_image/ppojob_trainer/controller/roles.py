@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,16 +21,19 @@ from ppojob_trainer.errors import (
     StorageError,
 )
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
+from ppojob_trainer.rpc.identity import PodIdentity
 from ppojob_trainer.rpc.messages import CutChannel, PodStatus, StartRanks
 from ppojob_trainer.rpc.methods import CUT_CHANNEL, IDENTITY, IDLE, START, STATUS, Method
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+Watch = Callable[[], None] | None
 _log = logging.getLogger(__name__)
 STATEFUL_ROLES = ("actorRollout", "critic")
 ROLES_WITH_ROWS = ("actorRollout", "reference", "critic")
 _POLL_SECONDS = 0.2
 _LOSS_GRACE_SECONDS = 2.0
+_IDENTITY_OF_LIVING = replace(IDENTITY, deadline_seconds=3)
 
 
 @dataclass
@@ -117,11 +120,26 @@ class Roles:
         """Whether all ranks of an epoch serve."""
         return all(s.epoch == epoch and s.phase == "ready" for s in self.status(group))
 
-    def is_coming(self, group: RoleGroup) -> bool:
-        """Whether all ranks of the present epoch serve, or are about to."""
-        return all(
-            s.epoch == group.epoch and s.phase in ("starting", "ready") for s in self.status(group)
-        )
+    def missing(self) -> list[RoleGroup]:
+        """The roles that do not serve in their epoch, nor are about to.
+
+        What the pods of the others run is taken in, so that those to be started are compared with
+        them: a controller that came back has not seen them start.
+
+        Raises:
+            RoleLost: a supervisor does not answer.
+            ConfigError: pods that live run other things.
+        """
+        found = []
+        for group in self.groups:
+            if group.epoch == 0 or not self._is_coming(group):
+                found.append(group)
+                continue
+            try:
+                self._admit(group, _IDENTITY_OF_LIVING, None)
+            except RoleLost as slow:  # which is no reason to take its ranks
+                _log.warning("%s; no other pod is compared with it", slow)
+        return found
 
     def start(self, group: RoleGroup, epoch: int) -> None:
         """Begin an epoch of a role, whose pods may have to be made first; see `wait_ready`.
@@ -135,8 +153,13 @@ class Roles:
         def heed_stop() -> None:
             self._heed_stop(group)
 
-        identities = self._ask_supervisors(group, IDENTITY, Nothing(), heed_stop)
-        self.agreement.admit([peer.name for peer in group.supervisors], identities)
+        limit = self.caller.default_deadline_seconds
+        deadline = time.monotonic() + limit
+        while reading := self._admit(group, IDENTITY, heed_stop):
+            if time.monotonic() > deadline:
+                raise RoleLost(group.name, f"{reading[0]}: no word of its models for {limit:g} s")
+            heed_stop()
+            time.sleep(_POLL_SECONDS)
         for peer in group.ranks:
             self.caller.forget(peer)
         group.epoch = epoch
@@ -275,6 +298,10 @@ class Roles:
         except (CallTimeout, CallRefused) as problem:
             _log.info("a channel to %s was not cut: %s", role, problem)
 
+    def _is_coming(self, group: RoleGroup) -> bool:
+        coming = ("starting", "ready")
+        return all(s.epoch == group.epoch and s.phase in coming for s in self.status(group))
+
     def _calls(
         self,
         group: RoleGroup,
@@ -334,7 +361,7 @@ class Roles:
         group: RoleGroup,
         method: Method[Any, Answer],
         request: msgspec.Struct,
-        watch: Callable[[], None] | None = None,
+        watch: Watch = None,
     ) -> list[Answer]:
         calls = [Call(peer, method, request) for peer in group.supervisors]
         try:
@@ -344,6 +371,10 @@ class Roles:
         except CallRefused as refusal:
             self._heed_fence(refusal)
             raise
+
+    def _admit(self, group: RoleGroup, method: Method[Any, PodIdentity], watch: Watch) -> list[str]:
+        identities = self._ask_supervisors(group, method, Nothing(), watch)
+        return self.agreement.admit([peer.name for peer in group.supervisors], identities)
 
     def _heed_fence(self, refusal: CallRefused) -> None:
         """Another controller has taken over: whatever this one wants is of no account."""

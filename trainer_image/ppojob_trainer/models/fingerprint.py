@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from ppojob_trainer.models.safetensors_header import BadHeader, read_header
+from ppojob_trainer.models.safetensors_header import read_header
 
 _SMALL: Final = (".json", ".jinja", ".model", ".txt", ".py")
 _WEIGHTS: Final = ".safetensors"
@@ -23,6 +23,7 @@ def fingerprint(folder: Path) -> str:
 
     Raises:
         OSError: the folder, or a file in it, cannot be read.
+        BadHeader: a file of weights is none, or its header cannot be read.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
@@ -37,10 +38,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def _take_weights(digest: "hashlib._Hash", path: Path) -> None:
-    try:
-        tensors = read_header(path)
-    except BadHeader:
-        return  # loading it tells what is wrong
+    tensors = read_header(path)
     with path.open("rb") as file:
         first = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
         digest.update(os.pread(file.fileno(), first - _LENGTH_BYTES, _LENGTH_BYTES))

@@ -18,24 +18,38 @@ class PodIdentity(msgspec.Struct, frozen=True):
     Attributes:
         code: digest of the program.
         config: digest of the run, and of what decides its weights.
-        models: digests of the folders that the pod reads, by their paths.
+        models: digests of the folders that the pod reads, by their paths; without those that
+            cannot be read; None until it has looked at them all, so that it is asked again.
     """
 
     code: str
     config: str
-    models: dict[str, str]
+    models: dict[str, str] | None
 
 
 def code_digest() -> str:
-    """SHA-256, in hex, of the sources that were installed, as their wheel lists them.
+    """Digest of the program that is installed here."""
+    record = distribution("ppojob").read_text("RECORD") or ""
+    return program_digest(ppojob_trainer.__version__, record)
+
+
+def program_digest(version: str, record: str) -> str:
+    """SHA-256, in hex, of the sources of a program, as its wheel lists them.
 
     A working tree has no such list: its version alone counts, since it changes under its developer.
+
+    Args:
+        version: of the program.
+        record: text of its RECORD: a file a line, with its digest, in an order that is the
+            installer's, who adds lines of its own (https://packaging.python.org/en/latest/
+            specifications/recording-installed-packages/).
     """
-    digest = hashlib.sha256(ppojob_trainer.__version__.encode())
-    for line in (distribution("ppojob").read_text("RECORD") or "").splitlines():
-        if line.startswith(_PACKAGES) and "/__pycache__/" not in line:
-            digest.update(line.encode())
-    return digest.hexdigest()
+    sources = sorted(
+        line
+        for line in record.splitlines()
+        if line.startswith(_PACKAGES) and "/__pycache__/" not in line
+    )
+    return hashlib.sha256("\n".join((version, *sources)).encode()).hexdigest()
 
 
 def config_digest(config: RunConfig) -> str:

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import threading
 import time
 
 from ppojob_api import contract
@@ -12,7 +13,7 @@ from ppojob_trainer.rpc.keys import read_key_ring
 from ppojob_trainer.rpc.methods import IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route, RpcServer
 from ppojob_trainer.supervisor.health import HealthServer
-from ppojob_trainer.supervisor.identity import pod_identity
+from ppojob_trainer.supervisor.identity import OwnIdentity
 from ppojob_trainer.supervisor.pod import Pod, PodPlan
 from ppojob_trainer.supervisor.pod_metrics import PodMetrics
 
@@ -67,13 +68,16 @@ def supervise() -> int:
     ending: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    own = OwnIdentity(environment)
+    # Nobody waits for it: a pod that is asked to end does not outlive storage that hangs.
+    threading.Thread(target=own.read_models, name="identity", daemon=True).start()
     server = RpcServer(
         environment.address,
         contract.PORT_SUPERVISOR,
         read_key_ring(environment.keys, environment.role),
         [
             Route(STATUS, lambda _: pod.status()),
-            Route(IDENTITY, lambda _: pod_identity(environment)),
+            Route(IDENTITY, lambda _: own.tell()),
             Route(START, lambda request: pod.want_epoch(request.epoch)),
         ],
         epoch=None,
