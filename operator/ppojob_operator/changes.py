@@ -85,7 +85,7 @@ def _unwanted_sets(here: Situation) -> Iterable[Action]:
 
 def _configs_of_controllers(here: Situation) -> set[str]:
     """What the controller that is there runs, and the next one will."""
-    child = here.observed.children.get(("StatefulSet", workload_name(here.job.name, "controller")))
+    child = _set_of(here, "controller")
     running = {pod.config_digest for pod in here.observed.pods_of("controller")}
     return running | {_config_of(child)} if child else running
 
@@ -103,7 +103,7 @@ def _unused_configs(here: Situation) -> Iterable[Action]:
 
 
 def _mounts_current(here: Situation, role: RoleName) -> bool:
-    child = here.observed.children.get(("StatefulSet", workload_name(here.job.name, role)))
+    child = _set_of(here, role)
     return child is not None and _config_of(child) == here.config.digest
 
 
@@ -113,12 +113,16 @@ def _outdated_controller(here: Situation) -> Iterable[Action]:
     Told to end it commits behind its step, and the next one reads the new configuration; the
     ranks of all roles go on.
     """
-    child = here.observed.children.get(("StatefulSet", workload_name(here.job.name, "controller")))
+    child = _set_of(here, "controller")
     if child is None:
         return
     for pod in here.observed.pods_of("controller"):
         if pod.config_digest != _config_of(child) and not pod.is_deleting:
             yield DeletePod(pod.name, pod.uid)
+
+
+def _set_of(here: Situation, role: RoleName) -> Child | None:
+    return here.observed.children.get(("StatefulSet", workload_name(here.job.name, role)))
 
 
 def _config_of(child: Child) -> str:

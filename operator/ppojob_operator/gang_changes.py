@@ -5,6 +5,7 @@ from typing import Literal
 
 from ppojob_operator.build import kueue
 from ppojob_operator.build.gang import GANGS, Wanted
+from ppojob_operator.build.metadata import gang_name
 from ppojob_operator.build.pod_sets import pod_sets
 from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.conditions import holds, inert, rfc3339
@@ -35,8 +36,8 @@ def gang_changes(here: Situation, defaults: Defaults) -> Iterable[Action]:
 
 def told_to_queue(here: Situation) -> Iterator[Action]:
     """What Kueue is told of the pods, and of the end."""
-    child = here.observed.children.get((kueue.KIND, kueue.workload_name(here.job)))
-    if child is None or child.is_deleting or child.owner_uid != here.job.uid:
+    child = kueue.own_workload(here.job, here.observed)
+    if child is None:
         return
     answer = kueue.answer(child)
     if answer.holds("Finished"):
@@ -84,7 +85,7 @@ def _is_free(here: Situation, action: Action) -> bool:
     if isinstance(action, Create):
         # Pods of before still hold what another admission would count anew.
         return not here.observed.pods
-    child = here.observed.children[kueue.KIND, kueue.workload_name(here.job)]
+    child = here.observed.children[kueue.KIND, gang_name(here.job)]
     # What was admitted is what the pods are: an edit is for the next admission.
     return not kueue.answer(child).holds("QuotaReserved")
 

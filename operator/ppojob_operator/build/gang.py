@@ -7,6 +7,7 @@ from typing import Any, Final
 from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingSpec, SchedulingType, VolcanoSpec
 from ppojob_api.well_known import ROLE_SLUGS, RoleName
 from ppojob_operator.build import kueue, volcano, workload
+from ppojob_operator.build.metadata import gang_name
 from ppojob_operator.build.pod_sets import PodSet
 from ppojob_operator.state import GangFacts, GangKind, Job, Manifest, Placement
 
@@ -86,7 +87,7 @@ class Membership:
         """The template of a role's pods, as members."""
         whole = dict(template)
         if self.type == "workload":
-            group = {"podGroupName": workload.group_name(job)}
+            group = {"podGroupName": gang_name(job)}
             whole["spec"] = {**whole["spec"], "schedulingGroup": group}
         if self.type == "volcano":
             whole["spec"] = {**whole["spec"], "schedulerName": volcano.SCHEDULER}

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ppojob_api.v1alpha1.scheduling import KueueSpec
-from ppojob_operator.build.metadata import manifest
+from ppojob_operator.build.metadata import gang_name, manifest
 from ppojob_operator.build.pod_sets import PodSet
-from ppojob_operator.state import Child, Job, Manifest, Placement
+from ppojob_operator.state import Child, Job, Manifest, Observed, Placement
 
 KIND: Final = "Workload.kueue.x-k8s.io"
 
@@ -54,11 +54,6 @@ class Answer:
         return name in self.conditions and self.conditions[name].status == "True"
 
 
-def workload_name(job: Job) -> str:
-    """Name of the Workload."""
-    return f"ppojob-{job.name}"
-
-
 def workload(
     job: Job, spec: KueueSpec, sets: tuple[PodSet, ...], priority: int | None
 ) -> dict[str, Any]:
@@ -84,7 +79,7 @@ def workload(
             "kind": "WorkloadPriorityClass",
             "name": spec.priority_class_name,
         }
-    return manifest(KIND, job, workload_name(job), spec=content)
+    return manifest(KIND, job, gang_name(job), spec=content)
 
 
 def _trimmed(template: Manifest) -> dict[str, Any]:
@@ -94,6 +89,14 @@ def _trimmed(template: Manifest) -> dict[str, Any]:
     ]
     placing = {name: spec[name] for name in _PLACING if name in spec}
     return {"spec": {"containers": containers, **placing}}
+
+
+def own_workload(job: Job, observed: Observed) -> Child | None:
+    """The Workload of this very job, unless it is on its way out."""
+    child = observed.children.get((KIND, gang_name(job)))
+    if child is None or child.is_deleting or child.owner_uid != job.uid:
+        return None
+    return child
 
 
 def answer(child: Child) -> Answer:
@@ -135,7 +138,7 @@ def placement(update: Manifest) -> Placement:
 
 def conditions(job: Job, told: Mapping[str, Said], time: str) -> dict[str, Any]:
     """Conditions of ours in the Workload: `PodsReady` and `Finished`."""
-    applied = manifest(KIND, job, workload_name(job))
+    applied = manifest(KIND, job, gang_name(job))
     head = {key: applied["metadata"][key] for key in ("name", "namespace")}
     status = [
         {

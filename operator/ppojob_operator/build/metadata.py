@@ -73,6 +73,11 @@ def manifest(
     }
 
 
+def gang_name(job: Job) -> str:
+    """Name of what places all pods of a job together, whoever that is."""
+    return f"ppojob-{job.name}"
+
+
 def controller_name(job: Job) -> str:
     """Name of the controller's service account and of what gives it its rights."""
     return workload_name(job.name, "controller")

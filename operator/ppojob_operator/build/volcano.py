@@ -6,18 +6,13 @@ https://volcano.sh
 from typing import Any, Final
 
 from ppojob_api.v1alpha1.scheduling import VolcanoSpec
-from ppojob_operator.build.metadata import manifest
+from ppojob_operator.build.metadata import gang_name, manifest
 from ppojob_operator.build.pod_sets import PodSet, total_requests
 from ppojob_operator.state import Job, Placement
 
 KIND: Final = "PodGroup.scheduling.volcano.sh"
 SCHEDULER: Final = "volcano"
 _GROUP_ANNOTATION: Final = "scheduling.k8s.io/group-name"
-
-
-def group_name(job: Job) -> str:
-    """Name of the PodGroup."""
-    return f"ppojob-{job.name}"
 
 
 def pod_group(job: Job, spec: VolcanoSpec, sets: tuple[PodSet, ...]) -> dict[str, Any]:
@@ -29,9 +24,9 @@ def pod_group(job: Job, spec: VolcanoSpec, sets: tuple[PodSet, ...]) -> dict[str
     }
     if spec.priority_class_name is not None:
         content["priorityClassName"] = spec.priority_class_name
-    return manifest(KIND, job, group_name(job), spec=content)
+    return manifest(KIND, job, gang_name(job), spec=content)
 
 
 def membership(job: Job) -> Placement:
     """How a pod says that it belongs to the PodGroup; its scheduler aside."""
-    return Placement(annotations={_GROUP_ANNOTATION: group_name(job)})
+    return Placement(annotations={_GROUP_ANNOTATION: gang_name(job)})

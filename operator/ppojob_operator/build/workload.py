@@ -7,7 +7,7 @@ GangScheduling (KEP-4671). All roles are one group: without any one of them noth
 from typing import Any, Final
 
 from ppojob_api.well_known import GROUP, KIND
-from ppojob_operator.build.metadata import manifest
+from ppojob_operator.build.metadata import gang_name, manifest
 from ppojob_operator.build.pod_sets import PodSet
 from ppojob_operator.state import Job
 
@@ -16,14 +16,9 @@ POD_GROUP: Final = "PodGroup"
 _TEMPLATE: Final = "job"
 
 
-def group_name(job: Job) -> str:
-    """Name of the PodGroup, and of the Workload."""
-    return f"ppojob-{job.name}"
-
-
 def gang(job: Job, sets: tuple[PodSet, ...]) -> list[dict[str, Any]]:
     """The Workload, which says what is wanted, and the PodGroup, by which the scheduler goes."""
-    name = group_name(job)
+    name = gang_name(job)
     policy = {"gang": {"minCount": sum(one.count for one in sets)}}
     controller = {"apiGroup": GROUP, "kind": KIND, "name": job.name}
     templates = [{"name": _TEMPLATE, "schedulingPolicy": policy}]

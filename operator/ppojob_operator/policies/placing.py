@@ -71,8 +71,8 @@ def _of_kueue(job: Job, scheduling: SchedulingSpec, observed: Observed) -> Admis
     if wanted is not None and wanted not in observed.gangs.priorities and not observed.pods:
         words = f"no WorkloadPriorityClass {wanted}"
         return Admission(Claim("Admitted", False, "PriorityClassMissing", words), False)
-    child = observed.children.get((kueue.KIND, kueue.workload_name(job)))
-    if child is None or child.is_deleting or child.owner_uid != job.uid:
+    child = kueue.own_workload(job, observed)
+    if child is None:
         claim = Claim("Admitted", False, "Queued", "it has no Workload yet, or no longer")
         return Admission(claim, False)
     answer = kueue.answer(child)
