@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 import torch
+from long_tail_batch import rows_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -77,7 +78,7 @@ def main() -> None:
     torch.manual_seed(0)
     Qwen2ForCausalLM(config()).save_pretrained(folder / "model")
     write_tokenizer(folder / "model")
-    write_rows(folder / "rows.jsonl", config().vocab_size)
+    write_rows(rows_file(folder), config().vocab_size)
 
 
 if __name__ == "__main__":

@@ -20,43 +20,23 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trl_peer import StepClock, step_lines, timed_trainer
+from long_tail_batch import LEARNING_RATE, read_rows
+from trl_peer import StepClock, grpo_config, step_lines, timed_trainer
 
-LEARNING_RATE = 1e-6
 
-
-def config(options: argparse.Namespace, rows: list[dict[str, Any]], folder: str) -> Any:
-    from trl import GRPOConfig
-
-    return GRPOConfig(
-        output_dir=folder,
-        use_cpu=True,
-        bf16=True,
-        gradient_checkpointing=False,
+def config_of(options: argparse.Namespace, rows: list[dict[str, Any]], folder: str) -> Any:
+    return grpo_config(
+        folder,
         learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        warmup_steps=0,
         weight_decay=0.0,
         max_grad_norm=1.0,
-        optim="adamw_torch_fused",
         per_device_train_batch_size=options.micro_batch,
         gradient_accumulation_steps=len(rows) // options.micro_batch,
         num_generations=sum(row["group"] == 0 for row in rows),
         max_completion_length=max(len(row["response_ids"]) for row in rows),
         max_steps=options.steps,
-        loss_type="dapo",  # the mean over the tokens of the whole batch
-        scale_rewards="group",
-        beta=0.0,
-        num_iterations=1,
-        use_vllm=False,
-        shuffle_dataset=False,
         logging_strategy="steps",
         logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        seed=0,
     )
 
 
@@ -66,7 +46,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     from datasets import Dataset
 
     torch.set_num_threads(options.threads)
-    rows = [json.loads(line) for line in (options.work / "rows.jsonl").read_text().splitlines()]
+    rows = read_rows(options.work)
     rewards = [row["reward"] for row in rows]
     model = transformers.AutoModelForCausalLM.from_pretrained(
         options.work / "model", dtype=torch.float32, attn_implementation="sdpa"
@@ -85,7 +65,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         trainer = timed_trainer(clock, cached_casts=False)(
             model=model,
             reward_funcs=lambda completions, **_: rewards[: len(completions)],
-            args=config(options, rows, folder),
+            args=config_of(options, rows, folder),
             train_dataset=Dataset.from_list([{"prompt": "x"}] * groups * options.steps),
             processing_class=transformers.AutoTokenizer.from_pretrained(options.work / "model"),
             callbacks=[step_lines(clock, written, options.threads)],

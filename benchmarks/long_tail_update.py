@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from long_tail_batch import LEARNING_RATE, read_rows
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
@@ -31,13 +32,6 @@ from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rows.experience import Experience
-
-LEARNING_RATE = 1e-6
-"""Small: each repetition is to do the same work on the same weights, nearly."""
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def experience(rows: list[dict[str, Any]]) -> Experience:
@@ -137,7 +131,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = experience(read_rows(options.work / "rows.jsonl"))
+    rows = experience(read_rows(options.work))
     update = WAYS[options.way](options.work / "model", rows)
     real_tokens = sum(len(rows.prompts[g]) for g in rows.row_groups.tolist()) + rows.num_tokens
     seconds, extra, norm = [], 0.0, 0.0

@@ -102,7 +102,8 @@ def training_rows(
     return [{key: row[key] for key in ("prompt", "ground_truth")} for row in rows[:num_rows]]
 
 
-def grpo_config(settings: Settings, choices: Choices, folder: str) -> Any:
+def grpo_config(folder: str, **own: Any) -> Any:
+    """What every measurement of TRL shares; `own` is of the one at hand."""
     from trl import GRPOConfig
 
     return GRPOConfig(
@@ -110,34 +111,41 @@ def grpo_config(settings: Settings, choices: Choices, folder: str) -> Any:
         use_cpu=True,
         bf16=True,
         gradient_checkpointing=False,
-        learning_rate=settings.learning_rate,
         lr_scheduler_type="constant",
         warmup_steps=0,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.gradient_clip,
         optim="adamw_torch_fused",
-        per_device_train_batch_size=choices.micro_batch,
-        gradient_accumulation_steps=settings.rows_per_step // choices.micro_batch,
-        num_generations=settings.samples_per_prompt,
-        max_completion_length=settings.max_response_tokens,
-        max_steps=choices.steps,
         loss_type="dapo",  # the mean over the tokens of the whole batch
-        epsilon=settings.clip_low,
-        epsilon_high=settings.clip_high,
         scale_rewards="group",
         beta=0.0,
         num_iterations=1,
-        temperature=settings.temperature,
-        top_k=0,
-        top_p=1.0,
         use_vllm=False,
         shuffle_dataset=False,
-        logging_strategy="no",
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=False,
         seed=0,
+        **own,
+    )
+
+
+def config_of(settings: Settings, choices: Choices, folder: str) -> Any:
+    return grpo_config(
+        folder,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.gradient_clip,
+        per_device_train_batch_size=choices.micro_batch,
+        gradient_accumulation_steps=settings.rows_per_step // choices.micro_batch,
+        num_generations=settings.samples_per_prompt,
+        max_completion_length=settings.max_response_tokens,
+        max_steps=choices.steps,
+        epsilon=settings.clip_low,
+        epsilon_high=settings.clip_high,
+        temperature=settings.temperature,
+        top_k=0,
+        top_p=1.0,
+        logging_strategy="no",
     )
 
 
@@ -249,7 +257,7 @@ def run(settings: Settings, choices: Choices, rows: list[dict[str, Any]], output
         trainer = timed_trainer(clock, cached_casts=choices.cached_casts)(
             model=model,
             reward_funcs=reward_function(clock),
-            args=grpo_config(settings, choices, folder),
+            args=config_of(settings, choices, folder),
             train_dataset=dataset,
             processing_class=tokenizer,
             callbacks=[step_lines(clock, output, settings.threads)],

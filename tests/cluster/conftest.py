@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import cluster_jobs
 import pytest
 import training_jobs
 from chart_programs import helm_on
@@ -107,5 +108,5 @@ def volume(
 ) -> Iterator[training_jobs.Volume]:
     """A volume with a model, data and a reward function, bound to the claim `work`."""
     yield training_jobs.make_volume(cluster, tmp_path_factory.mktemp("volume"))
-    name = training_jobs.volume_name(cluster)
+    name = cluster_jobs.volume_name(cluster, training_jobs.CLAIM)
     cluster.kubectl("delete", "persistentvolume", name, "--wait=false")

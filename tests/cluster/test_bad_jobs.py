@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,10 +48,9 @@ class Sent:
 
 
 @pytest.fixture(scope="module")
-def operator(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    file = Path(__file__).parents[2] / "crds" / "ppojobs.yaml"
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
+def operator(
+    cluster: Cluster, crd: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Operator]:
     one = Operator(cluster, tmp_path_factory.mktemp("operators"), "strict", 18391)
     yield one
     one.end()

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from chart_programs import helm_on
-from cluster_access import REPOSITORY, Cluster, eventually
+from cluster_access import Cluster, eventually
 from operator_replica import Operator
 from ruamel.yaml import YAML
 
@@ -93,11 +93,10 @@ class Operated:
 
 
 @pytest.fixture(scope="module")
-def operated(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
+def operated(
+    cluster: Cluster, crd: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Operated]:
     folder = tmp_path_factory.mktemp("reports")
-    crd = REPOSITORY / "crds" / "ppojobs.yaml"
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={crd}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
     # The chart's policy; its replicas have no image and are not waited for.
     without = ("crds.install=false", "image.repository=localhost/none", "image.pullPolicy=Never")
     helm_on(cluster, "upgrade", "--install", *(f"--set={one}" for one in without))

@@ -26,10 +26,9 @@ SMALL = {"image": "localhost/ppojob/no-such-image:1", "resources": {"cpu": "10m"
 
 
 @pytest.fixture(scope="module")
-def operator(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    file = Path(__file__).parents[2] / "crds" / "ppojobs.yaml"
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
+def operator(
+    cluster: Cluster, crd: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Operator]:
     volume, wanted = claim(cluster, "missing")
     cluster.apply(volume, wanted)
     folder = tmp_path_factory.mktemp("operators")
@@ -148,6 +147,12 @@ def kueue(cluster: Cluster, operator: Operator) -> Iterator[None]:
     cluster.kubectl("delete", f"--filename={STAND_INS / 'kueue.yaml'}")
 
 
+def finished(cluster: Cluster) -> dict[str, str]:
+    """What the queue is told of the end."""
+    conditions = read(cluster, KUEUE, "ppojob-queued")["status"]["conditions"]
+    return next((one for one in conditions if one["type"] == "Finished"), {})
+
+
 def test_a_queue_of_kueue_admits_and_evicts(cluster: Cluster, kueue: None):
     flavor, urgent = f"flavor-{cluster.namespace}", f"urgent-{cluster.namespace}"
     head = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
@@ -203,12 +208,8 @@ def test_a_queue_of_kueue_admits_and_evicts(cluster: Cluster, kueue: None):
     cluster.kubectl("patch", "ppojob", "queued", "--type=merge", f"--patch={limit}")
     says(cluster, "queued", "DeadlineExceeded")
 
-    def finished() -> dict[str, str]:
-        conditions = read(cluster, KUEUE, "ppojob-queued")["status"]["conditions"]
-        return next((one for one in conditions if one["type"] == "Finished"), {})
-
-    eventually(lambda: finished().get("reason") == "Failed")
-    assert finished()["message"].startswith("DeadlineExceeded: ")
+    eventually(lambda: finished(cluster).get("reason") == "Failed")
+    assert finished(cluster)["message"].startswith("DeadlineExceeded: ")
     cluster.kubectl("delete", "ppojob", "queued")
     eventually(lambda: "NotFound" in cluster.outcome("get", KUEUE, "ppojob-queued"))
 

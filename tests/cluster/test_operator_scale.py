@@ -15,10 +15,7 @@ LOOKS_THAT_TELL = 9
 """Of a job of eight pods: each may become ready by itself, and then all of them are."""
 
 
-def test_jobs_by_the_dozen_cost_nothing_once_they_are_ready(cluster: Cluster) -> None:
-    file = REPOSITORY / "crds" / "ppojobs.yaml"
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
+def test_jobs_by_the_dozen_cost_nothing_once_they_are_ready(cluster: Cluster, crd: None) -> None:
     done = subprocess.run(
         [
             sys.executable,

@@ -1,5 +1,6 @@
 """Jobs on a test cluster that are made and looked at, but train nothing."""
 
+from pathlib import Path
 from typing import Any
 
 from cluster_access import Cluster, eventually
@@ -21,19 +22,33 @@ def job(name: str, claim: str = "missing", **spec: Any) -> dict[str, Any]:
     return {**head, "metadata": {"name": name}, "spec": whole}
 
 
-def claim(cluster: Cluster, name: str) -> list[dict[str, Any]]:
-    """A volume of the node, and the claim that it is for."""
-    volume_name = f"{cluster.namespace}-{name}"
-    size = {"storage": "1Mi"}
+def volume_name(cluster: Cluster, claim_name: str) -> str:
+    """The PersistentVolume of a claim of the namespace."""
+    return f"{cluster.namespace}-{claim_name}"
+
+
+def claim(cluster: Cluster, name: str, folder: Path | None = None) -> list[dict[str, Any]]:
+    """A volume of the node, and the claim that it is for.
+
+    Args:
+        cluster: with the namespace of the claim.
+        name: of the claim.
+        folder: that is the volume; None: any, and empty.
+    """
+    own = volume_name(cluster, name)
+    size = {"storage": "1Gi"}
+    host = {"path": f"/tmp/{cluster.namespace}", "type": "DirectoryOrCreate"}
+    if folder is not None:
+        host = {"path": str(folder), "type": "Directory"}
     access = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     volume = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": volume_name},
+        "metadata": {"name": own},
         "spec": {
             **access,
             "capacity": size,
-            "hostPath": {"path": f"/tmp/{cluster.namespace}", "type": "DirectoryOrCreate"},
+            "hostPath": host,
             "claimRef": {"namespace": cluster.namespace, "name": name},
         },
     }
@@ -44,7 +59,7 @@ def claim(cluster: Cluster, name: str) -> list[dict[str, Any]]:
         "spec": {
             **access,
             "resources": {"requests": size},
-            "volumeName": volume_name,
+            "volumeName": own,
         },
     }
     return [volume, wanted]

@@ -9,6 +9,7 @@ from typing import Any
 import run_folders
 import tiny_jobs
 from cluster_access import Cluster, eventually
+from cluster_jobs import claim
 
 CLAIM = "work"
 MOUNT = "/work"
@@ -80,37 +81,12 @@ class Volume:
         return times()[0]
 
 
-def volume_name(cluster: Cluster) -> str:
-    """The PersistentVolume of a namespace's claim."""
-    return f"{cluster.namespace}-{CLAIM}"
-
-
 def make_volume(cluster: Cluster, folder: Path) -> Volume:
     """Fill a folder, and make it a claim of the namespace."""
     tiny_jobs.make_tiny_folder(folder)
     for path in (folder, *folder.rglob("*")):
         os.chown(path, RUN_USER, RUN_USER)
-    name = volume_name(cluster)
-    size = {"storage": "1Gi"}
-    access = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    volume = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": name},
-        "spec": {
-            **access,
-            "capacity": size,
-            "hostPath": {"path": str(folder), "type": "Directory"},
-            "claimRef": {"namespace": cluster.namespace, "name": CLAIM},
-        },
-    }
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": CLAIM},
-        "spec": {**access, "resources": {"requests": size}, "volumeName": name},
-    }
-    cluster.apply(volume, claim)
+    cluster.apply(*claim(cluster, CLAIM, folder))
     return Volume(folder)
 
 

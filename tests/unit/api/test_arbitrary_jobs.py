@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+from bad_specs import GOOD_JOB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,17 +27,6 @@ JSON = st.recursive(
     ),
     max_leaves=20,
 )
-GOOD_JOB: dict[str, Any] = {
-    "apiVersion": "ppojob.dev/v1alpha1",
-    "kind": "PPOJob",
-    "metadata": {"name": "sum"},
-    "spec": {
-        "model": {"path": "/models/m"},
-        "data": {"train": [{"path": "a.parquet"}], "validation": [{"path": "b.jsonl"}]},
-        "algorithm": {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8},
-        "steps": {"total": 20},
-    },
-}
 PATHS = [path.split(".") for path in shape.all_paths() if not path.startswith("status")]
 
 
