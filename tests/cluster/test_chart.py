@@ -1,5 +1,6 @@
 """The chart on a real API server: what it makes is accepted, and the policy holds controllers."""
 
+import itertools
 import json
 from collections.abc import Iterator
 
@@ -48,8 +49,10 @@ def job(cluster: Cluster, release: str) -> str:
     )
     status = {"status": {"phase": "Running", "training": {"epoch": 2, "step": 5}}}
     cluster.kubectl(*patch(status))
-    # The policy takes a moment to reach the API server's admission.
-    eventually(lambda: "denied request" in as_controller(cluster, {"status": {"image": "mine"}}))
+    # The policy takes a moment to reach the API server's admission. What it let through until then
+    # must not be sent again: it forbids changes.
+    images = map(str, itertools.count())
+    eventually(lambda: "denied" in as_controller(cluster, {"status": {"image": next(images)}}))
     return JOB
 
 
