@@ -134,9 +134,11 @@ BLOWS = (
 def test_killed_in_turn(cluster: Cluster, alone: Path, volume: Volume):
     cluster.apply(slow_job(JOB))
     volume.wait_for_step(JOB, 2)
-    operators = containers(cluster, OPERATORS)
+    operators, hit_at = containers(cluster, OPERATORS), time.time()
     for pod in operators.values():
         os.kill(process(pod, OPERATOR), signal.SIGKILL)
+    step_at = volume.wait_for_step_behind(JOB, hit_at)
+    print(f"kill operator: next step {step_at - hit_at:.1f} s later")
     for how, role in BLOWS:
         name, hit_at = f"{JOB}-{role}-0", time.time()
         before = strike(cluster, how, name)
