@@ -9,6 +9,7 @@ import os
 import signal
 from pathlib import Path
 
+import job_points
 import pytest
 import run_folders
 import spoiled_commits
@@ -17,18 +18,6 @@ import tiny_jobs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 RECOVERY = {"restartsWithoutProgress": 1000}
-
-# Hit only when something was damaged or thrown away: see the tests that do so.
-ONLY_ON_DAMAGE = ("checkpoint.replace.",)
-ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
-# Answers of roles in pods of their own: tests/jobs/test_roles.py.
-ONLY_BETWEEN_ROLES = (
-    "rpc.idle.",
-    "rpc.judge.",
-    "rpc.move_columns.",
-    "rpc.move_rows.",
-    "rpc.open_channel.",
-)
 
 GROUPS = {
     "records": ("controller.", "journal.", "metrics.", "summary.", "rows."),
@@ -54,29 +43,20 @@ def once(tmp_path: Path) -> Path:
 
 def arm(once: Path, points: list[str], action: str = "kill", nth: int = 1) -> dict[str, str]:
     """The environment that arms points, all with one action at one hit."""
-    return tiny_jobs.armed(once, *(f"{point}@{nth}={action}" for point in points))
-
-
-def fired(once: Path) -> set[str]:
-    """Names of the points that have fired."""
-    return {marker.name.split("@")[0] for marker in once.iterdir()}
+    return job_points.armed(once, *(f"{point}@{nth}={action}" for point in points))
 
 
 @pytest.mark.parametrize("name", list(GROUPS))
 def test_killed_at_every_point(name, start, tiny_job, tmp_path: Path, undisturbed, once):
-    points = [
-        point
-        for point in tiny_jobs.all_points()
-        if point.startswith(GROUPS[name])
-        and not point.startswith(ONLY_ON_DAMAGE + ONLY_BETWEEN_ROLES)
-    ]
+    points = [point for point in job_points.of_a_small_job() if point.startswith(GROUPS[name])]
     assert len(points) >= 20, points
     output = tmp_path / "run"
     # A commit after every step: a kill behind the rename of one leaves its last acts to the next.
     job = tiny_job(recovery=RECOVERY, checkpoint={"every": 1})
     run = start(job, output, **arm(once, points))
     assert run.wait(840) == 0, run.logs()
-    missed = {point for point in set(points) - fired(once) if not point.startswith(ONLY_ON_CUT)}
+    silent = set(points) - job_points.fired(once)
+    missed = {point for point in silent if not point.startswith(job_points.ONLY_ON_CUT)}
     assert not missed, f"never hit: {sorted(missed)}"
     assert run_folders.result(output) == undisturbed
     run_folders.wait_until_gone(output)
@@ -100,7 +80,7 @@ def test_everything_killed_at_once_and_the_same_command_again(
     job = tiny_job(recovery=RECOVERY)
     run = start(job, output, **arm(once, [point], "kill_group", nth))
     assert run.wait() == 3, run.lines
-    assert fired(once) == {point}
+    assert job_points.fired(once) == {point}
     run_folders.wait_until_gone(output)
     again = start(job, output)
     assert again.wait() == 0, again.logs()
@@ -114,7 +94,7 @@ def test_a_stopped_rank_is_noticed_and_replaced(start, tiny_job, tmp_path: Path,
         tiny_job(recovery=RECOVERY, timeouts={"livenessSeconds": 10}), output, **environment
     )
     assert run.wait() == 0, run.logs()
-    assert fired(once) == {"rpc.update.answer.before", "rpc.score.answer.before"}
+    assert job_points.fired(once) == {"rpc.update.answer.before", "rpc.score.answer.before"}
     assert run_folders.result(output) == undisturbed
     assert "gave no sign of life for 10 s" in run.logs()
 
@@ -148,7 +128,7 @@ def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
     job = tiny_job(recovery=RECOVERY)
     run = start(job, output, **arm(once, ["controller.step.journaled"], "kill_group", 6))
     assert run.wait() == 3
-    assert fired(once) == {"controller.step.journaled"}
+    assert job_points.fired(once) == {"controller.step.journaled"}
     newest = sorted((output / "checkpoints").glob("step-*"))[-1]
     shard = newest / "actorRollout" / "rank-00000" / "optimizer.safetensors"
     content = bytearray(shard.read_bytes())
@@ -157,7 +137,7 @@ def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
     points = ["checkpoint.replace.rename.before", "checkpoint.replace.rename.after"]
     again = start(job, output, **arm(once, points))
     assert again.wait() == 0, again.logs()
-    assert set(points) <= fired(once)
+    assert set(points) <= job_points.fired(once)
     log = (output / "logs" / "tiny-controller-0.log").read_text()
     assert f"{newest.name}/actorRollout/rank-00000/optimizer.safetensors" in log
     assert run_folders.result(output) == undisturbed

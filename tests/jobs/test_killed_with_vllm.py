@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+import job_points
 import pytest
 import run_folders
-import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -23,7 +23,7 @@ def test_killed_with_vllm_is_not_lost(start, tiny_job, tmp_path: Path):
     assert start(job, whole).wait() == 0
     once = tmp_path / "once"
     once.mkdir()
-    armed = tiny_jobs.armed(
+    armed = job_points.armed(
         once,
         "rpc.generate.answer.before@3=kill",  # a rank, with a response phase lost
         "controller.step.computed@2=kill",

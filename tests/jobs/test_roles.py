@@ -5,6 +5,7 @@ import signal
 import time
 from pathlib import Path
 
+import job_points
 import pyarrow.parquet as pq
 import pytest
 import run_folders
@@ -82,7 +83,7 @@ def test_a_run_goes_on_under_another_layout(start, even_folder, tmp_path: Path):
     whole = finished(start, even_folder, tmp_path, "whole", **job)
     once = tmp_path / "once"
     once.mkdir()
-    killed = tiny_jobs.armed(once, "controller.step.begin@3=kill_group")
+    killed = job_points.armed(once, "controller.step.begin@3=kill_group")
     output = tmp_path / "run"
     manifest = tiny_jobs.write_manifest(tmp_path, even_folder, **job)
     run = start(manifest, output, **killed)
@@ -150,14 +151,14 @@ def test_killed_where_rows_move(points, start, tiny_job, tmp_path: Path):
     undisturbed = start(tiny_job(**job), tmp_path / "undisturbed")
     assert undisturbed.wait(600) == 0, undisturbed.logs()
     if points is None:
-        names = [name for name in tiny_jobs.all_points() if name.startswith("rpc.")]
+        names = [name for name in job_points.all_points() if name.startswith("rpc.")]
         # A reward model is killed in test_validation_and_reward_models.py.
         points = [f"{name}@1=kill" for name in names if not name.startswith("rpc.judge.")]
         assert len(points) >= 30, points
     once = tmp_path / "once"
     once.mkdir()
     output = tmp_path / "run"
-    run = start(tiny_job(**job), output, **tiny_jobs.armed(once, *points))
+    run = start(tiny_job(**job), output, **job_points.armed(once, *points))
     status = run.wait(840)
     if any(point.endswith("=kill_group") for point in points):
         assert status == 3, run.logs()

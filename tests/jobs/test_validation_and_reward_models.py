@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import job_points
 import pytest
 import run_folders
 import tiny_jobs
@@ -72,7 +73,7 @@ def test_a_reward_model_scores_the_same_wherever_it_lives(
             steps={"total": 3},
             timeouts={"livenessSeconds": 60},
         )
-        environment = tiny_jobs.armed(once, *points) if place is None else {}
+        environment = job_points.armed(once, *points) if place is None else {}
         run = start(job, outputs[name], **environment)
         assert run.wait() == 0, run.logs()
     assert len(list(once.iterdir())) == len(points)

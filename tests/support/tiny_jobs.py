@@ -97,32 +97,6 @@ def make_classifier(policy: Path, folder: Path) -> Path:
     return folder
 
 
-def armed(once: Path, *points: str) -> dict[str, str]:
-    """The environment that arms failpoints (`<name>@<n>=<action>`), each once over all processes.
-
-    Args:
-        once: folder where points that have fired leave a marker.
-        points: what to arm.
-    """
-    return {
-        "PPOJOB_ENABLE_FAILPOINTS": "1",
-        "PPOJOB_FAILPOINT": ";".join(points),
-        "PPOJOB_FAILPOINT_ONCE": str(once),
-    }
-
-
-def all_points() -> list[str]:
-    """Names of all failpoints of the controller and of every role's ranks."""
-    code = (
-        "import ppojob_trainer.controller.main, ppojob_trainer.workers.actor_rollout_start, "
-        "ppojob_trainer.workers.guests, ppojob_trainer.workers.reward\n"
-        "from ppojob_trainer import failpoints\n"
-        "print('\\n'.join(failpoints.all_points()))"
-    )
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-
-
 def undisturbed_result(folder: Path, tiny_folder: Path, **changes: object) -> dict[str, object]:
     """What a job leaves that nobody disturbs."""
     manifest = write_manifest(folder, tiny_folder, **changes)

@@ -1,0 +1,55 @@
+"""Failpoints of a job's processes: which there are, arming them, which have fired."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+# Hit only when something was damaged or thrown away: see the tests that do so.
+_ONLY_ON_DAMAGE = ("checkpoint.replace.",)
+# Answers of roles in pods of their own: tests/jobs/test_roles.py.
+_ONLY_BETWEEN_ROLES = (
+    "rpc.idle.",
+    "rpc.judge.",
+    "rpc.move_columns.",
+    "rpc.move_rows.",
+    "rpc.open_channel.",
+)
+ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
+"""Hit where a life of the job throws away what the one before wrote behind its last commit."""
+
+
+def all_points() -> list[str]:
+    """Names of all failpoints of the controller and of every role's ranks."""
+    code = (
+        "import ppojob_trainer.controller.main, ppojob_trainer.workers.actor_rollout_start, "
+        "ppojob_trainer.workers.guests, ppojob_trainer.workers.reward\n"
+        "from ppojob_trainer import failpoints\n"
+        "print('\\n'.join(failpoints.all_points()))"
+    )
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+def of_a_small_job() -> list[str]:
+    """Names of those that a job hits whose models all live in one role."""
+    left_out = _ONLY_ON_DAMAGE + _ONLY_BETWEEN_ROLES
+    return [point for point in all_points() if not point.startswith(left_out)]
+
+
+def armed(once: Path, *points: str) -> dict[str, str]:
+    """The environment that arms failpoints (`<name>@<n>=<action>`), each once over all processes.
+
+    Args:
+        once: folder where points that have fired leave a marker.
+        points: what to arm.
+    """
+    return {
+        "PPOJOB_ENABLE_FAILPOINTS": "1",
+        "PPOJOB_FAILPOINT": ";".join(points),
+        "PPOJOB_FAILPOINT_ONCE": str(once),
+    }
+
+
+def fired(once: Path) -> set[str]:
+    """Names of the points that have left a marker."""
+    return {marker.name.split("@")[0] for marker in once.iterdir()}
