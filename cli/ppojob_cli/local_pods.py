@@ -38,6 +38,8 @@ MOUNTS_FOLDER = ".pods"
 
 _END_SECONDS = 10.0
 _HTTP_SECONDS = 2.0
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""The pods are on this machine, whatever proxy its environment names."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class RunningPod:
         """What its supervisor says; None while it does not answer."""
         url = f"http://{self.address}:{contract.PORT_HEALTH}/status"
         try:
-            with urllib.request.urlopen(url, timeout=_HTTP_SECONDS) as answer:
+            with _DIRECTLY.open(url, timeout=_HTTP_SECONDS) as answer:
                 return msgspec.json.decode(answer.read(), type=PodStatus)
         except OSError:
             return None

@@ -28,12 +28,13 @@ _POLL_SECONDS = 0.25
 
 
 class Interrupts:
-    """Counts Ctrl-C: the first asks, the second insists."""
+    """Counts Ctrl-C: the first asks, the second insists. What `nohup` ignores stays ignored."""
 
     def __init__(self) -> None:
         self.count = 0
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._take)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._take)
 
     def _take(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1

@@ -28,6 +28,19 @@ def test_a_job_is_real_processes_and_leaves_none(start, tiny_job, tmp_path: Path
     run_folders.wait_until_gone(output)
 
 
+def test_a_job_under_nohup_outlives_its_terminal_and_needs_no_proxy(
+    start, tiny_job, tmp_path: Path
+):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
+    try:
+        run = start(tiny_job(), tmp_path / "run", http_proxy="http://127.0.0.1:9")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    run.wait_for_step(2)
+    run.process.send_signal(signal.SIGHUP)
+    assert run.wait() == 0, run.lines
+
+
 def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, tmp_path: Path):
     output = tmp_path / "run"
     job = tiny_job()

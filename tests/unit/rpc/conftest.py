@@ -51,6 +51,12 @@ def serve(rings: dict[str, KeyRing]) -> Iterator[Callable[..., Peer]]:
 
 
 @pytest.fixture
+def free_peer() -> Peer:
+    """An address at which nobody listens."""
+    return Peer("nobody", _own_host(), next(_ports), "actorRollout")
+
+
+@pytest.fixture
 def caller_of(rings: dict[str, KeyRing]) -> Iterator[Callable[..., Caller]]:
     """Makes callers with the key of a role."""
     callers: list[Caller] = []

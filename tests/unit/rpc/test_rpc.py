@@ -24,6 +24,12 @@ class Work(msgspec.Struct, frozen=True):
     items: list[int]
 
 
+class Name(msgspec.Struct, frozen=True):
+    """A request with a text."""
+
+    name: str = ""
+
+
 class Done(msgspec.Struct, frozen=True):
     """An answer: how often the work was done by now."""
 
@@ -183,11 +189,17 @@ def test_a_socket_without_curve_gets_no_answer(serve):
         ),
         ([encode(RequestHeader(1, "work", 1)), encode(REQUEST)], "request id"),
         ([b"x" * 5000, encode(REQUEST)], "a header and a body"),
+        ([b"\x93\x01\xa2\xff\xfe\x01", encode(REQUEST)], "header"),
+        ([encode(RequestHeader(1, "name", 1, ID)), b"\x81\xa4name\xa2\xff\xfe"], "name"),
+        ([encode(RequestHeader(1, "name", 1, ID)), b"\x81\xa1x" + b"\x91" * 3000], "name"),
     ],
 )
 def test_malformed_messages_are_refused_and_the_server_lives(serve, caller_of, frames, words):
     counter = Counter()
-    peer = serve([Route(WORK, counter), Route(PING, lambda _: Nothing())])
+    named = Method("name", Name, Nothing)
+    peer = serve(
+        [Route(WORK, counter), Route(PING, lambda _: Nothing()), Route(named, lambda _: Nothing())]
+    )
     caller = caller_of()
     socket = caller._socket(peer)
     socket.send_multipart(frames)
@@ -196,6 +208,19 @@ def test_malformed_messages_are_refused_and_the_server_lives(serve, caller_of, f
     assert words in msgspec.msgpack.decode(body)["message"]
     assert counter.done == 0
     caller.call(Call(peer, PING, Nothing()))
+
+
+def test_calls_to_somebody_who_is_away_never_block(caller_of, free_peer):
+    """ZeroMQ keeps 1,000 messages for him; what comes then must neither wait nor pile up."""
+    caller = caller_of()
+    socket = caller._socket(free_peer)
+    for _ in range(3000):
+        with contextlib.suppress(zmq.Again):
+            socket.send(b"", zmq.NOBLOCK)
+    caller.default_deadline_seconds = 0.1
+    with pytest.raises(CallTimeout):
+        caller.call(Call(free_peer, PING, Nothing()))
+    assert socket.closed
 
 
 def test_a_body_above_the_methods_limit_is_refused(serve, caller_of):

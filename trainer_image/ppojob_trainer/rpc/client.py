@@ -5,6 +5,7 @@ connection that broke costs nothing; the server recognises it. While it waits, t
 `watch` runs: it is what notices that a role is lost and raises.
 """
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -197,12 +198,14 @@ class Caller:
         return item
 
     def _send(self, item: _Pending) -> None:
-        item.socket.send(item.header, zmq.SNDMORE)
-        item.socket.send(item.body)
+        with contextlib.suppress(zmq.Again):  # a full queue; it is sent again in any case
+            item.socket.send(item.header, zmq.SNDMORE | zmq.NOBLOCK)
+            item.socket.send(item.body, zmq.NOBLOCK)
         self.traffic.sent += len(item.header) + len(item.body)
 
     def _follow_up(self, item: _Pending, now: float) -> None:
         if now >= item.deadline:
+            self.forget(item.call.peer)  # what it was sent must not wait for whoever comes back
             raise CallTimeout(item.call.peer, item.call.method.name, item.limit_seconds)
         if now >= item.repeat_at:
             item.repeat_at = now + _REPEAT_SECONDS

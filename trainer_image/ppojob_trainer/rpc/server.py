@@ -38,6 +38,8 @@ from ppojob_trainer.rpc.wire import (
 _log = logging.getLogger(__name__)
 _KINDS = {ChannelLost: ErrorKind.CHANNEL_LOST, StorageError: ErrorKind.STORAGE}
 """Failures that whoever asked decides by."""
+_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises for bytes that nobody of ours has sent."""
 _HEADER = msgspec.msgpack.Decoder(RequestHeader)
 _HEADER_LIMIT = 4096
 _READABLE = int(zmq.POLLIN)
@@ -206,7 +208,7 @@ class RpcServer:
                 raise _Refusal(ErrorKind.BAD_REQUEST, "a message is a header and a body")
             try:
                 header = _HEADER.decode(frames[0].buffer)
-            except msgspec.MsgspecError as problem:
+            except _MALFORMED as problem:
                 raise _Refusal(ErrorKind.BAD_REQUEST, f"header: {problem}") from None
             call = header.call
             caller = self._keys.role_of(str(frames[0].get("User-Id")).encode())
@@ -232,7 +234,7 @@ class RpcServer:
         self._fence(caller, header)
         try:
             request = self._decoders[method.name].decode(body)
-        except msgspec.MsgspecError as problem:
+        except _MALFORMED as problem:
             raise _Refusal(ErrorKind.BAD_REQUEST, f"{method.name}: {problem}") from None
         if method.once:
             return self._accept_work(connection, header, route, request, body)
