@@ -70,7 +70,7 @@ def test_two_ranks_give_the_numbers_of_one(start, even_folder, tmp_path: Path):
     for step in (1, 2):
         assert rows(two, step) == rows(one, step)
     for ours, theirs in zip(
-        run_folders.without_clock(two), run_folders.without_clock(one), strict=True
+        run_folders.without_layout(two), run_folders.without_layout(one), strict=True
     ):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
     first, second = (run_folders.metrics(output)[1] for output in (one, two))
@@ -92,7 +92,7 @@ def test_a_run_goes_on_under_another_layout(start, even_folder, tmp_path: Path):
     run = start(tiny_jobs.write_manifest(tmp_path, even_folder, **job, roles=roles), output)
     assert run.wait(600) == 0, run.logs()
     for ours, theirs in zip(
-        run_folders.without_clock(output), run_folders.without_clock(whole), strict=True
+        run_folders.without_layout(output), run_folders.without_layout(whole), strict=True
     ):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
     log = (output / "logs" / "tiny-controller-0.log").read_text()

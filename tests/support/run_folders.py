@@ -25,6 +25,14 @@ def without_clock(output: Path) -> list[dict[str, float]]:
     ]
 
 
+def without_layout(output: Path) -> list[dict[str, float]]:
+    """The same less what counts tokens by rank."""
+    return [
+        {key: value for key, value in record.items() if not key.startswith("global_seqlen/")}
+        for record in without_clock(output)
+    ]
+
+
 def result(output: Path) -> dict[str, object]:
     """All that must be equal between a disturbed run and one that was not."""
     rows = sorted(output.glob("rollouts/*/*.parquet")) + sorted(

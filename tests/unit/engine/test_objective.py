@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -50,6 +52,12 @@ def test_a_hand_computed_case(make_rows):
     assert parts.token_sums["actor/pg_clipfrac"] == 1.0
     assert parts.token_sums["actor/pg_clipfrac_lower"] == 1.0
     assert parts.token_sums["actor/ppo_kl"] == pytest.approx(-2.6, rel=1e-5)
+    old, sampled = rows.old_logprobs[:3], rows.rollout_logprobs[:3]
+    distance = sum(abs(math.exp(a) - math.exp(b)) for a, b in zip(old, sampled, strict=True))
+    found = parts.token_sums["training/rollout_probs_diff_mean"]
+    assert found == pytest.approx(distance, rel=1e-5)
+    kl = float((sampled - old).sum())
+    assert parts.token_sums["rollout_corr/kl"] == pytest.approx(kl, rel=1e-4)
     assert parts.tokens == 3
 
 

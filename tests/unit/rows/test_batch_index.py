@@ -15,6 +15,11 @@ def test_groups_are_found_by_position_and_owner():
     assert INDEX.owned_by(2) == ()
 
 
+def test_tokens_are_counted_by_part_with_the_prompt_once_a_row():
+    assert INDEX.total_tokens == (11, 17, 23)
+    assert INDEX.tokens_by_part(INDEX.owners, 3) == [17, 34, 0]
+
+
 def test_a_selection_is_a_batch_of_its_own():
     assert INDEX.select([2, 0]) == BatchIndex((6, 4), (5, 6, 1, 2), 2, (1, 1))
 

@@ -16,6 +16,7 @@ from ppojob_trainer.metrics.sinks import Sinks
 from ppojob_trainer.metrics.step_metrics import (
     Spread,
     StepRows,
+    balance_metrics,
     progress_metrics,
     row_metrics,
     speed_metrics,
@@ -97,15 +98,18 @@ def training_metrics(
     result: StepResult, *, step: int, epoch: int, max_prompt_tokens: int
 ) -> dict[str, float]:
     """Everything about a step that does not depend on the clock."""
+    advantaged = result.advantaged
     return {
         **progress_metrics(step, epoch),
         **row_metrics(
             step_rows(result),
             max_prompt_tokens=max_prompt_tokens,
-            advantages=_spread(result.advantaged.advantages),
-            returns=_spread(result.advantaged.returns),
+            advantages=_spread(advantaged.advantages),
+            returns=_spread(advantaged.returns),
         ),
-        **_value_metrics(result.advantaged),
+        "training/zero_signal_groups": advantaged.zero_signal_groups,
+        **balance_metrics(advantaged.tokens_owned, advantaged.tokens_computed),
+        **_value_metrics(advantaged),
         **result.statistics,
     }
 

@@ -26,6 +26,8 @@ TOKEN_STATISTICS = (
     "actor/pg_clipfrac_lower",
     "actor/ppo_kl",
     "actor/entropy",
+    "training/rollout_probs_diff_mean",
+    "rollout_corr/kl",
 )
 """Names of `LossParts.token_sums`."""
 
@@ -151,6 +153,8 @@ class PolicyObjective:
             "actor/pg_clipfrac_lower": token_loss.dual_clipped.float(),
             "actor/ppo_kl": -token_loss.log_ratio,
             "actor/entropy": entropy.detach(),
+            "training/rollout_probs_diff_mean": (old.exp() - rows.rollout_logprobs.exp()).abs(),
+            "rollout_corr/kl": rows.rollout_logprobs - old,
         }
         if self.entropy_coefficient:
             assert entropy.requires_grad, "the entropy bonus needs a head that gives its gradient"

@@ -70,16 +70,14 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("training/global_step", "steps", "steps done, this one included"),
     Metric("training/epoch", "epochs", "pass over the data, from 0"),
     Metric(
-        "training/rollout_probs_diff_max",
+        "training/rollout_probs_diff_mean",
         "probability",
-        "largest distance of trainer's and sampler's probability of a token",
+        "mean distance of trainer's and sampler's probability of a token, before the update",
     ),
-    Metric("training/rollout_probs_diff_mean", "probability", "mean of the same"),
-    Metric("training/rollout_probs_diff_std", "probability", "standard deviation of the same"),
     Metric(
-        "training/rollout_actor_probs_pearson_corr",
-        "1",
-        "correlation of trainer's and sampler's probabilities",
+        "rollout_corr/kl",
+        "nats a token",
+        "mean of the sampler's less the trainer's log-probability, before the update",
     ),
     Metric(
         "training/zero_signal_groups",

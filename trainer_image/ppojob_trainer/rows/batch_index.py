@@ -60,6 +60,19 @@ class BatchIndex:
         """(groups,) tokens of all responses of each group: its share of a per-token column."""
         return tuple(sum(self.group_lengths(position)) for position in range(self.num_groups))
 
+    @property
+    def total_tokens(self) -> tuple[int, ...]:
+        """(groups,) prompt and response tokens; the prompt counts once a row, as in verl."""
+        prompts = (length * self.samples for length in self.prompt_lengths)
+        return tuple(map(sum, zip(prompts, self.response_tokens, strict=True)))
+
+    def tokens_by_part(self, parts_of_groups: Sequence[int], parts: int) -> list[int]:
+        """(parts,) `total_tokens` of the groups of each part."""
+        sums = [0] * parts
+        for part, tokens in zip(parts_of_groups, self.total_tokens, strict=True):
+            sums[part] += tokens
+        return sums
+
     def owned_by(self, rank: int) -> tuple[int, ...]:
         """Batch positions of the groups of a rank, in batch order."""
         return tuple(p for p, owner in enumerate(self.owners) if owner == rank)

@@ -290,11 +290,17 @@ class Advantaged(msgspec.Struct, frozen=True):
             no KL.
         values: over the trained tokens; None where there is no critic.
         explained_variance: share of the returns' variance that the values explain; None likewise.
+        zero_signal_groups: share of the prompts whose rows have no advantage other than 0.
+        tokens_owned: (ranks,) tokens of the rows that each rank generated.
+        tokens_computed: (ranks,) tokens of the rows that each rank computes where the batch is one.
     """
 
     row_rewards: list[float]
     advantages: SpreadOf
     returns: SpreadOf
+    zero_signal_groups: float
+    tokens_owned: list[int]
+    tokens_computed: list[int]
     kl: float | None = None
     values: SpreadOf | None = None
     explained_variance: float | None = None

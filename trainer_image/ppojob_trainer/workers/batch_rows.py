@@ -80,6 +80,15 @@ class BatchRows:
         """Keep a per-token column of the whole batch for the rows of this rank."""
         setattr(self.mine, column, own_tokens(self.index, self.link.member, values))
 
+    def tokens_owned(self) -> list[int]:
+        """(ranks,) tokens of the rows that each rank holds."""
+        return self.index.tokens_by_part(self.index.owners, self.link.size)
+
+    def tokens_computed(self) -> list[int]:
+        """(ranks,) tokens of the rows that each rank computes, all rows at once."""
+        assigned = self.costs.assigned(self.index, self.link.size)
+        return self.index.tokens_by_part(assigned, self.link.size)
+
     def _balanced(self, index: BatchIndex) -> TransferPlan:
         return TransferPlan(index.owners, self.costs.assigned(index, self.link.size))
 

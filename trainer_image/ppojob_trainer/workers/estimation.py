@@ -68,6 +68,9 @@ def add_advantages(
         row_rewards=row_sum(rewards, mask, lengths).tolist(),
         advantages=_spread(estimated.advantages, mask),
         returns=_spread(estimated.returns, mask),
+        zero_signal_groups=_share_without_signal(batch, estimated.advantages),
+        tokens_owned=rows.tokens_owned(),
+        tokens_computed=rows.tokens_computed(),
         kl=kl,
     )
     if spec.critic is None:
@@ -119,6 +122,14 @@ def _estimate(spec: PPOJobSpec, batch: _Batch, rewards: Tensor) -> Advantages:
         options["gamma"] = algorithm.reinforce_plus_plus.gamma
     estimator = ADVANTAGES[algorithm.type]
     return estimator(rewards, batch["mask"], batch.lengths, batch.groups, **options)
+
+
+def _share_without_signal(batch: _Batch, advantages: Tensor) -> float:
+    """Share of the prompts none of whose trained tokens has an advantage other than 0."""
+    is_silent = torch.ones(int(batch.groups[-1]) + 1, dtype=torch.bool)
+    token_groups = batch.groups.repeat_interleave(batch.lengths)
+    is_silent[token_groups[batch["mask"] & (advantages != 0)]] = False
+    return int(is_silent.sum()) / len(is_silent)
 
 
 def _spread(values: Tensor, mask: Tensor) -> SpreadOf:

@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.rows.batch_index import BatchIndex
+from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
+from ppojob_trainer.workers.estimation import add_advantages
+
+SPEC = PPOJobSpec.model_validate(
+    {
+        "model": {"path": "models/m"},
+        "data": {"train": [{"path": "a.parquet"}]},
+        "algorithm": {"type": "grpo", "promptsPerStep": 3, "samplesPerPrompt": 2},
+        "steps": {"total": 1},
+    }
+)
+
+
+class Alone:
+    """The link of a role of one rank: nobody is asked."""
+
+    member, size = 0, 1
+
+    def exchange(self, outgoing, incoming):
+        assert not outgoing
+        assert not incoming
+
+
+@pytest.fixture
+def rows() -> BatchRows:
+    """Three groups of two rows of two tokens."""
+    index = BatchIndex((4, 5, 6), (2,) * 6, samples=2, owners=(0, 0, 0))
+    mine = Experience(
+        prompts=[torch.arange(length) for length in index.prompt_lengths],
+        row_groups=torch.tensor([0, 0, 1, 1, 2, 2]),
+        response_tokens=torch.arange(12),
+        lengths=torch.full((6,), 2),
+        mask=torch.ones(12, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(12),
+    )
+    return BatchRows(index, mine, Alone(), GroupCosts(100, share_prompts=True))
+
+
+def test_groups_of_equal_scores_give_no_signal(rows: BatchRows):
+    assert add_advantages(SPEC, rows, [1, 0, 1, 1, 0, 0], 0.0).zero_signal_groups == 2 / 3
+    assert add_advantages(SPEC, rows, [1, 0, 1, 0, 0, 1], 0.0).zero_signal_groups == 0.0
+
+
+def test_a_group_whose_signal_lies_on_no_trained_token_gives_none(rows: BatchRows):
+    rows.mine.mask[:4] = False
+    assert add_advantages(SPEC, rows, [1, 0, 1, 0, 0, 1], 0.0).zero_signal_groups == 1 / 3
+
+
+def test_tokens_of_a_rank_count_the_prompt_once_a_row(rows: BatchRows):
+    answer = add_advantages(SPEC, rows, [1, 0, 1, 1, 0, 0], 0.0)
+    assert answer.tokens_owned == answer.tokens_computed == [2 * (4 + 5 + 6) + 12]
