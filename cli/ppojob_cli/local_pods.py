@@ -30,6 +30,7 @@ from ppojob_operator.build.pods import (
     PodOrdinal,
     pods,
 )
+from ppojob_trainer import stop_signal
 from ppojob_trainer.rpc.keys import write_key_folders
 from ppojob_trainer.rpc.messages import PodStatus
 
@@ -147,7 +148,8 @@ class LocalPods:
         environment[contract.ENV_DIE_WITH_PARENT] = "1"
         python, *arguments = pod.argv
         assert python == "python"
-        with (self._run_folder / LOGS_FOLDER / f"{pod.name}.log").open("ab") as log:
+        log_path = self._run_folder / LOGS_FOLDER / f"{pod.name}.log"
+        with log_path.open("ab") as log, stop_signal.held_back():
             # One process group for all pods, not the terminal's: Ctrl-C is the runner's to handle.
             process = subprocess.Popen(
                 [sys.executable, *arguments],

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import job_points
 import pytest
 import run_folders
 
@@ -94,6 +95,50 @@ def test_ctrl_c_while_starting_ends_at_once(start, tiny_job, tmp_path: Path):
     run.process.send_signal(signal.SIGINT)
     assert run.wait(30) == 130, run.logs()
     run_folders.wait_until_gone(output)
+
+
+@pytest.mark.parametrize("command", ["supervise", "controller"])
+def test_ctrl_c_before_anybody_listens(command, start, tiny_job, tmp_path: Path):
+    """Python stands at the gate before the first line of ours."""
+    gate = tmp_path / "open"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, sys, time\n"
+        f"while {command!r} in sys.orig_argv and not pathlib.Path({str(gate)!r}).exists():\n"
+        "    time.sleep(0.01)\n"
+    )
+    output = tmp_path / "run"
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    run = start(tiny_job(steps={"total": 100_000}), output, PYTHONPATH=path)
+
+    def pids() -> dict[str, int]:
+        return run_folders.rank_pids(output, "controller")
+
+    run.wait_until(lambda: command in pids(), f"{command} started")
+    early = pids()[command]
+    run.process.send_signal(signal.SIGINT)
+    run.wait_until(
+        # One that is gone was killed by it, which shows at the end.
+        lambda: pids().get(command) != early or run_folders.is_told_to_end(early),
+        f"{command} told to end",
+    )
+    gate.touch()
+    assert run.wait() == 130, run.logs()
+    run_folders.wait_until_gone(output)
+
+
+def test_a_controller_killed_as_it_ends_the_job_comes_back_and_commits(
+    start, tiny_job, tmp_path: Path
+):
+    output, once = tmp_path / "run", tmp_path / "once"
+    once.mkdir()
+    job = tiny_job(steps={"total": 100_000}, checkpoint={"every": None})
+    run = start(job, output, **job_points.armed(once, "checkpoint.seal.rename.before@1=kill"))
+    run.wait_for_step(2)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130, run.logs()
+    assert job_points.fired(once) == {"checkpoint.seal.rename.before"}
+    done = int(run_folders.metrics(output)[-1]["step"])
+    assert (output / "checkpoints" / f"step-{done:06d}" / "manifest.json").exists()
 
 
 def test_a_second_ctrl_c_stops_at_once(start, tiny_job, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,11 +43,18 @@ class Run:
 
     def wait_for_step(self, step: int, seconds: float = 180.0) -> None:
         """Wait until the metrics of a step are there."""
+
+        def is_done() -> bool:
+            return any(record["step"] >= step for record in run_folders.metrics(self.output))
+
+        self.wait_until(is_done, f"step {step} done", seconds)
+
+    def wait_until(self, is_so: Callable[[], bool], what: str, seconds: float = 180.0) -> None:
+        """Wait until something is so, as long as the job runs."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if any(record["step"] >= step for record in run_folders.metrics(self.output)):
-                return
+        while not is_so():
             if self.process.poll() is not None:
-                pytest.fail(f"ended before step {step}:\n{self.logs()}")
+                pytest.fail(f"ended before {what}:\n{self.logs()}")
+            if time.monotonic() > deadline:
+                pytest.fail(f"never {what}:\n{self.logs()}")
             time.sleep(0.05)
-        pytest.fail(f"step {step} was never done:\n{self.logs()}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -71,6 +72,13 @@ def wait_until_gone(output: Path, seconds: float = 15.0) -> None:
     while (left := processes_of(output)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, f"left running: {left}"
+
+
+def is_told_to_end(pid: int) -> bool:
+    """Whether a SIGTERM waits for a process that does not listen yet."""
+    status = (Path("/proc") / str(pid) / "status").read_text()
+    (pending,) = (line for line in status.splitlines() if line.startswith("ShdPnd:"))
+    return bool(int(pending.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def rank_pids(output: Path, role: str) -> dict[str, int]:

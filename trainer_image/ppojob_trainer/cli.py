@@ -9,7 +9,7 @@ import os
 import sys
 
 from ppojob_api import contract
-from ppojob_trainer import failpoints
+from ppojob_trainer import failpoints, stop_signal
 from ppojob_trainer.errors import PPOJobError
 
 COMMANDS = ("supervise", "controller", "rank")
@@ -37,6 +37,7 @@ def main(arguments: list[str]) -> int:
 
 def _run(command: str) -> int:
     if command == "supervise":
+        stop_signal.hold_back()  # in a container nobody has done so before
         from ppojob_trainer.supervisor.main import supervise
 
         return supervise()

@@ -17,23 +17,9 @@ from ppojob_trainer.controller.wiring import build_loop
 from ppojob_trainer.errors import Fenced, Interrupted, PPOJobError
 from ppojob_trainer.lifeline import Lifeline, die_with_parent
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
+from ppojob_trainer.stop_signal import StopRequest
 
 _log = logging.getLogger(__name__)
-
-
-class StopRequest:
-    """Remembers that somebody asked the job to end behind its step."""
-
-    def __init__(self) -> None:
-        self._asked = False
-        signal.signal(signal.SIGTERM, self._ask)
-
-    def __call__(self) -> bool:
-        """Whether the job is to end."""
-        return self._asked
-
-    def _ask(self, *_: object) -> None:
-        self._asked = True
 
 
 def run_controller() -> int:

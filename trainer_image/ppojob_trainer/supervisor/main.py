@@ -12,6 +12,7 @@ from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
 from ppojob_trainer.rpc.keys import read_key_ring
 from ppojob_trainer.rpc.methods import IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route, RpcServer
+from ppojob_trainer.stop_signal import StopRequest
 from ppojob_trainer.supervisor.health import HealthServer
 from ppojob_trainer.supervisor.identity import OwnIdentity
 from ppojob_trainer.supervisor.pod import Pod, PodPlan
@@ -65,8 +66,7 @@ def supervise() -> int:
     if environment.die_with_parent:
         die_with_parent()
     pod = Pod(plan_of(environment))
-    ending: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
+    stop = StopRequest()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     own = OwnIdentity(environment)
     # Nobody waits for it: a pod that is asked to end does not outlive storage that hangs.
@@ -87,7 +87,7 @@ def supervise() -> int:
     server.start()
     health.start()
     try:
-        while not ending:
+        while not stop():
             pod.tick()
             time.sleep(_TICK_SECONDS)
         if pod.is_controller:
@@ -102,7 +102,7 @@ def supervise() -> int:
 def _let_controller_finish(pod: Pod) -> None:
     """Ask the controller to end its step, commit and leave, and wait for that."""
     _log.info("asked to end; the controller finishes its step")
-    pod.pass_signal(signal.SIGTERM)
+    pod.ask_to_end()
     while pod.status().phase in {"starting", "ready"}:
         pod.tick()
         time.sleep(_TICK_SECONDS)

@@ -6,11 +6,14 @@ controller's pod runs the controller, and starts it again by itself when it was 
 nobody else could.
 """
 
+import contextlib
 import logging
+import signal
 import threading
 from dataclasses import dataclass
 
 from ppojob_api import contract
+from ppojob_trainer import stop_signal
 from ppojob_trainer.rpc.messages import PodStatus
 from ppojob_trainer.supervisor.child import Child
 
@@ -54,6 +57,7 @@ class Pod:
         self._restarts = 0
         self._restarts_without_progress = 0
         self._exit_code: int | None = None
+        self._is_ending = False
 
     @property
     def is_controller(self) -> bool:
@@ -90,10 +94,11 @@ class Pod:
         if self._phase in {"starting", "ready"}:
             self._judge()
 
-    def pass_signal(self, number: int) -> None:
-        """Hand a signal to the processes."""
+    def ask_to_end(self) -> None:
+        """Ask the controller to end its step, commit and leave; also one that is yet to start."""
+        self._is_ending = True
         for child in self._children:
-            child.signal(number)
+            child.signal(signal.SIGTERM)
 
     def end(self) -> None:
         """End all processes and wait until they are gone."""
@@ -103,16 +108,7 @@ class Pod:
 
     def _start_epoch(self, epoch: int) -> None:
         self.end()
-        command = "controller" if self.is_controller else "rank"
-        children = [
-            Child(
-                command,
-                self._rank_environment(epoch, local_rank),
-                self._plan.first_rank + local_rank,
-                self._plan.silent_seconds,
-            )
-            for local_rank in range(self._plan.ranks)
-        ]
+        children = self._started(epoch)
         _log.info("%s: epoch %d: started %s", self._plan.role, epoch, [c.pid for c in children])
         with self._lock:
             self._restarts += 1 if self._epoch else 0
@@ -120,6 +116,22 @@ class Pod:
             self._epoch = epoch
             self._phase = "starting"
             self._reason = ""
+        if self._is_ending:
+            self.ask_to_end()  # the one before was killed, or there was none
+
+    def _started(self, epoch: int) -> list[Child]:
+        command = "controller" if self.is_controller else "rank"
+        # A rank does not listen: nobody asks it to end.
+        with stop_signal.held_back() if self.is_controller else contextlib.nullcontext():
+            return [
+                Child(
+                    command,
+                    self._rank_environment(epoch, local_rank),
+                    self._plan.first_rank + local_rank,
+                    self._plan.silent_seconds,
+                )
+                for local_rank in range(self._plan.ranks)
+            ]
 
     def _rank_environment(self, epoch: int, local_rank: int) -> dict[str, str]:
         return {

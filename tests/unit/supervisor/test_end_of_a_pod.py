@@ -1,0 +1,86 @@
+"""A pod that is asked to end tells its controller, however early, and each that it starts."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from run_folders import is_told_to_end
+
+from ppojob_api import contract
+from ppojob_trainer.supervisor.pod import Pod, PodPlan
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """Controllers stand at it before their first line, until the file is there."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, time\n"
+        "while not pathlib.Path(__file__).with_name('open').exists():\n"
+        "    time.sleep(0.01)\n"
+    )
+    return tmp_path / "open"
+
+
+@pytest.fixture
+def pod(gate: Path) -> Iterator[Pod]:
+    """A pod whose controller ends with status 2, as soon as it has read its environment."""
+    path = f"{gate.parent}:{os.environ.get('PYTHONPATH', '')}"
+    made = Pod(
+        PodPlan(
+            role="controller",
+            pod=0,
+            ranks=1,
+            first_rank=0,
+            silent_seconds=600,
+            restarts_without_progress=3,
+            environment={**os.environ, "PYTHONPATH": path},
+        )
+    )
+    yield made
+    made.end()
+
+
+def tick_until(pod: Pod, is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline, pod.status()
+        pod.tick()
+        time.sleep(0.01)
+
+
+def controller_of(pod: Pod) -> int:
+    (rank,) = pod.status().ranks
+    return rank.pid
+
+
+def test_a_controller_that_does_not_listen_yet_is_not_killed(pod: Pod, gate: Path):
+    pod.tick()
+    pod.ask_to_end()
+    assert is_told_to_end(controller_of(pod))
+    gate.touch()
+    tick_until(pod, lambda: pod.status().phase == "done")
+    assert (pod.status().exit_code, pod.status().restarts) == (contract.EXIT_INVALID, 0)
+
+
+def test_a_controller_that_starts_later_is_told_to_end(pod: Pod):
+    pod.ask_to_end()
+    pod.tick()
+    assert is_told_to_end(controller_of(pod))
+
+
+def test_the_successor_of_one_that_was_killed_is_told_to_end(pod: Pod):
+    pod.tick()
+    pod.ask_to_end()
+    first = controller_of(pod)
+    os.kill(first, signal.SIGKILL)
+    tick_until(pod, lambda: bool(pod.status().ranks) and controller_of(pod) != first)
+    assert pod.status().epoch == 2
+    assert is_told_to_end(controller_of(pod))
+
+
+def test_nobody_is_told_unasked(pod: Pod):
+    pod.tick()
+    assert not is_told_to_end(controller_of(pod))
