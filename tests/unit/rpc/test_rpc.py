@@ -111,6 +111,20 @@ def test_answers_of_old_steps_are_forgotten(serve, caller_of):
     assert again_old.times == 4
 
 
+def test_answers_of_an_earlier_life_are_forgotten(serve, caller_of):
+    """A job that has gone back far must not keep all that it does until it has caught up."""
+    counter = Counter()
+    peer = serve([Route(WORK, counter)])
+    caller = caller_of()
+
+    def done(step: int, life: int) -> int:
+        return caller.call(Call(peer, WORK, REQUEST, RequestId(1, step, "update", 0, life))).times
+
+    assert [done(1000, 0), done(0, 1), done(1, 1), done(2, 1), done(3, 1)] == [1, 2, 3, 4, 5]
+    assert [done(2, 1), done(3, 1)] == [4, 5], "the last two steps of this life are kept"
+    assert [done(1, 1), done(1000, 0)] == [6, 7], "what is older is not"
+
+
 def refusal(caller, peer, *args) -> CallRefused:
     with pytest.raises(CallRefused) as caught:
         caller.call(Call(peer, *args))

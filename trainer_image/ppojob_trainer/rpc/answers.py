@@ -1,4 +1,4 @@
-"""What was already done: the answers of this step and the last, by request id.
+"""What was already done: the answers of this step and the last of this life, by request id.
 
 A controller that died, or lost a connection, asks again with the same id. Work that is done is
 answered from here; work under way is joined; nothing is done twice.
@@ -34,11 +34,15 @@ class Entry:
 
 
 class AnswerStore:
-    """Answers by request id; forgets what is older than the step before the newest one."""
+    """Answers by request id; forgets what is older than the step before the newest one.
+
+    A job that goes back to a commit begins a life; what was done in an earlier one is never asked
+    for again, however far it had come.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[RequestId, Entry] = {}
-        self._newest_step = 0
+        self._kept_from = (0, 0)  # life and step
 
     def ask(
         self, request: RequestId, method: str, body: memoryview, waiter: tuple[bytes, int]
@@ -53,7 +57,7 @@ class AnswerStore:
         digest = hashed.digest()
         entry = self._entries.get(request)
         if entry is None:
-            self._forget_before(request.step - 1)
+            self._forget_before(request.life, request.step - 1)
             entry = self._entries[request] = Entry(method, digest, [waiter])
             return entry, True
         if entry.digest != digest:
@@ -71,11 +75,15 @@ class AnswerStore:
             del self._entries[request]
         return entry
 
-    def _forget_before(self, step: int) -> None:
-        """Drop answers of steps before `step`; work under way stays."""
-        if step <= self._newest_step:
+    def _forget_before(self, life: int, step: int) -> None:
+        """Drop answers of earlier lives and of steps before `step`; work under way stays."""
+        if (life, step) <= self._kept_from:
             return
-        self._newest_step = step
-        old = [id_ for id_, entry in self._entries.items() if id_.step < step and entry.answer]
+        self._kept_from = (life, step)
+        old = [
+            id_
+            for id_, entry in self._entries.items()
+            if (id_.life, id_.step) < self._kept_from and entry.answer
+        ]
         for request in old:
             del self._entries[request]

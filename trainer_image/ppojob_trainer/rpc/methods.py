@@ -1,7 +1,7 @@
 """Every method of the control RPC, with its types, its limits and who may call it.
 
 A method with `once=True` is work: its request id makes repeating it safe, since the answer is kept
-for this step and the last. The others are questions that change nothing.
+for this step and the last of this life of the job. The others are questions that change nothing.
 """
 
 from dataclasses import dataclass
