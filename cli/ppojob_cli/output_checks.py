@@ -1,5 +1,6 @@
 """Whether a run folder can take a run: a place to write, space, and commits of this very job."""
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Final
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, EXPORT_FOLDER
-from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.checkpoint.commit import CommitStore, unsealed
 from ppojob_trainer.errors import CannotResume, DamagedCommit
 
 COMMIT_BYTES: Final = 12
@@ -19,6 +20,7 @@ MOUNTS: Final = Path("/proc/self/mounts")
 
 _EXPORT_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _GIB: Final = 2**30
+_BLOCK_BYTES: Final = 512  # of `st_blocks`, whatever the file system's own are
 _WHERE: Final = "--output"
 _WRITABLE: Final = "a folder that can be written"
 
@@ -124,7 +126,7 @@ def _ground(folder: Path) -> Path:
 
 def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> Iterator[Problem]:
     facts = os.statvfs(ground)
-    free = facts.f_bavail * facts.f_frsize
+    free = facts.f_bavail * facts.f_frsize + _freed_at_start(folder / CHECKPOINTS_FOLDER)
     export = _EXPORT_BYTES[config.spec.model.dtype] if config.spec.checkpoint.export else 0
     needed = parameters * (COMMIT_BYTES + export)
     if needed > free:
@@ -136,6 +138,21 @@ def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> It
             "more free space, or a folder on another volume",
             ReasonCode.OUT_OF_RANGE,
         )
+
+
+def _freed_at_start(root: Path) -> int:
+    """Bytes of the commit in the middle of which a run in this folder ended."""
+    if not os.path.isdir(root):
+        return 0
+    size_bytes = 0
+    for left in unsealed(root):
+        if left.is_symlink():
+            continue
+        for path, _, names in os.walk(left):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # another process may run the job
+                    size_bytes += os.lstat(os.path.join(path, name)).st_blocks * _BLOCK_BYTES
+    return size_bytes
 
 
 def _file_system(path: Path) -> str:

@@ -107,6 +107,14 @@ class CommitStore:
             durable.raise_storage_error(folder, "mkdir", error)
         return PendingCommit(step=step, folder=folder)
 
+    def clear(self) -> None:
+        """Remove every unsealed folder; nobody may be writing a commit.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        self._sweep(keep=None)
+
     def seal(
         self, pending: PendingCommit, progress: Progress, files: Iterable[FileEntry]
     ) -> Commit:
@@ -221,7 +229,7 @@ class CommitStore:
             CannotResume: see ``latest``.
             CheckpointLost: see ``latest``.
         """
-        self._sweep(keep=None)
+        self.clear()
         found = self.latest()
         if found.commit is not None:
             self._point(LATEST_NAME, found.commit.folder)
@@ -264,8 +272,8 @@ class CommitStore:
         self._verified.discard(step)
 
     def _sweep(self, keep: Path | None) -> None:
-        for path in sorted(self.root.iterdir()):
-            if path != keep and _SWEPT.fullmatch(path.name):
+        for path in unsealed(self.root):
+            if path != keep:
                 durable.remove_tree(path, SWEEP_POINT)
 
     def _point(self, name: str, target: Path) -> None:
@@ -277,6 +285,15 @@ class CommitStore:
             aside.unlink(missing_ok=True)
             aside.symlink_to(target.name)
         durable.rename(aside, link, LATEST_POINT)
+
+
+def unsealed(root: Path) -> list[Path]:
+    """What a run that ended in the middle of a commit has left, and its next start removes.
+
+    Args:
+        root: a checkpoints folder that is there.
+    """
+    return sorted(path for path in root.iterdir() if _SWEPT.fullmatch(path.name))
 
 
 def _check_listing(folder: Path, files: tuple[FileEntry, ...]) -> None:

@@ -80,7 +80,10 @@ def write_shard(
     """
     target = folder / path
     for parent in reversed(target.relative_to(folder).parents[:-1]):
-        (folder / parent).mkdir(exist_ok=True)
+        try:
+            (folder / parent).mkdir(exist_ok=True)
+        except OSError as error:
+            durable.raise_storage_error(folder / parent, "mkdir", error)
     parts = {name: local_part(tensor) for name, tensor in tensors.items()}
     size_bytes, sha256 = write_tensors(target, parts, metadata=extents_metadata(tensors))
     return FileEntry(path=path, size_bytes=size_bytes, sha256=sha256, role=role, rank=rank)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.checkpoint.commit import CommitStore, PendingCommit
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.journal import CommitSealed, Journal
 from ppojob_trainer.checkpoint.manifest import Progress
@@ -45,6 +45,7 @@ class Commits:
     keep_last: int
     best: BestCommit | None
     tell_committed: Callable[[int], None]
+    _failures: int = 0
 
     def is_due(self, progress: Progress) -> bool:
         """Whether the state behind a step must be committed before the next begins."""
@@ -66,27 +67,39 @@ class Commits:
 
         Raises:
             RoleLost: a rank was lost while it wrote; the commits before stand.
-            StorageError: the disk refused; the commits before stand.
+            StorageError: the disk refused; the commits before stand, and what was written of this
+                one is gone.
         """
         # The folder carries the life of the ranks that write: those of an older one find it gone.
         pending = self.store.begin(progress.step, life=self.roles.life)
-        request = SaveShards(str(pending.folder.relative_to(self.run_folder)))
-        files = []
-        for group in self.stateful:
-            answers = self.roles.ask_all(
-                group,
-                SAVE_SHARDS,
-                request,
-                RequestId(0, progress.step, "save_shards"),
-            )
-            files += _entries(answers)
-        commit = self.store.seal(pending, progress, files)
+        try:
+            commit = self.store.seal(pending, progress, self._write_shards(pending))
+        except StorageError:
+            self._clear(progress.step)
+            raise
         size_bytes = sum(entry.size_bytes for entry in commit.manifest.files)
         self.journal.append(
             CommitSealed(time=time.time(), step=progress.step, size_bytes=size_bytes)
         )
         self.tell_committed(progress.step)
         self.prune()
+
+    def _write_shards(self, pending: PendingCommit) -> list[FileEntry]:
+        request = SaveShards(str(pending.folder.relative_to(self.run_folder)))
+        # Of an attempt that failed some ranks remember an answer, and its files are gone. Only the
+        # controller that made it knows, so a successor's attempts have ids of their own.
+        stage = f"save_shards/{self.roles.caller.epoch}"
+        id_ = RequestId(0, pending.step, stage, self._failures)
+        files = []
+        for group in self.stateful:
+            files += _entries(self.roles.ask_all(group, SAVE_SHARDS, request, id_))
+        return files
+
+    def _clear(self, step: int) -> None:
+        """Give back the space that a failed attempt took: the steps that follow need some."""
+        self._failures += 1
+        self.roles.wait_idle(self.stateful, step, f"save_shards/{self._failures}")
+        self.store.clear()
 
     def prune(self) -> None:
         """Remove commits beyond those that stay; one that cannot be removed costs only space."""

@@ -1,0 +1,94 @@
+"""A full disk costs the commits that it refuses: the job trains on, and commits when it can."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import job_points
+import pytest
+import run_folders
+import tiny_jobs
+from job_runs import Run
+from small_disks import SmallDisk, small_disk
+
+from ppojob_trainer.checkpoint.commit import unsealed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+LESS_THAN_A_COMMIT = 600 << 10
+"""Bytes; a commit of the tiny model has 680 KiB, rows and logs of ten steps a fourth of that."""
+
+
+SECTIONS = {"timeouts": {"livenessSeconds": 500}}
+"""A controller that has stopped itself is left alone."""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk", 32) as made:
+        yield made
+
+
+def wait_until_stopped(run: Run) -> int:
+    """Wait until the controller has stopped itself; answers its process id."""
+
+    def stopped() -> int | None:
+        pid = run_folders.rank_pids(run.output, "controller").get("controller")
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] if pid else ""
+        return pid if state == "T" else None
+
+    run.wait_until(lambda: stopped() is not None, "the controller stopped")
+    pid = stopped()
+    assert pid is not None
+    return pid
+
+
+def test_a_disk_that_is_full_for_a_while(
+    disk: SmallDisk, start, tiny_job, tiny_folder: Path, tmp_path: Path
+):
+    undisturbed = tiny_jobs.undisturbed_result(tmp_path, tiny_folder, **SECTIONS)
+    once = tmp_path / "once"
+    once.mkdir()
+    points = ("controller.step.begin@2=stop", "controller.step.begin@10=stop")
+    output, ballast = disk.folder / "run", disk.folder / "ballast"
+    run = start(tiny_job(**SECTIONS), output, **job_points.armed(once, *points))
+    controller = wait_until_stopped(run)
+    disk.fill(ballast, leave_bytes=LESS_THAN_A_COMMIT)
+    os.kill(controller, signal.SIGCONT)
+    run.wait_for_step(2)
+    assert wait_until_stopped(run) == controller
+    checkpoints = output / "checkpoints"
+    assert run_folders.metrics(output)[-1]["step"] == 9
+    assert not list(checkpoints.glob("step-*"))
+    assert unsealed(checkpoints) == []
+    log = (output / "logs" / "tiny-controller-0.log").read_text()
+    assert [f"no commit behind step {step}: " in log for step in (2, 4, 6, 8)] == [True] * 4
+    assert "No space left on device" in log
+    ballast.unlink()
+    os.kill(controller, signal.SIGCONT)
+    assert run.wait() == 0, run.logs()
+    assert len(list(checkpoints.glob("step-*"))) == 2
+    assert run_folders.result(output) == undisturbed
+
+
+def test_a_job_that_ends_for_want_of_space_goes_on_by_the_same_command(
+    disk: SmallDisk, start, tiny_job, tiny_folder: Path, tmp_path: Path
+):
+    undisturbed = tiny_jobs.undisturbed_result(tmp_path, tiny_folder, **SECTIONS)
+    once = tmp_path / "once"
+    once.mkdir()
+    output, ballast = disk.folder / "run", disk.folder / "ballast"
+    environment = job_points.armed(once, "controller.step.begin@6=stop")
+    run = start(tiny_job(**SECTIONS), output, **environment)
+    controller = wait_until_stopped(run)
+    disk.fill(ballast, leave_bytes=LESS_THAN_A_COMMIT)
+    os.kill(controller, signal.SIGCONT)
+    run.process.send_signal(signal.SIGINT)  # the last commit is one that a job must have
+    assert run.wait() == 3, run.logs()
+    assert any("No space left on device" in line for line in run.lines), run.lines
+    assert unsealed(output / "checkpoints") == []
+    ballast.unlink()
+    again = start(tiny_job(**SECTIONS), output)
+    assert again.wait() == 0, again.logs()
+    assert run_folders.result(output) == undisturbed

@@ -1,0 +1,110 @@
+"""A commit that the disk of one rank refuses: nothing of it stays, and it can be made again."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ppojob_trainer.checkpoint.commit import CommitStore, unsealed
+from ppojob_trainer.checkpoint.journal import Journal
+from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.controller.agreement import Agreement
+from ppojob_trainer.controller.commits import Commits
+from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.errors import StorageError
+from ppojob_trainer.rpc.client import Peer
+from ppojob_trainer.rpc.messages import PodStatus, Saved, SavedFile, SaveShards
+from ppojob_trainer.rpc.methods import IDLE, SAVE_SHARDS, STATUS
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import Nothing
+
+PROGRESS = Progress(
+    step=2,
+    policy_version=2,
+    data=DataCursor(epoch=0, cursor=8, sha256="0" * 64),
+    kl_coefficient=None,
+    metrics_lines=2,
+    tokens=10,
+    seconds=1.0,
+    roles=(),
+)
+
+
+@dataclass
+class Rank:
+    """Writes its part of commits; its disk refuses the first ones."""
+
+    rank: int
+    run_folder: Path
+    refusals: int
+    asked: list[str] = field(default_factory=list)
+
+    def save(self, request: SaveShards) -> Saved:
+        self.asked.append(request.folder)
+        name = f"actorRollout/rank-{self.rank:05d}/model.safetensors"
+        path = self.run_folder / request.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if len(self.asked) <= self.refusals:
+            path.write_bytes(b"half")
+            raise StorageError(path, "write failed: No space left on device")
+        path.write_bytes(b"whole")
+        return Saved([SavedFile(name, 5, hashlib.sha256(b"whole").hexdigest())])
+
+
+@pytest.fixture
+def commits_of(serve, caller_of, tmp_path: Path) -> Callable[..., Commits]:
+    """Commits as a controller of an epoch makes them, of ranks that outlive it."""
+    root = tmp_path / "run" / "checkpoints"
+    supervisor = serve([Route(STATUS, lambda _: PodStatus("actorRollout", 0, 1, "ready"))])
+
+    def make(ranks: list[Rank], epoch: int, peers: list[Peer]) -> Commits:
+        if not peers:
+            peers += [
+                serve([Route(SAVE_SHARDS, rank.save), Route(IDLE, lambda _: Nothing())])
+                for rank in ranks
+            ]
+        group = RoleGroup("actorRollout", (supervisor,), tuple(peers), True, True, epoch=1)
+        agreement = Agreement(code="c", config="r")
+        roles = Roles(caller_of(epoch=epoch), (group,), 5.0, lambda: False, agreement)
+        return Commits(
+            roles=roles,
+            stateful=(group,),
+            store=CommitStore(root, job_uid="u", config=b"{}"),
+            journal=Journal(root / "journal.jsonl"),
+            run_folder=tmp_path / "run",
+            every=2,
+            keep_last=2,
+            best=None,
+            tell_committed=lambda _: None,
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_the_same_step_is_committed_in_the_end(epoch, commits_of, tmp_path: Path):
+    """By the controller that failed, or by one that has taken over without knowing of it."""
+    ranks = [Rank(0, tmp_path / "run", refusals=0), Rank(1, tmp_path / "run", refusals=1)]
+    peers: list[Peer] = []
+    commits = commits_of(ranks, 1, peers)
+    with pytest.raises(StorageError, match="No space left on device"):
+        commits.save(PROGRESS)
+    assert unsealed(commits.store.root) == []
+    assert not commits.is_committed(PROGRESS)
+    if epoch > 1:
+        commits = commits_of(ranks, epoch, peers)
+    commits.save(PROGRESS)
+    assert commits.is_committed(PROGRESS)
+    assert [len(rank.asked) for rank in ranks] == [2, 2]
+
+
+def test_a_commit_that_was_interrupted_is_not_written_twice(commits_of, tmp_path: Path):
+    """A role was lost beside it: the ranks that wrote it answer from memory."""
+    ranks = [Rank(0, tmp_path / "run", refusals=0)]
+    commits = commits_of(ranks, 1, [])
+    commits._write_shards(commits.store.begin(PROGRESS.step))
+    commits.save(PROGRESS)
+    assert commits.is_committed(PROGRESS)
+    assert len(ranks[0].asked) == 1
