@@ -5,7 +5,8 @@ from pathlib import Path
 
 from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.rollout import RewardModelSpec
-from ppojob_trainer.data.chat import BadChatTemplate, ChatTokenizer
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.kinds import REWARD

@@ -1,13 +1,15 @@
 import datetime
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ppojob_trainer.data import chat as chat_module
-from ppojob_trainer.data.chat import BadChatTemplate, ChatTokenizer
+from ppojob_trainer.data import template_renderer
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError
 
 MakeFolder = Callable[..., Path]
@@ -138,6 +140,24 @@ def test_the_time_that_templates_see_can_be_fixed(make_folder: MakeFolder) -> No
         assert tokenizer.decode(tokenizer.encode_chat(TURNS)) == "03 Feb 2001 04"
 
 
+def children_of(pid: int | str) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def guardians() -> list[int]:
+    """Processes of ours that watch one which renders a template."""
+    command = b"ppojob_trainer.data.template_child"
+    return [
+        pid for pid in children_of("self") if command in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def worker_of(guardian: int) -> int:
+    (worker,) = children_of(guardian)
+    return worker
+
+
 HOSTILE = {
     "attributes": ("{{ ''.__class__.__mro__ }}", "unsafe"),
     "code": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
@@ -192,7 +212,7 @@ def test_a_refusal_names_the_line_of_the_template(make_folder: MakeFolder) -> No
 def test_a_template_that_does_not_end_is_killed_in_time(
     template: str, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_module, "RENDER_SECONDS", 1.0)
+    monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 1.0)
     slow = pytest.raises(BadChatTemplate, match="does not end in time")
     with ChatTokenizer(make_folder(template)) as tokenizer, slow:
         tokenizer.encode_chat(TURNS)
@@ -204,10 +224,8 @@ def test_after_a_kill_the_next_call_works(make_folder: MakeFolder) -> None:
         with pytest.raises(BadChatTemplate):
             tokenizer.encode_chat(TURNS)
         assert tokenizer.decode(tokenizer.encode_chat(TURNS[1:2])) == "fine"
-        assert tokenizer._child is not None
-        guardian = tokenizer._child.pid
-        worker = Path(f"/proc/{guardian}/task/{guardian}/children").read_text()
-        os.kill(int(worker), 9)
+        (guardian,) = guardians()
+        os.kill(worker_of(guardian), signal.SIGKILL)
         with pytest.raises(BadChatTemplate, match="chat template was killed by signal 9"):
             tokenizer.encode_chat(TURNS[1:2])
         assert tokenizer.decode(tokenizer.encode_chat(TURNS[1:2])) == "fine"
@@ -216,10 +234,9 @@ def test_after_a_kill_the_next_call_works(make_folder: MakeFolder) -> None:
 def test_close_leaves_no_process(make_folder: MakeFolder) -> None:
     tokenizer = ChatTokenizer(make_folder())
     tokenizer.encode_chat(TURNS)
-    assert tokenizer._child is not None
-    pid = tokenizer._child.pid
+    assert len(guardians()) == 1
     tokenizer.close()
-    assert not Path(f"/proc/{pid}").exists()
+    assert not guardians()
     assert tokenizer.encode_chat(TURNS)
     tokenizer.close()
 

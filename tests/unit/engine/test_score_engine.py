@@ -12,7 +12,8 @@ from transformers import (
 )
 
 from ppojob_api.v1alpha1.training import TrainingSpec
-from ppojob_trainer.data.chat import BadChatTemplate, ChatTokenizer
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.errors import ConfigError, NonFiniteReward
 from ppojob_trainer.models.reward_model import load_reward_model

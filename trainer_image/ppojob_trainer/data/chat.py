@@ -2,36 +2,17 @@
 
 import datetime
 import hashlib
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from ppojob_api.problem import printable
-from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closing import Closing
-from ppojob_trainer.data.template_wire import (
-    CompileTemplate,
-    RenderChats,
-    Rendered,
-    TemplateRequest,
-)
+from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, TemplateRenderer
 from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
-from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 
-Messages = Sequence[Mapping[str, Json]]
-
-RENDER_SECONDS = 10.0
-"""Time for one call of the child: a batch of conversations takes milliseconds."""
-START_SECONDS = 60.0
-TEMPLATE_MEMORY_BYTES = 512 * 1024 * 1024
 _OURS = frozenset({"messages", "add_generation_prompt", "continue_final_message", "tokenize"})
-
-
-class BadChatTemplate(ConfigError):  # noqa: N818  the name in messages
-    """The template is missing, wrong, takes too long, or refuses the messages."""
 
 
 class ChatTokenizer(Closing):
@@ -40,7 +21,7 @@ class ChatTokenizer(Closing):
     Ids equal those of transformers' ``apply_chat_template(..., add_generation_prompt=open_turn)``:
     rendered text is tokenised as it is, so control tokens in it become control tokens and nothing
     is added. Templates run in a child process with limits on time and memory
-    (``template_child``); it starts at the first chat and ends with ``close``.
+    (``template_renderer``); it starts at the first chat and ends with ``close``.
 
     Args:
         model_folder: model in Hugging Face form.
@@ -75,8 +56,11 @@ class ChatTokenizer(Closing):
         )
         self._files = files
         self._setting = setting
-        self._now = now or datetime.datetime.now()
-        self._child: BoundedProcess | None = None
+        self._renderer: TemplateRenderer | None = None
+        if files.chat_template is not None:
+            self._renderer = TemplateRenderer(
+                files.chat_template, files.template_file, now or datetime.datetime.now()
+            )
         self.eos_token_ids = files.end_token_ids
         self.vocab_size: int = files.tokenizer.get_vocab_size(with_added_tokens=True)
 
@@ -153,16 +137,12 @@ class ChatTokenizer(Closing):
                 f"spec.data.applyChatTemplateKwargs: got {', '.join(taken)}: set by the trainer "
                 "itself; other variables of the template"
             )
-        request = RenderChats(
-            [[dict(message) for message in messages] for messages in conversations],
-            {**self._files.special_tokens, **given},
-            open_turn,
-        )
-        rendered = self._call(request, RENDER_SECONDS)
-        texts = [outcome.text for outcome in rendered]
+        variables = {**self._files.special_tokens, **given}
+        rendered = self._template().render(conversations, variables, open_turn=open_turn)
+        texts = [outcome if isinstance(outcome, str) else "" for outcome in rendered]
         encodings = self._files.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [
-            self._error(outcome) if outcome.refusal else encoding.ids
+            encoding.ids if isinstance(outcome, str) else outcome
             for outcome, encoding in zip(rendered, encodings, strict=True)
         ]
 
@@ -183,66 +163,13 @@ class ChatTokenizer(Closing):
 
     def close(self) -> None:
         """End the child. The tokenizer can still be used; a new child starts when needed."""
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+        if self._renderer is not None:
+            self._renderer.close()
 
-    def _start(self) -> BoundedProcess:
-        source = self._files.chat_template
-        if source is None:
+    def _template(self) -> TemplateRenderer:
+        if self._renderer is None:
             raise BadChatTemplate(
                 f"{self._files.template_file}: got no chat template: prompts are chat messages; "
                 f"a model with a chat template, {self._setting}, or prompts that are text"
             )
-        return BoundedProcess(
-            "ppojob_trainer.data.template_child",
-            memory_bytes=TEMPLATE_MEMORY_BYTES,
-            log=logging.getLogger(__name__),
-        )
-
-    def _call(self, request: RenderChats, seconds: float) -> list[Rendered]:
-        if self._child is None or not self._child.is_alive:
-            child = self._start()
-            try:
-                self._compile(child)
-            except BaseException:
-                child.kill()
-                raise
-            self._child = child
-        return self._exchange(self._child, request, seconds)
-
-    def _compile(self, child: BoundedProcess) -> None:
-        # A template that is known to be harmless tells a slow machine from a slow template.
-        self._exchange(child, CompileTemplate("", self._now.isoformat()), START_SECONDS)
-        source = self._files.chat_template or ""
-        compile_own = CompileTemplate(source, self._now.isoformat())
-        (outcome,) = self._exchange(child, compile_own, RENDER_SECONDS)
-        if outcome.refusal:
-            raise self._error(outcome)
-
-    def _exchange(
-        self, child: BoundedProcess, request: TemplateRequest, seconds: float
-    ) -> list[Rendered]:
-        file = self._files.template_file
-        try:
-            answer = child.call(msgspec.msgpack.encode(request), seconds)
-        except ChildTimeout:
-            raise BadChatTemplate(
-                f"{file}: got no text after {seconds:g} s: the chat template does not end in time; "
-                "a template without long loops"
-            ) from None
-        except ChildDied as death:
-            raise BadChatTemplate(
-                f"{file}: got no text: the process that renders the chat template {death}; "
-                f"a template that needs at most {TEMPLATE_MEMORY_BYTES >> 20} MiB"
-            ) from None
-        return msgspec.msgpack.decode(answer, type=list[Rendered])
-
-    def _error(self, outcome: Rendered) -> BadChatTemplate:
-        line = "" if outcome.line is None else f":{outcome.line}"
-        reason = printable(" ".join(outcome.refusal.split()))[:300]
-        return BadChatTemplate(
-            f"{self._files.template_file}{line}: got {reason!r} from the chat template: it "
-            "refuses these messages or is wrong; messages in the order the template wants, or "
-            "another template"
-        )
+        return self._renderer

@@ -11,9 +11,10 @@ import msgspec
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.closing import Closing
-from ppojob_trainer.data.chat import BadChatTemplate, ChatTokenizer
+from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.columns import Cells, ColumnNames, Prompt, read_cells
 from ppojob_trainer.data.scan import RewardChecks, Scan, Scanner
+from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 

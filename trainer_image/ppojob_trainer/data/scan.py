@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.data.chat import BadChatTemplate, ChatTokenizer
+from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.columns import BadCell, Cells, ColumnNames, read_cells
 from ppojob_trainer.data.file_checks import extension_columns, open_row_file
 from ppojob_trainer.data.problems import DataProblem, DataReason, Findings
 from ppojob_trainer.data.row_file import BadRow, RowFile
+from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.json_value import Json
 
 _BATCH_ROWS = 256

@@ -7,7 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
-from ppojob_trainer.data.chat import BadChatTemplate, ChatTokenizer, Messages
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.value_head import ValueHead
 from ppojob_trainer.errors import ConfigError, NonFiniteReward
