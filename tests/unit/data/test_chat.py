@@ -1,7 +1,9 @@
+import contextlib
 import datetime
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from ppojob_trainer.data import template_renderer
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.template_renderer import BadChatTemplate
-from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.errors import ConfigError, JobFailed
 
 MakeFolder = Callable[..., Path]
 
@@ -218,17 +220,59 @@ def test_a_template_that_does_not_end_is_killed_in_time(
         tokenizer.encode_chat(TURNS)
 
 
-def test_after_a_kill_the_next_call_works(make_folder: MakeFolder) -> None:
+def test_a_child_that_somebody_ends_or_holds_costs_nothing(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     template = "{{ 'x' * 10 ** 12 if messages | length > 1 else 'fine' }}"
     with ChatTokenizer(make_folder(template)) as tokenizer:
         with pytest.raises(BadChatTemplate):
             tokenizer.encode_chat(TURNS)
-        assert tokenizer.decode(tokenizer.encode_chat(TURNS[1:2])) == "fine"
-        (guardian,) = guardians()
-        os.kill(worker_of(guardian), signal.SIGKILL)
-        with pytest.raises(BadChatTemplate, match="chat template was killed by signal 9"):
-            tokenizer.encode_chat(TURNS[1:2])
-        assert tokenizer.decode(tokenizer.encode_chat(TURNS[1:2])) == "fine"
+        for blow in (signal.SIGKILL, signal.SIGSTOP):
+            assert tokenizer.decode(tokenizer.encode_chat(TURNS[1:2])) == "fine"
+            (guardian,) = guardians()
+            os.kill(worker_of(guardian), blow)
+            monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 3.0)
+            assert tokenizer.decode(tokenizer.encode_chat(TURNS[1:2])) == "fine"
+            assert guardian not in guardians()
+
+
+@pytest.mark.parametrize("victim", ["guardian", "worker"])
+def test_children_that_are_killed_again_and_again_are_not_the_templates_fault(
+    victim: str, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is short: the child is the first to be killed. Whoever meets that may try later."""
+    monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 300.0)
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    killed: set[int] = set()
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(0.01):
+            with contextlib.suppress(OSError):  # one that is gone
+                for guardian in guardians():
+                    for worker in children_of(guardian):
+                        os.kill(guardian if victim == "guardian" else worker, signal.SIGKILL)
+                        killed.add(guardian)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    failed = pytest.raises(JobFailed, match="chat template was killed by signal 9")
+    try:
+        with ChatTokenizer(make_folder(endless)) as tokenizer, failed:
+            tokenizer.encode_chat(TURNS)
+    finally:
+        over.set()
+        killer.join()
+    assert len(killed) == 2
+
+
+def test_a_child_that_cannot_start_is_not_the_templates_fault(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_renderer, "START_SECONDS", 0.0)
+    failed = pytest.raises(JobFailed, match="does not start in 0 s")
+    with ChatTokenizer(make_folder()) as tokenizer, failed:
+        tokenizer.encode_chat(TURNS)
 
 
 def test_close_leaves_no_process(make_folder: MakeFolder) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import weakref
 from typing import IO
 
 from ppojob_trainer.children.frames import FrameBuffer, FrameError, pack_frame
+from ppojob_trainer.children.guardian import SIGNALLED_STATUS
 from ppojob_trainer.children.output import OutputLog
 
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PYTHONPATH",
@@ -25,6 +27,13 @@ class ChildTimeout(Exception):  # noqa: N818  it says what happened
 
 class ChildDied(Exception):  # noqa: N818
     """The child ended, or broke the protocol, instead of answering; reads on from "the child"."""
+
+
+class ChildKilled(ChildDied):
+    """A SIGKILL ended it, most likely from outside: memory is short, or somebody sent it.
+
+    Its own memory limit raises ``MemoryError`` in it instead.
+    """
 
 
 class BoundedProcess:
@@ -109,6 +118,7 @@ class BoundedProcess:
         Raises:
             ChildTimeout: no answer in time. The child has been killed.
             ChildDied: it ended or answered with garbage. What was left of it has been killed.
+            ChildKilled: it ended, and by a SIGKILL.
         """
         if not self.is_alive:
             raise ChildDied("has been ended before")
@@ -174,7 +184,7 @@ class BoundedProcess:
     def _receive(self, buffer: FrameBuffer) -> bytes | None:
         piece = os.read(self._answers, 1 << 20)
         if not piece:
-            raise ChildDied(self._how_it_ended())
+            raise self._death()
         try:
             return buffer.feed(piece)
         except FrameError as error:
@@ -195,15 +205,19 @@ class BoundedProcess:
             for _ in range(2):
                 self._output.feed(os.read(self._output_fd, 1 << 16))
 
-    def _how_it_ended(self) -> str:
+    def _death(self) -> ChildDied:
+        """What is to be said of the child, whose answers have ended."""
         try:
             code = self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
-            return "closed its answers"
+            return ChildDied("closed its answers")
         self._drain()
-        ended = f"was killed by signal {code - 128}" if code > 128 else f"ended with status {code}"
+        # Of the worker, which the guardian tells of; else of the guardian itself.
+        number = code - SIGNALLED_STATUS if code > SIGNALLED_STATUS else -code
+        ended = f"was killed by signal {number}" if number > 0 else f"ended with status {code}"
         last = self._output.last_line
-        return f"{ended} ({last})" if last else ended
+        kind = ChildKilled if number == signal.SIGKILL else ChildDied
+        return kind(f"{ended} ({last})" if last else ended)
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -129,6 +129,7 @@ class ChatTokenizer(Closing):
 
         Raises:
             BadChatTemplate: what concerns all of them: the template is missing, wrong or too slow.
+            JobFailed: its process cannot start, or is killed again and again by something else.
         """
         given = variables or {}
         taken = sorted(_OURS & given.keys())

@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ppojob_api.problem import printable
-from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
+from ppojob_trainer.children.process import (
+    BoundedProcess,
+    ChildDied,
+    ChildKilled,
+    ChildTimeout,
+)
 from ppojob_trainer.closing import Closing
 from ppojob_trainer.data.template_wire import (
     CompileTemplate,
@@ -15,7 +20,7 @@ from ppojob_trainer.data.template_wire import (
     Rendered,
     TemplateRequest,
 )
-from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.errors import ConfigError, JobFailed, PPOJobError
 from ppojob_trainer.json_value import Json
 
 Messages = Sequence[Mapping[str, Json]]
@@ -23,6 +28,8 @@ Messages = Sequence[Mapping[str, Json]]
 RENDER_SECONDS = 10.0
 """Time for one call of the child: a batch of conversations takes milliseconds."""
 START_SECONDS = 60.0
+ATTEMPTS = 2
+"""Processes that a request may end before the template is to blame."""
 TEMPLATE_MEMORY_BYTES = 512 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -63,15 +70,14 @@ class TemplateRenderer(Closing):
 
         Raises:
             BadChatTemplate: what concerns all of them: the template is wrong or too slow.
+            JobFailed: the child cannot start, or is killed again and again by something else.
         """
         request = RenderChats(
             [[dict(message) for message in messages] for messages in conversations],
             dict(variables),
             open_turn,
         )
-        if self._child is None or not self._child.is_alive:
-            self._child = self._started()
-        rendered = self._exchange(self._child, request, RENDER_SECONDS)
+        rendered = self._ask(request)
         return [self._error(outcome) if outcome.refusal else outcome.text for outcome in rendered]
 
     def close(self) -> None:
@@ -80,40 +86,70 @@ class TemplateRenderer(Closing):
             self._child.kill()
             self._child = None
 
+    def _ask(self, request: RenderChats) -> list[Rendered]:
+        """Ask a child, and where that one ends without an answer a second one.
+
+        The child is the first that the kernel kills where memory is short, and may have to wait
+        on a machine that is busy: only a request that ends two of them can be the template's fault.
+        """
+        ends: list[ChildTimeout | ChildDied] = []
+        for _ in range(ATTEMPTS):
+            try:
+                if self._child is None or not self._child.is_alive:
+                    self._child = self._started()
+                return _exchange(self._child, request, RENDER_SECONDS)
+            except (ChildTimeout, ChildDied) as end:
+                _log.info("%s: no text from the chat template's process: %r", self._file, end)
+                ends.append(end)
+        raise self._failure(ends)
+
     def _started(self) -> BoundedProcess:
         child = BoundedProcess(
             "ppojob_trainer.data.template_child", memory_bytes=TEMPLATE_MEMORY_BYTES, log=_log
         )
         try:
-            self._compile(child)
+            self._warm_up(child)
+            compile_own = CompileTemplate(self._source, self._now)
+            (outcome,) = _exchange(child, compile_own, RENDER_SECONDS)
+            if outcome.refusal:
+                raise self._error(outcome)
         except BaseException:
             child.kill()
             raise
         return child
 
-    def _compile(self, child: BoundedProcess) -> None:
-        # A template that is known to be harmless tells a slow machine from a slow template.
-        self._exchange(child, CompileTemplate("", self._now), START_SECONDS)
-        (outcome,) = self._exchange(child, CompileTemplate(self._source, self._now), RENDER_SECONDS)
-        if outcome.refusal:
-            raise self._error(outcome)
-
-    def _exchange(
-        self, child: BoundedProcess, request: TemplateRequest, seconds: float
-    ) -> list[Rendered]:
+    def _warm_up(self, child: BoundedProcess) -> None:
+        """Have the child compile what is known to be harmless: what fails is not the template."""
         try:
-            answer = child.call(msgspec.msgpack.encode(request), seconds)
-        except ChildTimeout:
-            raise BadChatTemplate(
-                f"{self._file}: got no text after {seconds:g} s: the chat template does not end in "
-                "time; a template without long loops"
+            _exchange(child, CompileTemplate("", self._now), START_SECONDS)
+        except ChildKilled:
+            raise
+        except (ChildTimeout, ChildDied) as end:
+            why = str(end) or f"does not start in {START_SECONDS:g} s"
+            raise JobFailed(
+                f"{self._file}: got no text: the process that renders the chat template {why}; "
+                "a pod with more processor time, and an image that is whole"
             ) from None
-        except ChildDied as death:
-            raise BadChatTemplate(
-                f"{self._file}: got no text: the process that renders the chat template {death}; "
-                f"a template that needs at most {TEMPLATE_MEMORY_BYTES >> 20} MiB"
-            ) from None
-        return msgspec.msgpack.decode(answer, type=list[Rendered])
+
+    def _failure(self, ends: Sequence[ChildTimeout | ChildDied]) -> PPOJobError:
+        """What it means that every child ended: wrong input only where none was killed."""
+        where = f"{self._file}: got no text"
+        killed = next((end for end in ends if isinstance(end, ChildKilled)), None)
+        if killed is not None:
+            return JobFailed(
+                f"{where}: the process that renders the chat template {killed}, and the other "
+                "attempt failed too: memory is short, or somebody kills it; more memory for the pod"
+            )
+        last = ends[-1]
+        if isinstance(last, ChildTimeout):
+            return BadChatTemplate(
+                f"{where} after {RENDER_SECONDS:g} s: the chat template does not end in time; "
+                "a template without long loops"
+            )
+        return BadChatTemplate(
+            f"{where}: the process that renders the chat template {last}; "
+            f"a template that needs at most {TEMPLATE_MEMORY_BYTES >> 20} MiB"
+        )
 
     def _error(self, outcome: Rendered) -> BadChatTemplate:
         line = "" if outcome.line is None else f":{outcome.line}"
@@ -122,3 +158,8 @@ class TemplateRenderer(Closing):
             f"{self._file}{line}: got {reason!r} from the chat template: it refuses these messages "
             "or is wrong; messages in the order the template wants, or another template"
         )
+
+
+def _exchange(child: BoundedProcess, request: TemplateRequest, seconds: float) -> list[Rendered]:
+    answer = child.call(msgspec.msgpack.encode(request), seconds)
+    return msgspec.msgpack.decode(answer, type=list[Rendered])
