@@ -22,7 +22,7 @@ from ppojob_cli.run_state import PodState
 from ppojob_cli.summary import Ending, finished_summary
 from ppojob_cli.validate import load_job
 from ppojob_cli.view import View, open_view
-from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.errors import ConfigError, PPOJobError
 
 _POLL_SECONDS = 0.25
 
@@ -57,10 +57,9 @@ def run(file: Path, output: Path | None, overrides: tuple[str, ...], plain: bool
     """
     try:
         status = run_job(file, output, overrides, plain=plain)
-    except ConfigError as problem:
-        for line in problem.problems:
-            click.echo(line, err=True)
-        status = contract.EXIT_INVALID
+    except PPOJobError as problem:
+        click.echo(str(problem), err=True)
+        status = problem.exit_status
     except KeyboardInterrupt:  # as long as the input is read; later ones are counted
         click.echo("interrupted: nothing was started", err=True)
         status = contract.EXIT_INTERRUPTED
@@ -72,6 +71,7 @@ def run_job(file: Path, output: Path | None, overrides: Sequence[str] = (), *, p
 
     Raises:
         ConfigError: the input is wrong; all problems at once, and nothing was started.
+        PPOJobError: the input could not be read to its end, through no fault of its own.
     """
     config = resolve(load_job(file, overrides), facts=engine_facts())
     folder = output or Path("runs") / config.name
