@@ -259,7 +259,7 @@ class Scanner:
             DataProblem(
                 f"{candidate.place}:{self.spec.prompt_key}",
                 "a conversation that the chat template refuses",
-                error.problems[0].partition(": got ")[2].partition(" from the chat template")[0],
+                error.refusal,
                 "messages that the template takes, such as user and assistant in turn",
                 DataReason.BAD_CHAT_TEMPLATE,
             ),

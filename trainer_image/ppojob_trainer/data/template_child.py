@@ -7,6 +7,7 @@ time well, and nothing within one process can stop the first. So it runs where i
 
 import datetime
 import sys
+from typing import Any
 
 import jinja2
 import msgspec
@@ -15,6 +16,7 @@ from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import read_frame, write_frame
 from ppojob_trainer.data.template_environment import TemplateRefusal, compile_template, render
 from ppojob_trainer.data.template_wire import (
+    MAX_CHAT_BYTES,
     CompileTemplate,
     RenderChats,
     Rendered,
@@ -27,6 +29,7 @@ def serve(requests: int, answers: int) -> None:
     """Answer requests until the parent closes its end."""
     template: jinja2.Template | None = None
     decoder = msgspec.msgpack.Decoder(TemplateRequest)
+    messages = msgspec.msgpack.Decoder(list[dict[str, Any]])
     while (body := read_frame(requests)) is not None:
         request = decoder.decode(body)
         if isinstance(request, CompileTemplate):
@@ -38,7 +41,9 @@ def serve(requests: int, answers: int) -> None:
                 outcomes = [_refused(refusal)]
         else:
             assert template is not None, "a template is compiled before it is rendered"
-            outcomes = [_render(template, chat, request) for chat in request.conversations]
+            outcomes = [
+                _render(template, messages.decode(chat), request) for chat in request.conversations
+            ]
         write_frame(answers, msgspec.msgpack.encode(outcomes))
 
 
@@ -47,9 +52,12 @@ def _render(
 ) -> Rendered:
     try:
         text = render(template, messages, request.variables, open_turn=request.open_turn)
-        return Rendered(text=text)
     except TemplateRefusal as refusal:
         return _refused(refusal)
+    size = len(text.encode())
+    if size > MAX_CHAT_BYTES:
+        return Rendered(refusal=f"a text of {size} bytes, at most {MAX_CHAT_BYTES}")
+    return Rendered(text=text)
 
 
 def _refused(refusal: TemplateRefusal) -> Rendered:

@@ -2,7 +2,7 @@
 
 import datetime
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from ppojob_trainer.children.process import (
 )
 from ppojob_trainer.closing import Closing
 from ppojob_trainer.data.template_wire import (
+    MAX_CHAT_BYTES,
     CompileTemplate,
     RenderChats,
     Rendered,
@@ -26,17 +27,29 @@ from ppojob_trainer.json_value import Json
 Messages = Sequence[Mapping[str, Json]]
 
 RENDER_SECONDS = 10.0
-"""Time for one call of the child: a batch of conversations takes milliseconds."""
+"""Time for one call of the child: a chunk of conversations takes milliseconds."""
 START_SECONDS = 60.0
 ATTEMPTS = 2
 """Processes that a request may end before the template is to blame."""
 TEMPLATE_MEMORY_BYTES = 512 * 1024 * 1024
+CHUNK_CHATS = 32
+"""Of one call: their texts fit into a frame also where each repeats the longest template."""
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Of the conversations of one call; not above `MAX_CHAT_BYTES`, for the longest of them alone."""
 
 _log = logging.getLogger(__name__)
 
 
 class BadChatTemplate(ConfigError):  # noqa: N818  the name in messages
-    """The template is missing, wrong, takes too long, or refuses the messages."""
+    """The template is missing, wrong, takes too long, or refuses the messages.
+
+    Attributes:
+        refusal: why these messages got no text, where others may; empty where none can.
+    """
+
+    def __init__(self, problem: str, refusal: str = "") -> None:
+        self.refusal = refusal
+        super().__init__(problem)
 
 
 class TemplateRenderer(Closing):
@@ -63,6 +76,8 @@ class TemplateRenderer(Closing):
     ) -> list[str | BadChatTemplate]:
         """Render conversations; in place of one that the template refuses, why.
 
+        The child is asked for a few at a time, so that its limits are for these few.
+
         Args:
             conversations: each a list of mappings with "role" and "content".
             variables: what the template sees besides.
@@ -72,13 +87,16 @@ class TemplateRenderer(Closing):
             BadChatTemplate: what concerns all of them: the template is wrong or too slow.
             JobFailed: the child cannot start, or is killed again and again by something else.
         """
-        request = RenderChats(
-            [[dict(message) for message in messages] for messages in conversations],
-            dict(variables),
-            open_turn,
-        )
-        rendered = self._ask(request)
-        return [self._error(outcome) if outcome.refusal else outcome.text for outcome in rendered]
+        given = dict(variables)
+        rendered: list[str | BadChatTemplate] = []
+        for chunk in chunked(map(_packed, conversations)):
+            size = len(chunk[0])
+            if size > MAX_CHAT_BYTES:
+                rendered.append(self._too_long(size))
+                continue
+            outcomes = self._ask(RenderChats(chunk, given, open_turn))
+            rendered += [self._error(one) if one.refusal else one.text for one in outcomes]
+        return rendered
 
     def close(self) -> None:
         """End the child; a new one starts when needed."""
@@ -153,11 +171,41 @@ class TemplateRenderer(Closing):
 
     def _error(self, outcome: Rendered) -> BadChatTemplate:
         line = "" if outcome.line is None else f":{outcome.line}"
-        reason = printable(" ".join(outcome.refusal.split()))[:300]
+        refusal = repr(printable(" ".join(outcome.refusal.split()))[:300])
         return BadChatTemplate(
-            f"{self._file}{line}: got {reason!r} from the chat template: it refuses these messages "
-            "or is wrong; messages in the order the template wants, or another template"
+            f"{self._file}{line}: got {refusal} from the chat template: it refuses these messages "
+            "or is wrong; messages in the order the template wants, or another template",
+            refusal,
         )
+
+    def _too_long(self, size: int) -> BadChatTemplate:
+        got = f"a conversation of {size} bytes"
+        return BadChatTemplate(
+            f"{self._file}: got {got}: more than the chat template's process takes; "
+            f"at most {MAX_CHAT_BYTES} bytes",
+            f"{got}, at most {MAX_CHAT_BYTES}",
+        )
+
+
+def chunked(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Put bodies together, in their order, as far as `CHUNK_CHATS` and `CHUNK_BYTES` allow.
+
+    One that is longer is alone.
+    """
+    chunk: list[bytes] = []
+    size = 0
+    for body in bodies:
+        if chunk and (len(chunk) == CHUNK_CHATS or size + len(body) > CHUNK_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(body)
+        size += len(body)
+    if chunk:
+        yield chunk
+
+
+def _packed(messages: Messages) -> bytes:
+    return msgspec.msgpack.encode([dict(message) for message in messages])
 
 
 def _exchange(child: BoundedProcess, request: TemplateRequest, seconds: float) -> list[Rendered]:

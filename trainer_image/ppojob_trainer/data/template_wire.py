@@ -4,6 +4,9 @@ from typing import Any
 
 import msgspec
 
+MAX_CHAT_BYTES = 16 * 1024 * 1024
+"""Of one conversation, as messages and as text: far more than any model reads."""
+
 
 class CompileTemplate(msgspec.Struct, frozen=True, tag=True):
     """Compile this template and keep it.
@@ -21,12 +24,12 @@ class RenderChats(msgspec.Struct, frozen=True, tag=True):
     """Render conversations with the compiled template.
 
     Attributes:
-        conversations: each a list of messages.
+        conversations: MessagePack of each one's list of messages.
         variables: what the template sees besides the messages.
         open_turn: whether the header of the assistant's next turn follows the messages.
     """
 
-    conversations: list[list[dict[str, Any]]]
+    conversations: list[bytes]
     variables: dict[str, Any]
     open_turn: bool
 

@@ -1,0 +1,86 @@
+import datetime
+import itertools
+import re
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppojob_trainer.children.frames import MAX_FRAME_BYTES
+from ppojob_trainer.data.template_renderer import (
+    CHUNK_BYTES,
+    CHUNK_CHATS,
+    BadChatTemplate,
+    TemplateRenderer,
+    chunked,
+)
+from ppojob_trainer.data.template_wire import MAX_CHAT_BYTES
+
+MEBI = 1 << 20
+TEMPLATE = "{{ messages[0].content * (repeat or 1) }}"
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Iterator[TemplateRenderer]:
+    with TemplateRenderer(TEMPLATE, "t.jinja", datetime.datetime(2001, 2, 3)) as renderer:
+        yield renderer
+
+
+def chat(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]
+
+
+def rendered(renderer: TemplateRenderer, *contents: str, repeat: int = 1) -> list[str]:
+    """Text of each conversation, or what is said in its place."""
+    chats = [chat(content) for content in contents]
+    outcomes = renderer.render(chats, {"repeat": repeat}, open_turn=True)
+    return [str(outcome) for outcome in outcomes]
+
+
+def test_more_conversations_than_fit_into_one_frame(renderer: TemplateRenderer) -> None:
+    """Say 4,096 answers of 16 kB: each is small, and all are more than a frame holds."""
+    contents = [str(number) * MEBI for number in range(10)] * 7
+    assert sum(map(len, contents)) > MAX_FRAME_BYTES
+    assert rendered(renderer, *contents) == contents
+
+
+def test_a_conversation_that_is_too_long_is_refused_alone(renderer: TemplateRenderer) -> None:
+    before, long, longer, after = rendered(
+        renderer, "before", "x" * MAX_CHAT_BYTES, "x" * (MAX_FRAME_BYTES + 1), "after"
+    )
+    assert (before, after) == ("before", "after")
+    assert f"at most {MAX_CHAT_BYTES} bytes" in long
+    assert re.match(r"t.jinja: got a conversation of \d{8} bytes: more than .+; at most ", longer)
+
+
+def test_the_longest_conversation_has_the_memory_it_needs(renderer: TemplateRenderer) -> None:
+    wide = "\U0001f600" + "x" * (MAX_CHAT_BYTES - 100)  # four bytes a character in Python
+    assert rendered(renderer, wide) == [wide]
+
+
+def test_a_text_that_is_too_long_is_refused_alone(renderer: TemplateRenderer) -> None:
+    short, long = rendered(renderer, "x", "y" * MEBI, repeat=65)
+    assert short == "x" * 65
+    assert f"a text of {65 * MEBI} bytes, at most " in long
+
+
+def test_what_is_too_long_is_the_conversations_own_problem(renderer: TemplateRenderer) -> None:
+    (outcome,) = renderer.render([chat("x" * MAX_CHAT_BYTES)], {}, open_turn=True)
+    assert isinstance(outcome, BadChatTemplate)
+    assert outcome.refusal.endswith(f" bytes, at most {MAX_CHAT_BYTES}")
+
+
+SIZES = st.one_of(st.integers(0, 9), st.sampled_from((CHUNK_BYTES // 2, CHUNK_BYTES)))
+
+
+@given(st.lists(st.one_of(SIZES, st.integers(0, 2 * CHUNK_BYTES)), max_size=3 * CHUNK_CHATS))
+def test_chunks_are_small_and_nothing_is_lost(sizes: list[int]) -> None:
+    chunks = list(chunked(map(bytes, sizes)))
+    assert [len(body) for chunk in chunks for body in chunk] == sizes
+    for chunk in chunks:
+        assert 1 <= len(chunk) <= CHUNK_CHATS
+        assert len(chunk) == 1 or sum(map(len, chunk)) <= CHUNK_BYTES
+    for chunk, following in itertools.pairwise(chunks):  # as few as can be
+        size = sum(map(len, chunk)) + len(following[0])
+        assert len(chunk) == CHUNK_CHATS or size > CHUNK_BYTES
