@@ -191,6 +191,41 @@ def test_a_process_that_somebody_kills_costs_nothing(source: Source, tmp_path: P
     assert [result.score for result in results] == [3.0]
 
 
+KILLED_WHILE_IT_LOADS = """
+import os, signal
+with open({path!r}, "a") as starts:
+    starts.write("x")
+if os.path.getsize({path!r}) in {killed}:
+    os.kill(os.getpid(), signal.SIGKILL)
+def score(solution_str, **more):
+    if solution_str == "bad" and os.path.getsize({path!r}) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 3
+"""
+
+
+@pytest.mark.parametrize("killed", [{1}, {2}], ids=["the first", "one that takes its place"])
+def test_a_process_that_somebody_kills_while_it_loads_costs_nothing(
+    killed: set[int], source: Callable[..., RewardSpec], tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    code = KILLED_WHILE_IT_LOADS.format(path=str(starts), killed=killed)
+    with ScoringPool([source(code, whole=True, seconds=60)]) as pool:
+        results = pool.score([item("good"), item("bad"), item("good")])
+    assert [result.score for result in results] == [3.0] * 3
+    assert len(starts.read_text()) == max(killed) + 1
+
+
+def test_processes_killed_again_and_again_while_they_load_are_no_wrong_input(
+    source: Callable[..., RewardSpec],
+) -> None:
+    """Memory is short, say: as a wrong input it would be the end of the job for good."""
+    spec = source("import os; os.kill(os.getpid(), 9)", whole=True)
+    with pytest.raises(RewardFailed, match="was killed by signal 9"):
+        ScoringPool([spec])
+    assert not descendants()
+
+
 def _kill_when_told(marker: Path) -> None:
     while not marker.exists():
         time.sleep(0.01)

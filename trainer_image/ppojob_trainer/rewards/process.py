@@ -14,7 +14,12 @@ import msgspec
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.children.frames import FrameError
-from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
+from ppojob_trainer.children.process import (
+    BoundedProcess,
+    ChildDied,
+    ChildKilled,
+    ChildTimeout,
+)
 from ppojob_trainer.closing import Closing
 from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
 from ppojob_trainer.rewards.records import NO_ANSWER, RewardItem, RewardResult
@@ -29,7 +34,7 @@ DEFAULT_MEMORY_BYTES = 4 * 1024**3
 BUILT_IN_SECONDS = 10.0
 DIED = "RewardDied"
 ATTEMPTS = 2
-"""Processes that a call may end before the call is to blame."""
+"""Processes that a call, or the loading of functions, may end before it is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class ScoringPool(Closing):
 
     Raises:
         ConfigError: functions cannot be loaded; every problem, one line each.
+        RewardFailed: processes are killed again and again while they load them.
     """
 
     def __init__(
@@ -197,6 +203,19 @@ class ScoringPool(Closing):
             self._idle.put(child)
 
     def _start(self) -> BoundedProcess:
+        """Start a child; a second one where something killed the first, which is nobody's input."""
+        for _ in range(ATTEMPTS):
+            try:
+                return self._start_once()
+            except ChildKilled as killed:
+                end = killed
+        raise RewardFailed(
+            "spec.rewards",
+            f"got no functions: {ATTEMPTS} processes ended while they loaded them, the last one "
+            f"{end}: memory is short, or somebody kills them; more memory for the pod",
+        )
+
+    def _start_once(self) -> BoundedProcess:
         with self._lock:
             if self._is_closed:
                 raise RewardFailed("scoring", "the pool has been closed")
@@ -208,6 +227,8 @@ class ScoringPool(Closing):
             request = LoadFunctions([function.spec for function in self._functions])
             body = child.call(msgspec.msgpack.encode(request), START_SECONDS)
             loaded = msgspec.msgpack.decode(body, type=Loaded)
+        except ChildKilled:
+            raise
         except (ChildTimeout, ChildDied) as error:
             child.kill()
             reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
