@@ -87,7 +87,7 @@ class ScoreEngine:
 
         Raises:
             ConfigError: the template refuses a conversation, or a text has no token.
-            JobFailed: so it is on another rank.
+            JobFailed: so it is on another rank, or the template's process is killed over and over.
             NonFiniteReward: a score is NaN or infinite.
         """
         with refused_together(self._world):
