@@ -44,7 +44,7 @@ class BadChatTemplate(ConfigError):  # noqa: N818  the name in messages
     """The template is missing, wrong, takes too long, or refuses the messages.
 
     Attributes:
-        refusal: why these messages got no text, where others may; empty where none can.
+        refusal: what the template said, or what is too long; empty where it said nothing.
     """
 
     def __init__(self, problem: str, refusal: str = "") -> None:
