@@ -355,6 +355,18 @@ def test_a_damaged_journal_line_is_named(tmp_path: Path, line: bytes):
         journal.read()
 
 
+def test_a_run_began_once(scripts, tmp_path: Path):
+    """Whoever asks sees the time of the first event, also of a journal that an older one began."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    began = journal.began()
+    journal.append(StepDone(time=began + 1, progress=scripts.progress(1)))
+    assert Journal(journal.path).began() == began
+    assert len(journal.read()) == 2
+    older = Journal(tmp_path / "older.jsonl")
+    older.append(EpochStarted(time=5.5, role="reward", epoch=1, world_size=1))
+    assert older.began() == 5.5
+
+
 def test_last_sealed():
     events = [CommitSealed(time=0.0, step=step, size_bytes=1) for step in (2, 4)]
     assert last_sealed([]) is None

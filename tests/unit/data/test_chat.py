@@ -138,8 +138,11 @@ def test_where_the_template_comes_from(place: str, make_folder: MakeFolder, tmp_
 
 def test_the_time_that_templates_see_can_be_fixed(make_folder: MakeFolder) -> None:
     folder = make_folder("{{ strftime_now('%d %b %Y %H') }}")
-    with ChatTokenizer(folder, now=datetime.datetime(2001, 2, 3, 4)) as tokenizer:
+    began = datetime.datetime(2001, 2, 3, 4, tzinfo=datetime.UTC).timestamp()
+    with ChatTokenizer(folder, began=began) as tokenizer:
         assert tokenizer.decode(tokenizer.encode_chat(TURNS)) == "03 Feb 2001 04"
+        tokenizer.tell_time(began + 3600)
+        assert tokenizer.decode(tokenizer.encode_chat(TURNS)) == "03 Feb 2001 05"
 
 
 def children_of(pid: int | str) -> list[int]:

@@ -6,6 +6,7 @@ existed even where all of them are gone. A torn last line was never acknowledged
 other line that does not parse is damage.
 """
 
+import time
 from pathlib import Path
 from typing import Final
 
@@ -25,10 +26,15 @@ class _Event(
     """What all events have.
 
     Attributes:
-        time: unix seconds, for people; nothing is decided by it.
+        time: unix seconds, for people; only that of the first event decides anything, the date in
+            chat templates.
     """
 
     time: float
+
+
+class RunBegan(_Event, frozen=True, kw_only=True, tag="run_began"):
+    """The first event of a run: its time is the one that chat templates see until its end."""
 
 
 class ControllerStarted(_Event, frozen=True, kw_only=True, tag="controller_started"):
@@ -129,7 +135,8 @@ class Exported(_Event, frozen=True, kw_only=True, tag="exported"):
 
 
 Event = (
-    ControllerStarted
+    RunBegan
+    | ControllerStarted
     | EpochStarted
     | StepDone
     | Resumed
@@ -158,6 +165,17 @@ class Journal:
             StorageError: the disk refused; the journal is as before.
         """
         durable.append_line(self.path, msgspec.json.encode(event), JOURNAL_POINT)
+
+    def began(self) -> float:
+        """When the run began, in unix seconds: the same for every controller that asks.
+
+        Raises:
+            DamagedCommit: see ``read``.
+            StorageError: the run begins now, and the disk refused.
+        """
+        if not self.read():
+            self.append(RunBegan(time=time.time()))
+        return self.read()[0].time
 
     def read(self) -> list[Event]:
         """All events, oldest first; empty where there is no journal.

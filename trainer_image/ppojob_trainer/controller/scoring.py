@@ -17,15 +17,17 @@ from ppojob_trainer.rpc.wire import RequestId
 
 @dataclass(frozen=True)
 class RewardModel:
-    """Where the reward model runs, and what its score counts.
+    """Where the reward model runs, what its score counts, and which time its template sees.
 
     Attributes:
         host: the role whose ranks run it.
         weight: factor of its score.
+        began: unix seconds at which the run began.
     """
 
     host: RoleGroup
     weight: float
+    began: float
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Scoring:
                     JudgeItem(row, msgspec.json.encode(batch.prompt_of(row).prompt))
                     for row in range(*part)
                 ],
+                model.began,
             )
             for part in parts
         ]

@@ -1,7 +1,6 @@
 """Builds the loop of a job out of its parts: the one place where all of them are named."""
 
 import contextlib
-import datetime
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import DataFile
 from ppojob_trainer.checkpoint.commit import CommitStore
-from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal
+from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.best_commit import BestCommit
@@ -73,11 +72,12 @@ def build_loop(
     config = environment.config
     store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json())
     journal = Journal(root / JOURNAL_NAME)
-    prompts = _open_prompts(spec, journal.read(), stack)
+    began = journal.began()
+    prompts = _open_prompts(spec, began, stack)
     order = PromptOrder(len(prompts.train), spec.data.seed or 0, shuffle=spec.data.shuffle)
     roles = _roles(environment, stop, stack)
     actor = roles.group("actorRollout")
-    stages = RolloutStages(roles, actor, _scoring(environment, roles))
+    stages = RolloutStages(roles, actor, _scoring(environment, roles, began))
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
     records = Records(_sinks(spec, run_folder, shown, stack), run_folder)
     total_steps = _total_steps(spec, order)
@@ -117,12 +117,12 @@ def build_loop(
     )
 
 
-def _scoring(environment: PodEnvironment, roles: Roles) -> Scoring:
+def _scoring(environment: PodEnvironment, roles: Roles, began: float) -> Scoring:
     spec = environment.config.spec
     hosts = _hosts(environment, roles)
     model = None
     if spec.reward_model is not None:
-        model = RewardModel(hosts["rewardModel"], spec.reward_model.weight)
+        model = RewardModel(hosts["rewardModel"], spec.reward_model.weight, began)
     return Scoring(
         roles=roles,
         owner=hosts["actorRollout"],
@@ -237,13 +237,11 @@ def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
     return [int(position) for position in epoch_order(size, spec.seed, passes)]
 
 
-def _open_prompts(spec: PPOJobSpec, events: list[Event], stack: contextlib.ExitStack) -> Prompts:
-    # A chat template may ask for the date: a resumed run must see the day on which it began.
-    began = datetime.datetime.fromtimestamp(events[0].time) if events else None
+def _open_prompts(spec: PPOJobSpec, began: float, stack: contextlib.ExitStack) -> Prompts:
     model = Path(spec.model.path)
     tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
     template = Path(spec.model.chat_template) if spec.model.chat_template else None
-    chat = stack.enter_context(ChatTokenizer(model, tokenizer, template, now=began))
+    chat = stack.enter_context(ChatTokenizer(model, tokenizer, template, began=began))
 
     def opened(files: Sequence[DataFile], max_rows: int | None) -> PromptDataset:
         rewards = row_checks(spec.rewards, has_model=spec.reward_model is not None)

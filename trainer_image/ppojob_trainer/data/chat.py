@@ -1,7 +1,7 @@
 """Chat messages and text to token ids and back, without torch or transformers."""
 
-import datetime
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,8 +28,9 @@ class ChatTokenizer(Closing):
         tokenizer_path: folder of the tokenizer; None for the model's.
         chat_template: file of a chat template; None for the tokenizer's own.
         setting: field of the resource that can name another template, for messages.
-        now: what a template's ``strftime_now`` tells; None for the time of this call. Give the
-            time at which the job began where a resumed run must see the same prompts.
+        began: what a template's ``strftime_now`` tells, in unix seconds, and it tells it in UTC:
+            the time at which a run began, or whoever goes on with it, on another day or machine,
+            sees other prompts. None for the time of this call.
 
     Attributes:
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
@@ -46,7 +47,7 @@ class ChatTokenizer(Closing):
         chat_template: str | Path | None = None,
         *,
         setting: str = "spec.model.chatTemplate",
-        now: datetime.datetime | None = None,
+        began: float | None = None,
     ) -> None:
         model = Path(model_folder)
         files = read_tokenizer_files(
@@ -59,7 +60,7 @@ class ChatTokenizer(Closing):
         self._renderer: TemplateRenderer | None = None
         if files.chat_template is not None:
             self._renderer = TemplateRenderer(
-                files.chat_template, files.template_file, now or datetime.datetime.now()
+                files.chat_template, files.template_file, time.time() if began is None else began
             )
         self.eos_token_ids = files.end_token_ids
         self.vocab_size: int = files.tokenizer.get_vocab_size(with_added_tokens=True)
@@ -161,6 +162,15 @@ class ChatTokenizer(Closing):
         of_texts = iter([encoding.ids for encoding in encodings])
         of_chats = iter(self.encode_chats(chats, variables) if chats else [])
         return [next(of_texts if isinstance(prompt, str) else of_chats) for prompt in prompts]
+
+    def tell_time(self, began: float) -> None:
+        """Tell templates another time from now on.
+
+        Args:
+            began: unix seconds, as for the constructor.
+        """
+        if self._renderer is not None:
+            self._renderer.tell_time(began)
 
     def close(self) -> None:
         """End the child. The tokenizer can still be used; a new child starts when needed."""

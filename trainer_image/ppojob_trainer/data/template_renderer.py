@@ -58,13 +58,13 @@ class TemplateRenderer(Closing):
     Args:
         source: text of the template.
         file: where it is from, for messages.
-        now: what its ``strftime_now`` tells.
+        began: what its ``strftime_now`` tells, in UTC; unix seconds.
     """
 
-    def __init__(self, source: str, file: str, now: datetime.datetime) -> None:
+    def __init__(self, source: str, file: str, began: float) -> None:
         self._source = source
         self._file = file
-        self._now = now.isoformat()
+        self._began = began
         self._child: BoundedProcess | None = None
 
     def render(
@@ -98,6 +98,16 @@ class TemplateRenderer(Closing):
             rendered += [self._error(one) if one.refusal else one.text for one in outcomes]
         return rendered
 
+    def tell_time(self, began: float) -> None:
+        """Tell another time from now on.
+
+        Args:
+            began: as for the constructor.
+        """
+        if began != self._began:
+            self._began = began
+            self.close()  # the child has compiled the template with another time
+
     def close(self) -> None:
         """End the child; a new one starts when needed."""
         if self._child is not None:
@@ -127,8 +137,7 @@ class TemplateRenderer(Closing):
         )
         try:
             self._warm_up(child)
-            compile_own = CompileTemplate(self._source, self._now)
-            (outcome,) = _exchange(child, compile_own, RENDER_SECONDS)
+            (outcome,) = _exchange(child, self._compiling(self._source), RENDER_SECONDS)
             if outcome.refusal:
                 raise self._error(outcome)
         except BaseException:
@@ -139,7 +148,7 @@ class TemplateRenderer(Closing):
     def _warm_up(self, child: BoundedProcess) -> None:
         """Have the child compile what is known to be harmless: what fails is not the template."""
         try:
-            _exchange(child, CompileTemplate("", self._now), START_SECONDS)
+            _exchange(child, self._compiling(""), START_SECONDS)
         except ChildKilled:
             raise
         except (ChildTimeout, ChildDied) as end:
@@ -148,6 +157,10 @@ class TemplateRenderer(Closing):
                 f"{self._file}: got no text: the process that renders the chat template {why}; "
                 "a pod with more processor time, and an image that is whole"
             ) from None
+
+    def _compiling(self, source: str) -> CompileTemplate:
+        now = datetime.datetime.fromtimestamp(self._began, datetime.UTC)
+        return CompileTemplate(source, now.isoformat())
 
     def _failure(self, ends: Sequence[ChildTimeout | ChildDied]) -> PPOJobError:
         """What it means that every child ended: wrong input only where none was killed."""

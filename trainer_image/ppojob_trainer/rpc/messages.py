@@ -166,10 +166,17 @@ class JudgeItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Judge(msgspec.Struct, frozen=True):
-    """Score rows whose text has arrived by the reward model; all its ranks do so together."""
+    """Score rows whose text has arrived by the reward model; all its ranks do so together.
+
+    Attributes:
+        batch: whose rows.
+        items: the rows.
+        began: unix seconds at which the run began, for a chat template that asks for the date.
+    """
 
     batch: BatchName
     items: list[JudgeItem]
+    began: float
 
 
 class Judged(msgspec.Struct, frozen=True):

@@ -25,10 +25,12 @@ class RewardModelStages:
 
     Args:
         engine: scores.
+        chat: the engine's tokenizer, which must be told when the run began.
     """
 
-    def __init__(self, engine: ScoreEngine) -> None:
+    def __init__(self, engine: ScoreEngine, chat: ChatTokenizer) -> None:
         self._engine = engine
+        self._chat = chat
         self._inbox = TextInbox()
 
     def routes(self) -> list[Route]:
@@ -41,6 +43,7 @@ class RewardModelStages:
             Answer(msgspec.json.decode(item.prompt), text)
             for item, text in zip(request.items, texts, strict=True)
         ]
+        self._chat.tell_time(request.began)
         return Judged(self._engine.scores(answers))
 
 
@@ -58,9 +61,8 @@ def open_reward_model(spec: PPOJobSpec, world: World) -> Iterator[RewardModelSta
     )
     with chat:
         loaded = load_reward_model(model.path, dtype, world=world)
-        yield RewardModelStages(
-            ScoreEngine(loaded, chat, spec.training, world, max_tokens=model.max_tokens)
-        )
+        engine = ScoreEngine(loaded, chat, spec.training, world, max_tokens=model.max_tokens)
+        yield RewardModelStages(engine, chat)
 
 
 @contextmanager

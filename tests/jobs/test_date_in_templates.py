@@ -1,0 +1,73 @@
+"""A chat template that asks for the time gets that of the run's beginning, whoever comes back."""
+
+from pathlib import Path
+
+import job_points
+import pytest
+import run_folders
+import tiny_jobs
+from pyarrow import parquet
+from tiny_models import TEMPLATE
+
+from ppojob_trainer.checkpoint.journal import Journal, RunBegan
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BEGAN = 981_173_106.25
+"""3 February 2001, 04:05:06 in UTC."""
+
+
+@pytest.fixture
+def dated(tiny_job, tiny_folder: Path, tmp_path: Path) -> Path:
+    """A job with policy and reward model apart; the templates of both ask for microseconds."""
+    template = tmp_path / "dated.jinja"
+    template.write_text("{{ strftime_now('%Y %S.%f ') }}" + TEMPLATE)
+    classifier = tiny_jobs.make_classifier(tiny_folder / "model", tmp_path / "classifier")
+    return tiny_job(
+        model={"path": str(tiny_folder / "model"), "chatTemplate": str(template)},
+        rewardModel={
+            "path": str(classifier),
+            "dtype": "float32",
+            "chatTemplate": str(template),
+        },
+        rewards=[],
+        roles={"rewardModel": {"colocateWith": None}},
+        steps={"total": 4},
+        timeouts={"livenessSeconds": 60},
+    )
+
+
+def prompts_of(rows: Path) -> list[str]:
+    """The prompts of a parquet file, as text."""
+    return [str(text) for text in parquet.read_table(rows)["prompt"].to_pylist()]
+
+
+def test_a_controller_that_comes_back_repeats_its_prompts(dated, start, tmp_path: Path):
+    output, once = tmp_path / "run", tmp_path / "once"
+    once.mkdir()
+    run = start(dated, output, **job_points.armed(once, "controller.step.computed@1=kill"))
+    assert run.wait() == 0, run.logs()
+    assert job_points.fired(once) == {"controller.step.computed"}
+    journal = (output / "checkpoints" / "journal.jsonl").read_text()
+    assert journal.count('"rewound"') == 1, "only the start counts as one"
+
+
+def test_whoever_comes_back_sees_the_same_time(dated, start, tmp_path: Path):
+    once = tmp_path / "once"
+    once.mkdir()
+    points = (
+        "controller.step.computed@2=kill",
+        "rpc.judge.answer.before@1=kill",
+        "rpc.generate.answer.before@4=kill",
+    )
+    outputs = {}
+    for name, environment in (("a", {}), ("b", job_points.armed(once, *points))):
+        outputs[name] = tmp_path / name
+        (outputs[name] / "checkpoints").mkdir(parents=True)
+        Journal(outputs[name] / "checkpoints" / "journal.jsonl").append(RunBegan(time=BEGAN))
+        run = start(dated, outputs[name], **environment)
+        assert run.wait() == 0, run.logs()
+    assert len(list(once.iterdir())) == len(points)
+    assert run_folders.result(outputs["a"]) == run_folders.result(outputs["b"])
+    (rows,) = outputs["b"].glob("rollouts/step-000004.parquet/*")
+    assert all(text.startswith("2001 06.250000 ") for text in prompts_of(rows))
