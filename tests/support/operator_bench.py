@@ -1,0 +1,103 @@
+"""An operator that is stepped by hand against a cluster in memory, for tests of it."""
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from operator_jobs import SETTINGS, job_manifest
+from simulated_cluster import SimulatedCluster
+
+from ppojob_operator.errors import ClusterError
+from ppojob_operator.kinds import CHILD_KINDS
+from ppojob_operator.mirror import Mirror
+from ppojob_operator.reconcile import Reconciler
+
+KEY = ("lab", "sum")
+
+
+class Bench:
+    """A cluster, a job and an operator that is stepped by hand."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.cluster = SimulatedCluster()
+        self.cluster.put(job_manifest(**changes))
+        self.restart()
+
+    def restart(self) -> None:
+        """A new operator, which knows nothing."""
+        self.mirror = Mirror(lambda _: None)
+        self.reconciler = Reconciler(self.cluster, self.mirror, SETTINGS)
+
+    def look(self) -> None:
+        """Have the mirror show what is there now, as streams would."""
+        known = {item["metadata"]["uid"] for item in self.cluster.objects.values()}
+        for uid in [one for one in self.mirror._keys if one not in known]:
+            self.mirror.lose_child(uid) if uid in self._uids("children") else None
+            self.mirror.lose_pod(uid)
+        for item in list(self.cluster.objects.values()):
+            if item["kind"] == "PPOJob":
+                self.mirror.see_job(item)
+            elif item["kind"] == "Pod":
+                self.mirror.see_pod(item)
+            elif item["kind"] in CHILD_KINDS and item["kind"] != "Secret":
+                self.mirror.see_child(item)
+
+    def _uids(self, what: str) -> set[str]:
+        return {uid for one in self.mirror._jobs.values() for uid in getattr(one, what)}
+
+    async def step(self) -> None:
+        self.look()
+        await self.reconciler.reconcile(KEY)
+
+    async def settle(self, limit: int = 30) -> None:
+        """Reconcile until nothing is written any more, through whatever fails."""
+        for _ in range(limit):
+            before = len(self.cluster.writes)
+            try:
+                await self.step()
+            except ClusterError:
+                continue
+            if len(self.cluster.writes) == before:
+                return
+        raise AssertionError("it never comes to rest")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self.cluster.objects["PPOJob", "lab", "sum"]["status"]
+        return status
+
+    def edit(self, **lifecycle: Any) -> None:
+        """Edit spec.lifecycle, as its author may."""
+        self.edit_spec(lifecycle=lifecycle)
+
+    def edit_spec(self, **sections: Any) -> None:
+        """Replace sections of the spec, as the author of the job may."""
+        job = copy.deepcopy(self.cluster.objects["PPOJob", "lab", "sum"])
+        job["spec"] |= sections
+        job["metadata"]["generation"] += 1
+        self.cluster.put(job)
+
+    def content(self) -> dict[Any, Any]:
+        """Everything but what differs from run to run."""
+        kept = {}
+        for place, item in self.cluster.objects.items():
+            if item["kind"] in {"Event", "Secret"}:
+                continue
+            status = item.get("status") or {}
+            status = {k: v for k, v in status.items() if "Time" not in k and k != "conditions"}
+            body = {k: v for k, v in item.items() if k not in {"metadata", "status"}}
+            kept[place] = (body, status, item["metadata"].get("labels"))
+        return kept
+
+
+def run(test: Callable[[Bench], Awaitable[None]], **changes: Any) -> None:
+    """Run a test on a bench of its own; `changes` replace sections of the job's spec."""
+    asyncio.run(test(Bench(**changes)))  # type: ignore[arg-type]
+
+
+async def up(bench: Bench) -> None:
+    """A job whose pods all run."""
+    await bench.settle()
+    bench.cluster.ready()
+    await bench.settle()
