@@ -32,7 +32,8 @@ def changes(here: Situation, defaults: Defaults) -> Waves:
     told = tuple(told_to_queue(here))
     if not here.wanted:
         return (tuple(_unwanted_sets(here)), gang, told)
-    sets = _set_actions(here, defaults)
+    # A job that is not to run gives its StatefulSets up, one after the other, as they are.
+    sets = _set_actions(here, defaults) if here.runs else []
     config_name = config_map_name(here.job, here.config)
     around = [
         action
@@ -45,7 +46,7 @@ def changes(here: Situation, defaults: Defaults) -> Waves:
     if any(isinstance(action, Create) for action in sets) or _is_stuck(here):
         keys.append(MakeKeys(key_templates(here.job, here.config)))
     rest: list[Action] = [*_unwanted_sets(here), *_unused_configs(here)]
-    if not sets:
+    if here.runs and not (around or sets):
         rest += _outdated_controller(here)
     return ((*keys, *around, *gang), (*sets, *bound), (*rest, *told))
 
@@ -57,8 +58,9 @@ def _set_actions(here: Situation, defaults: Defaults) -> list[Action]:
 
 
 def _is_in_use(here: Situation) -> bool:
-    """Whether a pod mounts this very configuration."""
-    return any(pod.config_digest == here.config.digest for pod in here.observed.pods)
+    """Whether a pod mounts this very configuration, or the next one will."""
+    is_mounted = any(pod.config_digest == here.config.digest for pod in here.observed.pods)
+    return is_mounted or any(_mounts_current(here, role.role) for role in here.wanted)
 
 
 def _is_stuck(here: Situation) -> bool:

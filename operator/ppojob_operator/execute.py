@@ -38,6 +38,9 @@ from ppojob_operator.state import (
     Time,
 )
 
+_MAKING = MakeKeys | Create | Apply
+"""What needs that which the waves before it make."""
+
 
 class Executor:
     """Writes what plans say.
@@ -52,13 +55,17 @@ class Executor:
         self._mirror = mirror
 
     async def execute(self, job: Job, plan: Plan, now: Time) -> list[ClusterError]:
-        """Carry out the waves of a plan; what failed ends it behind its wave."""
+        """Carry out the waves of a plan; answers what failed.
+
+        Behind a wave that failed nothing more is made. What is to go goes all the same: an object
+        that is not taken must not keep a job from stopping, nor a dead node's pods where they are.
+        """
+        failed: list[ClusterError] = []
         for wave in plan.waves:
-            ends = await asyncio.gather(*(self._attempt(job, action, now) for action in wave))
-            failed = [end for end in ends if end is not None]
-            if failed:
-                return failed
-        return []
+            due = [one for one in wave if not (failed and isinstance(one, _MAKING))]
+            ends = await asyncio.gather(*(self._attempt(job, action, now) for action in due))
+            failed += [end for end in ends if end is not None]
+        return failed
 
     async def write_status(self, job: Job, plan: Plan) -> None:
         """Write the status, unless somebody has written to the job since it was read.

@@ -36,6 +36,7 @@ class Situation:
         scheduling: who places its pods.
         admission: whether it may have pods.
         ending: how it ended, where it did.
+        runs: whether it is to have pods for longer than a commit takes.
         wanted: roles that are to have pods now.
     """
 
@@ -49,6 +50,7 @@ class Situation:
     scheduling: SchedulingSpec
     admission: Admission
     ending: Ending | None
+    runs: bool
     wanted: tuple[RoleTopology, ...]
 
     @property
@@ -65,8 +67,8 @@ class Situation:
     def wants_gang(self) -> bool:
         """Whether its pods, those that are there included, are to be placed together."""
         gave_back = self.admission.claim.reason == GAVE_BACK
-        runs = not self.has_ended and not self.lifecycle.suspend and not gave_back
-        return runs or bool(self.observed.pods)
+        asks = not self.has_ended and not self.lifecycle.suspend and not gave_back
+        return asks or bool(self.observed.pods)
 
     @property
     def step(self) -> int:
@@ -88,10 +90,11 @@ def situation(job: Job, manifest: PPOJob, observed: Observed, now: Time) -> Situ
     has_ended = holds(status, "Complete") or holds(status, "Failed")
     scheduling = manifest.spec.scheduling
     admitted = admission(job, scheduling, observed, now)
+    runs = not has_ended and not lifecycle.suspend and admitted.may_have_pods
     wanted = wanted_roles(
         config.run.topology.with_own_pods,
         observed,
-        runs=not has_ended and not lifecycle.suspend and admitted.may_have_pods,
+        runs=runs,
         commits=not has_ended or status.reason == "DeadlineExceeded",
     )
     return Situation(
@@ -105,6 +108,7 @@ def situation(job: Job, manifest: PPOJob, observed: Observed, now: Time) -> Situ
         scheduling=scheduling,
         admission=admitted,
         ending=found,
+        runs=runs,
         wanted=wanted,
     )
 

@@ -1,0 +1,115 @@
+"""Objects that the API server does not take: what they hold up, and what they must not."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from operator_bench import Bench, run, up
+from operator_jobs import NOW, SETTINGS, make_job, observed
+from operator_plans import all_pods, kinds
+
+from ppojob_operator.conditions import rfc3339
+from ppojob_operator.errors import ClusterError, RefusedError, UnavailableError
+from ppojob_operator.plan import plan
+
+
+def refuse(bench: Bench, kind: str, how: Callable[[str], ClusterError] = RefusedError) -> None:
+    """Have every write of objects of a kind fail, deletions aside."""
+
+    def fault(_: int) -> ClusterError | None:
+        verb, of, name = bench.cluster.writes[-1]
+        hits = of == kind and verb != "delete"
+        return how(f"{kind} {name}: admission webhook denied the request") if hits else None
+
+    bench.cluster.fault = fault
+
+
+def spoil(bench: Bench) -> None:
+    """Edit an object of the job by hand, so that it is to be applied again."""
+    policy = copy.deepcopy(bench.cluster.objects["NetworkPolicy", "lab", "sum-pods"])
+    policy["spec"]["ingress"].append({})
+    bench.cluster.put(policy)
+
+
+@pytest.mark.parametrize("how", [RefusedError, UnavailableError])
+def test_what_is_refused_does_not_keep_a_job_from_stopping(
+    how: Callable[[str], ClusterError],
+) -> None:
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        spoil(bench)
+        refuse(bench, "NetworkPolicy", how)
+        bench.edit(suspend=True)
+        with pytest.raises(ClusterError):
+            await bench.step()
+        assert ("delete", "StatefulSet", "sum-controller") in bench.cluster.writes
+        await bench.settle()
+        assert bench.status["phase"] == "Suspended"
+        assert not bench.cluster.of("Pod")
+
+    run(test)
+
+
+def test_nor_from_ending_at_its_deadline() -> None:
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        job = copy.deepcopy(bench.cluster.objects["PPOJob", "lab", "sum"])
+        job["status"]["startTime"] = rfc3339(NOW)
+        bench.cluster.put(job)
+        spoil(bench)
+        refuse(bench, "NetworkPolicy")
+        await bench.settle()
+        assert bench.status["reason"] == "DeadlineExceeded"
+        assert not bench.cluster.of("Pod")
+
+    run(test, lifecycle={"activeDeadlineSeconds": 60})
+
+
+def test_nor_from_giving_up_the_pods_of_a_dead_node() -> None:
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        name = "sum-reward-1"
+        lost = copy.deepcopy(bench.cluster.objects["Pod", "lab", name])
+        lost["spec"]["nodeName"] = "n"
+        bench.cluster.put(lost)
+        silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": rfc3339(NOW)}
+        node = {"metadata": {"name": "n", "uid": "n"}, "status": {"conditions": [silent]}}
+        bench.mirror.see_node(node)
+        spoil(bench)
+        refuse(bench, "NetworkPolicy")
+        with pytest.raises(RefusedError):
+            await bench.step()
+        assert ("delete", "Pod", name) in bench.cluster.writes
+
+    run(test)
+
+
+def test_what_pods_need_is_still_waited_for() -> None:
+    async def test(bench: Bench) -> None:
+        refuse(bench, "Service")
+        with pytest.raises(RefusedError):
+            await bench.step()
+        assert not bench.cluster.of("StatefulSet")
+        assert not bench.cluster.of("RoleBinding")
+
+    run(test)
+
+
+def test_nothing_is_applied_to_what_is_about_to_go() -> None:
+    """Its generation is new with every edit, and a StatefulSet says of which one it is."""
+    paused = dataclasses.replace(make_job(lifecycle={"suspend": True}), generation=2)
+    planned = plan(paused, observed(pods=all_pods(is_ready=True)), SETTINGS, NOW)
+    assert kinds(planned) == ["Delete"]
+
+
+def test_a_controller_is_not_ended_before_the_next_one_can_start() -> None:
+    """Its StatefulSet has the new configuration, and somebody has deleted that."""
+    pods = all_pods(is_ready=True, config_digest="of-before")
+    whole = observed(pods=pods)
+    assert "DeletePod" in kinds(plan(make_job(), whole, SETTINGS, NOW))
+    children = {key: one for key, one in whole.children.items() if key[0] != "ConfigMap"}
+    without = dataclasses.replace(whole, children=children)
+    planned = plan(make_job(), without, SETTINGS, NOW)
+    assert "Create ConfigMap" in kinds(planned)
+    assert "DeletePod" not in kinds(planned)
