@@ -26,12 +26,15 @@ def admission(job: Job, scheduling: SchedulingSpec, observed: Observed, now: Tim
         if left > 0 or observed.pods:
             return _given_back(was.message, max(left, 1.0))
         return asked
-    # From when it lacked pods: a job that has trained for days gets the whole time as well.
     ready = condition(job.status, "PodsReady")
     is_short = asked.claim.holds and _holds_a_part(scheduling, observed)
     if ready is None or ready.status == "True" or not is_short:
         return asked
-    left = (from_rfc3339(ready.last_transition_time) + limit - now).total_seconds()
+    # From when it lacked pods, so a job that has trained for days gets the whole time as well; but
+    # never from before this attempt: without pods it was queued, suspended, or had given back.
+    started = from_rfc3339(job.status.start_time) if job.status.start_time else now
+    since = max(started, from_rfc3339(ready.last_transition_time))
+    left = (since + limit - now).total_seconds()
     if left > 0:
         return Admission(asked.claim, asked.may_have_pods, asked.placements, left)
     return _given_back(_words(scheduling, observed), limit.total_seconds())
