@@ -42,6 +42,9 @@ def told_to_queue(here: Situation) -> Iterator[Action]:
     answer = kueue.answer(child)
     if answer.holds("Finished"):
         return
+    if here.has_ended and here.observed.pods:
+        # They may be committing, and what they hold would be given to another job.
+        return
     evicted = answer.holds("Evicted") and answer.holds("QuotaReserved")
     if evicted and not here.observed.pods and not here.has_ended:
         yield ReleaseQuota(child.name, child.uid)

@@ -25,14 +25,13 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     if job.is_deleting:
         # What it owns is the garbage collector's; nothing here may hold up a deletion.
         return Plan()
+    expiry = expiry_in(job, observed, now)
+    if expiry is not None and expiry <= 0:
+        return Plan(waves=((DeleteJob(),),))
     problems = job.problems or (cluster_problems(job.manifest) if job.manifest else ())
     if job.manifest is None or problems:
-        return _refusal(job, problems, now)
+        return _refusal(job, problems, now, expiry)
     here = situation(job, job.manifest, observed, now)
-    if here.has_ended:
-        left = expiry_in(job.status, here.lifecycle, now)
-        if left is not None and left <= 0:
-            return Plan(waves=((DeleteJob(),),))
     image = job.status.image or settings.trainer_image
     lost, lost_wait = lost_pods(observed, settings.node_silence_seconds, now)
     crashed, crash_wait = crashed_pods(observed.pods, job.status, now)
@@ -43,15 +42,14 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     return Plan(
         waves=tuple(wave for wave in (*waves, (*lost, *crashed, *told)) if wave),
         status=status if status != job.status else None,
-        again_in=_again_in(here, settings, lost_wait, crash_wait),
+        again_in=_again_in(here, settings, lost_wait, crash_wait, expiry),
     )
 
 
 def _again_in(here: Situation, settings: Settings, *waits: float | None) -> float | None:
-    status = here.job.status
-    candidates = [*waits, here.admission.again_in, expiry_in(status, here.lifecycle, here.now)]
+    candidates = [*waits, here.admission.again_in]
     if here.ending is None:
-        candidates.append(deadline_in(status, here.lifecycle, here.now))
+        candidates.append(deadline_in(here.job.status, here.lifecycle, here.now))
         if any(missing_pods(role, here.observed) for role in here.wanted):
             candidates.append(MISSING_SECONDS)
         if any(pod.waiting_reason == "ContainerCreating" for pod in here.observed.pods):
@@ -75,7 +73,7 @@ def cluster_problems(job: PPOJob) -> tuple[Problem, ...]:
     )
 
 
-def _refusal(job: Job, problems: tuple[Problem, ...], now: Time) -> Plan:
+def _refusal(job: Job, problems: tuple[Problem, ...], now: Time, expiry: float | None) -> Plan:
     """The status of a job whose spec is wrong, with every line that `ppojob validate` prints.
 
     A job that never had pods has failed. One that runs keeps running as it was accepted.
@@ -100,5 +98,5 @@ def _refusal(job: Job, problems: tuple[Problem, ...], now: Time) -> Plan:
         }
     status: PPOJobStatus = job.status.model_copy(update=update)
     if status == job.status:
-        return Plan()
+        return Plan(again_in=expiry)
     return Plan(waves=((Emit("Warning", "InvalidSpec", message),),), status=status)

@@ -11,9 +11,12 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from ppojob_api.parsing import SERVER_METADATA
 from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.schedule import LifecycleSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.validation import validate
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, LABEL_JOB
@@ -72,7 +75,18 @@ def read_job(manifest: Manifest) -> Job:
         manifest=judged if isinstance(judged, PPOJob) else None,
         problems=() if isinstance(judged, PPOJob) else judged,
         status=PPOJobStatus.model_validate(manifest.get("status") or {}, by_alias=True),
+        ttl_seconds=_ttl_seconds(manifest),
     )
+
+
+def _ttl_seconds(manifest: Manifest) -> int | None:
+    """Of any job, for one whose spec is wrong elsewhere ends as well."""
+    section = (manifest.get("spec") or {}).get("lifecycle") or {}
+    try:
+        lifecycle = LifecycleSpec.model_validate(section, by_alias=True)
+    except ValidationError:
+        return None
+    return lifecycle.ttl_seconds_after_finished
 
 
 @functools.lru_cache(maxsize=JOBS_REMEMBERED)

@@ -53,6 +53,7 @@ class Job:
         manifest: the job as validated; None where `problems` says why not.
         problems: what is wrong with the spec.
         status: as last written.
+        ttl_seconds: after which an ended job is deleted, also one whose spec is wrong.
     """
 
     namespace: str
@@ -65,6 +66,7 @@ class Job:
     manifest: PPOJob | None
     problems: tuple[Problem, ...]
     status: PPOJobStatus
+    ttl_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

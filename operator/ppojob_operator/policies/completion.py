@@ -9,7 +9,7 @@ from ppojob_api.v1alpha1.schedule import LifecycleSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.conditions import from_rfc3339, holds
 from ppojob_operator.policies.failure import Verdict
-from ppojob_operator.state import ControllerReport, Time
+from ppojob_operator.state import ControllerReport, Job, Observed, Time
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,15 @@ def deadline_in(status: PPOJobStatus, lifecycle: LifecycleSpec, now: Time) -> fl
     return (from_rfc3339(status.start_time) + limit - now).total_seconds()
 
 
-def expiry_in(status: PPOJobStatus, lifecycle: LifecycleSpec, now: Time) -> float | None:
-    """Seconds until an ended job is to be deleted; None: never."""
-    if lifecycle.ttl_seconds_after_finished is None or status.finish_time is None:
+def expiry_in(job: Job, observed: Observed, now: Time) -> float | None:
+    """Seconds until an ended job is to be deleted; None: never, or not before its pods are gone.
+
+    The controller of one whose deadline is over may be committing.
+    """
+    if job.ttl_seconds is None or job.status.finish_time is None or observed.pods:
         return None
-    rest = datetime.timedelta(seconds=lifecycle.ttl_seconds_after_finished)
-    return (from_rfc3339(status.finish_time) + rest - now).total_seconds()
+    rest = datetime.timedelta(seconds=job.ttl_seconds)
+    return (from_rfc3339(job.status.finish_time) + rest - now).total_seconds()
 
 
 def _reported(report: ControllerReport) -> Ending | None:

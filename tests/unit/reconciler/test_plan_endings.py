@@ -1,6 +1,5 @@
 """How a job ends, and what comes after."""
 
-import dataclasses
 import datetime
 from typing import Any
 
@@ -65,19 +64,9 @@ class TestTimes:
     def ended(self) -> PPOJobStatus:
         return status_after(TestEnds().end(0))
 
-    def job(self, lifecycle: dict[str, Any], status: PPOJobStatus) -> Any:
-        job = make_job(status)
-        assert job.manifest is not None
-        spec = job.manifest.spec
-        life = spec.lifecycle.model_copy(update=lifecycle)
-        manifest = job.manifest.model_copy(
-            update={"spec": spec.model_copy(update={"lifecycle": life})}
-        )
-        return dataclasses.replace(job, manifest=manifest)
-
     def test_a_job_that_takes_too_long_fails(self) -> None:
         status = status_after(plan(make_job(), Observed(), SETTINGS, NOW))
-        job = self.job({"active_deadline_seconds": 60}, status)
+        job = make_job(status, lifecycle={"activeDeadlineSeconds": 60})
         seen = observed(pods=all_pods(is_ready=True))
         early = plan(job, seen, SETTINGS, NOW + datetime.timedelta(seconds=59))
         assert (early.status or status).phase != "Failed"
@@ -85,8 +74,53 @@ class TestTimes:
         assert status_after(late).reason == "DeadlineExceeded"
 
     def test_an_ended_job_goes_when_its_time_is_over(self) -> None:
-        job = self.job({"ttl_seconds_after_finished": 60}, self.ended())
+        job = make_job(self.ended(), lifecycle={"ttlSecondsAfterFinished": 60})
         early = plan(job, Observed(), SETTINGS, NOW + datetime.timedelta(seconds=59))
         assert early.again_in == pytest.approx(1.0)
         late = plan(job, Observed(), SETTINGS, NOW + datetime.timedelta(seconds=60))
         assert late.waves == ((DeleteJob(),),)
+
+    def test_it_does_not_go_while_its_controller_commits(self) -> None:
+        lifecycle = {"activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 1}
+        started = status_after(plan(make_job(), Observed(), SETTINGS, NOW))
+        late = NOW + datetime.timedelta(seconds=60)
+        committing = observed(pods=all_pods(is_ready=True))
+        job = make_job(started, lifecycle=lifecycle)
+        over = make_job(status_after(plan(job, committing, SETTINGS, late)), lifecycle=lifecycle)
+        assert over.status.reason == "DeadlineExceeded"
+        later = late + datetime.timedelta(seconds=100)
+        planned = plan(over, committing, SETTINGS, later)
+        assert kinds(planned) == ["Delete"], "its controller is told to end"
+        assert planned.again_in is None, "the end of its pods wakes it"
+        assert plan(over, Observed(), SETTINGS, later).waves == ((DeleteJob(),),)
+
+    @pytest.mark.parametrize(
+        "wrong", [{"steps": {}}, {"steps": "many"}, {"checkpoint": {}}], ids=str
+    )
+    def test_a_job_that_never_began_goes_too(self, wrong: dict[str, Any]) -> None:
+        lifecycle = {"ttlSecondsAfterFinished": 60}
+        job = make_job(lifecycle=lifecycle, **wrong)
+        failed = status_after(plan(job, Observed(), SETTINGS, NOW))
+        assert failed.reason == "InvalidSpec"
+        again = make_job(failed, lifecycle=lifecycle, **wrong)
+        early = plan(again, Observed(), SETTINGS, NOW + datetime.timedelta(seconds=59))
+        assert (early.waves, early.again_in) == ((), pytest.approx(1.0))
+        late = plan(again, Observed(), SETTINGS, NOW + datetime.timedelta(seconds=60))
+        assert late.waves == ((DeleteJob(),),)
+
+    @pytest.mark.parametrize("seconds", ["60", -1, True, None, {}], ids=str)
+    def test_a_time_that_is_wrong_itself_is_never_over(self, seconds: Any) -> None:
+        lifecycle = {"ttlSecondsAfterFinished": seconds}
+        job = make_job(lifecycle=lifecycle, steps={})
+        failed = status_after(plan(job, Observed(), SETTINGS, NOW))
+        years = NOW + datetime.timedelta(days=1_000)
+        assert (
+            plan(make_job(failed, lifecycle=lifecycle, steps={}), Observed(), SETTINGS, years)
+            == Plan()
+        )
+
+    def test_a_running_job_that_was_edited_wrongly_stays(self) -> None:
+        running = status_after(plan(make_job(), Observed(), SETTINGS, NOW))
+        job = make_job(running, steps={}, lifecycle={"ttlSecondsAfterFinished": 0})
+        planned = plan(job, observed(pods=all_pods()), SETTINGS, NOW)
+        assert (kinds(planned), planned.again_in) == (["Emit"], None)

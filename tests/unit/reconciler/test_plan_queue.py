@@ -241,6 +241,21 @@ class TestKueue:
             isinstance(one, ApplyStatus) for one in actions(looked_at(ended, seen(finished)))
         )
 
+    def test_a_queue_is_not_told_of_the_end_while_pods_commit(self) -> None:
+        """It would give their quota to another job at once."""
+        job = queued_job(lifecycle={"activeDeadlineSeconds": 60})
+        started = PPOJobStatus(start_time="2026-01-02T03:00:00Z")
+        there = seen(admitted(job), pods=four_pods(is_ready=True))
+        lifecycle = {"activeDeadlineSeconds": 60}
+        over = status_after(looked_at(queued_job(started, lifecycle=lifecycle), there))
+        assert over.reason == "DeadlineExceeded"
+        ended = queued_job(over, lifecycle=lifecycle)
+        planned = looked_at(ended, there)
+        assert not any(isinstance(one, ApplyStatus) for one in actions(planned))
+        planned = looked_at(ended, seen(admitted(job)))
+        (write,) = [one for one in actions(planned) if isinstance(one, ApplyStatus)]
+        assert write.manifest["status"]["conditions"][0]["type"] == "Finished"
+
     def test_a_suspended_job_leaves_the_queue_behind_its_pods(self) -> None:
         job = queued_job()
         paused = queued_job(lifecycle={"suspend": True})
