@@ -19,10 +19,11 @@ def convergence(here: Situation, wanted: dict[str, Any]) -> Iterable[Action]:
     elif child.is_deleting or child.owner_uid != here.job.uid:
         # It is on its way out; its deletion wakes us.
         return
-    elif covers(child.manifest, wanted) or child.settled_digest == digest(wanted):
-        return
-    elif kind != "StatefulSet" or not _is_kept(child, wanted):
-        yield Apply(wanted, child.uid)
+    else:
+        if kind == "StatefulSet" and _is_kept(child, wanted):
+            wanted = _as_begun(child, wanted)
+        if not covers(child.manifest, wanted) and child.settled_digest != digest(wanted):
+            yield Apply(wanted, child.uid)
 
 
 def _is_kept(child: Child, wanted: Manifest) -> bool:
@@ -34,6 +35,13 @@ def _is_kept(child: Child, wanted: Manifest) -> bool:
     ours = annotations(wanted)
     same_job = theirs.get(ANNOTATION_GENERATION) == ours[ANNOTATION_GENERATION]
     return same_job and theirs.get(ANNOTATION_TEMPLATE) != ours[ANNOTATION_TEMPLATE]
+
+
+def _as_begun(child: Child, wanted: Manifest) -> dict[str, Any]:
+    """A StatefulSet as the other operator made it: with pods, where somebody has scaled it to 0."""
+    spec = child.manifest["spec"]
+    replicas = spec["replicas"] or wanted["spec"]["replicas"]
+    return {**child.manifest, "spec": {**spec, "replicas": replicas}}
 
 
 def annotations(manifest: Manifest) -> dict[str, str]:

@@ -10,6 +10,7 @@ from operator_plans import pod, status_after
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST
 from ppojob_operator.conditions import condition
+from ppojob_operator.difference import digest
 from ppojob_operator.plan import plan
 from ppojob_operator.state import (
     Apply,
@@ -110,3 +111,46 @@ def test_they_do_not_stand_in_for_pods_that_are_not_ready() -> None:
     said = condition(status_after(planned), "PodsReady")
     assert said is not None
     assert (said.status, said.message) == ("False", "1 of 2 pods are ready")
+
+
+def scaled(child: Child, replicas: int) -> Child:
+    """A StatefulSet that somebody has scaled by hand."""
+    spec = {**child.manifest["spec"], "replicas": replicas}
+    return dataclasses.replace(child, manifest={**child.manifest, "spec": spec})
+
+
+def upgraded(replicas: int, name: str = "sum-reward") -> tuple[dict[Any, Child], list[Any]]:
+    """What an older operator made and somebody scaled, and what a newer one does about it."""
+    children = {
+        key: as_before(one) if one.kind == "StatefulSet" else one for key, one in CHILDREN.items()
+    }
+    children["StatefulSet", name] = scaled(children["StatefulSet", name], replicas)
+    planned = plan(make_job(), Observed(children=children), SETTINGS, NOW)
+    return children, [one for wave in planned.waves for one in wave]
+
+
+def test_what_was_stopped_by_hand_runs_again_as_it_was() -> None:
+    children, acts = upgraded(0)
+    (apply,) = [one for one in acts if isinstance(one, Apply)]
+    before = children["StatefulSet", "sum-reward"]
+    assert apply.uid == before.uid
+    assert apply.manifest == scaled(before, 2).manifest, "its template is what its pods had"
+    restored = {**children, ("StatefulSet", "sum-reward"): scaled(before, 2)}
+    again = plan(make_job(), Observed(children=restored), SETTINGS, NOW)
+    assert not any(isinstance(one, Apply) for wave in again.waves for one in wave)
+
+
+def test_a_webhook_that_keeps_it_stopped_is_not_fought() -> None:
+    children, acts = upgraded(0)
+    (apply,) = [one for one in acts if isinstance(one, Apply)]
+    before = children["StatefulSet", "sum-reward"]
+    settled = dataclasses.replace(before, settled_digest=digest(apply.manifest))
+    there = {**children, ("StatefulSet", "sum-reward"): settled}
+    again = plan(make_job(), Observed(children=there), SETTINGS, NOW)
+    assert not any(isinstance(one, Apply) for wave in again.waves for one in wave)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_another_number_of_pods_is_the_older_operators_business(replicas: int) -> None:
+    _, acts = upgraded(replicas)
+    assert not any(isinstance(one, Apply) for one in acts)
