@@ -1,6 +1,6 @@
 """What must be made, changed and deleted so that a job has the objects it is to have. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build.config_map import config_map_name
@@ -9,10 +9,13 @@ from ppojob_operator.build.objects import bindings, key_templates, stateful_sets
 from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.convergence import annotations, convergence
 from ppojob_operator.gang_changes import gang_changes, told_to_queue
+from ppojob_operator.kinds import child_key
 from ppojob_operator.situation import Situation
 from ppojob_operator.state import (
     Action,
+    Apply,
     Child,
+    ChildKind,
     Create,
     Delete,
     DeletePod,
@@ -49,6 +52,12 @@ def changes(here: Situation, defaults: Defaults) -> Waves:
     if here.runs and not (around or sets):
         rest += _outdated_controller(here)
     return ((*keys, *around, *gang), (*sets, *bound), (*rest, *told))
+
+
+def made(waves: Waves) -> Set[tuple[ChildKind, str]]:
+    """The objects that are to be made, or given other content."""
+    acts = (action for wave in waves for action in wave)
+    return {child_key(one.manifest) for one in acts if isinstance(one, Create | Apply)}
 
 
 def _set_actions(here: Situation, defaults: Defaults) -> list[Action]:

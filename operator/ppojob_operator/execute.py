@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from ppojob_api.well_known import API_VERSION, KIND, RoleName
 from ppojob_operator.build import kueue
 from ppojob_operator.build.keys import KeyPairs, read_pairs, secret
+from ppojob_operator.changes import made
 from ppojob_operator.cluster import FIELD_MANAGER, Cluster
 from ppojob_operator.conditions import rfc3339
 from ppojob_operator.curve import key_pair
@@ -17,7 +18,7 @@ from ppojob_operator.errors import (
     RefusedError,
     UnavailableError,
 )
-from ppojob_operator.kinds import GANG_KINDS, JOB, POD, child_kind, kind_of, kind_of_child
+from ppojob_operator.kinds import GANG_KINDS, JOB, POD, kind_of, kind_of_child
 from ppojob_operator.metrics import POD_DELETIONS
 from ppojob_operator.mirror import Mirror
 from ppojob_operator.reading import JobKey
@@ -60,6 +61,7 @@ class Executor:
         Behind a wave that failed nothing more is made. What is to go goes all the same: an object
         that is not taken must not keep a job from stopping, nor a dead node's pods where they are.
         """
+        self._mirror.keep_refusals(_key(job), made(plan.waves))
         failed: list[ClusterError] = []
         for wave in plan.waves:
             due = [one for one in wave if not (failed and isinstance(one, _MAKING))]
@@ -97,8 +99,7 @@ class Executor:
             return None
         except ClusterError as problem:
             if isinstance(problem, RefusedError) and isinstance(action, Create | Apply):
-                kind, name = child_kind(action.manifest), action.manifest["metadata"]["name"]
-                self._mirror.refuse((job.namespace, job.name), kind, name, str(problem))
+                self._mirror.refuse(job, action.manifest, str(problem))
             return problem
         return None
 

@@ -81,6 +81,11 @@ def child_kind(manifest: Manifest) -> ChildKind:
     return _GANGS_BY_HEAD.get((manifest["apiVersion"], name), name)
 
 
+def child_key(manifest: Manifest) -> tuple[ChildKind, str]:
+    """Kind and name: what a job has no two children of."""
+    return child_kind(manifest), manifest["metadata"]["name"]
+
+
 def kind_of(manifest: Manifest) -> Kind:
     """The kind of an object."""
     return _EVERY[child_kind(manifest)]

@@ -6,13 +6,13 @@ takes about a kilobyte, an object made for a job less than two.
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from ppojob_operator.difference import covers, digest
 from ppojob_operator.gang_mirror import GangMirror
-from ppojob_operator.kinds import child_kind
+from ppojob_operator.kinds import child_key
 from ppojob_operator.reading import (
     JobKey,
     job_key,
@@ -148,6 +148,8 @@ class Mirror:
         if before is not None and _is_older(metadata, before["metadata"]):
             # Our own write was answered before the stream came to what it wrote over.
             return
+        if records.uid != metadata["uid"]:
+            records.refused.clear()
         records.manifest = pack(trimmed)
         records.uid = metadata["uid"]
         records.phase = (manifest.get("status") or {}).get("phase", "Pending")
@@ -229,16 +231,26 @@ class Mirror:
         """Take in what the API server made of an object that we wrote."""
         self.see_child(answer)
         records = self._jobs[key]
-        records.refused.pop((child_kind(wanted), wanted["metadata"]["name"]), None)
+        records.refused.pop(child_key(wanted), None)
         uid = answer["metadata"]["uid"]
         if covers(answer, wanted):
             records.settled.pop(uid, None)
         else:
             records.settled[uid] = digest(wanted)
 
-    def refuse(self, key: JobKey, kind: ChildKind, name: str, why: str) -> None:
+    def refuse(self, job: Job, manifest: Manifest, why: str) -> None:
         """Keep why an object was not taken from us, for the status."""
-        self._jobs[key].refused[kind, name] = why
+        records = self._jobs.get((job.namespace, job.name))
+        # A job that was forgotten meanwhile leaves nothing to the next of its name.
+        if records is not None and records.manifest and records.uid == job.uid:
+            records.refused[child_key(manifest)] = why
+
+    def keep_refusals(self, key: JobKey, wanted: Set[tuple[ChildKind, str]]) -> None:
+        """Forget why objects were not taken that are wanted no more; wakes the job."""
+        records = self._jobs.get(key)
+        if records is not None and not records.refused.keys() <= wanted:
+            records.refused = {one: why for one, why in records.refused.items() if one in wanted}
+            self._wake(key)
 
     def _jobs_on(self, node: str) -> Iterator[JobKey]:
         for key, records in self._jobs.items():

@@ -4,11 +4,13 @@ Level-triggered: the plan follows from what is there and never from what has hap
 twice plans the same, and a plan that was carried out by half is simply planned again.
 """
 
+from dataclasses import replace
+
 from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.build.pod_template import Defaults
-from ppojob_operator.changes import changes
+from ppojob_operator.changes import Waves, changes, made
 from ppojob_operator.conditions import Claim, holds, inert, rfc3339, set_conditions
 from ppojob_operator.policies.completion import deadline_in, expiry_in
 from ppojob_operator.policies.disruption import lost_pods
@@ -35,15 +37,22 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     image = job.status.image or settings.trainer_image
     lost, lost_wait = lost_pods(observed, settings.node_silence_seconds, now)
     crashed, crash_wait = crashed_pods(observed.pods, job.status, now)
-    status = status_of(here, image)
-    told: tuple[Action, ...] = tuple(events(here, status))
     defaults = Defaults(image, settings.image_pull_policy, settings.gpu_resource)
     waves = changes(here, defaults)
+    status = status_of(_asked_for(here, waves), image)
+    told: tuple[Action, ...] = tuple(events(here, status))
     return Plan(
         waves=tuple(wave for wave in (*waves, (*lost, *crashed, *told)) if wave),
         status=status if status != job.status else None,
         again_in=_again_in(here, settings, lost_wait, crash_wait, expiry),
     )
+
+
+def _asked_for(here: Situation, waves: Waves) -> Situation:
+    """The situation without refusals of objects that are not asked for any more."""
+    wanted = made(waves)
+    refused = {one: why for one, why in here.observed.refused.items() if one in wanted}
+    return replace(here, observed=replace(here.observed, refused=refused))
 
 
 def _again_in(here: Situation, settings: Settings, *waits: float | None) -> float | None:

@@ -5,13 +5,15 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from operator_bench import Bench, run, up
-from operator_jobs import NOW, SETTINGS, make_job, observed
-from operator_plans import all_pods, kinds
+from operator_bench import KEY, Bench, run, up
+from operator_jobs import CHILDREN, NOW, SETTINGS, UID, job_manifest, make_job, observed
+from operator_plans import all_pods, kinds, status_after
 
-from ppojob_operator.conditions import rfc3339
+from ppojob_operator.conditions import condition, rfc3339
 from ppojob_operator.errors import ClusterError, RefusedError, UnavailableError
+from ppojob_operator.mirror import Mirror
 from ppojob_operator.plan import plan
+from ppojob_operator.reading import JobKey
 
 
 def refuse(bench: Bench, kind: str, how: Callable[[str], ClusterError] = RefusedError) -> None:
@@ -113,3 +115,64 @@ def test_a_controller_is_not_ended_before_the_next_one_can_start() -> None:
     planned = plan(make_job(), without, SETTINGS, NOW)
     assert "Create ConfigMap" in kinds(planned)
     assert "DeletePod" not in kinds(planned)
+
+
+def test_what_is_not_wanted_any_more_holds_nothing_up() -> None:
+    """The configuration of an edit was refused, and the next edit asks for another."""
+
+    async def test(bench: Bench) -> None:
+        await up(bench)
+        refuse(bench, "ConfigMap")
+        bench.edit_spec(steps={"total": 9})
+        for _ in range(2):
+            with pytest.raises(RefusedError):
+                await bench.step()
+        assert bench.status["reason"] == "ObjectRefused"
+        bench.cluster.fault = lambda _: None
+        bench.edit_spec(steps={"total": 10})
+        await bench.settle()
+        assert bench.status["reason"] != "ObjectRefused"
+        assert bench.mirror.observed(KEY, UID).refused == {}
+
+    run(test)
+
+
+def test_only_what_is_asked_for_still_is_told() -> None:
+    refused = {("ConfigMap", "sum-config-of-before"): "quota"}
+    there = observed(pods=all_pods(is_ready=True), refused=refused)
+    ready = condition(status_after(plan(make_job(), there, SETTINGS, NOW)), "PodsReady")
+    assert ready is not None
+    assert ready.reason == "EveryPodReady"
+
+
+def test_a_refusal_is_known_as_long_as_it_is_asked_for_again() -> None:
+    woken: list[JobKey] = []
+    mirror = Mirror(woken.append)
+    mirror.see_job(job_manifest())
+    service = CHILDREN["Service", "sum-reward"].manifest
+    mirror.refuse(make_job(), service, "quota")
+    before = len(woken)
+    mirror.keep_refusals(KEY, {("Service", "sum-reward")})
+    assert len(woken) == before
+    assert mirror.observed(KEY, UID).refused == {("Service", "sum-reward"): "quota"}
+    mirror.keep_refusals(KEY, set())
+    assert woken[before:] == [KEY], "a plan that heeds it was made already"
+    assert mirror.observed(KEY, UID).refused == {}
+
+
+def test_a_job_inherits_no_refusal_of_an_earlier_one() -> None:
+    younger = job_manifest()
+    younger["metadata"]["uid"] = "younger"
+    service = CHILDREN["Service", "sum-reward"].manifest
+    for is_missed in (False, True):
+        mirror = Mirror(lambda _: None)
+        mirror.see_job(job_manifest())
+        if is_missed:
+            mirror.refuse(make_job(), service, "quota")
+        else:
+            mirror.forget_job(KEY)
+            # The answer to a write that was under way.
+            mirror.refuse(make_job(), service, "quota")
+        mirror.see_job(younger)
+        mirror.refuse(make_job(), service, "quota")
+        assert mirror.observed(KEY, "younger").refused == {}, is_missed
