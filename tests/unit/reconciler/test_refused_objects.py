@@ -6,7 +6,16 @@ from collections.abc import Callable
 
 import pytest
 from operator_bench import KEY, Bench, run, up
-from operator_jobs import CHILDREN, NOW, SETTINGS, UID, job_manifest, make_job, observed
+from operator_jobs import (
+    CHILDREN,
+    CONFIG_DIGEST,
+    NOW,
+    SETTINGS,
+    UID,
+    job_manifest,
+    make_job,
+    observed,
+)
 from operator_plans import all_pods, kinds, status_after
 
 from ppojob_operator.conditions import condition, rfc3339
@@ -101,8 +110,9 @@ def test_what_pods_need_is_still_waited_for() -> None:
 def test_nothing_is_applied_to_what_is_about_to_go() -> None:
     """Its generation is new with every edit, and a StatefulSet says of which one it is."""
     paused = dataclasses.replace(make_job(lifecycle={"suspend": True}), generation=2)
-    planned = plan(paused, observed(pods=all_pods(is_ready=True)), SETTINGS, NOW)
-    assert kinds(planned) == ["Delete"]
+    for digest in (CONFIG_DIGEST, "of-before"):
+        there = observed(pods=all_pods(is_ready=True, config_digest=digest))
+        assert kinds(plan(paused, there, SETTINGS, NOW)) == ["Delete"]
 
 
 def test_a_controller_is_not_ended_before_the_next_one_can_start() -> None:
