@@ -21,6 +21,7 @@ from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.validation import validate
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, LABEL_JOB
 from ppojob_operator.build.metadata import LABEL_JOB_UID, role_of
+from ppojob_operator.build.pod_template import CONTAINER
 from ppojob_operator.conditions import from_rfc3339, inert
 from ppojob_operator.kinds import GANG_KINDS, child_kind
 from ppojob_operator.state import Child, Job, Manifest, Node, Pod, Termination, Time
@@ -116,7 +117,9 @@ def read_pod(manifest: Manifest) -> Pod | None:
     if role is None or LABEL_JOB_UID not in labels:
         return None
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
-    container: dict[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
+    # A kubelet sorts by name, and webhooks add containers of their own.
+    containers = {one["name"]: one for one in status.get("containerStatuses") or ()}
+    container: dict[str, Any] = containers.get(CONTAINER, {})
     state = container.get("state") or {}
     waiting = state.get("waiting") or {}
     scheduled, disruption = (

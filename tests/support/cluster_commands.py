@@ -43,7 +43,7 @@ def pod(name: str, slug: str, *, ready: bool = True) -> dict[str, Any]:
         "status": {
             "phase": "Running",
             "conditions": [{"type": "Ready", "status": ready_word}],
-            "containerStatuses": [{"restartCount": 0}],
+            "containerStatuses": [{"name": "trainer", "restartCount": 0}],
         },
     }
 

@@ -139,6 +139,7 @@ def test_what_a_kubelet_says_of_a_pod() -> None:
     }
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
     container = {
+        "name": "trainer",
         "restartCount": 3,
         "state": {"waiting": waiting},
         "lastState": {"terminated": ended},
@@ -155,6 +156,30 @@ def test_what_a_kubelet_says_of_a_pod() -> None:
         "too? much",
     )
     assert one.last.finished == NOW
+
+
+def test_a_sidecar_speaks_for_itself_alone() -> None:
+    """A kubelet sorts containers by name, and those that webhooks add come before ours."""
+
+    def ended(name: str, restarts: int, code: int, reason: str) -> dict[str, Any]:
+        end = {"exitCode": code, "reason": reason, "finishedAt": "2026-01-02T03:04:05Z"}
+        return {
+            "name": name,
+            "restartCount": restarts,
+            "state": {"waiting": {"reason": f"{reason}BackOff"}},
+            "lastState": {"terminated": end},
+        }
+
+    seen = Watched()
+    sidecar = ended("istio-proxy", 5, 2, "Error")
+    seen.mirror.see_pod(pod(containerStatuses=[sidecar, ended("trainer", 1, 137, "OOMKilled")]))
+    (one,) = seen.mirror.observed(KEY, UID).pods
+    assert (one.restarts, one.waiting_reason) == (1, "OOMKilledBackOff")
+    assert one.last is not None
+    assert (one.last.exit_code, one.last.reason) == (137, "OOMKilled")
+    seen.mirror.see_pod(pod(containerStatuses=[sidecar]))
+    (one,) = seen.mirror.observed(KEY, UID).pods
+    assert (one.restarts, one.waiting_reason, one.last) == (0, "", None)
 
 
 def test_a_silent_node_wakes_the_jobs_on_it() -> None:
