@@ -15,13 +15,14 @@ from ppojob_api.shape import PathKey, Shape
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
 from ppojob_api.v1alpha1.section import PRINTABLE
 
-# What an API server writes into metadata: read over in silence, since no author wrote it.
+# What an API server writes into metadata, or reads there alone: read over in silence.
 SERVER_METADATA: Final = frozenset(
     {
         "creationTimestamp",
         "deletionGracePeriodSeconds",
         "deletionTimestamp",
         "finalizers",
+        "generateName",
         "generation",
         "managedFields",
         "ownerReferences",

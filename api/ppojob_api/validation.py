@@ -14,7 +14,7 @@ from ppojob_api.checks.schedule import SCHEDULE_CHECKS
 from ppojob_api.checks.scheduling import SCHEDULING_CHECKS
 from ppojob_api.checks.support import SUPPORT_CHECKS
 from ppojob_api.parsing import parse
-from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.shape import PathKey, dotted
 from ppojob_api.v1alpha1.job import PPOJob
 
@@ -27,6 +27,14 @@ CHECKS = (
     *SCHEDULING_CHECKS,
     *EFFECT_CHECKS,
     *SUPPORT_CHECKS,
+)
+
+_NAME_TO_COME = Problem(
+    "metadata.name",
+    ABSENT,
+    "only `kubectl create` makes one of metadata.generateName",
+    "the name itself",
+    ReasonCode.REQUIRED,
 )
 
 
@@ -56,7 +64,7 @@ def validate(value: object, *, doubtful: Iterable[PathKey] = ()) -> PPOJob | lis
         The job, or all its problems.
     """
     parsed = parse(value, doubtful)
-    problems = list(parsed.problems)
+    problems = [_NAME_TO_COME if _waits_for_a_name(one, value) else one for one in parsed.problems]
     if isinstance(value, dict) and value.get("status") is not None:
         problems = [p for p in problems if not p.where.startswith("status")]
         problems.append(_status_given(value["status"]))
@@ -64,6 +72,12 @@ def validate(value: object, *, doubtful: Iterable[PathKey] = ()) -> PPOJob | lis
         return problems
     problems += check(parsed.job, unknown=parsed.unknown)
     return problems or parsed.job
+
+
+def _waits_for_a_name(problem: Problem, value: object) -> bool:
+    if (problem.where, problem.got) != ("metadata.name", ABSENT) or not isinstance(value, dict):
+        return False
+    return "generateName" in (value.get("metadata") or ())
 
 
 def _status_given(status: object) -> Problem:

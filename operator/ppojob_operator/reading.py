@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ppojob_api.parsing import SERVER_METADATA
 from ppojob_api.problem import Problem
-from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.shape import members
+from ppojob_api.v1alpha1.job import Metadata, PPOJob
 from ppojob_api.v1alpha1.schedule import LifecycleSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.validation import validate
@@ -33,6 +33,8 @@ JOBS_REMEMBERED = 1_024
 """Of so many jobs it is remembered what follows from their specs alone: about 60 kB each."""
 
 _UNREACHABLE = "node.kubernetes.io/unreachable"
+# Of a job's metadata: an API server keeps what it likes beside that, more with each version.
+_AUTHORS_METADATA = tuple(sorted(members(Metadata).keys() - {"uid"}))
 _KEPT_METADATA = ("annotations", "labels", "name", "ownerReferences")
 
 
@@ -61,9 +63,7 @@ def read_job(manifest: Manifest) -> Job:
     """
     metadata = manifest["metadata"]
     written = {key: value for key, value in manifest.items() if key != "status"}
-    written["metadata"] = {
-        key: value for key, value in metadata.items() if key not in SERVER_METADATA | {"uid"}
-    }
+    written["metadata"] = {key: metadata[key] for key in _AUTHORS_METADATA if key in metadata}
     judged = _judged(json.dumps(written))
     return Job(
         namespace=metadata["namespace"],

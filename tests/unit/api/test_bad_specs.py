@@ -69,6 +69,17 @@ def test_what_a_server_writes_into_metadata_is_no_mistake() -> None:
     assert not isinstance(validation.validate(value), list)
 
 
+def test_a_file_needs_a_name_and_not_what_a_server_would_make_one_of() -> None:
+    value = changed_job([])
+    value["metadata"]["generateName"] = "sum-"
+    assert not isinstance(validation.validate(value), list)
+    del value["metadata"]["name"]
+    assert found(value) == [
+        "metadata.name: got nothing: only `kubectl create` makes one of metadata.generateName;"
+        " the name itself"
+    ]
+
+
 def test_built_in_scorers_are_the_trainers() -> None:
     assert sorted(SCORERS) == list(BUILT_IN_SCORERS)
 

@@ -5,12 +5,13 @@ import datetime
 from typing import Any
 
 import pytest
-from operator_jobs import NOW, SETTINGS, make_job, observed
+from operator_jobs import NOW, SETTINGS, job_manifest, make_job, observed
 from operator_plans import all_pods, kinds, pod, status_after, told
 
 from ppojob_api.v1alpha1.status import PPOJobStatus, TrainingStatus
 from ppojob_operator.conditions import condition
 from ppojob_operator.plan import plan
+from ppojob_operator.reading import read_job
 from ppojob_operator.state import (
     DeletePod,
     Node,
@@ -62,6 +63,15 @@ def test_a_wrong_job_gets_no_pods_and_the_lines_of_validate() -> None:
     assert (status.phase, status.reason) == ("Failed", "InvalidSpec")
     assert status.message == "; ".join(str(problem) for problem in job.problems)
     assert "spec.algorithm.samplesPerPrompt: got 1" in status.message
+
+
+def test_what_a_server_keeps_in_metadata_is_no_mistake() -> None:
+    """A job that was made with generateName keeps it beside the name that was made of it."""
+    manifest = job_manifest()
+    manifest["metadata"] |= {"generateName": "su", "ofLaterVersions": {"any": 1}}
+    job = read_job(manifest)
+    assert job.problems == ()
+    assert status_after(plan(job, Observed(), SETTINGS, NOW)).phase == "Starting"
 
 
 def test_a_job_without_a_volume_is_refused() -> None:
