@@ -62,21 +62,27 @@ def volumes(job: PPOJob) -> Iterator[Problem]:
 def repeated(job: PPOJob) -> Iterator[Problem]:
     """A pod has one place of a name; the second would stand over the first, or be refused."""
     for where, settings in _settings(job):
-        paths = [volume.mount_path for volume in settings.volumes]
-        names = [variable.name for variable in settings.env]
+        paths = [(one.mount_path, posixpath.normpath(one.mount_path)) for one in settings.volumes]
+        names = [(one.name, one.name) for one in settings.env]
+        # Over one topology a pod may spread in both ways.
+        ways = [
+            (one.topology_key, f"{one.topology_key} {one.when_unsatisfiable}")
+            for one in settings.topology_spread
+        ]
         yield from _repeated(f"{where}.volumes", "mountPath", paths)
         yield from _repeated(f"{where}.env", "name", names)
+        yield from _repeated(f"{where}.topologySpread", "topologyKey", ways)
 
 
-def _repeated(where: str, field: str, given: list[str]) -> Iterator[Problem]:
-    # As a path; no name of a variable looks like one.
-    keys = [posixpath.normpath(one) for one in given]
-    for index, key in enumerate(keys):
+def _repeated(where: str, field: str, given: list[tuple[str, str]]) -> Iterator[Problem]:
+    """Items whose key, which stands behind what was given, an earlier one has."""
+    keys = [key for _, key in given]
+    for index, (text, key) in enumerate(given):
         first = keys.index(key)
         if first < index:
-            why, got = f"{where}[{first}] has it already", shown(given[index])
+            why = f"{where}[{first}] has it already"
             place = f"{where}[{index}].{field}"
-            yield Problem(place, got, why, "each once", ReasonCode.DUPLICATE)
+            yield Problem(place, shown(text), why, "each once", ReasonCode.DUPLICATE)
 
 
 def memory(job: PPOJob) -> Iterator[Problem]:

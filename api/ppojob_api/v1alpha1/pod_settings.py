@@ -1,5 +1,6 @@
 """What a platform asks of pods: narrow fields instead of a whole template a role."""
 
+import posixpath
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -151,7 +152,8 @@ class PodSettings(Section):
     def over(self, before: "PodSettings") -> "PodSettings":
         """These settings where they say something, else those before them.
 
-        Maps and lists of both are joined, these last.
+        Maps and lists of both are joined, these last. A variable, a volume and a spread take the
+        place of an earlier one of the same name, path and topology: a pod has one of each.
         """
         merged: dict[str, object] = {}
         earlier = dict(before)
@@ -160,10 +162,28 @@ class PodSettings(Section):
             if isinstance(own, dict):
                 merged[name] = {**general, **own}
             elif isinstance(own, tuple):
-                merged[name] = (*general, *(item for item in own if item not in general))
+                merged[name] = _joined(general, own)
             else:
                 merged[name] = general if own is None else own
         return self.model_copy(update=merged)
+
+
+def _joined(general: tuple[object, ...], own: tuple[object, ...]) -> tuple[object, ...]:
+    taken = {_place(item) for item in own}
+    # Kubernetes merges lists by these places too, and refuses an object that has one twice.
+    return (*(item for item in general if _place(item) not in taken), *dict.fromkeys(own))
+
+
+def _place(item: object) -> object:
+    """What of a list's item there is one of in a pod."""
+    match item:
+        case EnvironmentVariable():
+            return item.name
+        case PodVolume():
+            return posixpath.normpath(item.mount_path)
+        case TopologySpread():
+            return item.topology_key
+    return item
 
 
 def settings_of(pods: tuple[PodSettings, ...], role: RoleName) -> PodSettings:

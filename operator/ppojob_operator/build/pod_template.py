@@ -149,7 +149,7 @@ def _container(
         "command": list(pod.argv),
         "env": [
             *({"name": name, **_value(config, value)} for name, value in pod.environment.items()),
-            {"name": "HOME", "value": _MOUNTS["scratch"]},
+            *_home(settings),
             *_api_access(role.role),
             *(_variable(one) for one in settings.env),
         ],
@@ -175,6 +175,12 @@ def _container(
             *_user_mounts(config, settings.volumes),
         ],
     }
+
+
+def _home(settings: PodSettings) -> list[dict[str, Any]]:
+    """A folder that can be written, for libraries that ask for one, unless the job has its own."""
+    is_theirs = any(one.name == "HOME" for one in settings.env)
+    return [] if is_theirs else [{"name": "HOME", "value": _MOUNTS["scratch"]}]
 
 
 def _api_access(role: RoleName) -> list[dict[str, Any]]:

@@ -1,0 +1,109 @@
+"""What several items of `spec.pods` make of one pod: a later item stands over an earlier one."""
+
+from typing import Any
+
+from bad_specs import changed_job
+from operator_jobs import make_job
+
+from ppojob_api import validation
+from ppojob_operator.build.objects import stateful_sets
+from ppojob_operator.build.pod_template import Defaults
+from ppojob_operator.situation import pod_config
+
+DEFAULTS = Defaults("trainer:1", "IfNotPresent", "nvidia.com/gpu")
+
+
+def pod_specs(*items: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The pod specs of a job with these settings, by role."""
+    job = make_job(pods=list(items))
+    assert job.manifest is not None, job.problems
+    config = pod_config(job, job.manifest)
+    roles = config.run.topology.with_own_pods
+    sets = stateful_sets(job, config, roles, job.manifest.spec.pods, DEFAULTS)
+    templates = [one["spec"]["template"] for one in sets]
+    return {one["metadata"]["labels"]["ppojob.dev/role"]: one["spec"] for one in templates}
+
+
+def variables(spec: dict[str, Any]) -> dict[str, Any]:
+    """The environment; each name once, or an API server takes no change of the object."""
+    environment = spec["containers"][0]["env"]
+    names = [one["name"] for one in environment]
+    assert len(names) == len(set(names))
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in environment}
+
+
+def test_a_variable_of_a_role_stands_over_that_of_all() -> None:
+    level, token = {"name": "NCCL_DEBUG", "value": "WARN"}, {"name": "TOKEN", "value": "a"}
+    secret = {"name": "TOKEN", "secret": {"name": "hub", "key": "token"}}
+    specs = pod_specs(
+        {"env": [level, token]}, {"roles": ["reward"], "env": [{**level, "value": "INFO"}, secret]}
+    )
+    assert variables(specs["controller"])["NCCL_DEBUG"] == "WARN"
+    assert variables(specs["reward"])["NCCL_DEBUG"] == "INFO"
+    assert variables(specs["reward"])["TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+
+
+def test_a_home_of_ones_own_stands_over_ours() -> None:
+    ours = variables(pod_specs()["reward"])["HOME"]
+    specs = pod_specs({"roles": ["reward"], "env": [{"name": "HOME", "value": "/home/me"}]})
+    assert variables(specs["reward"])["HOME"] == "/home/me"
+    assert variables(specs["controller"])["HOME"] == ours
+
+
+def test_a_volume_of_a_role_stands_over_that_of_all() -> None:
+    specs = pod_specs(
+        {"volumes": [{"claimName": "a", "mountPath": "/data"}]},
+        {"roles": ["reward"], "volumes": [{"claimName": "b", "mountPath": "/data/"}]},
+    )
+
+    def claims(spec: dict[str, Any]) -> list[str]:
+        """Claims that are mounted at /data."""
+        sources = {one["name"]: one.get("persistentVolumeClaim") for one in spec["volumes"]}
+        mounts = spec["containers"][0]["volumeMounts"]
+        at = [one["name"] for one in mounts if one["mountPath"].startswith("/data")]
+        return [sources[name]["claimName"] for name in at]
+
+    assert claims(specs["controller"]) == ["a"]
+    assert claims(specs["reward"]) == ["b"]
+
+
+def test_a_spread_of_a_role_stands_over_that_of_all() -> None:
+    zone = {"topologyKey": "zone", "maxSkew": 1}
+    soft = {**zone, "whenUnsatisfiable": "ScheduleAnyway"}
+    specs = pod_specs(
+        {"topologySpread": [zone, {"topologyKey": "host"}]},
+        {"roles": ["reward"], "topologySpread": [{**zone, "maxSkew": 3}, soft]},
+    )
+
+    def spread(role: str) -> list[tuple[str, int, str]]:
+        found = specs[role]["topologySpreadConstraints"]
+        return [(one["topologyKey"], one["maxSkew"], one["whenUnsatisfiable"]) for one in found]
+
+    hosts = ("host", 1, "DoNotSchedule")
+    assert spread("controller") == [("zone", 1, "DoNotSchedule"), hosts]
+    assert spread("reward") == [hosts, ("zone", 3, "DoNotSchedule"), ("zone", 1, "ScheduleAnyway")]
+
+
+def test_what_is_said_twice_alike_stands_once() -> None:
+    item = {
+        "imagePullSecrets": ["hub", "hub"],
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    }
+    spec = pod_specs(item, item)["reward"]
+    assert spec["imagePullSecrets"] == [{"name": "hub"}]
+    assert [one["key"] for one in spec["tolerations"]].count("gpu") == 1
+
+
+def test_one_item_may_spread_over_a_topology_in_both_ways_and_in_none_twice() -> None:
+    soft = {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    item: dict[str, Any] = {"topologySpread": [{"topologyKey": "zone"}, soft]}
+    job = changed_job([])
+    job["spec"]["pods"] = [item]
+    assert not isinstance(validation.validate(job), list)
+    item["topologySpread"].append({**soft, "maxSkew": 2})
+    problems = validation.validate(job)
+    assert isinstance(problems, list)
+    assert [str(one) for one in problems] == [
+        'spec.pods[0].topologySpread[2].topologyKey: got "zone": spec.pods[0].topologySpread[1]'
+        " has it already; each once"
+    ]
