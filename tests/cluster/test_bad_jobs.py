@@ -141,7 +141,7 @@ def test_a_wrong_file_is_refused(cluster: Cluster, operator: Operator, name: str
     assert words in cluster.refused("create", "--filename=-", stdin=text)
 
 
-def test_what_decides_the_weights_stays(cluster: Cluster, operator: Operator):
+def test_what_decides_the_weights_and_where_they_are_stays(cluster: Cluster, operator: Operator):
     spec = {**GOOD_JOB["spec"], "lifecycle": {"suspend": True}}
     good = {**GOOD_JOB, "metadata": {"name": "stays"}, "spec": spec}
     cluster.apply(good)
@@ -149,6 +149,7 @@ def test_what_decides_the_weights_stays(cluster: Cluster, operator: Operator):
         {"seed": 7},
         {"algorithm": {"samplesPerPrompt": 4}},
         {"roles": {"reward": {"replicas": 2}}},
+        {"checkpoint": {"volume": {"claimName": "other"}}},
     ):
         patch = json.dumps({"spec": change})
         why = cluster.refused("patch", "ppojob", "stays", "--type=merge", f"--patch={patch}")

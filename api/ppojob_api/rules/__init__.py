@@ -23,12 +23,24 @@ def _immutable(section: str) -> Rule:
     if not members(PPOJobSpec)[section].shape.nullable:
         return Rule(f"spec.{section}", "self == oldSelf", message)
     # A rule within a section that may be absent goes with it, so the spec watches over those.
-    new, old = given(section), given(section).replace("self.", "oldSelf.")
-    same = f"!{new} || self.{section} == oldSelf.{section}"
-    return Rule("spec", f"{new} == {old} && ({same})", message)
+    return _stays("spec", section, message)
 
 
-IMMUTABLE_RULES = tuple(_immutable(section) for section in TRAJECTORY_SECTIONS)
+def _stays(path: str, field: str, message: str) -> Rule:
+    """An optional field that is neither given, taken away nor changed."""
+    new, old = given(field), given(field).replace("self.", "oldSelf.")
+    same = f"!{new} || self.{field} == oldSelf.{field}"
+    return Rule(path, f"{new} == {old} && ({same})", message, field)
+
+
+IMMUTABLE_RULES = (
+    *(_immutable(section) for section in TRAJECTORY_SECTIONS),
+    _stays(
+        "spec.checkpoint",
+        "volume",
+        "the run is on this volume and it cannot change; make a job of another name",
+    ),
+)
 
 RULES = (
     *NAME_RULES,

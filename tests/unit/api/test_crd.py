@@ -134,6 +134,20 @@ def test_sections_that_decide_the_weights_are_immutable() -> None:
     assert above == {"critic", "rewardModel"}
 
 
+def test_the_volume_of_a_run_is_immutable() -> None:
+    """A controller that mounts another would find no commit, and ranks that write to the old."""
+    rules_of = {
+        rule.get("fieldPath"): rule["rule"]
+        for rule in NODES[".spec.checkpoint"]["x-kubernetes-validations"]
+    }
+    # Neither given, taken away, nor changed.
+    new, old = "(has(self.volume) && dyn(self.volume) != null)", "(has(oldSelf.volume)"
+    assert rules_of[".volume"].startswith(f"{new} == {old}")
+    assert rules_of[".volume"].endswith("self.volume == oldSelf.volume)")
+    # The rule stands in a section that cannot vanish.
+    assert "default" in NODES[".spec.checkpoint"]
+
+
 def test_defaults_are_the_models() -> None:
     # As an API server fills a job in, so do the models.
     assert crd_defaults(copy.deepcopy(GOOD_JOB), crd.schema()) == without_nulls(
