@@ -14,7 +14,7 @@ from ppojob_operator.conditions import (
     rfc3339,
     set_conditions,
 )
-from ppojob_operator.policies.failure import RECORDS_KEPT, ended, new_ends
+from ppojob_operator.policies.failure import ended, kept, losses, new_ends
 from ppojob_operator.policies.startup import pods_ready
 from ppojob_operator.situation import Situation
 from ppojob_operator.state import Emit
@@ -44,7 +44,7 @@ def status_of(here: Situation, image: str) -> PPOJobStatus:
             "conditions": set_conditions(before.conditions, claims, here.job.generation, here.now),
             "roles": roles,
             "restarts": sum(role.restarts for role in roles),
-            "failures": (*before.failures, *here.failures)[-RECORDS_KEPT:],
+            "failures": kept((*before.failures, *here.failures)),
             "image": image if here.wanted or here.observed.pods else "",
             "start_time": _start_time(here, phase),
             "finish_time": before.finish_time or (rfc3339(here.now) if here.ending else None),
@@ -198,6 +198,7 @@ def _role_status(here: Situation, before: PPOJobStatus) -> Iterator[RoleStatus]:
     for role in here.roles:
         was = old.get(role.role)
         pods = here.observed.pods_of(role.role)
+        lost, step = _losses(here, was, role.role)
         yield RoleStatus(
             name=role.role,
             replicas=len(role.pods),
@@ -205,7 +206,17 @@ def _role_status(here: Situation, before: PPOJobStatus) -> Iterator[RoleStatus]:
             epoch=was.epoch if was else 0,
             restarts=(was.restarts if was else 0) + _restarts(here, role.role),
             ended=ended(role.role, here.observed.pods),
+            losses=lost,
+            losses_step=step,
         )
+
+
+def _losses(here: Situation, was: RoleStatus | None, role: RoleName) -> tuple[int, int]:
+    """How often a role was lost without progress, and the step that was done then."""
+    for record in here.failures:
+        if record.role == role and record.kind != "disruption":
+            return losses(was, record), record.step
+    return (was.losses, was.losses_step) if was else (0, 0)
 
 
 def _start_time(here: Situation, phase: Phase) -> str | None:

@@ -85,7 +85,7 @@ def situation(job: Job, manifest: PPOJob, observed: Observed, now: Time) -> Situ
     status, lifecycle = job.status, manifest.spec.lifecycle
     failures = new_records(observed.pods, status, now)
     budget = manifest.spec.recovery.restarts_without_progress
-    failure = judge(failures, status.failures, budget)
+    failure = judge(failures, status, budget)
     found = ending(status, observed.controller, failure, lifecycle, now)
     has_ended = holds(status, "Complete") or holds(status, "Failed")
     scheduling = manifest.spec.scheduling

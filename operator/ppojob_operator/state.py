@@ -136,6 +136,12 @@ class Pod:
     message: str = ""
     last: Termination | None = None
 
+    @property
+    def ends(self) -> int:
+        """How often its container has ended: a kubelet counts an end when it is over with it."""
+        is_down = self.waiting_reason == "CrashLoopBackOff" and self.last is not None
+        return self.restarts + is_down
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

@@ -55,6 +55,12 @@ class RoleStatus(Section):
     ended: Annotated[int, Field(ge=0)] = 0
     """Ends of containers of the pods that are there, as counted last; a replaced pod has none."""
 
+    losses: Annotated[int, Field(ge=0)] = 0
+    """How often the role was lost at `lossesStep`, disruptions aside: its spent budget."""
+
+    losses_step: Annotated[int, Field(ge=0)] = 0
+    """Steps that were done when the role was lost last; another number begins a new count."""
+
 
 class FailureRecord(Section):
     """How a container of the job ended; what is left of the evidence when the pod is gone."""
@@ -152,7 +158,7 @@ class PPOJobStatus(Section):
     """Restarts of all roles."""
 
     failures: Annotated[Items[FailureRecord], Field(max_length=8)] = ()
-    """The last ends of containers, the latest last."""
+    """The last ends of containers, the last of each role among them; the latest last."""
 
     image: Text = ""
     """Image of the pods: that of the job, or the operator's when the pods were made. An upgraded

@@ -13,7 +13,7 @@ Budgets are those of `spec.recovery`: a role that is lost more often than
 from dataclasses import dataclass
 
 from ppojob_api import contract
-from ppojob_api.v1alpha1.status import FailureKind, FailureRecord, PPOJobStatus
+from ppojob_api.v1alpha1.status import FailureKind, FailureRecord, PPOJobStatus, RoleStatus
 from ppojob_api.well_known import RoleName
 from ppojob_operator.conditions import from_rfc3339, inert, rfc3339
 from ppojob_operator.state import DeletePod, Pod, Termination, Time
@@ -21,6 +21,7 @@ from ppojob_operator.state import DeletePod, Pod, Termination, Time
 RECORDS_KEPT = 8
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 60.0
+MOST_DOUBLINGS = 6
 LOSS_SECONDS = 30.0
 """Ends of several pods of a role within this time are one loss."""
 
@@ -62,7 +63,7 @@ def new_ends(role: RoleName, pods: tuple[Pod, ...], status: PPOJobStatus) -> int
 
 def ended(role: RoleName, pods: tuple[Pod, ...]) -> int:
     """How many containers of the pods that are there have ended so far."""
-    return sum(pod.restarts for pod in pods if pod.role == role)
+    return sum(pod.ends for pod in pods if pod.role == role)
 
 
 def new_records(pods: tuple[Pod, ...], status: PPOJobStatus, now: Time) -> list[FailureRecord]:
@@ -81,10 +82,13 @@ def new_records(pods: tuple[Pod, ...], status: PPOJobStatus, now: Time) -> list[
         since = [
             pod
             for pod in pods
-            if pod.role == role and (pod.uid, pod.restarts) not in ends and _ended_since(pod, told)
+            if pod.role == role
+            and (pod.uid, pod.ends) not in ends
+            and _ended_since(pod, told)
+            and not _is_same_loss(pod, last, now)
         ]
         first = min(since, key=lambda pod: _end_time(pod, now), default=None)
-        if first is not None and not _is_same_loss(first, last, now):
+        if first is not None:
             records.append(_record(first, status, now))
     return records
 
@@ -95,7 +99,7 @@ def _record(pod: Pod, status: PPOJobStatus, now: Time) -> FailureRecord:
     return FailureRecord(
         pod=pod.name,
         uid=pod.uid,
-        restart=pod.restarts,
+        restart=pod.ends,
         role=pod.role,
         kind=classify(pod, pod.last),
         reason=f"ExitStatus{pod.last.exit_code}" if reason in {"", "Error"} else reason,
@@ -125,19 +129,32 @@ def _last_record(role: str, records: tuple[FailureRecord, ...]) -> FailureRecord
     return next((one for one in reversed(records) if one.role == role), None)
 
 
-def judge(
-    new: list[FailureRecord], known: tuple[FailureRecord, ...], budget: int
-) -> Verdict | None:
+def kept(records: tuple[FailureRecord, ...]) -> tuple[FailureRecord, ...]:
+    """The records that a status has room for: the latest, and the last of each role."""
+    last = {one.role: one for one in records}
+    others = [one for one in records if one is not last[one.role]]
+    dropped = others[: max(0, len(records) - RECORDS_KEPT)]
+    return tuple(one for one in records if one not in dropped)
+
+
+def losses(role: RoleStatus | None, record: FailureRecord) -> int:
+    """How often a role was lost at the step of a record that is not counted yet, this included."""
+    if record.kind == "disruption":
+        return 0
+    return 1 + (role.losses if role is not None and role.losses_step == record.step else 0)
+
+
+def judge(new: list[FailureRecord], status: PPOJobStatus, budget: int) -> Verdict | None:
     """Whether these ends are the end of the job."""
+    roles = {role.name: role for role in status.roles}
     for record in new:
         who = f"{record.role}: pod {record.pod}: {record.reason}: {record.message}"
         if record.kind == "configuration":
             return Verdict("InvalidConfiguration", who)
-        same = [one for one in (*known, *new) if _without_progress(one, record)]
-        if record.kind == "application" and _again(record, same):
+        if record.kind == "application" and any(_is_again(record, one) for one in status.failures):
             return Verdict("RepeatedFailure", f"twice at step {record.step}: {who}")
-        lost = sum(one.kind != "disruption" for one in same)
-        if record.kind != "disruption" and lost > budget:
+        lost = losses(roles.get(record.role), record)
+        if lost > budget:
             count = f"{lost} times without a step in between, allowed are {budget}"
             return Verdict("RestartBudgetSpent", f"{count}: {who}")
     return None
@@ -154,14 +171,14 @@ def crashed_pods(
     """
     deletions: list[DeletePod] = []
     waits: list[float] = []
+    roles = {role.name: role for role in status.roles}
     for pod in pods:
         record = _last_record(pod.role, status.failures)
-        is_told = record is not None and not new_ends(pod.role, pods, status)
-        if pod.waiting_reason != "CrashLoopBackOff" or pod.is_deleting or not is_told:
+        if pod.waiting_reason != "CrashLoopBackOff" or pod.is_deleting or record is None:
             continue
-        assert record is not None
-        losses = sum(_without_progress(one, record) for one in status.failures)
-        wait = min(FIRST_WAIT_SECONDS * 2.0 ** (losses - 1), LONGEST_WAIT_SECONDS)
+        if new_ends(pod.role, pods, status) or not _is_told(pod, record, now):
+            continue
+        wait = _wait(roles.get(pod.role), record)
         left = wait - (now - from_rfc3339(record.time)).total_seconds()
         if left > 0:
             waits.append(left)
@@ -170,9 +187,19 @@ def crashed_pods(
     return tuple(deletions), min(waits, default=None)
 
 
-def _without_progress(one: FailureRecord, other: FailureRecord) -> bool:
-    return (one.role, one.step) == (other.role, other.step)
+def _is_told(pod: Pod, record: FailureRecord, now: Time) -> bool:
+    """Whether a record is of the pod's last end, or of the loss that this belongs to."""
+    is_its = (record.uid, record.restart) == (pod.uid, pod.ends)
+    return is_its or _is_same_loss(pod, record, now)
 
 
-def _again(record: FailureRecord, same: list[FailureRecord]) -> bool:
-    return sum((one.kind, one.reason) == (record.kind, record.reason) for one in same) > 1
+def _wait(role: RoleStatus | None, last: FailureRecord) -> float:
+    """Seconds from a role's last loss until its pods that crash are replaced."""
+    count = role.losses if role is not None and role.losses_step == last.step else 1
+    doublings = min(max(0, count - 1), MOST_DOUBLINGS)
+    return min(FIRST_WAIT_SECONDS * 2.0**doublings, LONGEST_WAIT_SECONDS)
+
+
+def _is_again(record: FailureRecord, other: FailureRecord) -> bool:
+    ends = [(one.role, one.step, one.kind, one.reason) for one in (record, other)]
+    return ends[0] == ends[1]
