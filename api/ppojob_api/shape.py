@@ -131,6 +131,16 @@ def at(path: PathKey, model: type[Section] = PPOJob) -> Shape | None:
     return shape
 
 
+def known(value: Any, shape: Shape) -> Any:
+    """A value without the fields that the models do not have."""
+    if isinstance(value, dict) and shape.model is not None:
+        fields = members(shape.model)
+        return {key: known(one, fields[key].shape) for key, one in value.items() if key in fields}
+    if isinstance(value, list) and shape.item is not None:
+        return [known(one, shape.item) for one in value]
+    return value
+
+
 def all_paths(model: type[Section] = PPOJob, prefix: str = "") -> Iterable[str]:
     """Every field of the resource as a path in YAML; items of lists have no index."""
     for name, member in members(model).items():

@@ -11,7 +11,8 @@ from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.changes import Waves, changes, made
-from ppojob_operator.conditions import Claim, holds, inert, rfc3339, set_conditions
+from ppojob_operator.conditions import Claim, rfc3339, set_conditions
+from ppojob_operator.policies.acceptance import refusal
 from ppojob_operator.policies.completion import deadline_in, expiry_in
 from ppojob_operator.policies.disruption import lost_pods
 from ppojob_operator.policies.failure import crashed_pods
@@ -85,27 +86,27 @@ def cluster_problems(job: PPOJob) -> tuple[Problem, ...]:
 def _refusal(job: Job, problems: tuple[Problem, ...], now: Time, expiry: float | None) -> Plan:
     """The status of a job whose spec is wrong, with every line that `ppojob validate` prints.
 
-    A job that never had pods has failed. One that runs keeps running as it was accepted.
+    A job that was never accepted has failed, unless a newer operator may accept it. One that was
+    keeps running as it was accepted.
     """
-    message = inert("; ".join(str(problem) for problem in problems))
-    accepted = Claim("Accepted", False, "InvalidSpec", message)
+    accepted = refusal(problems)
+    reason, message = accepted.reason, accepted.message
     claims = {one.type: one for one in job.status.conditions}
-    began = holds(job.status, "Accepted") or job.status.start_time is not None
-    made = [accepted] if began else [accepted, Claim("Failed", True, "InvalidSpec", message)]
-    conditions = set_conditions(job.status.conditions, tuple(made), job.generation, now)
+    # It was accepted once, or is over: neither is taken back.
+    began = not {"Admitted", "Failed"}.isdisjoint(claims)
+    is_over = accepted.holds is False and not began
+    made = (accepted, *([Claim("Failed", True, reason, message)] if is_over else []))
+    conditions = set_conditions(job.status.conditions, made, job.generation, now)
     claims |= {one.type: one for one in conditions}
     update: dict[str, object] = {
         "observed_generation": job.generation,
         "conditions": tuple(claims.values()),
     }
     if not began:
-        update |= {
-            "phase": "Failed",
-            "reason": "InvalidSpec",
-            "message": message,
-            "finish_time": job.status.finish_time or rfc3339(now),
-        }
+        update |= {"reason": reason, "message": message}
+    if is_over:
+        update |= {"phase": "Failed", "finish_time": job.status.finish_time or rfc3339(now)}
     status: PPOJobStatus = job.status.model_copy(update=update)
     if status == job.status:
         return Plan(again_in=expiry)
-    return Plan(waves=((Emit("Warning", "InvalidSpec", message),),), status=status)
+    return Plan(waves=((Emit("Warning", reason, message),),), status=status)

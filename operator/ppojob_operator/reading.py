@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ppojob_api.problem import Problem
-from ppojob_api.shape import members
+from ppojob_api.shape import Shape, known, members
 from ppojob_api.v1alpha1.job import Metadata, PPOJob
 from ppojob_api.v1alpha1.schedule import LifecycleSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
@@ -59,7 +59,7 @@ def read_job(manifest: Manifest) -> Job:
     """A PPOJob, judged as `ppojob validate` does.
 
     Raises:
-        ValueError: its status is not of this version.
+        ValueError: its status cannot be read.
     """
     metadata = manifest["metadata"]
     written = {key: value for key, value in manifest.items() if key != "status"}
@@ -75,9 +75,15 @@ def read_job(manifest: Manifest) -> Job:
         is_deleting="deletionTimestamp" in metadata,
         manifest=judged if isinstance(judged, PPOJob) else None,
         problems=() if isinstance(judged, PPOJob) else judged,
-        status=PPOJobStatus.model_validate(manifest.get("status") or {}, by_alias=True),
+        status=_status(manifest.get("status") or {}),
         ttl_seconds=_ttl_seconds(manifest),
     )
+
+
+def _status(written: Mapping[str, Any]) -> PPOJobStatus:
+    """A status, without what only a newer operator, or the schema that came with it, writes."""
+    shape = Shape(kind="object", model=PPOJobStatus)
+    return PPOJobStatus.model_validate(known(written, shape), by_alias=True)
 
 
 def _ttl_seconds(manifest: Manifest) -> int | None:

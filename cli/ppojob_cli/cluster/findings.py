@@ -13,6 +13,7 @@ from ppojob_cli.cluster.remedies import FOUND, LOSSES, remedy
 from ppojob_cli.cluster.seen import Seen
 from ppojob_cli.figures import duration
 from ppojob_operator.conditions import ConditionType, condition, from_rfc3339, holds
+from ppojob_operator.policies.acceptance import refusal
 from ppojob_operator.policies.completion import deadline_in
 from ppojob_operator.policies.startup import missing_pods, obstacles, pods_ready
 from ppojob_operator.state import Job, Observed
@@ -105,11 +106,13 @@ def _operator(seen: Seen) -> Iterator[Finding]:
 
 def _accepted(job: Job) -> Iterator[Finding]:
     accepted = condition(job.status, "Accepted")
-    if accepted is not None and accepted.status == "False":
+    if accepted is not None and accepted.status != "True":
         yield _of_condition("Accepted", accepted)
     elif job.problems:
-        what = "; ".join(map(str, job.problems))
-        yield Finding("InvalidSpec", what, remedy("Accepted", "InvalidSpec"))
+        said = refusal(job.problems)
+        # What an operator has accepted is newer than this command line alone.
+        if accepted is None or said.reason != "NewerSpec":
+            yield Finding(said.reason, said.message, remedy("Accepted", said.reason))
 
 
 def _admitted(job: Job) -> Iterator[Finding]:

@@ -17,6 +17,11 @@ CONDITIONS: Final[Mapping[ConditionType, Mapping[str, str]]] = {
             "correct the file, delete the job, apply it again. A running job goes on as it was "
             "accepted"
         ),
+        "NewerSpec": (
+            "wait: the resource was upgraded before the operator, which does not know the fields "
+            "that the message names; the job begins with one that does, and a running job goes on "
+            "as it was accepted. If it lasts, upgrade the operator"
+        ),
     },
     "Admitted": {
         "NoQueue": "nothing: no queue is asked for",

@@ -1,10 +1,11 @@
 """Why a job does not go on, case by case: from what is seen to what is said."""
 
+import dataclasses
 import datetime
 from typing import Any
 
 import pytest
-from operator_jobs import NOW, UID, make_job
+from operator_jobs import NOW, UID, job_manifest, make_job
 
 from ppojob_api.v1alpha1.status import Condition, FailureRecord, PPOJobStatus, TrainingStatus
 from ppojob_api.well_known import RoleName
@@ -13,6 +14,7 @@ from ppojob_cli.cluster.findings import Finding, findings
 from ppojob_cli.cluster.remedies import CONDITIONS, UNKNOWN, remedy
 from ppojob_cli.cluster.seen import Seen, SeenLease, ToldWarning
 from ppojob_operator.conditions import rfc3339
+from ppojob_operator.reading import read_job
 from ppojob_operator.state import ControllerReport, Node, Pod, Time
 
 RUNNING = {
@@ -169,6 +171,21 @@ def test_a_spec_that_was_refused_while_the_job_runs() -> None:
     refused = {**RUNNING, "Accepted": ("False", "InvalidSpec", "spec.pods[0]: got 1: why; what")}
     found = only(seen(status(refused)))
     assert (found.reason, found.what) == ("InvalidSpec", "spec.pods[0]: got 1: why; what")
+
+
+def test_a_spec_that_is_newer_than_the_operator() -> None:
+    newer = {"Accepted": ("Unknown", "NewerSpec", "spec.later: got 1: why; what")}
+    found = only(seen(status(newer, phase="Pending"), pods=()))
+    assert (found.reason, found.what) == ("NewerSpec", "spec.later: got 1: why; what")
+    assert found.remedy == CONDITIONS["Accepted"]["NewerSpec"]
+
+
+def test_a_spec_that_is_newer_than_the_command_line_alone() -> None:
+    manifest = job_manifest()
+    manifest["spec"]["later"] = 1
+    job = dataclasses.replace(read_job(manifest), status=status())
+    assert job.problems
+    assert findings(Seen(job=job, now=NOW, pods=pods())) == []
 
 
 def test_a_suspended_job_says_only_that() -> None:

@@ -90,6 +90,19 @@ def test_an_edit_that_is_wrong_does_not_fail_a_running_job() -> None:
     assert (accepted.status, after.phase) == ("False", running.phase)
 
 
+def test_an_edit_that_is_wrong_does_not_fail_a_suspended_job() -> None:
+    """However often it is looked at: it has no start time, and is not accepted any more."""
+    asked = make_job(lifecycle={"suspend": True})
+    status = status_after(plan(asked, Observed(), SETTINGS, NOW))
+    assert status.phase == "Suspended"
+    for _ in range(2):
+        job = dataclasses.replace(
+            make_job(status), manifest=None, problems=make_job(steps={}).problems
+        )
+        status = plan(job, Observed(), SETTINGS, NOW).status or status
+        assert (status.phase, status.reason) == ("Suspended", "Asked")
+
+
 def test_a_job_that_is_deleted_is_left_alone() -> None:
     job = dataclasses.replace(make_job(), is_deleting=True)
     assert plan(job, observed(pods=all_pods()), SETTINGS, NOW) == Plan()
