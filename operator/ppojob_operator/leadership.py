@@ -17,10 +17,10 @@ from ppojob_operator.cluster import Change, Cluster, Page
 from ppojob_operator.errors import ClusterError, ConflictError, MissingError, NotLeaderError
 from ppojob_operator.kinds import LEASE, Kind
 from ppojob_operator.metrics import LEADER
+from ppojob_operator.settings import Settings
 from ppojob_operator.state import Manifest
 
 _log = logging.getLogger(__name__)
-LEASE_NAME = "ppojob-operator"
 _RENEWALS = 4
 """Renewals in the time that a Lease lasts."""
 _LOOKS = 4
@@ -35,24 +35,16 @@ class Leadership:
 
     Args:
         cluster: that keeps the Lease.
-        namespace: where.
-        identity: name of this replica.
-        seconds: that a Lease lasts without renewal.
+        settings: where and of what name it is, who this replica is, and how long the Lease lasts.
         gained: called whenever this replica begins to lead.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        namespace: str,
-        identity: str,
-        seconds: float,
-        gained: Callable[[], None],
-    ) -> None:
+    def __init__(self, cluster: Cluster, settings: Settings, gained: Callable[[], None]) -> None:
         self._cluster = cluster
-        self._namespace = namespace
-        self._identity = identity
-        self._seconds = seconds
+        self._namespace = settings.namespace
+        self._name = settings.lease
+        self._identity = settings.identity
+        self._seconds = settings.lease_seconds
         self._gained = gained
         self._held_until = 0.0
         self._seen: tuple[str, float] = ("", 0.0)
@@ -89,7 +81,7 @@ class Leadership:
     async def _try(self) -> None:
         asked = time.monotonic()
         try:
-            lease = await self._cluster.get(LEASE, self._namespace, LEASE_NAME)
+            lease = await self._cluster.get(LEASE, self._namespace, self._name)
         except MissingError:
             await self._cluster.create(self._lease(None))
             self._hold(asked)
@@ -132,7 +124,7 @@ class Leadership:
             "leaseDurationSeconds": max(1, round(self._seconds)),
             "renewTime": now,
         }
-        head = before["metadata"] if before else {"name": LEASE_NAME, "namespace": self._namespace}
+        head = before["metadata"] if before else {"name": self._name, "namespace": self._namespace}
         return {
             "apiVersion": LEASE.api_version,
             "kind": LEASE.name,
@@ -147,7 +139,7 @@ class Leadership:
             return
         self._held_until = 0.0
         try:
-            lease = await self._cluster.get(LEASE, self._namespace, LEASE_NAME)
+            lease = await self._cluster.get(LEASE, self._namespace, self._name)
             if lease["spec"].get("holderIdentity") == self._identity:
                 spec = {**lease["spec"], "holderIdentity": ""}
                 await self._cluster.replace({**lease, "kind": LEASE.name, "spec": spec})

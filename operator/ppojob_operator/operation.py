@@ -60,13 +60,7 @@ class Operation:
         self._cluster = cluster
         self._has_ended = False
         self._settings = settings
-        self.leadership = Leadership(
-            cluster,
-            settings.namespace,
-            settings.identity,
-            settings.lease_seconds,
-            self._wake_all,
-        )
+        self.leadership = Leadership(cluster, settings, self._wake_all)
         self.mirror = Mirror(self._wake)
         fenced = FencedCluster(cluster, self.leadership)
         self._reconciler = Reconciler(fenced, self.mirror, settings)

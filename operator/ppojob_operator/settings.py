@@ -18,6 +18,7 @@ class Settings:
         trainer_image: image of a job's pods where the job names none.
         image_pull_policy: for that image.
         namespace: where the operator itself runs, and keeps its Lease.
+        lease: name of that Lease; replicas that serve the same namespaces share one.
         identity: name of this replica.
         watch_namespaces: namespaces to serve, separated by commas; empty: all.
         gpu_resource: name under which GPUs are asked for, where the job says nothing else.
@@ -35,6 +36,7 @@ class Settings:
     trainer_image: str = "ppojob-trainer:latest"
     image_pull_policy: str = "IfNotPresent"
     namespace: str = "default"
+    lease: str = "ppojob-operator"
     identity: str = "ppojob-operator"
     watch_namespaces: str = ""
     gpu_resource: str = "nvidia.com/gpu"

@@ -101,6 +101,23 @@ def test_two_releases_share_no_name_across_the_cluster():
     assert not across("one") & across("two")
 
 
+def test_a_release_keeps_a_lease_of_its_own_name():
+    """Two in one namespace, each for others, would share it, and one would stand by for ever."""
+
+    def lease(release: str) -> str:
+        done = helm("template", release, *BARE)
+        found = [one for one in YAML(typ="safe").load_all(done.stdout) if one]
+        (container,) = named(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+        name = {one["name"]: one.get("value") for one in container["env"]}["PPOJOB_OPERATOR_LEASE"]
+        roles = [one for one in found if one["kind"] == "Role"]
+        named_in_rules = [rule.get("resourceNames") for one in roles for rule in one["rules"]]
+        assert [name] in named_in_rules
+        return str(name)
+
+    assert lease("ppojob-operator") == "ppojob-operator"
+    assert lease("team-a") == "team-a-ppojob-operator"
+
+
 @pytest.fixture
 def rules(tmp_path: Path) -> Path:
     rule = named(objects(*RENDERINGS["monitored"]), "PrometheusRule")

@@ -25,7 +25,16 @@ _WIDTH = 100
     metavar="NAMESPACE",
     help="Where the operator runs.",
 )
-def explain(connection: "ClusterConnection", name: str, operator_namespace: str) -> None:
+@click.option(
+    "--operator-name",
+    default="ppojob-operator",
+    show_default=True,
+    metavar="NAME",
+    help="Full name of its release, which its Lease has.",
+)
+def explain(
+    connection: "ClusterConnection", name: str, operator_namespace: str, operator_name: str
+) -> None:
     """Every reason why a job does not go on, the most important first, with what to do.
 
     Looks at the job, its pods, their nodes, events, supervisors and the operator's Lease, and
@@ -33,7 +42,7 @@ def explain(connection: "ClusterConnection", name: str, operator_namespace: str)
     """
     from ppojob_cli.cluster.observation import observe
 
-    for line in explanation(observe(connection, name, operator_namespace)):
+    for line in explanation(observe(connection, name, (operator_namespace, operator_name))):
         click.echo(line)
 
 

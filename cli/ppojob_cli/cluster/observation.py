@@ -12,7 +12,6 @@ from ppojob_cli.cluster.seen import Seen, SeenLease, ToldWarning
 from ppojob_operator.conditions import from_rfc3339, holds, inert
 from ppojob_operator.errors import MissingError, RefusedError, UnavailableError
 from ppojob_operator.kinds import EVENT, LEASE, NODE, POD
-from ppojob_operator.leadership import LEASE_NAME
 from ppojob_operator.reading import read_node
 from ppojob_operator.state import ControllerReport, Job, Manifest, Node, Pod, Time
 
@@ -23,13 +22,13 @@ _SUPERVISOR_SECONDS: Final = 5.0
 _TRAINING: Final = ("f:status", "f:training")
 
 
-def observe(connection: ClusterConnection, name: str, operator_namespace: str) -> Seen:
+def observe(connection: ClusterConnection, name: str, operator: tuple[str, str]) -> Seen:
     """Look at a job and at what is around it.
 
     Args:
         connection: where the job is.
         name: of the job.
-        operator_namespace: where the operator keeps its Lease.
+        operator: namespace and name of its Lease.
 
     Raises:
         ClusterUseError: there is no such job.
@@ -50,7 +49,7 @@ def observe(connection: ClusterConnection, name: str, operator_namespace: str) -
     nodes = allowed("nodes", lambda: _nodes(connection, pods or ()), dict[str, Node]())
     told = tuple[ToldWarning, ...]()
     warnings = allowed("events", lambda: tuple(_warnings(connection, job)), told)
-    lease = allowed("the operator's Lease", lambda: _lease(connection, operator_namespace), None)
+    lease = allowed("the operator's Lease", lambda: _lease(connection, *operator), None)
     reports: dict[str, ControllerReport] = {}
     if not is_over(job) and not holds(job.status, "Rendezvoused"):
         reports = allowed("supervisors", lambda: _reports(connection, pods or ()), {})
@@ -121,11 +120,12 @@ def _event_time(event: Manifest) -> str:
     return next((str(time) for time in times if time), "")
 
 
-def _lease(connection: ClusterConnection, namespace: str) -> SeenLease | None:
+def _lease(connection: ClusterConnection, namespace: str, name: str) -> SeenLease | None:
     try:
-        spec = connection.get(LEASE.path(namespace, LEASE_NAME)).get("spec") or {}
+        spec = connection.get(LEASE.path(namespace, name)).get("spec") or {}
     except MissingError:
-        # It may be in another namespace; whether an operator looks at the job says its status.
+        # It may be in another namespace or of another name; its status says whether an operator
+        # looks at the job.
         return None
     renewed = spec.get("renewTime")
     return SeenLease(

@@ -88,7 +88,7 @@ Nothing is granted with "*"; a test holds the list against what a real run uses.
     - create   # the first replica of all; no name can be asked for here
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  resourceNames: [ppojob-operator]
+  resourceNames: [{{ include "ppojob.fullname" . }}]
   verbs:
     - get      # who leads
     - update   # takes over and renews, on condition of the version read

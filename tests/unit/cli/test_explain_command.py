@@ -29,6 +29,20 @@ def test_everything_is_looked_at(server: FakeApiServer) -> None:
     assert "(and 2 more): exceeded quota -> wait; if it lasts" in said
 
 
+def test_an_operator_of_another_name_and_namespace(server: FakeApiServer) -> None:
+    held = "/apis/coordination.k8s.io/v1/namespaces/team-a/leases/a-ppojob-operator"
+    waiting = {**status_of("Admitted", "Starting"), "observedGeneration": 1}
+    server.routes |= {
+        f"GET {JOB}": Answer(value=job(waiting)),
+        f"GET {PODS}": listed(),
+        f"GET {EVENTS}": listed(),
+        f"GET {held}": Answer(value={"spec": {"holderIdentity": "", "leaseDurationSeconds": 8}}),
+    }
+    place = ("--operator-namespace", "team-a", "--operator-name", "a-ppojob-operator")
+    assert "OperatorSilent" not in call("explain", "sum")
+    assert "OperatorSilent" in call("explain", "sum", *place)
+
+
 def test_what_may_not_be_seen_is_named(server: FakeApiServer) -> None:
     server.routes |= {
         f"GET {JOB}": Answer(value=job({"phase": "Starting", "observedGeneration": 1})),

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import time
 from collections.abc import AsyncIterator
 
@@ -13,16 +14,21 @@ from simulated_cluster import SimulatedCluster
 from ppojob_operator.errors import NotLeaderError, UnavailableError
 from ppojob_operator.kinds import Kind
 from ppojob_operator.leadership import FencedCluster, Leadership
+from ppojob_operator.settings import Settings
 from ppojob_operator.state import Manifest
 
 SECONDS = 0.6
 
 
+def settings_of(name: str, lease: str = "ppojob-operator") -> Settings:
+    return Settings(namespace="system", lease=lease, identity=name, lease_seconds=SECONDS)
+
+
 @contextlib.asynccontextmanager
 async def replica(
-    cluster: SimulatedCluster, name: str, gained: list[str]
+    cluster: SimulatedCluster, name: str, gained: list[str], lease: str = "ppojob-operator"
 ) -> AsyncIterator[tuple[Leadership, "asyncio.Task[None]"]]:
-    one = Leadership(cluster, "system", name, SECONDS, lambda: gained.append(name))
+    one = Leadership(cluster, settings_of(name, lease), lambda: gained.append(name))
     task = asyncio.create_task(one.run())
     try:
         yield one, task
@@ -99,10 +105,26 @@ class SlowCluster(SimulatedCluster):
         return await super().replace(manifest)
 
 
+def test_two_releases_in_one_namespace_both_lead() -> None:
+    """Each serves namespaces of its own, so they share no Lease."""
+
+    async def test() -> None:
+        cluster, gained = SimulatedCluster(), list[str]()
+        async with (
+            replica(cluster, "a", gained, "team-a-ppojob-operator") as (one, _),
+            replica(cluster, "b", gained, "team-b-ppojob-operator") as (other, _),
+        ):
+            await until(lambda: one.is_held and other.is_held, 60)
+        assert sorted(gained) == ["a", "b"]
+
+    asyncio.run(test())
+
+
 def test_a_leader_that_lapsed_while_it_renewed_looks_at_every_job_again() -> None:
     async def test() -> None:
         cluster, gained = SlowCluster(), list[str]()
-        leader = Leadership(cluster, "system", "a", cluster.seconds, lambda: gained.append("a"))
+        settings = dataclasses.replace(settings_of("a"), lease_seconds=cluster.seconds)
+        leader = Leadership(cluster, settings, lambda: gained.append("a"))
         task = asyncio.create_task(leader.run())
         await until(lambda: cluster.renewals >= 4, 60)
         task.cancel()

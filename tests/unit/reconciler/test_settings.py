@@ -21,12 +21,13 @@ def test_settings_have_the_types_of_their_defaults() -> None:
     settings = read_settings(
         {
             "PPOJOB_OPERATOR_WORKERS": "4",
+            "PPOJOB_OPERATOR_LEASE": "mine",
             "PPOJOB_OPERATOR_LEASE_SECONDS": "2.5",
             "PPOJOB_OPERATOR_WATCH_NAMESPACES": "a, b,",
             "HOME": "/",
         }
     )
-    assert (settings.workers, settings.lease_seconds) == (4, 2.5)
+    assert (settings.workers, settings.lease, settings.lease_seconds) == (4, "mine", 2.5)
     assert settings.namespaces == ("a", "b")
     assert read_settings({}) == Settings()
 
