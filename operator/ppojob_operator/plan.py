@@ -95,8 +95,8 @@ def _refusal(job: Job, problems: tuple[Problem, ...], now: Time, expiry: float |
     # It was accepted once, or is over: neither is taken back.
     began = not {"Admitted", "Failed"}.isdisjoint(claims)
     is_over = accepted.holds is False and not began
-    made = (accepted, *([Claim("Failed", True, reason, message)] if is_over else []))
-    conditions = set_conditions(job.status.conditions, made, job.generation, now)
+    said = (accepted, *([Claim("Failed", True, reason, message)] if is_over else []))
+    conditions = set_conditions(job.status.conditions, said, job.generation, now)
     claims |= {one.type: one for one in conditions}
     update: dict[str, object] = {
         "observed_generation": job.generation,
