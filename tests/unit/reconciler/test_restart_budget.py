@@ -94,6 +94,17 @@ def test_the_last_words_of_a_role_are_kept() -> None:
     assert kept == [("reward", 1), *(("controller", number) for number in range(14, 21))]
 
 
+def test_the_wait_behind_the_last_of_very_many_losses_is_a_minute() -> None:
+    life = Life(1_000_000)
+    life.end("sum-reward-0", "reward", waiting_reason="CrashLoopBackOff")
+    roles = tuple(one.model_copy(update={"losses": 5_000}) for one in life.status.roles)
+    life.status = life.status.model_copy(update={"roles": roles})
+    life.now += datetime.timedelta(seconds=59)
+    assert life.look() == set()
+    life.now += datetime.timedelta(seconds=1)
+    assert life.look() == {"sum-reward-0"}
+
+
 class Kubelet:
     """One pod, as its kubelet has it: the first restart is at once, the next waits."""
 
