@@ -1,4 +1,3 @@
-import datetime
 import itertools
 import re
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ TEMPLATE = "{{ messages[0].content * (repeat or 1) }}"
 
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[TemplateRenderer]:
-    with TemplateRenderer(TEMPLATE, "t.jinja", datetime.datetime(2001, 2, 3)) as renderer:
+    with TemplateRenderer(TEMPLATE, "t.jinja", 0.0) as renderer:
         yield renderer
 
 
