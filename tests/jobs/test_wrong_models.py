@@ -10,7 +10,7 @@ import pytest
 from refused_jobs import RefusedJob, check, read_lines
 from safetensors.numpy import load_file, save_file
 
-from ppojob_trainer.data import chat as data_chat
+from ppojob_trainer.data import template_renderer
 from ppojob_trainer.models.folder_checks import check_model_folder
 
 LINES = read_lines(Path(__file__).with_suffix(".txt"))
@@ -217,7 +217,7 @@ def test_every_line_has_its_case() -> None:
 
 
 def test_a_template_that_does_not_end(wrong: RefusedJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_chat, "RENDER_SECONDS", 0.5)
+    monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 0.5)
     long = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     template(long)(wrong)
     assert wrong.refused() == [
