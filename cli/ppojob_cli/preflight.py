@@ -20,7 +20,7 @@ from ppojob_cli.reward_model_checks import check_reward_model
 from ppojob_cli.validate import render_problems
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
-from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.tokenizer_fit import check_tokenizer_fit
 from ppojob_trainer.rewards.process import ScoringPool
@@ -132,6 +132,6 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
         return []  # scorers that are built in
     try:
         ScoringPool(spec.rewards).close()
-    except ConfigError as problem:
-        return list(problem.problems)
+    except (ConfigError, RewardFailed) as problem:
+        return str(problem).splitlines()
     return []

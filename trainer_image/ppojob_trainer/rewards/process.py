@@ -211,8 +211,8 @@ class ScoringPool(Closing):
                 end = killed
         raise RewardFailed(
             "spec.rewards",
-            f"got no functions: {ATTEMPTS} processes ended while they loaded them, the last one "
-            f"{end}: memory is short, or somebody kills them; more memory for the pod",
+            f"got files whose import {end}, in {ATTEMPTS} processes: memory is short, or something "
+            "kills them; more memory, or files that need less",
         )
 
     def _start_once(self) -> BoundedProcess:
