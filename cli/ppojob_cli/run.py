@@ -28,13 +28,14 @@ _POLL_SECONDS = 0.25
 
 
 class Interrupts:
-    """Counts Ctrl-C: the first asks, the second insists. What `nohup` ignores stays ignored."""
+    """Counts Ctrl-C: the first asks, the second insists. Under `nohup` a hang-up stays ignored."""
 
     def __init__(self) -> None:
         self.count = 0
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._take)
+        signal.signal(signal.SIGINT, self._take)
+        signal.signal(signal.SIGTERM, self._take)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self._take)
 
     def _take(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1

@@ -114,7 +114,7 @@ def holder(cluster: Cluster) -> str:
 
 
 @pytest.mark.parametrize("at", [3, 14])
-def test_a_frozen_leader_writes_nothing_when_it_thaws(
+def test_a_frozen_leader_changes_nothing_when_it_thaws(
     cluster: Cluster, proxy: FaultProxy, made: dict[str, Any], tmp_path: Path, at: int
 ) -> None:
     first = Operator(Cluster(tmp_path, cluster.namespace), tmp_path, "first", 18_191)
@@ -130,11 +130,12 @@ def test_a_frozen_leader_writes_nothing_when_it_thaws(
         is_made(cluster)
         is_as(cluster, made)
         proxy.strike(None)
-        written, asked = proxy.writes, proxy.counts[Asked("get", "leases")]
+        taken, asked = proxy.taken, proxy.counts[Asked("get", "leases")]
         first.process.send_signal(signal.SIGCONT)
         eventually(lambda: proxy.counts[Asked("get", "leases")] > asked + 1, PATIENCE_SECONDS)
         is_put_right(cluster, made)
-        assert proxy.writes == written
+        # A request whose connection was being made when it froze may still leave; it is not taken.
+        assert proxy.taken == taken
         assert holder(cluster) == "second"
         assert not told_twice(cluster, "sum")
         assert not doors_that_do_not_open(cluster, "sum")

@@ -87,6 +87,7 @@ class FaultProxy:
         counts: requests so far.
         faults: what goes wrong from now on.
         injected: how often something went wrong.
+        taken: writes that the API server has taken so far, the Lease's aside.
     """
 
     def __init__(self, kubeconfig: Path, folder: Path, seed: int = 0) -> None:
@@ -94,6 +95,7 @@ class FaultProxy:
         self.counts: Counter[Asked] = Counter()
         self.faults = Faults()
         self.injected = 0
+        self.taken = 0
         self._place = from_kubeconfig(kubeconfig)
         self._dice = random.Random(seed)
         self._strike: Strike | None = None
@@ -113,11 +115,6 @@ class FaultProxy:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(60)
-
-    @property
-    def writes(self) -> int:
-        """Writes that were asked for so far, the Lease's aside."""
-        return sum(number for asked, number in list(self.counts.items()) if asked.is_write)
 
     def strike(self, strike: Strike | None) -> None:
         """Let something befall the process that asks from now on; None: nothing."""
@@ -205,6 +202,7 @@ class FaultProxy:
 
     async def _forwarded(self, request: web.BaseRequest) -> web.Response:
         async with self._ask(request) as answer:
+            self.taken += _asked(request).is_write and answer.status < 400
             headers = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
             return web.Response(status=answer.status, body=await answer.read(), headers=headers)
 
