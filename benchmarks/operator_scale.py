@@ -1,5 +1,7 @@
-"""Many jobs at once on fake nodes, against the real API server: `make cluster-up` first.
+"""Many jobs at once on fake nodes, against the real API server.
 
+    make cluster-up
+    kubectl apply --server-side --filename crds/ppojobs.yaml
     python benchmarks/operator_scale.py [--jobs 100] [--pods 8] [--steady-seconds 60]
 
 1. A bare client submits the jobs to a namespace that no operator serves, and writes all their
