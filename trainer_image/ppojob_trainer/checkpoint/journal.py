@@ -173,9 +173,11 @@ class Journal:
             DamagedCommit: see ``read``.
             StorageError: the run begins now, and the disk refused.
         """
-        if not self.read():
-            self.append(RunBegan(time=time.time()))
-        return self.read()[0].time
+        events = self.read()
+        if not events:
+            events = [RunBegan(time=time.time())]
+            self.append(events[0])
+        return events[0].time
 
     def read(self) -> list[Event]:
         """All events, oldest first; empty where there is no journal.
