@@ -125,17 +125,24 @@ def test_without_the_right_to_look_it_goes_on() -> None:
     asyncio.run(test())
 
 
+def told_of_service(heard: list[str | bool]) -> tuple[Callable[[bool], None], asyncio.Event]:
+    """What keeps whether a kind is served, and what is set once it is not."""
+    is_told = asyncio.Event()
+
+    def served(is_served: bool) -> None:
+        heard.append(is_served)
+        if not is_served:
+            is_told.set()
+
+    return served, is_told
+
+
 def test_what_was_refused_once_is_listed_again_and_said_to_be_served() -> None:
     async def test() -> None:
         lists = [[[pod("a"), pod("b")]], [[pod("b")]]]
         cluster = ScriptedCluster(lists, [[RefusedError("401", 401)]])
         heard: list[str | bool] = []
-        is_told = asyncio.Event()
-
-        def served(is_served: bool) -> None:
-            heard.append(is_served)
-            if not is_served:
-                is_told.set()
+        served, is_told = told_of_service(heard)
 
         reflector = Reflector(
             cluster,  # type: ignore[arg-type]
@@ -160,12 +167,7 @@ def test_of_what_is_not_served_any_more_it_is_said_before_its_objects_go() -> No
         lists = [[[pod("a")]], [MissingError("404", 404)]]
         cluster = ScriptedCluster(lists, [[ExpiredError("410", 410)]])
         heard: list[str | bool] = []
-        is_told = asyncio.Event()
-
-        def served(is_served: bool) -> None:
-            heard.append(is_served)
-            if not is_served:
-                is_told.set()
+        served, is_told = told_of_service(heard)
 
         scope = Scope(POD, is_optional=True)
         reflector = Reflector(
