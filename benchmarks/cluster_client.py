@@ -49,6 +49,14 @@ class ClusterClient:
         made: dict[str, Any] = json.loads(await self.send(path, json.dumps(manifest).encode()))
         return made
 
+    async def apply(self, path: str, manifest: Mapping[str, Any]) -> None:
+        """Apply an object, whoever made it."""
+        query = {"fieldManager": "ppojob-benchmarks", "force": "true"}
+        headers = {"Content-Type": "application/apply-patch+yaml"}
+        body = json.dumps(manifest).encode()
+        async with self._session.patch(path, params=query, headers=headers, data=body) as answer:
+            await answer.read()
+
     async def read(self, path: str) -> dict[str, Any]:
         """Read an object or a list."""
         async with self._session.get(path) as answer:

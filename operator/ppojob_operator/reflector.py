@@ -121,7 +121,6 @@ class Reflector:
         await asyncio.sleep(pause)
 
     async def _list(self) -> None:
-        RELISTS.labels(self.kind.name).inc()
         there: set[str] = set()
         version = ""
         scope = self._scope
@@ -139,6 +138,7 @@ class Reflector:
             self._gone(uid)
         self._known = there
         self._version = version
+        RELISTS.labels(self.kind.name).inc()
         self._served(True)
         self.is_synced.set()
 

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from prometheus_client import REGISTRY
+
 from ppojob_operator.cluster import Change, Page
 from ppojob_operator.errors import (
     ClusterError,
@@ -78,6 +80,10 @@ def run(
     return asyncio.run(test())
 
 
+def lists_counted() -> float:
+    return REGISTRY.get_sample_value("ppojob_operator_relists_total", {"kind": "Pod"}) or 0.0
+
+
 def test_pages_then_changes() -> None:
     changes = [Change("ADDED", pod("c", 11)), Change("DELETED", pod("a", 12))]
     assert run([[[pod("a")], [pod("b")]]], [changes]) == (["a", "b", "c"], ["a"])
@@ -88,9 +94,11 @@ def test_an_expired_stream_lists_again_and_finds_what_went() -> None:
     assert run(lists, [[ExpiredError("410", 410)]]) == (["a", "b", "b"], ["a"])
 
 
-def test_what_went_while_a_list_broke_off_is_found_too() -> None:
+def test_what_went_while_a_list_broke_off_is_found_too_and_only_the_whole_one_counts() -> None:
+    before = lists_counted()
     lists = [[[pod("a")], UnavailableError("500", 500)], [[pod("b")]]]
     assert run(lists, []) == (["a", "b"], ["a"])
+    assert lists_counted() == before + 1
 
 
 def test_a_stream_that_breaks_goes_on_from_the_last_bookmark() -> None:
