@@ -1,63 +1,14 @@
 import logging
-import os
-import signal
-import subprocess
-import sys
 import textwrap
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from reward_functions import Source, descendants, item
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
-from ppojob_trainer.rewards.process import OnFailure, ScoringPool
+from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, RewardResult
-
-Source = Callable[[str], RewardSpec]
-HEAD = "import os, signal, subprocess, sys, time\n"
-SIGNATURE = "def score(data_source, solution_str, ground_truth, extra_info, **arguments):\n"
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Callable[..., RewardSpec]:
-    def make(code: str, *, seconds: float = 2.0, whole: bool = False, **more: object) -> RewardSpec:
-        body = textwrap.dedent(code)
-        path = tmp_path / f"reward{len(list(tmp_path.iterdir()))}.py"
-        path.write_text(body if whole else HEAD + SIGNATURE + textwrap.indent(body, "    "))
-        settings = {"function": "score", "source": {"path": str(path)}, **more}
-        return RewardSpec.model_validate(settings | {"timeLimitSeconds": seconds})
-
-    return make
-
-
-def item(response: str, row: int = 0, **more: object) -> RewardItem:
-    return RewardItem(row, "mine", response, "truth", more)  # type: ignore[arg-type]
-
-
-def descendants() -> list[str]:
-    """Command lines of all processes below this one."""
-    listed = subprocess.run(
-        ["ps", "-e", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
-    )
-    parents = {}
-    for line in listed.stdout.splitlines():
-        pid, parent, command = line.split(None, 2)
-        parents[int(pid)] = (int(parent), command)
-    found, wanted = [], {os.getpid()}
-    for pid in sorted(parents):
-        if parents[pid][0] in wanted:
-            wanted.add(pid)
-            found.append(parents[pid][1])
-    # Other tests of this process keep servers of their own.
-    return [command for command in found if "ppojob_trainer" in command]
-
-
-def running(text: str) -> bool:
-    listed = subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True, check=True)
-    return any(text in line for line in listed.stdout.splitlines())
 
 
 def test_rows_are_routed_by_their_data_source() -> None:
@@ -161,7 +112,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_call_costs_its_own_row_only(name: str, source: Callable[..., RewardSpec]) -> None:
+def test_a_broken_call_costs_its_own_row_only(name: str, source: Source) -> None:
     code, reason = BROKEN[name]
     guarded = f"if solution_str == 'bad':\n{textwrap.indent(code, '    ')}\nreturn 5"
     # Only who is to reach the limit may: a busy machine takes long to fill a gigabyte.
@@ -171,65 +122,6 @@ def test_a_broken_call_costs_its_own_row_only(name: str, source: Callable[..., R
         results = pool.score([item(word) for word in ("good", "bad", "good", "good")])
     assert [result.score for result in results] == [5.0, 0.0, 5.0, 5.0]
     assert results[1].extras == {"failure": reason, "pred": "[INVALID]", "acc": 0.0}
-
-
-def test_a_process_that_somebody_kills_costs_nothing(source: Source, tmp_path: Path) -> None:
-    """The signal comes from outside and in the middle of a call; the call itself is sound."""
-    marker = tmp_path / "pid"
-    spec = source(
-        f"path = {str(marker)!r}\n"
-        "if os.path.exists(path): return 3\n"
-        "open(path + '.new', 'w').write(str(os.getpid())); os.rename(path + '.new', path)\n"
-        "time.sleep(1000)",
-        seconds=60,
-    )
-    with ScoringPool([spec]) as pool:
-        killer = threading.Thread(target=_kill_when_told, args=(marker,))
-        killer.start()
-        results = pool.score([item("x")])
-        killer.join()
-    assert [result.score for result in results] == [3.0]
-
-
-KILLED_WHILE_IT_LOADS = """
-import os, signal
-with open({path!r}, "a") as starts:
-    starts.write("x")
-if os.path.getsize({path!r}) in {killed}:
-    os.kill(os.getpid(), signal.SIGKILL)
-def score(solution_str, **more):
-    if solution_str == "bad" and os.path.getsize({path!r}) == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return 3
-"""
-
-
-@pytest.mark.parametrize("killed", [{1}, {2}], ids=["the first", "one that takes its place"])
-def test_a_process_that_somebody_kills_while_it_loads_costs_nothing(
-    killed: set[int], source: Callable[..., RewardSpec], tmp_path: Path
-) -> None:
-    starts = tmp_path / "starts"
-    code = KILLED_WHILE_IT_LOADS.format(path=str(starts), killed=killed)
-    with ScoringPool([source(code, whole=True, seconds=60)]) as pool:
-        results = pool.score([item("good"), item("bad"), item("good")])
-    assert [result.score for result in results] == [3.0] * 3
-    assert len(starts.read_text()) == max(killed) + 1
-
-
-def test_processes_killed_again_and_again_while_they_load_are_no_wrong_input(
-    source: Callable[..., RewardSpec],
-) -> None:
-    """Memory is short, say: as a wrong input it would be the end of the job for good."""
-    spec = source("import os; os.kill(os.getpid(), 9)", whole=True)
-    with pytest.raises(RewardFailed, match="was killed by signal 9"):
-        ScoringPool([spec])
-    assert not descendants()
-
-
-def _kill_when_told(marker: Path) -> None:
-    while not marker.exists():
-        time.sleep(0.01)
-    os.kill(int(marker.read_text()), signal.SIGKILL)
 
 
 def test_a_raised_error_tells_where(source: Source) -> None:
@@ -257,31 +149,6 @@ def test_nan_has_an_error_of_its_own(source: Source) -> None:
         pool.score([item("x", 3)])
     assert caught.value.value == float("-inf")
     assert "row 3" in str(caught.value)
-
-
-@pytest.mark.parametrize("escape", ["fork", "session", "double fork", "popen"])
-def test_what_a_call_started_dies_with_it(escape: str, source: Source, tmp_path: Path) -> None:
-    marker = f"{time.time_ns() % 10**9}.125"
-    sleep = f"os.execvp('sleep', ['sleep', '{marker}'])"
-    code = {
-        "fork": f"os.fork() or {sleep}",
-        "session": f"os.fork() or (os.setsid(), {sleep})",
-        "double fork": f"os.fork() or (os.setsid(), os.fork() and os._exit(0), {sleep})",
-        "popen": f"subprocess.Popen(['sleep', '{marker}'], start_new_session=True)",
-    }[escape]
-    spec = source(f"{code}\ntime.sleep(0.3)\nif solution_str == 'x': return 1\ntime.sleep(1000)")
-    with ScoringPool([spec], on_failure="zero") as pool:
-        pool.score([item("x")])
-        assert running(f"sleep {marker}")
-        pool.score([item("y")])
-        assert not running(f"sleep {marker}")
-    assert not running(str(tmp_path))
-
-
-def test_a_fork_that_comes_back_answers_nothing(source: Source) -> None:
-    spec = source("return 1 if os.fork() else 2")
-    with ScoringPool([spec]) as pool:
-        assert [pool.score([item("x")])[0].score for _ in range(5)] == [1.0] * 5
 
 
 def test_a_gigabyte_of_output_is_cut(source: Source, caplog: pytest.LogCaptureFixture) -> None:
@@ -317,15 +184,6 @@ def test_the_environment_is_an_allow_list(source: Source, monkeypatch: pytest.Mo
     assert len(names) < 15
 
 
-def test_descriptors_of_this_process_are_not_inherited(source: Source, tmp_path: Path) -> None:
-    with open(tmp_path / "secret", "w") as file:
-        os.set_inheritable(file.fileno(), True)
-        code = "return {'score': 1, 'files': str([os.readlink(f'/proc/self/fd/{n}') for n in "
-        code += "os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')])}"
-        with ScoringPool([source(code)]) as pool:
-            assert "secret" not in str(pool.score([item("x")])[0].extras["files"])
-
-
 UNLOADABLE = {
     "no file": (None, "no such file; a Python file"),
     "syntax": ("x = 1\ndef score(:\n", ":2: not Python: "),
@@ -343,9 +201,7 @@ UNLOADABLE = {
 
 
 @pytest.mark.parametrize("name", UNLOADABLE)
-def test_functions_that_cannot_be_loaded(
-    name: str, source: Callable[..., RewardSpec], tmp_path: Path
-) -> None:
+def test_functions_that_cannot_be_loaded(name: str, source: Source, tmp_path: Path) -> None:
     code, reason = UNLOADABLE[name]
     spec = source(code or "", whole=True)
     if code is None:
@@ -358,7 +214,7 @@ def test_functions_that_cannot_be_loaded(
     assert not descendants()
 
 
-def test_all_functions_that_cannot_be_loaded_are_told(source: Callable[..., RewardSpec]) -> None:
+def test_all_functions_that_cannot_be_loaded_are_told(source: Source) -> None:
     unknown = RewardSpec.model_validate({"function": "gsm9k"})
     with pytest.raises(ConfigError) as caught:
         ScoringPool([source("x = 1", whole=True), unknown])
@@ -374,58 +230,3 @@ def test_a_file_may_import_its_neighbours(source: Source, tmp_path: Path) -> Non
     (tmp_path / "neighbour_of_reward.py").write_text("VALUE = 4\n")
     with ScoringPool([source("import neighbour_of_reward as n; return n.VALUE")]) as pool:
         assert pool.score([item("x")])[0].score == 4.0
-
-
-def test_close_ends_what_is_at_work(source: Source) -> None:
-    pool = ScoringPool([source("time.sleep(1000)", seconds=900)], processes=2)
-    failures: list[BaseException] = []
-
-    def score() -> None:
-        try:
-            pool.score([item("x")])
-        except RewardFailed as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=score)
-    thread.start()
-    time.sleep(0.5)
-    started = time.monotonic()
-    pool.close()
-    thread.join()
-    assert time.monotonic() - started < 60  # the call itself would take 900
-    assert len(failures) == 1
-    assert not descendants()
-
-
-@pytest.mark.parametrize("on_failure", ["fail", "zero"])
-def test_nothing_is_left_when_this_process_is_killed(
-    on_failure: OnFailure, source: Source, tmp_path: Path
-) -> None:
-    marker = f"{time.time_ns() % 10**9}.25"
-    spec = source(
-        f"subprocess.Popen(['sleep', '{marker}'], start_new_session=True)\nwhile True: pass",
-        seconds=900,
-    )
-    program = (
-        "from ppojob_api.v1alpha1.rollout import RewardSpec\n"
-        "from ppojob_trainer.rewards.process import ScoringPool\n"
-        "from ppojob_trainer.rewards.records import RewardItem\n"
-        f"spec = RewardSpec.model_validate_json({spec.model_dump_json()!r})\n"
-        f"pool = ScoringPool([spec], on_failure={on_failure!r})\n"
-        "pool.score([RewardItem(0, 'x', 'x', None)])\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program])
-    try:
-        wait_for(lambda: running(f"sleep {marker}"))
-    finally:
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-    wait_for(lambda: not running(f"sleep {marker}"))
-    assert not running(f"rewards.child {parent.pid}")
-
-
-def wait_for(claim: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not claim():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
