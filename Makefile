@@ -9,7 +9,7 @@ LOCKS := requirements/uv.txt requirements/cpu.txt requirements/demo-model.txt py
 
 CLUSTER := $(PYTHON) tests/cluster/tool
 
-.PHONY: help setup demo test test-cluster check bench bench-long lock generate clean \
+.PHONY: help setup demo test test-cluster test-operator check bench bench-long lock generate clean \
   cluster-up cluster-down kind-up
 
 help: ## list the targets
@@ -39,6 +39,9 @@ test: setup ## every test that needs no cluster (about 25 minutes on 2 cores)
 
 test-cluster: setup cluster-up ## the tests on a real cluster (at most 40 minutes from nothing)
 	$(BIN)/python -m pytest -m "cluster and not long"
+
+test-operator: setup cluster-up ## of these, what needs no image of the trainer (about 12 minutes)
+	$(BIN)/python -m pytest -m "cluster and not long and not images"
 
 cluster-up: ## a real Kubernetes node on this machine (root; builds it once: about 10 minutes)
 	$(CLUSTER) up

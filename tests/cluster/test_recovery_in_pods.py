@@ -20,7 +20,7 @@ import training_jobs
 from cluster_access import Cluster, eventually
 from training_jobs import Volume
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.images, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 JOB = "hit"
 STEPS = {"steps": {"total": 60, "validateEvery": 30}}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cluster_access import Cluster, eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.images, pytest.mark.timeout(2400)]
 
 Right = tuple[str, str]
 """Resource and verb."""

@@ -10,7 +10,7 @@ import training_jobs
 from cluster_access import Cluster, eventually
 from training_jobs import Volume
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.images, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 STEPS = {"steps": {"total": 16, "validateEvery": 8}}
 
