@@ -126,7 +126,7 @@ async def emptied(client: ClusterClient, namespace: str) -> None:
     async def is_empty() -> bool:
         for path in paths:
             # A large one takes longer than one request may, and is asked for again.
-            with contextlib.suppress(aiohttp.ClientResponseError):
+            with contextlib.suppress(aiohttp.ClientError):
                 await client.delete(f"{path}?gracePeriodSeconds=0")
         left = await children(client, namespace, prepare(namespace, 8).kinds)
         jobs_and_pods = await client.count(JOB.path(namespace))
