@@ -7,7 +7,11 @@ import pytest
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.validate import validate_file
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("**/*.yaml"))
+EXAMPLES = sorted(
+    path
+    for path in (Path(__file__).parents[3] / "examples").glob("**/*.yaml")
+    if "kind: PPOJob" in path.read_text()
+)
 
 
 def test_there_are_examples() -> None:
