@@ -26,11 +26,14 @@ from ppojob_trainer.rpc.wire import (
     encode,
 )
 
+_READABLE = int(zmq.POLLIN)
 _ANSWER_HEADER = msgspec.msgpack.Decoder(AnswerHeader)
 _FAILURE = msgspec.msgpack.Decoder(Failure)
 _REPEAT_SECONDS = 5.0
 _WATCH_SECONDS = 0.5
 _WAIT_MILLISECONDS = int(_WATCH_SECONDS * 500)
+_AWAKE_SECONDS = 200e-6
+"""A short call is answered before a thread that sleeps could be woken: so long one stays awake."""
 _CONNECT_MILLISECONDS = 2_000
 _HEARTBEAT_MILLISECONDS = 5_000
 _SILENT_MILLISECONDS = 20_000
@@ -166,6 +169,8 @@ class Caller:
         # One socket alone waits in its own receiving, which is quicker than a poller.
         sockets = {item.socket for item in waiting.values()}
         poller = _poller_of(sockets) if len(sockets) > 1 else None
+        if poller is None:
+            _wait_awake(sockets)
         watch_at = time.monotonic() + _WATCH_SECONDS
         while True:
             for socket in _ready(poller) if poller else sockets:
@@ -251,6 +256,14 @@ class Caller:
             socket.connect(f"tcp://{peer.host}:{peer.port}")
             self._sockets[peer] = socket
         return self._sockets[peer]
+
+
+def _wait_awake(sockets: "Iterable[zmq.Socket[bytes]]") -> None:
+    """Look for an answer for a moment, without sleep."""
+    until = time.monotonic() + _AWAKE_SECONDS
+    while time.monotonic() < until:
+        if any(int(socket.getsockopt(zmq.EVENTS)) & _READABLE for socket in sockets):
+            return
 
 
 def _poller_of(sockets: Iterable["zmq.Socket[bytes]"]) -> zmq.Poller:
