@@ -91,7 +91,7 @@ def test_it_comes_to_the_same_objects_whatever_it_is_answered(
         cluster.apply(job("sum"))
         is_made(cluster)
         is_put_right(cluster, made)
-        assert proxy.injected > 5 or fault == "slow"
+        assert proxy.injected or fault == "slow"
         assert not doors_that_do_not_open(cluster, "sum")
         gone(cluster)
 
