@@ -1,7 +1,7 @@
 """Many jobs at once on fake nodes, against the real API server.
 
     make cluster-up
-    python benchmarks/operator_scale.py [--jobs 100] [--pods 8] [--steady-seconds 60]
+    python benchmarks/operator_scale.py [--jobs 100] [--pods 8] [--steady-seconds 60] [--no-bare]
 
 1. A bare client submits the jobs to a namespace that no operator serves, and writes all their
    objects: nothing is read, planned or watched.
@@ -10,8 +10,9 @@
 3. A steady minute; then the operator is killed and its other replica takes over; then that one is
    killed as well, and one is started anew.
 
-Prints a table; the last line is a JSON object of the figures. The cluster is left as it was, but
-for the definition of the resource, which is applied first and stays.
+Says each figure as soon as it is known, and prints a table; the last line is a JSON object of them.
+The cluster is left as it was, but for the definition of the resource, which is applied first and
+stays.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import contextlib
 import functools
 import json
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -289,29 +291,38 @@ async def measure(arguments: argparse.Namespace, logs: Path) -> dict[str, float]
     this = asyncio.current_task()
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-    figures: dict[str, float] = {"jobs": jobs, "pods": pods}
+    figures: dict[str, float] = {}
+
+    def know(**more: float) -> None:
+        figures.update(more)
+        for name, value in more.items():
+            print(f"{name}: {value:.2f}", file=sys.stderr, flush=True)
+
+    know(jobs=jobs, pods=pods)
     async with (
         ClusterClient(folder / "kubeconfig") as client,
         fake_nodes(client, folder, logs / "kwok.log", jobs * pods),
         namespaces(client),
     ):
         await define(client)
-        figures |= await bare(client, jobs, pods)
-        await emptied(client, BARE)
+        if not arguments.no_bare:
+            know(**await bare(client, jobs, pods))
+            await emptied(client, BARE)
         operator = start("first", PORT)
         replicas = [operator]
         try:
             async with aiohttp.ClientSession() as session:
                 await until(functools.partial(leads, operator, session), 120)
-            figures |= await operated(client, operator, jobs, pods)
-            figures |= await steady(operator, arguments.steady_seconds)
+            know(**await operated(client, operator, jobs, pods))
+            know(**await steady(operator, arguments.steady_seconds))
             replicas.append(start("standby", PORT + 10))
-            figures |= await taken_over(replicas[1], operator, jobs)
-            figures |= await restarted(start, replicas[1], jobs)
+            know(**await taken_over(replicas[1], operator, jobs))
+            know(**await restarted(start, replicas[1], jobs))
         finally:
             for replica in replicas:
                 replica.end()
-    figures["ratio"] = figures["children_seconds"] / figures["bare_seconds"]
+    if "bare_seconds" in figures:
+        know(ratio=figures["children_seconds"] / figures["bare_seconds"])
     return figures
 
 
@@ -320,6 +331,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--pods", type=int, default=8, help="pods a job, 6 or more")
     parser.add_argument("--steady-seconds", type=float, default=60.0)
+    parser.add_argument("--no-bare", action="store_true", help="leave the comparison out")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as logs:
         figures = asyncio.run(measure(arguments, Path(logs)))
