@@ -10,7 +10,7 @@ import asyncio
 import datetime
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from ppojob_operator.cluster import Change, Cluster, Page
@@ -48,6 +48,7 @@ class Leadership:
         self._gained = gained
         self._held_until = 0.0
         self._seen: tuple[str, float] = ("", 0.0)
+        self._left: Manifest | None = None
 
     @property
     def is_held(self) -> bool:
@@ -69,7 +70,7 @@ class Leadership:
             while True:
                 try:
                     # An answer that comes later than this would be of no use.
-                    async with asyncio.timeout(self._seconds / 2):
+                    async with asyncio.timeout(_SAFE_SHARE * self._seconds):
                         await self._try()
                 except (ClusterError, TimeoutError) as problem:
                     _log.warning("lease: %r", problem)
@@ -79,30 +80,45 @@ class Leadership:
             await self._release()
 
     async def _try(self) -> None:
+        if self.is_held and await self._renew():
+            return
         asked = time.monotonic()
         try:
             lease = await self._cluster.get(LEASE, self._namespace, self._name)
         except MissingError:
-            await self._cluster.create(self._lease(None))
-            self._hold(asked)
+            await self._write(self._cluster.create, None)
             return
         if lease["metadata"]["resourceVersion"] != self._seen[0]:
-            # Time counts from when a renewal was seen here: clocks of machines are not compared.
-            self._seen = (lease["metadata"]["resourceVersion"], asked)
+            # Clocks of machines are not compared: time counts from when a renewal was seen here,
+            # and not from when it was asked for, since the holder may have renewed in between.
+            self._seen = (lease["metadata"]["resourceVersion"], time.monotonic())
         holder = lease["spec"].get("holderIdentity") or ""
         is_free = not holder or asked - self._seen[1] > self._seconds
         if holder != self._identity and not is_free:
             self._held_until = 0.0
             return
         try:
-            await self._cluster.replace(self._lease(lease))
+            await self._write(self._cluster.replace, lease)
         except ConflictError:
             self._held_until = 0.0
-            return
+
+    async def _renew(self) -> bool:
+        """Renew the Lease without another look at it; answers whether it is as it was left."""
+        try:
+            await self._write(self._cluster.replace, self._left)
+        except (ConflictError, MissingError):
+            return False
+        return True
+
+    async def _write(
+        self, write: Callable[[Manifest], Awaitable[Manifest]], before: Manifest | None
+    ) -> None:
+        asked = time.monotonic()
+        self._left = await write(self._lease(before))
         self._hold(asked)
 
     def _hold(self, asked: float) -> None:
-        """Lead for a while from when the Lease was asked for.
+        """Lead for a while from when the Lease was written.
 
         Whoever led before, and was slow to renew, begins anew as well: what was to be looked at
         in the meantime was put aside.

@@ -72,7 +72,7 @@ FAULTS = {
     "409": Faults(statuses=(409,), share=0.2),
     "410": Faults(statuses=(410,), share=0.2, stream_errors=(410,), stream_share=0.2),
     "cut": Faults(stream_errors=(0,), stream_share=0.2),
-    "slow": Faults(delay_seconds=2.0),
+    "slow": Faults(delay_seconds=1.5),
 }
 
 

@@ -5,7 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from operator_jobs import job_manifest
@@ -91,16 +91,19 @@ async def replaced(task: "asyncio.Task[None]", cluster: SimulatedCluster, renewe
 
 
 class SlowCluster(SimulatedCluster):
-    """Answers just in time for a renewal, and too late for the one before it."""
+    """Takes a share of the time that a Lease lasts for each answer."""
 
     seconds = 2.0
+    share = 0.6
     renewals = 0
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
-        await asyncio.sleep(0.46 * self.seconds)
+        self.renewals = 0
+        await asyncio.sleep(0.1 * self.seconds)
         return await super().get(kind, namespace, name)
 
     async def replace(self, manifest: Manifest) -> Manifest:
+        await asyncio.sleep(self.share * self.seconds)
         self.renewals += 1
         return await super().replace(manifest)
 
@@ -120,18 +123,27 @@ def test_two_releases_in_one_namespace_both_lead() -> None:
     asyncio.run(test())
 
 
-def test_a_leader_that_lapsed_while_it_renewed_looks_at_every_job_again() -> None:
-    async def test() -> None:
-        cluster, gained = SlowCluster(), list[str]()
-        settings = dataclasses.replace(settings_of("a"), lease_seconds=cluster.seconds)
-        leader = Leadership(cluster, settings, lambda: gained.append("a"))
-        task = asyncio.create_task(leader.run())
-        await until(lambda: cluster.renewals >= 4, 60)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert len(gained) >= 3
+async def led(cluster: SlowCluster, claim: Callable[[list[str]], bool]) -> None:
+    """Lead until something holds of how often the Lease was gained."""
+    gained = list[str]()
+    settings = dataclasses.replace(settings_of("a"), lease_seconds=cluster.seconds)
+    leader = Leadership(cluster, settings, lambda: gained.append("a"))
+    task = asyncio.create_task(leader.run())
+    await until(lambda: claim(gained), 60)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(test())
+
+def test_a_leader_that_lapsed_while_it_renewed_looks_at_every_job_again() -> None:
+    asyncio.run(led(SlowCluster(), lambda gained: len(gained) >= 3))
+
+
+def test_whoever_is_answered_in_half_the_time_of_a_lease_leads_and_asks_no_more_than_it_must() -> (
+    None
+):
+    cluster = SlowCluster()
+    cluster.share = 0.5
+    asyncio.run(led(cluster, lambda _: cluster.renewals >= 3))
 
 
 def test_a_leader_that_is_cut_off_stops_before_the_other_begins() -> None:
@@ -146,7 +158,7 @@ def test_a_leader_that_is_cut_off_stops_before_the_other_begins() -> None:
         async with replica(cut_off, "a", gained) as (first, _):
             await until(lambda: first.is_held)
             async with replica(cluster, "b", gained) as (second, _):
-                cut_off.get = refuse  # type: ignore[method-assign,assignment]
+                cut_off.get = cut_off.replace = refuse  # type: ignore[method-assign,assignment]
                 overlap = False
                 deadline = time.monotonic() + 5
                 while not second.is_held and time.monotonic() < deadline:
@@ -156,6 +168,39 @@ def test_a_leader_that_is_cut_off_stops_before_the_other_begins() -> None:
                 assert not overlap
                 assert not first.is_held
 
+    asyncio.run(test())
+
+
+def test_what_was_read_late_was_renewed_late() -> None:
+    """The holder may have renewed while the other's first look was on its way, and then fall."""
+
+    class LateAtFirst(SimulatedCluster):
+        is_first = True
+
+        async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
+            if self.is_first:
+                self.is_first = False
+                await asyncio.sleep(0.75 * SECONDS)
+                found = await super().get(kind, namespace, name)
+                holder.cancel()
+                return found
+            return await super().get(kind, namespace, name)
+
+    async def test() -> None:
+        nonlocal holder
+        cluster, late = SimulatedCluster(), LateAtFirst()
+        late.objects = cluster.objects
+        first = Leadership(cluster, settings_of("a"), lambda: None)
+        # Ended without a word: as a process that is killed.
+        first._release = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
+        holder = asyncio.create_task(first.run())
+        await until(lambda: first.is_held)
+        async with replica(late, "b", []) as (second, _):
+            await until(lambda: second.is_held, 60)
+            assert not first.is_held
+        holder.cancel()
+
+    holder: asyncio.Task[None]
     asyncio.run(test())
 
 
