@@ -66,7 +66,7 @@ def ours(folder: Path, rows: Experience) -> Callable[[], float]:
     goal = PolicyObjective.of(
         AlgorithmSpec(type="grpo", prompts_per_step=len(rows.prompts), samples_per_prompt=samples)
     )
-    return lambda: engine.update(rows, goal)["actor/grad_norm"]
+    return lambda: engine.update(rows, goal).values["actor/grad_norm"]
 
 
 def with_full_logits(folder: Path, rows: Experience) -> Callable[[], float]:

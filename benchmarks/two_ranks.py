@@ -65,7 +65,7 @@ def run_rank(arguments: argparse.Namespace) -> dict[str, Any]:
         seconds, cpu_seconds = [], []
         for _ in range(arguments.repeats + 1):
             start, cpu_start = time.perf_counter(), time.process_time()
-            norm = engine.update(mine, goal)["actor/grad_norm"]
+            norm = engine.update(mine, goal).values["actor/grad_norm"]
             seconds.append(time.perf_counter() - start)
             cpu_seconds.append(time.process_time() - cpu_start)
         start = time.perf_counter()

@@ -58,3 +58,30 @@ def test_a_kl_to_the_reference_starts_at_zero_and_grows(where, start, tiny_job, 
     kl = [record[name] for record in run_folders.metrics(output)[1:]]
     # Dropout is at work in updates, so the first KL in the loss is small and not zero.
     assert kl[0] < 1e-3 < kl[-1]
+
+
+@pytest.mark.parametrize("mini_batch", [16, 8])
+def test_a_step_without_signal_is_not_one_without_entropy(mini_batch, start, tiny_job, tmp_path):
+    """Where all samples of all prompts score alike, updates compute nothing."""
+    source = tmp_path / "alike.py"
+    source.write_text(
+        "def alike(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
+    )
+    output = tmp_path / "run"
+    algorithm = {**ALGORITHM, "miniBatchPrompts": mini_batch}
+    rewards = [{"function": "alike", "source": {"path": str(source)}}]
+    updates = 2 * 16 // mini_batch
+    optimizer = {"learningRate": 1e-3, "warmupSteps": updates}
+    job = tiny_job(algorithm=algorithm, rewards=rewards, optimizer=optimizer, steps={"total": 2})
+    run = start(job, output)
+    assert run.wait() == 0, run.logs()
+    step = run_folders.metrics(output)[-1]
+    assert step["training/zero_signal_groups"] == 1.0
+    assert step["actor/ppo_kl"] is None, "nothing was computed"
+    last_rate = 1e-3 * (updates - 1) / updates
+    assert step["actor/lr"] == pytest.approx(last_rate), "that of the last optimizer step"
+    before = [step[name] for name in ("actor/entropy", "training/rollout_probs_diff_mean")]
+    if mini_batch == 16:
+        assert before == [None, None], "the one update computed nothing"
+    else:
+        assert before[0] > 1.0, "the pass for old log-probabilities computed everything"

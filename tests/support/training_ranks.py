@@ -27,6 +27,7 @@ from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.errors import ConfigError, PPOJobError
+from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.reward_model import load_reward_model
 from ppojob_trainer.models.state_dict import (
@@ -151,9 +152,9 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     everything = rows_of_step(broken=case.broken)
     rows = everything.select(rows_of_rank(case.owners, world.rank))
     results = {"logprobs": engine.predict(rows)[0]}
-    stats = engine.update(rows, objective())
+    engine.update(rows, objective())
     results |= {f"gradient/{n}": whole(p.grad).clone() for n, p in model.named_parameters()}
-    stats = engine.update(rows, objective())
+    stats = step_statistics([engine.update(rows, objective())])
     results |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
     results |= {f"stats/{n}": torch.tensor(v, dtype=torch.float64) for n, v in stats.items()}
     return results

@@ -5,7 +5,7 @@ import torch
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec, LossAggregation, PolicyLossSpec
 from ppojob_trainer.engine.objective import Denominators
-from ppojob_trainer.engine.policy_objective import TOKEN_STATISTICS, PolicyObjective
+from ppojob_trainer.engine.policy_objective import PolicyObjective
 
 MODES = LossAggregation.__args__
 
@@ -85,7 +85,8 @@ def test_parts_add_up_to_the_mini_batch(make_rows, mode):
     ]
     for name in objective.term_names:
         assert sum(part.terms[name] for part in parts) == pytest.approx(whole.terms[name], rel=1e-5)
-    for name in TOKEN_STATISTICS:
+    assert set(objective.token_names) == set(whole.token_sums)
+    for name in objective.token_names:
         expected = whole.token_sums[name]
         assert sum(part.token_sums[name] for part in parts) == pytest.approx(expected, rel=1e-5)
     ours = torch.autograd.grad(sum(part.loss for part in parts), (logprobs, entropy))
@@ -107,8 +108,19 @@ def test_entropy_is_a_bonus_and_kl_a_penalty(make_rows):
     torch.testing.assert_close(on_logprobs, 0.5 * (logprobs - rows.ref_logprobs).detach() * trained)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_kl_is_told_a_token_however_the_loss_adds_it_up(make_rows, mode):
+    rows = make_rows()
+    kl = KlSpec(in_="loss", estimator="k2", coefficient=0.5)
+    objective = PolicyObjective.of(algorithm(kl=kl, loss_aggregation=mode), max_response_tokens=9)
+    logprobs, entropy = policy(rows)
+    parts = objective((logprobs, entropy), rows, Denominators.of(rows))
+    distance = ((logprobs - rows.ref_logprobs).detach() ** 2 / 2)[rows.mask].mean().item()
+    assert parts.token_sums["actor/kl_loss"] / parts.tokens == pytest.approx(distance, rel=1e-5)
+
+
 def test_the_step_s_kl_coefficient_wins_over_the_spec_s():
-    spec = algorithm(kl=KlSpec(in_="loss", coefficient=0.5))
+    spec = algorithm(kl=KlSpec(in_="loss", estimator="k3", coefficient=0.5))
     assert PolicyObjective.of(spec).kl.coefficient == 0.5
     assert PolicyObjective.of(spec, 0.125).kl.coefficient == 0.125
     assert PolicyObjective.of(algorithm(), 0.125).kl is None
@@ -122,7 +134,7 @@ def test_only_rows_without_advantage_or_without_trained_tokens_have_no_gradient(
     assert PolicyObjective.of(algorithm()).rows_with_gradient(rows).tolist() == [3, 5, 6, 7]
     with_bonus = PolicyObjective.of(algorithm(entropy_coefficient=0.1))
     assert with_bonus.rows_with_gradient(rows).tolist() == list(range(8))
-    with_kl = PolicyObjective.of(algorithm(kl=KlSpec(in_="loss")))
+    with_kl = PolicyObjective.of(algorithm(kl=KlSpec(in_="loss", estimator="k3")))
     assert with_kl.rows_with_gradient(rows).tolist() == list(range(8))
 
 

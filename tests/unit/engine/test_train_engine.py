@@ -10,6 +10,7 @@ from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.optimizer import learning_rate
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.metrics.pass_statistics import step_statistics
 
 OPTIMIZER = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1, gradient_clip=0.5)
 TOTAL = 10
@@ -60,7 +61,7 @@ def test_updates_equal_adamw_stepped_by_hand(make_model, make_rows, tied):
     by_hand = torch.optim.AdamW(theirs.parameters(), lr=1.0, weight_decay=0.1, foreach=False)
     for step in range(4):
         rows = make_rows(seed=step)
-        stats = engine.update(rows, goal)
+        stats = step_statistics([engine.update(rows, goal)])
         logprobs, entropy = padded_logprobs(theirs, rows)
         loss = -((logprobs - logprobs.detach()).exp() * rows.advantages)[rows.mask].mean()
         by_hand.zero_grad()
@@ -128,7 +129,7 @@ def test_rows_without_signal_are_not_computed_but_counted(make_model, make_rows)
     assert run(objective()) == expected
     assert run(objective(), skip_zero_gradient_groups=False) == everything
     assert run(objective(entropy_coefficient=0.1)) == everything
-    assert run(objective(kl=KlSpec(in_="loss"))) == everything
+    assert run(objective(kl=KlSpec(in_="loss", estimator="k3"))) == everything
 
 
 def test_an_update_without_any_signal_still_decays_weights(make_model, make_rows):
@@ -136,12 +137,17 @@ def test_an_update_without_any_signal_still_decays_weights(make_model, make_rows
     rows.advantages[:] = 0.0
     before = weights(model)
     goal = objective()
-    stats = build(model).update(rows, goal)
+    measured = build(model).update(rows, goal)
     for name, tensor in weights(model).items():
         torch.testing.assert_close(tensor, before[name] * (1 - 1e-2 * 0.1))
-    assert stats["actor/grad_norm"] == 0.0
-    assert stats["actor/loss"] == 0.0
-    assert stats.keys() == build(make_model()).update(make_rows(), goal).keys()
+    assert measured.values["actor/grad_norm"] == 0.0
+    assert measured.values["actor/loss"] == 0.0
+    assert measured.tokens == 0
+    with_signal = build(make_model()).update(make_rows(), goal)
+    stats, alone = step_statistics([measured, with_signal]), step_statistics([with_signal])
+    assert stats.keys() == alone.keys()
+    for name in with_signal.token_sums:
+        assert stats[name] == alone[name], "an update that computes nothing says nothing"
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_but_the_schedule(make_model, make_rows):
@@ -152,14 +158,14 @@ def test_a_gradient_that_is_not_finite_changes_nothing_but_the_schedule(make_mod
     state = {name: tensor.clone() for name, tensor in state.items()}
     broken = make_rows()
     broken.advantages[int(broken.mask.nonzero()[0])] = float("nan")
-    stats = engine.update(broken, objective())
-    assert stats["actor/skipped"] == 1.0
+    measured = engine.update(broken, objective())
+    assert measured.values["actor/skipped"] == 1.0
     assert relative_difference(weights(model), before) == 0.0
     after = engine.state_tensors()
     assert int(after.pop("updates")) == 2
     for name, tensor in after.items():
         assert torch.equal(tensor, state[name]), name
-    assert engine.update(rows, objective())["actor/skipped"] == 0.0
+    assert engine.update(rows, objective()).values["actor/skipped"] == 0.0
 
 
 def test_a_loaded_state_goes_on_bit_for_bit(make_model, make_rows):
@@ -217,10 +223,11 @@ def test_the_same_update_gives_the_same_bits(make_model, make_rows):
 def test_autocast_keeps_weights_and_moments_in_float32(make_model, make_rows):
     model = make_model(initializer_range=0.05)
     engine = build(model, autocast="bfloat16")
-    stats = engine.update(make_rows(), objective())
+    measured = engine.update(make_rows(), objective()).values
     exact = build(make_model(initializer_range=0.05)).update(make_rows(), objective())
-    assert stats["actor/grad_norm"] == pytest.approx(exact["actor/grad_norm"], rel=0.05)
-    assert stats["actor/grad_norm"] != exact["actor/grad_norm"]
+    norm, exact_norm = measured["actor/grad_norm"], exact.values["actor/grad_norm"]
+    assert norm == pytest.approx(exact_norm, rel=0.05)
+    assert norm != exact_norm
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     state = engine.state_tensors()
     assert state["model.embed_tokens.weight/exp_avg"].dtype == torch.float32

@@ -16,6 +16,7 @@ from ppojob_trainer.engine.objective import Aggregation
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.engine.value_head import ValueHead
 from ppojob_trainer.engine.value_objective import ValueObjective
+from ppojob_trainer.metrics.pass_statistics import step_statistics
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 MEAN = ValueObjective(0.5, Aggregation("token_mean"))
@@ -132,7 +133,7 @@ def test_the_gradient_is_that_of_the_padded_loss(make_rows):
     grads = torch.autograd.grad(loss, list(names.values()))
     expected = dict(zip(names, grads, strict=True))
     ours = make_critic()
-    stats = build(ours, micro_batch_tokens=25).update(rows, MEAN)
+    stats = step_statistics([build(ours, micro_batch_tokens=25).update(rows, MEAN)])
     got = {name: parameter.grad for name, parameter in ours.named_parameters()}
     assert relative_difference(got, expected) < 1e-5
     assert stats["critic/vf_loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -149,7 +150,7 @@ def test_it_learns_a_constant(make_rows):
     engine = build(make_critic(), rate=1e-2)
     for _ in range(60):
         (rows.values,) = engine.predict(rows)
-        stats = engine.update(rows, MEAN)
+        stats = step_statistics([engine.update(rows, MEAN)])
     (values,) = engine.predict(rows)
     assert (values - 2.0)[rows.mask].abs().max() < 0.1
     assert stats["critic/vf_loss"] < 1e-3

@@ -16,12 +16,11 @@ from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_flow import RowFlow
 from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.messages import Advantaged, Advantages, Forward, SyncWeights, Update
 from ppojob_trainer.rpc.methods import ADVANTAGES, FORWARD, SYNC_WEIGHTS, UPDATE
 from ppojob_trainer.rpc.wire import RequestId
-
-Statistics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,6 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
     return several_updates or algorithm.kl.in_ == "reward"
 
 
-def mean_of(statistics: list[Statistics]) -> Statistics:
-    """The mean of each named number over the optimizer steps of a step."""
-    return {
-        name: sum(entry[name] for entry in statistics) / len(statistics) for name in statistics[0]
-    }
-
-
 @dataclass(frozen=True)
 class StepResult:
     """What a step leaves behind for the records.
@@ -120,12 +112,12 @@ class StepResult:
     Attributes:
         batch: the rows with their scores.
         advantaged: rewards and advantages.
-        statistics: of the updates.
+        statistics: of the passes and updates, by name of the metric.
     """
 
     batch: Batch
     advantaged: Advantaged
-    statistics: Statistics
+    statistics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -170,12 +162,13 @@ class TrainingStep:
             self.flow.place(batch, step)
         with timer("reward"):
             self.stages.score(batch, step)
+        before: dict[str, float] = {}
         for forward in self.passes:
             with timer(forward.timer):
-                self._forward(forward, batch, step)
+                before |= self._forward(forward, batch, step)
         with timer("adv"):
             advantaged = self._advantages(batch, step, kl_coefficient)
-        statistics: Statistics = {}
+        statistics: dict[str, float] = {}
         for updates in self.updates:
             if step >= updates.first_step:
                 with timer(updates.timer):
@@ -183,13 +176,15 @@ class TrainingStep:
         with timer("update_weights"):
             id_ = RequestId(0, step, "sync_weights")
             self.roles.ask_all(self.actor, SYNC_WEIGHTS, SyncWeights(step), id_)
-        return StepResult(batch, advantaged, statistics)
+        # A pass over all rows knows better than updates, which leave rows out.
+        return StepResult(batch, advantaged, statistics | before)
 
-    def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> None:
+    def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> dict[str, float]:
         self.flow.bring_rows(forward.host, batch, step)
         id_ = RequestId(0, step, f"forward/{forward.model}")
-        self.roles.ask_all(forward.host, FORWARD, Forward(forward.model), id_)
+        measured = self.roles.ask_all(forward.host, FORWARD, Forward(forward.model), id_)[0]
         self.flow.take_columns(forward.host, batch, step, [forward.column])
+        return step_statistics([measured])
 
     def _advantages(self, batch: Batch, step: int, kl_coefficient: float) -> Advantaged:
         """Every owner estimates the whole batch and keeps its rows; so they all say the same."""
@@ -199,13 +194,12 @@ class TrainingStep:
 
     def _update(
         self, updates: Updates, batch: Batch, step: int, kl_coefficient: float
-    ) -> Statistics:
+    ) -> dict[str, float]:
         self.flow.bring_columns(updates.host, batch, step, updates.columns)
-        statistics = []
+        measured = []
         order = updates.mini_batches(lambda epoch: self.mini_batch_order(step, epoch))
         for index, positions in enumerate(order):
             request = Update(updates.model, positions, kl_coefficient)
             id_ = RequestId(0, step, f"update/{updates.model}", index)
-            answers = self.roles.ask_all(updates.host, UPDATE, request, id_)
-            statistics.append(answers[0].values)
-        return mean_of(statistics)
+            measured.append(self.roles.ask_all(updates.host, UPDATE, request, id_)[0])
+        return step_statistics(measured)

@@ -9,7 +9,8 @@ from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward import packed_outputs
 from ppojob_trainer.engine.head import Head, TokenOutputs
 from ppojob_trainer.engine.packing import plan_micro_batches
-from ppojob_trainer.parallel.collectives import largest_over_ranks
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
 from ppojob_trainer.parallel.fsdp import release_root
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
@@ -64,6 +65,22 @@ class ForwardEngine:
                     output[place] = value[: len(place)]
         release_root(self.model)
         return outputs
+
+    def over_ranks(self, mine: PassStatistics) -> PassStatistics:
+        """Add up what each rank has measured of its rows; all ranks do so together.
+
+        Args:
+            mine: sums of this rank, of the same names on all.
+        """
+        *sums, tokens = sum_over_ranks(
+            self._world, [*mine.values.values(), *mine.token_sums.values(), mine.tokens]
+        )
+        split = len(mine.values)
+        return PassStatistics(
+            values=dict(zip(mine.values, sums[:split], strict=True)),
+            token_sums=dict(zip(mine.token_sums, sums[split:], strict=True)),
+            tokens=tokens,
+        )
 
     def _passes(self, experience: Experience, rows: Tensor, *, at_least: int = 0) -> list[Tensor]:
         """Row numbers of each micro-batch out of `rows`, as many on every rank: empty at the end.

@@ -7,7 +7,7 @@ equation 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +29,7 @@ TOKEN_STATISTICS = (
     "training/rollout_probs_diff_mean",
     "rollout_corr/kl",
 )
-"""Names of `LossParts.token_sums`."""
+"""Names of `LossParts.token_sums`, whatever the terms of the loss."""
 
 PolicyLoss = Callable[..., TokenLoss]
 """(logprobs, old_logprobs, advantages, *, mask) -> TokenLoss, options bound."""
@@ -103,17 +103,13 @@ class PolicyObjective:
     @property
     def term_names(self) -> tuple[str, ...]:
         """Names of `LossParts.terms`."""
-        names = ["actor/loss", "actor/pg_loss"]
-        if self.entropy_coefficient:
-            names.append("actor/entropy_loss")
-        if self.kl is not None:
-            names.append("actor/kl_loss")
-        return tuple(names)
+        bonus = ("actor/entropy_loss",) if self.entropy_coefficient else ()
+        return ("actor/loss", "actor/pg_loss", *bonus)
 
     @property
     def token_names(self) -> tuple[str, ...]:
         """Names of `LossParts.token_sums`."""
-        return TOKEN_STATISTICS
+        return (*TOKEN_STATISTICS, *(("actor/kl_loss",) if self.kl is not None else ()))
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
         """(n,) int64 row numbers whose gradient is not provably zero.
@@ -152,9 +148,7 @@ class PolicyObjective:
             "actor/pg_clipfrac": clipped.float(),
             "actor/pg_clipfrac_lower": token_loss.dual_clipped.float(),
             "actor/ppo_kl": -token_loss.log_ratio,
-            "actor/entropy": entropy.detach(),
-            "training/rollout_probs_diff_mean": (old.exp() - rows.rollout_logprobs.exp()).abs(),
-            "rollout_corr/kl": rows.rollout_logprobs - old,
+            **sampling_diagnostics(old, entropy.detach(), rows),
         }
         if self.entropy_coefficient:
             assert entropy.requires_grad, "the entropy bonus needs a head that gives its gradient"
@@ -165,10 +159,31 @@ class PolicyObjective:
             assert rows.ref_logprobs is not None, "the KL term needs the reference"
             estimate = kl_estimate(logprobs, rows.ref_logprobs, self.kl.estimator, mask=rows.mask)
             distance = self.aggregation(estimate, rows, denominators)
-            parts.terms["actor/kl_loss"] = distance.item()
             parts.loss = parts.loss + self.kl.coefficient * distance
+            diagnostics["actor/kl_loss"] = estimate.detach()
         parts.terms["actor/loss"] = parts.loss.item()
-        parts.token_sums = {
-            name: masked_sum(values, rows.mask).item() for name, values in diagnostics.items()
-        }
+        parts.token_sums = token_sums(diagnostics, rows.mask)
         return parts
+
+
+def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) -> dict[str, Tensor]:
+    """How sure the policy is before its update, and how far the sampler is from it.
+
+    Args:
+        logprobs: (tokens,) of the policy that the step begins with.
+        entropy: (tokens,) likewise.
+        rows: what the sampler drew.
+
+    Returns:
+        Name of the metric to (tokens,).
+    """
+    return {
+        "actor/entropy": entropy,
+        "training/rollout_probs_diff_mean": (logprobs.exp() - rows.rollout_logprobs.exp()).abs(),
+        "rollout_corr/kl": rows.rollout_logprobs - logprobs,
+    }
+
+
+def token_sums(columns: Mapping[str, Tensor], mask: Tensor) -> dict[str, float]:
+    """The sum of each column over the trained tokens."""
+    return {name: masked_sum(values, mask).item() for name, values in columns.items()}

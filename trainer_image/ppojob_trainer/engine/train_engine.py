@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import msgspec
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -17,6 +18,7 @@ from ppojob_trainer.engine.optimizer import (
     load_optimizer_tensors,
     optimizer_tensors,
 )
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.fsdp import reduce_gradients
 from ppojob_trainer.parallel.world import World
@@ -64,7 +66,7 @@ class TrainEngine(ForwardEngine):
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self._optimizer = build_optimizer(model, optimizer)
 
-    def update(self, experience: Experience, objective: Objective) -> dict[str, float]:
+    def update(self, experience: Experience, objective: Objective) -> PassStatistics:
         """One optimizer step on a mini-batch; all ranks do so together.
 
         Rows whose gradient is provably zero are not computed, and still count in the denominators.
@@ -77,8 +79,8 @@ class TrainEngine(ForwardEngine):
             objective: what is minimized.
 
         Returns:
-            Statistics by metric name. Losses are divided by the denominators; shares and means a
-            token are over the tokens that were computed.
+            What all ranks have measured. Losses are divided by the denominators; sums over tokens
+            are over those that were computed.
         """
         self.model.train()
         denominators = self._denominators(experience)
@@ -94,7 +96,8 @@ class TrainEngine(ForwardEngine):
                 parts.append(self._backward(experience.select(chosen), objective, denominators))
             else:
                 self._accompany()
-        return {**self._statistics(parts, objective), **self._step(objective.area)}
+        measured = self._measured(parts, objective)
+        return self._step(objective.area, measured)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """All that updates depend on besides weights and random state, by name; cut as weights."""
@@ -134,19 +137,20 @@ class TrainEngine(ForwardEngine):
         outputs = [output for output in self._forward(one_token()) if output.requires_grad]
         torch.autograd.backward(torch.cat(outputs).sum() * 0.0)
 
-    def _statistics(self, parts: list[LossParts], objective: Objective) -> dict[str, float]:
-        """The mini-batch's statistics from its micro-batches'; zeros where none was computed."""
-        names = (*objective.term_names, *objective.token_names)
-        *sums, tokens = sum_over_ranks(
-            self._world,
-            [
-                *(sum(part.terms[name] for part in parts) for name in objective.term_names),
-                *(sum(part.token_sums[name] for part in parts) for name in objective.token_names),
-                sum(part.tokens for part in parts),
-            ],
+    def _measured(self, parts: list[LossParts], objective: Objective) -> PassStatistics:
+        """What the micro-batches of all ranks say of the mini-batch."""
+        return self.over_ranks(
+            PassStatistics(
+                values={
+                    name: sum(part.terms[name] for part in parts) for name in objective.term_names
+                },
+                token_sums={
+                    name: sum(part.token_sums[name] for part in parts)
+                    for name in objective.token_names
+                },
+                tokens=sum(part.tokens for part in parts),
+            )
         )
-        divisors = [1.0] * len(objective.term_names) + [max(1, tokens)] * len(objective.token_names)
-        return {name: s / d for name, s, d in zip(names, sums, divisors, strict=True)}
 
     def _clear_gradients(self) -> None:
         """Zero gradients in place: fresh memory of that size costs more than the pass over it."""
@@ -155,7 +159,7 @@ class TrainEngine(ForwardEngine):
                 parameter.grad = torch.zeros_like(parameter)
         self._optimizer.zero_grad(set_to_none=False)
 
-    def _step(self, area: str) -> dict[str, float]:
+    def _step(self, area: str, measured: PassStatistics) -> PassStatistics:
         """Clip, check, and step; every rank on its part of the weights, all or none."""
         rate = learning_rate(self._spec, self.updates, self._total_steps)
         norm = clip_gradients(self.model.parameters(), self._spec.gradient_clip, self._world)
@@ -165,8 +169,9 @@ class TrainEngine(ForwardEngine):
                 group["lr"] = rate
             self._optimizer.step()
         self.updates += 1
-        return {
-            f"{area}/grad_norm": norm,
-            f"{area}/lr": rate,
-            f"{area}/skipped": 0.0 if is_finite else 1.0,
-        }
+        skipped = 0.0 if is_finite else 1.0
+        return msgspec.structs.replace(
+            measured,
+            values={**measured.values, f"{area}/grad_norm": norm, f"{area}/skipped": skipped},
+            state={f"{area}/lr": rate},
+        )

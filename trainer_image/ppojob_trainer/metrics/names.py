@@ -72,12 +72,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "training/rollout_probs_diff_mean",
         "probability",
-        "mean distance of trainer's and sampler's probability of a token, before the update",
+        "mean distance of trainer's and sampler's probability of a token, before the updates",
     ),
     Metric(
         "rollout_corr/kl",
         "nats a token",
-        "mean of the sampler's less the trainer's log-probability, before the update",
+        "mean of the sampler's less the trainer's log-probability, before the updates",
     ),
     Metric(
         "training/zero_signal_groups",
@@ -86,12 +86,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     Metric("actor/loss", "1", "all terms of the loss"),
     Metric("actor/pg_loss", "1", "policy term of the loss"),
-    Metric("actor/pg_clipfrac", "share", "trained tokens whose ratio was clipped"),
-    Metric("actor/pg_clipfrac_lower", "share", "trained tokens clipped by the dual clip"),
+    Metric("actor/pg_clipfrac", "share", "computed tokens whose ratio was clipped"),
+    Metric("actor/pg_clipfrac_lower", "share", "computed tokens clipped by the dual clip"),
     Metric("actor/ppo_kl", "nats a token", "mean of old minus new log-probability"),
-    Metric("actor/entropy", "nats a token", "mean entropy before the update"),
-    Metric("actor/entropy_loss", "nats a token", "entropy as the loss aggregates it"),
-    Metric("actor/kl_loss", "nats a token", "KL to the reference, as the loss aggregates it"),
+    Metric("actor/entropy", "nats a token", "mean entropy before the updates"),
+    Metric("actor/entropy_loss", "nats", "entropy as the loss aggregates it"),
+    Metric("actor/kl_loss", "nats a token", "mean KL to the reference, where the loss holds it"),
     Metric("actor/kl_coef", "1", "coefficient of the KL term in the loss"),
     Metric(
         "actor/reward_kl_penalty", "nats a token", "mean KL to the reference, taken off the reward"
@@ -107,7 +107,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     *_spread("critic/values", "1", "values before the update, over trained tokens"),
     Metric("critic/vf_explained_var", "1", "variance of returns that the values explain; 1 is all"),
     Metric("critic/vf_loss", "1", "loss of the values"),
-    Metric("critic/vf_clipfrac", "share", "trained tokens whose value was clipped"),
+    Metric("critic/vf_clipfrac", "share", "computed tokens whose value was clipped"),
     Metric("critic/vpred_mean", "1", "mean of the values while they were trained"),
     Metric("critic/skipped", "share", "the critic's updates left out, their gradient not finite"),
     Metric("critic/grad_norm", "1", "norm of the critic's gradient before clipping"),
@@ -229,6 +229,12 @@ def render() -> str:
         "One JSON object a step in `metrics.jsonl`, with `step` and `time` (unix seconds). NaN and "
         "infinity are written as null. Two runs with one seed agree in every key but `time` and "
         f"those that begin with {prefixes}.\n\n"
+        "What updates say a token is over the trained tokens that they computed: "
+        "`training.skipZeroGradientGroups` leaves out prompts whose samples all have the same "
+        "advantage. A mean over no token is null. `actor/entropy`, "
+        "`training/rollout_probs_diff_mean` and `rollout_corr/kl` are of the policy that the step "
+        "begins with: over all trained tokens where the step has a pass for old log-probabilities "
+        "(several updates, or KL in the reward), else over those that its one update computed.\n\n"
         "The controller serves the same on port 7404 under `/metrics` for Prometheus, in base "
         f"units. Every series has the label `{JOB_LABEL}`, the job's name. Gauges keep the last "
         "step's value; counters also count steps that are done again after a loss.\n\n"

@@ -327,12 +327,6 @@ class Update(msgspec.Struct, frozen=True):
     kl_coefficient: float = 0.0
 
 
-class Statistics(msgspec.Struct, frozen=True):
-    """Named numbers that go into the step's metrics."""
-
-    values: dict[str, float]
-
-
 class SyncWeights(msgspec.Struct, frozen=True):
     """Bring the trainer's weights into the rollout engine, as this version."""
 

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from ppojob_trainer import failpoints
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rpc.identity import PodIdentity
 from ppojob_trainer.rpc.messages import (
     Advantaged,
@@ -33,7 +34,6 @@ from ppojob_trainer.rpc.messages import (
     Scored,
     SendTexts,
     StartRanks,
-    Statistics,
     SyncWeights,
     Texts,
     Update,
@@ -92,11 +92,11 @@ OPEN_CHANNEL = Method("open_channel", OpenChannel, Nothing)
 MOVE_ROWS = Method("move_rows", MoveRows, Nothing)
 MOVE_COLUMNS = Method("move_columns", MoveColumns, Nothing)
 CUT_CHANNEL = Method("cut_channel", CutChannel, Nothing, once=False, deadline_seconds=5)
-FORWARD = Method("forward", Forward, Nothing)
+FORWARD = Method("forward", Forward, PassStatistics)
 IDLE = Method("idle", Nothing, Nothing)
 """Nothing to do: done when all that was asked before is."""
 ADVANTAGES = Method("advantages", Advantages, Advantaged)
-UPDATE = Method("update", Update, Statistics)
+UPDATE = Method("update", Update, PassStatistics)
 WRITE_ROWS = Method("write_rows", WriteRows, Nothing, limit_bytes=256 * MEBI)
 SAVE_SHARDS = Method("save_shards", SaveShards, Saved)
 EXPORT_MODEL = Method("export_model", ExportModel, Nothing)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.parallel.link import Link
 from ppojob_trainer.rows.assignment import assign
 from ppojob_trainer.rows.batch_index import BatchIndex
@@ -64,12 +65,24 @@ class BatchRows:
         present = [name for name in columns if getattr(self.mine, name) is not None]
         return move_rows(self.link, index, plan, self._held(positions), present)
 
-    def fill(self, column: str, compute: Callable[[Experience], Tensor]) -> None:
-        """Compute a per-token column of all rows, each row where it is balanced, for its owner."""
+    def fill(
+        self, column: str, compute: Callable[[Experience], TokenOutputs]
+    ) -> tuple[Experience, TokenOutputs]:
+        """Compute a per-token column of all rows, each row where it is balanced, for its owner.
+
+        Args:
+            column: its name.
+            compute: says something of rows; the first of its outputs is the column.
+
+        Returns:
+            The rows that this rank has computed, and all that was said of them.
+        """
         plan = self._balanced(self.index)
         staged = move_rows(self.link, self.index, plan, self.mine)
-        setattr(staged, column, compute(staged))
+        outputs = compute(staged)
+        setattr(staged, column, outputs[0])
         return_columns(self.link, self.index, plan, [column], staged=staged, owned=self.mine)
+        return staged, outputs
 
     def whole(self, columns: Sequence[str]) -> list[Tensor]:
         """Per-token columns of all rows, in batch order: (tokens of the batch,) each."""

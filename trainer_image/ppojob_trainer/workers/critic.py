@@ -7,6 +7,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.engine.value_head import ValueHead
 from ppojob_trainer.engine.value_objective import ValueObjective
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.value_model import load_value_model
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages import Update
@@ -26,11 +27,12 @@ class Critic:
         self.learner = learner
         self._objective = objective
 
-    def forward(self, rows: BatchRows) -> None:
+    def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `values`."""
-        rows.fill("values", lambda staged: self.learner.engine.predict(staged)[0])
+        rows.fill("values", self.learner.engine.predict)
+        return PassStatistics()
 
-    def update(self, rows: BatchRows, request: Update) -> dict[str, float]:
+    def update(self, rows: BatchRows, request: Update) -> PassStatistics:
         """One optimizer step."""
         staged = rows.staged(request.prompts, ("values", "returns"))
         return self.learner.engine.update(staged, self._objective)

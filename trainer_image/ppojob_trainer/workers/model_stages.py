@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.link import GroupLink
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
@@ -18,8 +19,8 @@ from ppojob_trainer.workers.row_channels import RowChannels, batch_index
 class StageModel(Protocol):
     """A model that has something to say of rows."""
 
-    def forward(self, rows: BatchRows) -> None:
-        """Fill in the model's column."""
+    def forward(self, rows: BatchRows) -> PassStatistics:
+        """Fill in the model's column; answers what all ranks have measured on the way."""
         ...
 
 
@@ -28,8 +29,8 @@ class TrainedModel(StageModel, Protocol):
 
     learner: Learner
 
-    def update(self, rows: BatchRows, request: messages.Update) -> dict[str, float]:
-        """One optimizer step; answers statistics by metric name, those of all ranks."""
+    def update(self, rows: BatchRows, request: messages.Update) -> PassStatistics:
+        """One optimizer step; answers what all ranks have measured."""
         ...
 
 
@@ -107,14 +108,12 @@ class ModelStages:
         self.channels.move_columns(request, batch_index(request.index), self.rows.mine)
         return Nothing()
 
-    def _forward(self, request: messages.Forward) -> Nothing:
+    def _forward(self, request: messages.Forward) -> PassStatistics:
         model = self.trained.get(request.model) or self.frozen[request.model]
-        model.forward(self.rows)
-        return Nothing()
+        return model.forward(self.rows)
 
-    def _update(self, request: messages.Update) -> messages.Statistics:
-        model = self.trained[request.model]
-        return messages.Statistics(model.update(self.rows, request))
+    def _update(self, request: messages.Update) -> PassStatistics:
+        return self.trained[request.model].update(self.rows, request)
 
     def _save_shards(self, request: messages.SaveShards) -> messages.Saved:
         folder = self.run_folder / request.folder

@@ -7,8 +7,13 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.policy_objective import (
+    PolicyObjective,
+    sampling_diagnostics,
+    token_sums,
+)
 from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages import Update
@@ -28,11 +33,14 @@ class Policy:
         self.learner = learner
         self._spec = spec
 
-    def forward(self, rows: BatchRows) -> None:
-        """Fill in `old_logprobs`."""
-        rows.fill("old_logprobs", lambda staged: self.learner.engine.predict(staged)[0])
+    def forward(self, rows: BatchRows) -> PassStatistics:
+        """Fill in `old_logprobs`; measure the policy that the step begins with on all rows."""
+        engine = self.learner.engine
+        staged, (logprobs, entropy) = rows.fill("old_logprobs", engine.predict)
+        sums = token_sums(sampling_diagnostics(logprobs, entropy, staged), staged.mask)
+        return engine.over_ranks(PassStatistics(token_sums=sums, tokens=int(staged.mask.sum())))
 
-    def update(self, rows: BatchRows, request: Update) -> dict[str, float]:
+    def update(self, rows: BatchRows, request: Update) -> PassStatistics:
         """One optimizer step."""
         objective = PolicyObjective.of(
             self._spec.algorithm,
@@ -53,9 +61,10 @@ class Reference:
     def __init__(self, engine: ForwardEngine) -> None:
         self._engine = engine
 
-    def forward(self, rows: BatchRows) -> None:
+    def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `ref_logprobs`."""
-        rows.fill("ref_logprobs", lambda staged: self._engine.predict(staged)[0])
+        rows.fill("ref_logprobs", self._engine.predict)
+        return PassStatistics()
 
 
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:

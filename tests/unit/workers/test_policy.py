@@ -1,0 +1,90 @@
+import pytest
+import torch
+import training_ranks
+from training_ranks import CASES, GROUPS, SAMPLES, rows_of_step
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.metrics.pass_statistics import step_statistics
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rows.batch_index import BatchIndex
+from ppojob_trainer.rpc.messages import Update
+from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
+from ppojob_trainer.workers.learner import Learner
+from ppojob_trainer.workers.policy import Policy
+
+SPEC = PPOJobSpec.model_validate(
+    {
+        "model": {"path": "models/m"},
+        "data": {"train": [{"path": "a.parquet"}]},
+        "algorithm": {"type": "grpo", "promptsPerStep": GROUPS, "samplesPerPrompt": SAMPLES},
+        "steps": {"total": 1},
+    }
+)
+
+
+class Alone:
+    """The link of a role of one rank: nobody is asked."""
+
+    member, size = 0, 1
+
+    def exchange(self, outgoing, incoming):
+        assert not outgoing
+        assert not incoming
+
+
+@pytest.fixture
+def policy(tmp_path) -> Policy:
+    training_ranks.save_models(tmp_path)
+    world = World.alone()
+    learner = Learner(
+        role="actorRollout",
+        world=world,
+        seed=7,
+        load=lambda: load_model(tmp_path / "tied"),
+        train=lambda model, _: training_ranks.make_engine(model, CASES["even"], world),
+    )
+    learner.restore(None, [], 10)
+    return Policy(SPEC, learner)
+
+
+@pytest.fixture
+def rows() -> BatchRows:
+    """Rows of which only the first group has any signal."""
+    mine = rows_of_step()
+    mine.rollout_logprobs[:] = -2.0
+    assert mine.advantages is not None
+    mine.advantages[mine.token_index(torch.arange(SAMPLES, mine.num_rows))] = 0.0
+    index = BatchIndex(
+        tuple(mine.prompt_lengths.tolist()),
+        tuple(mine.lengths.tolist()),
+        samples=SAMPLES,
+        owners=(0,) * GROUPS,
+    )
+    return BatchRows(index, mine, Alone(), GroupCosts(100, share_prompts=True))
+
+
+def test_the_pass_before_the_updates_measures_every_trained_token(policy, rows):
+    told = step_statistics([policy.forward(rows)])
+    logprobs, entropy = policy.learner.engine.predict(rows.mine)
+    mask = rows.mine.mask
+    assert torch.equal(rows.mine.old_logprobs, logprobs)
+    expected = {
+        "actor/entropy": entropy,
+        "training/rollout_probs_diff_mean": (
+            logprobs.exp() - rows.mine.rollout_logprobs.exp()
+        ).abs(),
+        "rollout_corr/kl": rows.mine.rollout_logprobs - logprobs,
+    }
+    assert told.keys() == expected.keys()
+    for name, column in expected.items():
+        assert told[name] == pytest.approx(column[mask].mean().item(), rel=1e-5), name
+
+
+def test_an_update_measures_the_tokens_that_it_computes(policy, rows):
+    _, entropy = policy.learner.engine.predict(rows.mine)
+    trained = rows.mine.mask & (rows.mine.token_rows < SAMPLES)
+    measured = policy.update(rows, Update("policy", list(range(GROUPS))))
+    assert measured.tokens == int(trained.sum())
+    found = step_statistics([measured])["actor/entropy"]
+    assert found == pytest.approx(entropy[trained].mean().item(), rel=1e-5)

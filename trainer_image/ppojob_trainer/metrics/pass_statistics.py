@@ -1,0 +1,41 @@
+"""What passes of a model over rows measure, and the one number a metric that a step tells of it."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+
+class PassStatistics(msgspec.Struct, frozen=True):
+    """What one pass over rows has measured, on all ranks, by name of the metric.
+
+    Sums and counts, not means: passes of a step compute different numbers of tokens, some none.
+
+    Attributes:
+        values: of the pass as a whole; a step tells their mean over its passes.
+        state: as the pass has left it; a step tells that of its last.
+        token_sums: sums over the trained tokens that were computed; a step tells means a token.
+        tokens: how many tokens those are.
+    """
+
+    values: dict[str, float] = {}
+    state: dict[str, float] = {}
+    token_sums: dict[str, float] = {}
+    tokens: float = 0.0
+
+
+def step_statistics(passes: Sequence[PassStatistics]) -> dict[str, float]:
+    """The metrics of a step's passes of one kind; a mean of no token at all is NaN.
+
+    Args:
+        passes: in the order in which they were done, at least one; all with the same names.
+    """
+    tokens = sum(one.tokens for one in passes)
+    values = {
+        name: sum(one.values[name] for one in passes) / len(passes) for name in passes[0].values
+    }
+    means = {
+        name: sum(one.token_sums[name] for one in passes) / tokens if tokens else math.nan
+        for name in passes[0].token_sums
+    }
+    return {**values, **passes[-1].state, **means}
