@@ -107,7 +107,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     *_spread("critic/values", "1", "values before the update, over trained tokens"),
     Metric("critic/vf_explained_var", "1", "variance of returns that the values explain; 1 is all"),
     Metric("critic/vf_loss", "1", "loss of the values"),
-    Metric("critic/vf_clipfrac", "share", "computed tokens whose value was clipped"),
+    Metric("critic/vf_clipfrac", "share", "trained tokens whose value was clipped"),
     Metric("critic/vpred_mean", "1", "mean of the values while they were trained"),
     Metric("critic/skipped", "share", "the critic's updates left out, their gradient not finite"),
     Metric("critic/grad_norm", "1", "norm of the critic's gradient before clipping"),
