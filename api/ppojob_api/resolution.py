@@ -6,6 +6,7 @@ from ppojob_api import topology
 from ppojob_api.v1alpha1.algorithm import (
     AlgorithmSpec,
     GrpoSpec,
+    KlSpec,
     PpoSpec,
     ReinforcePlusPlusSpec,
 )
@@ -63,7 +64,16 @@ def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
         update["reinforce_plus_plus"] = algorithm.reinforce_plus_plus or ReinforcePlusPlusSpec()
     if algorithm.loss_aggregation == "sequence_mean_token_sum_norm":
         update["loss_scale_tokens"] = algorithm.loss_scale_tokens or spec.data.max_response_tokens
+    if algorithm.kl.in_ != "none":
+        update["kl"] = _resolved_kl(algorithm.kl)
     return algorithm.model_copy(update=update)
+
+
+def _resolved_kl(kl: KlSpec) -> KlSpec:
+    # As a penalty k1 gives the gradient of the KL, as a loss it gives none: there it needs k3.
+    return kl.model_copy(
+        update={"estimator": kl.estimator or ("k1" if kl.in_ == "reward" else "k3")}
+    )
 
 
 def _resolved_rollout(spec: PPOJobSpec) -> RolloutSpec:

@@ -73,9 +73,10 @@ class KlSpec(Section):
     """none; loss: a term of the loss (GRPO); reward: subtracted per token before the advantages.
     verl: use_kl_loss and use_kl_in_reward, both false."""
 
-    estimator: KlEstimator = "k3"
+    estimator: KlEstimator | None = None
     """k1 = a - b, k2 = (a - b)^2 / 2, k3 = e^(b-a) - (b-a) - 1, abs = |a - b|
-    (http://joschu.net/blog/kl-approx.html). verl: kl_loss_type low_var_kl, which is k3."""
+    (http://joschu.net/blog/kl-approx.html); null: k1 with `in: reward`, k3 with `in: loss`.
+    verl: kl_penalty kl, which is k1; kl_loss_type low_var_kl, which is k3."""
 
     coefficient: Coefficient = 0.001
     """Weight of the KL, the first one when the controller is adaptive. verl: 0.001."""

@@ -18,7 +18,10 @@ TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding
 
 
 def choices(model: type[BaseModel], field: str) -> set[str]:
-    return set(get_args(model.model_fields[field].annotation))
+    """The words that a field takes, whether or not it may be null too."""
+    annotation = model.model_fields[field].annotation
+    members = [get_args(member) for member in get_args(annotation) if get_args(member)]
+    return set(members[0] if members else get_args(annotation))
 
 
 def section_model(annotation: object) -> type[BaseModel] | None:

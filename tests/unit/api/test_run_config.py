@@ -85,6 +85,20 @@ def test_a_kl_brings_its_reference() -> None:
     assert config.topology.role("reference").colocated_with == "actorRollout"
 
 
+@pytest.mark.parametrize(
+    ("kl", "estimator"),
+    [
+        ({}, None),
+        ({"in": "loss"}, "k3"),
+        ({"in": "reward"}, "k1"),
+        ({"in": "loss", "estimator": "k2"}, "k2"),
+        ({"in": "reward", "estimator": "k3"}, "k3"),
+    ],
+)
+def test_the_estimator_of_a_kl_follows_its_place(kl: dict[str, str], estimator: str | None) -> None:
+    assert resolve(job(algorithm=algorithm("rloo", kl=kl))).spec.algorithm.kl.estimator == estimator
+
+
 def test_the_divisor_of_its_aggregation() -> None:
     mode = "sequence_mean_token_sum_norm"
     assert resolve(job()).spec.algorithm.loss_scale_tokens is None

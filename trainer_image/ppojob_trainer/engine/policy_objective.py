@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
 from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum
 from ppojob_trainer.algorithms.policy_loss import POLICY_LOSSES, TokenLoss
@@ -46,6 +46,12 @@ class KlTerm:
 
     estimator: str
     coefficient: float
+
+    @classmethod
+    def of(cls, spec: KlSpec, coefficient: float) -> KlTerm:
+        """The term that a job asks for, at the coefficient of a step."""
+        assert spec.estimator is not None, "a resolved configuration says which estimator"
+        return cls(spec.estimator, coefficient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ class PolicyObjective:
                 spec.loss_aggregation, spec.loss_scale_tokens or max_response_tokens
             ),
             entropy_coefficient=spec.entropy_coefficient,
-            kl=KlTerm(spec.kl.estimator, coefficient) if spec.kl.in_ == "loss" else None,
+            kl=KlTerm.of(spec.kl, coefficient) if spec.kl.in_ == "loss" else None,
         )
 
     @property

@@ -55,9 +55,10 @@ def add_advantages(
     rewards = rewards_on_last_token(lengths, scores)
     kl: float | None = None
     if spec.algorithm.kl.in_ == "reward":
-        kl_estimates = kl_estimate(
-            batch["old_logprobs"], batch["ref_logprobs"], spec.algorithm.kl.estimator, mask=mask
-        )
+        estimator = spec.algorithm.kl.estimator
+        assert estimator is not None, "a resolved configuration says which estimator"
+        old, reference = batch["old_logprobs"], batch["ref_logprobs"]
+        kl_estimates = kl_estimate(old, reference, estimator, mask=mask)
         rewards = apply_kl_penalty(rewards, kl_estimates, kl_coefficient)
         kl = float(row_mean(kl_estimates, mask, lengths).mean())
     estimated = _estimate(spec, batch, rewards)
