@@ -55,25 +55,25 @@ def nearest_divisors(number: int, near: int) -> tuple[int, int]:
 def temperatures(job: PPOJob) -> Iterator[Problem]:
     """Engines lift temperatures next to 0, or divide by almost nothing; one of them has a top."""
     rollout = job.spec.rollout
-    for where, value in (
-        ("spec.rollout.temperature", rollout.temperature),
-        ("spec.rollout.validation.temperature", rollout.validation.temperature),
-    ):
-        if 0 < value < LEAST_TEMPERATURE:
-            why = "engines take it for 0, or divide by almost nothing"
-            yield out_of_range(where, value, why, "must be 0, or at least 0.01 and finite")
+    own = ("spec.rollout.temperature", rollout.temperature)
+    held_out = ("spec.rollout.validation.temperature", rollout.validation.temperature)
+    # Also where nothing is trained: the policy comes up with all that training needs.
+    if rollout.temperature < LEAST_TEMPERATURE:
+        why = "the trainer divides logits by it; greedy sampling is for rollout.validation"
+        yield out_of_range(*own, why, f"at least {LEAST_TEMPERATURE}")
+    if 0 < rollout.validation.temperature < LEAST_TEMPERATURE:
+        why = "engines take it for 0, or divide by almost nothing"
+        yield out_of_range(*held_out, why, "must be 0, or at least 0.01 and finite")
+    for where, value in (own, held_out):
         if rollout.engine == "vllm" and value > VLLM_TEMPERATURE_LIMIT:
             allowed = "at most 2, or engine: huggingface"
             yield conflict(where, value, "engine vllm takes none above 2", allowed)
 
 
 def identical_samples(job: PPOJob) -> Iterator[Problem]:
-    """Greedy sampling gives one response however often it is asked."""
+    """One token to choose from gives one response however often it is asked."""
     spec = job.spec
     samples = spec.algorithm.samples_per_prompt
-    if samples > 1 and spec.rollout.temperature == 0:
-        why = f"the {samples} samples of a prompt would be identical"
-        yield conflict("spec.rollout.temperature", 0, why, "a number above 0")
     if samples > 1 and spec.rollout.top_k == 1:
         why = f"the {samples} samples of a prompt would be identical"
         yield conflict("spec.rollout.topK", 1, why, "-1 for all tokens, or at least 2")
@@ -135,7 +135,7 @@ ARITHMETIC_CHECKS = (
             "spec.rollout.validation.temperature",
         ),
     ),
-    Check(identical_samples, (_SAMPLES, "spec.rollout.temperature", "spec.rollout.topK")),
+    Check(identical_samples, (_SAMPLES, "spec.rollout.topK")),
     Check(top_k, ("spec.rollout.topK", "spec.rollout.validation.topK")),
     Check(
         model_tokens,

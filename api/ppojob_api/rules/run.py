@@ -71,15 +71,19 @@ RUN_RULES = (
         "checkpoint.best needs a validation at each commit; data.validation, steps.validateEvery,"
         " and checkpoint.every as a multiple of it",
     ),
-    *(
-        Rule(
-            f"spec.{section}",
-            f"self.temperature == 0.0 || self.temperature >= {LEAST_TEMPERATURE}",
-            "engines take such a temperature for 0, or divide by almost nothing; must be 0, or at"
-            f" least {LEAST_TEMPERATURE} and finite",
-            "temperature",
-        )
-        for section in ("rollout", "rollout.validation")
+    Rule(
+        "spec.rollout",
+        f"self.temperature >= {LEAST_TEMPERATURE}",
+        "the trainer divides logits by the temperature, and greedy sampling is for validation; at"
+        f" least {LEAST_TEMPERATURE}",
+        "temperature",
+    ),
+    Rule(
+        "spec.rollout.validation",
+        f"self.temperature == 0.0 || self.temperature >= {LEAST_TEMPERATURE}",
+        "engines take such a temperature for 0, or divide by almost nothing; must be 0, or at"
+        f" least {LEAST_TEMPERATURE} and finite",
+        "temperature",
     ),
     Rule(
         "spec.rollout",
@@ -97,11 +101,8 @@ RUN_RULES = (
     ),
     Rule(
         "spec",
-        implies(
-            "self.algorithm.samplesPerPrompt > 1",
-            "self.rollout.temperature > 0.0 && self.rollout.topK != 1",
-        ),
-        "the samples of a prompt would be identical; a temperature above 0 and topK other than 1",
+        implies("self.algorithm.samplesPerPrompt > 1", "self.rollout.topK != 1"),
+        "the samples of a prompt would be identical; topK other than 1",
     ),
     Rule(
         "spec",

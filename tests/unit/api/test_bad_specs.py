@@ -86,7 +86,7 @@ def test_built_in_scorers_are_the_trainers() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-9, 0.005, 0.0099])
 def test_engines_refuse_temperatures_in_the_same_words(temperature: float) -> None:
-    (line,) = found(changed_job([f"spec.rollout.temperature: {temperature:.9f}"]))
+    (line,) = found(changed_job([f"spec.rollout.validation.temperature: {temperature:.9f}"]))
     words = line.rpartition("; ")[2]
     with pytest.raises(ValueError, match=re.escape(words)):
         SamplingParams(temperature=temperature, top_p=1.0, top_k=-1, max_tokens=1)
