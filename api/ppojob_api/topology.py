@@ -4,7 +4,7 @@ The operator renders pods by it and the pods find each other by it, so there is 
 "where is rank 3 of the reward role", and it needs no look-up.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.roles import ColocatableRole, RolePods, RolesSpec
@@ -12,6 +12,8 @@ from ppojob_api.v1alpha1.section import Items, Section
 from ppojob_api.well_known import RoleName, pod_host, pod_name
 
 Device = Literal["cpu", "cuda"]
+
+_ROLES_WITHOUT_MODEL: Final[frozenset[RoleName]] = frozenset({"controller", "reward"})
 
 
 class PodTopology(Section):
@@ -108,6 +110,12 @@ class Topology(Section):
     def total_gpus(self) -> int:
         """GPUs of the whole job."""
         return sum(role.gpus_per_pod * len(role.pods) for role in self.with_own_pods)
+
+    @property
+    def num_devices(self) -> int:
+        """What computes with a model: the job's GPUs, or where it has none its models' ranks."""
+        models = (role for role in self.with_own_pods if role.role not in _ROLES_WITHOUT_MODEL)
+        return self.total_gpus or sum(role.world_size for role in models)
 
 
 def ranks_per_replica(pods: RolePods) -> int:

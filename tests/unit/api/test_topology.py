@@ -106,7 +106,18 @@ def test_roles_in_pods_of_their_own() -> None:
     assert (scorer.world_size, scorer.threads_per_rank, scorer.device) == (6, 2, "cpu")
     assert scorer.pods[1].host == "sum-reward-model-1.sum-reward-model"
     assert job.role("critic").world_size == 8
-    assert job.total_gpus == 2 + 1 + 8
+    assert job.total_gpus == job.num_devices == 2 + 1 + 8
+
+
+def test_without_gpus_the_ranks_with_a_model_are_the_devices() -> None:
+    assert build().num_devices == 1
+    job = build(
+        actorRollout={"ranksPerReplica": 2},
+        reference={},
+        critic={"colocateWith": None, "replicas": 3},
+        reward={"replicas": 4},
+    )
+    assert (job.total_gpus, job.num_devices) == (0, 2 + 3)
 
 
 def test_only_pods_of_a_roles_own_count_as_pods() -> None:

@@ -64,6 +64,7 @@ class Loop:
         total_steps: steps of the whole job.
         roles: the processes of the job.
         actor: the policy's role.
+        num_devices: what computes with a model in the whole job: GPUs, or ranks without any.
         dataset: the training prompts.
         order: in which they are drawn.
         training: one step.
@@ -81,6 +82,7 @@ class Loop:
     total_steps: int
     roles: Roles
     actor: RoleGroup
+    num_devices: int
     dataset: PromptDataset
     order: PromptOrder
     training: TrainingStep
@@ -146,7 +148,7 @@ class Loop:
         self.reporter.report(phase="Training", step=0)
         with timer("testing"):
             metrics = self._validate(0)
-        metrics |= clock_metrics(None, timer.finish(), num_devices=1)
+        metrics |= clock_metrics(None, timer.finish(), num_devices=self.num_devices)
         return Outcome(msgspec.structs.replace(progress, metrics_lines=1), metrics)
 
     def _step(self, progress: Progress) -> "Outcome":
@@ -175,7 +177,7 @@ class Loop:
         failpoints.hit(STEP_COMPUTED)
         rows = step_rows(result)
         times = timer.finish()
-        metrics |= clock_metrics(rows, times, num_devices=len(self.actor.ranks))
+        metrics |= clock_metrics(rows, times, num_devices=self.num_devices)
         metrics |= self._kl_metrics(coefficient, result) | traffic_metrics(self._take_traffic())
         return Outcome(
             msgspec.structs.replace(

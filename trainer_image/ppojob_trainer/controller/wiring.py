@@ -93,6 +93,7 @@ def build_loop(
         total_steps=total_steps,
         roles=roles,
         actor=actor,
+        num_devices=config.topology.num_devices,
         dataset=prompts.train,
         order=order,
         training=training,

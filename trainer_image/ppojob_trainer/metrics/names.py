@@ -151,7 +151,11 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("ppojob_tokens_total", "counter"),
     ),
     Metric("perf/time_per_step", "s", "the whole step"),
-    Metric("perf/throughput", "tokens/s", "tokens a second and device (GPU, or rank on the CPU)"),
+    Metric(
+        "perf/throughput",
+        "tokens/s",
+        "tokens a second and device of the job (GPU, or rank of a model on the CPU)",
+    ),
     Metric("perf/unaccounted_share", "share", "part of the step that no stage accounts for"),
     Metric("perf/<figure>", "-", "other figures of speed"),
     Metric(

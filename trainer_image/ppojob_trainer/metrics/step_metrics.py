@@ -136,7 +136,7 @@ def speed_metrics(
         rows: of the step.
         stage_seconds: time of each stage, by its short name (``gen``).
         step_seconds: time of the whole step.
-        num_devices: GPUs of the job, or ranks where there is none.
+        num_devices: GPUs of the job, or ranks with a model where there is none.
     """
     response_tokens = sum(rows.response_tokens)
     tokens_of_stage = dict.fromkeys(_STAGES_OVER_ALL_TOKENS, rows.total_tokens)
