@@ -49,6 +49,18 @@ def test_the_best_commit_stays(start, tiny_job, tmp_path: Path):
     assert (output / "checkpoints" / "best").readlink() == Path(f"step-{best:06d}")
 
 
+def test_a_metric_that_no_validation_has_ends_the_job_before_it_trains(
+    start, tiny_job, tmp_path: Path
+):
+    output = tmp_path / "run"
+    best = {"metric": "val-core/tinny/acc/mean@1"}
+    steps, checkpoint = {"total": 8, "validateEvery": 2}, {"every": 2, "best": best}
+    run = start(tiny_job(steps=steps, checkpoint=checkpoint), output)
+    assert run.wait() == 2, run.logs()
+    assert f"such as {ACCURACY}" in run.logs()
+    assert not run_folders.metrics(output)
+
+
 @pytest.fixture(scope="session")
 def classifier(tiny_folder: Path) -> Path:
     """A reward model of the policy's family."""

@@ -1,5 +1,6 @@
 """How long a run is, and what happens within it: warm-up, validations, commits."""
 
+import re
 from collections.abc import Iterator
 
 from ppojob_api.checks.check import Check, bad_form, conflict, out_of_range
@@ -8,6 +9,9 @@ from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.training import OptimizerSpec
 
 VALIDATION_METRICS = ("val-core/", "val-aux/")
+
+# How many samples of a prompt a metric of a validation is taken of.
+_SAMPLES_OF_METRIC = re.compile(r".+@([1-9][0-9]*)(?:/mean|/std)?")
 
 
 def length_of_run(job: PPOJob) -> Iterator[Problem]:
@@ -38,13 +42,9 @@ def validation_alone(job: PPOJob) -> Iterator[Problem]:
 
 def best_commit(job: PPOJob) -> Iterator[Problem]:
     """The commits that compete were validated, and there are several."""
-    best, commits = job.spec.checkpoint.best, job.spec.checkpoint.every
-    if best is None:
+    commits = job.spec.checkpoint.every
+    if job.spec.checkpoint.best is None:
         return
-    if not best.metric.startswith(VALIDATION_METRICS):
-        allowed = f"a name that begins with {' or '.join(VALIDATION_METRICS)}"
-        where = "spec.checkpoint.best.metric"
-        yield bad_form(where, best.metric, "it is not a metric of a validation", allowed)
     validations = job.spec.steps.validate_every
     if validations is None:
         why = "spec.checkpoint.best compares validations, and there are none in between"
@@ -58,6 +58,23 @@ def best_commit(job: PPOJob) -> Iterator[Problem]:
         why = f"spec.checkpoint.best needs a validation at each commit, every {validations} steps"
         allowed = f"a multiple of {validations}"
         yield conflict("spec.checkpoint.every", commits, why, allowed)
+
+
+def best_metric(job: PPOJob) -> Iterator[Problem]:
+    """What tells the best commit is told by validations, of as many samples as they draw."""
+    best, samples = job.spec.checkpoint.best, job.spec.rollout.validation.samples
+    if best is None:
+        return
+    where, found = "spec.checkpoint.best.metric", _SAMPLES_OF_METRIC.fullmatch(best.metric)
+    if not best.metric.startswith(VALIDATION_METRICS):
+        allowed = f"a name that begins with {' or '.join(VALIDATION_METRICS)}"
+        yield bad_form(where, best.metric, "it is not a metric of a validation", allowed)
+    elif found is None:
+        why = "it does not say of how many samples"
+        yield bad_form(where, best.metric, why, "a name such as val-core/openai/gsm8k/acc/mean@1")
+    elif int(found[1]) > samples:
+        why = f"spec.rollout.validation.samples gives {samples} of each prompt"
+        yield conflict(where, best.metric, why, f"@{samples} or less, or more samples")
 
 
 def within_run(job: PPOJob) -> Iterator[Problem]:
@@ -131,6 +148,7 @@ SCHEDULE_CHECKS = (
         validation_alone,
         ("spec.steps.validateOnly", "spec.steps.validateFirst", "spec.data.validation"),
     ),
+    Check(best_metric, ("spec.checkpoint.best", "spec.rollout.validation.samples")),
     Check(
         best_commit,
         ("spec.checkpoint.best", "spec.checkpoint.every", "spec.steps.validateEvery"),

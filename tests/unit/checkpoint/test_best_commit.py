@@ -5,6 +5,7 @@ import pytest
 
 from ppojob_api.v1alpha1.schedule import BestCommitSpec
 from ppojob_trainer.controller.best_commit import BestCommit
+from ppojob_trainer.errors import ConfigError
 
 ACCURACY = "val-core/tiny/acc/mean@1"
 RECORDS = [
@@ -41,6 +42,25 @@ def test_the_best_of_the_steps_that_are_committed(
 ) -> None:
     spec = BestCommitSpec.model_validate({"metric": ACCURACY, "mode": mode})
     assert BestCommit(spec, metrics).among(steps) == best
+
+
+def test_a_metric_that_no_validation_has_is_refused_with_those_that_there_are(
+    metrics: Path,
+) -> None:
+    best = BestCommit(BestCommitSpec(metric="val-core/tinny/acc/mean@1"), metrics)
+    told = {ACCURACY: 0.5, "val-aux/tiny/reward/mean@1": 0.5}
+    with pytest.raises(ConfigError) as refused:
+        best.refuse_unknown(told)
+    assert str(refused.value) == (
+        'spec.checkpoint.best.metric: got "val-core/tinny/acc/mean@1": the validation has no such '
+        "metric; one that it has, such as val-core/tiny/acc/mean@1, val-aux/tiny/reward/mean@1"
+    )
+
+
+def test_a_metric_of_this_validation_or_an_earlier_one_is_taken(metrics: Path) -> None:
+    BestCommit(BestCommitSpec(metric=ACCURACY), metrics).refuse_unknown({})
+    other = BestCommit(BestCommitSpec(metric="val-core/other/acc/mean@1"), metrics)
+    other.refuse_unknown({other.spec.metric: float("nan")})
 
 
 def test_a_metric_that_nobody_wrote_has_no_best(metrics: Path) -> None:

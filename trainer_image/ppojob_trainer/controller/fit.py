@@ -99,6 +99,7 @@ class Loop:
         """Train to the end, or until asked to stop; everything done is committed.
 
         Raises:
+            ConfigError: commits are to be judged by a metric that validations do not have.
             JobFailed: a stage failed as it would again, or roles are lost over and over.
             StorageError: the disk refused metrics, journal or the last commit.
         """
@@ -208,7 +209,10 @@ class Loop:
         assert self.evaluation is not None
         batch = self.evaluation.run(step)
         self.evaluation.stages.write_rows(batch, step, rows_folder(batch.purpose, step))
-        return evaluation_metrics(batch)
+        metrics = evaluation_metrics(batch)
+        if self.commits.best is not None:
+            self.commits.best.refuse_unknown(metrics)
+        return metrics
 
     def _kl_metrics(self, coefficient: float, result: StepResult) -> dict[str, float]:
         """The coefficient of this step, and what the penalty was taken of."""
