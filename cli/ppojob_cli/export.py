@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from ppojob_api.problem import shown
-from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE
-from ppojob_cli.validate import EXIT_WRONG_INPUT, load_job
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER
+from ppojob_cli.validate import EXIT_WRONG_INPUT
 
 _STEP = re.compile(r"[0-9]+")
 _POINTERS = ("latest", "best")
@@ -40,7 +40,7 @@ def export(run: Path, commit: str, output: Path) -> None:
     try:
         folder = _commit_folder(run, commit)
         _check_output(output)
-        step = export_commit(folder, load_job(run / JOB_FILE).spec.model, output)
+        step = export_commit(folder, output)
     except (PPOJobError, _WrongInputError) as problem:
         click.echo(str(problem), err=True)
         raise SystemExit(EXIT_WRONG_INPUT) from None

@@ -3,9 +3,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from bad_specs import changed_job
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from ppojob_api.run_config import resolve
+from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, RoleState
@@ -19,13 +22,20 @@ WEIGHTS = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run folder with a commit behind step 4."""
+    """A run folder with a commit behind step 4, and nothing else that a cluster would not leave."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 9}))
     (model / "tokenizer.json").write_text("{}")
-    folder = tmp_path / "run"
-    store = CommitStore(folder / "checkpoints", job_uid="u", config=b"{}")
+    commit(tmp_path / "run", {"path": str(model)})
+    return tmp_path / "run"
+
+
+def commit(run: Path, model: dict[str, str]) -> None:
+    """A commit behind step 4 of a job with this model."""
+    spec = changed_job([])["spec"] | {"model": model}
+    job = PPOJob.model_validate({**changed_job([]), "spec": spec})
+    store = CommitStore(run / "checkpoints", job_uid="u", config=resolve(job).trajectory_json())
     pending = store.begin(4)
     path = "actorRollout/rank-00000/model.safetensors"
     entry = write_shard(pending.folder, path, WEIGHTS, role="actorRollout", rank=0)
@@ -41,25 +51,12 @@ def run(tmp_path: Path) -> Path:
         roles=(state,),
     )
     store.seal(pending, progress, [entry])
-    (folder / "job.yaml").write_text(
-        f"""
-apiVersion: ppojob.dev/v1alpha1
-kind: PPOJob
-metadata: {{name: small}}
-spec:
-  model: {{path: {model}}}
-  data: {{train: [{{path: train.parquet}}]}}
-  algorithm: {{type: grpo, promptsPerStep: 1, samplesPerPrompt: 2}}
-  steps: {{total: 4}}
-"""
-    )
-    return folder
 
 
-@pytest.mark.parametrize("commit", ["latest", "4"])
-def test_the_policy_of_a_commit(commit: str, run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["latest", "4"])
+def test_the_policy_of_a_commit(name: str, run: Path, tmp_path: Path) -> None:
     output = tmp_path / "export"
-    arguments = ["export", str(run), "--commit", commit, "--output", str(output)]
+    arguments = ["export", str(run), "--commit", name, "--output", str(output)]
     for _ in range(2):  # an export may be replaced
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 0, done.output
@@ -107,3 +104,29 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["export", str(tmp_path), "--output", str(tmp_path / "x")])
     assert done.exit_code == 2
     assert done.output == f"RUN: got {tmp_path}: it holds no commit; the run folder of a job\n"
+
+
+@pytest.mark.parametrize(
+    ("field", "line"),
+    [
+        ("tokenizerPath", "there is no such folder; the folder of the tokenizer"),
+        ("chatTemplate", "it cannot be read: [Errno 2]"),
+    ],
+)
+def test_what_goes_along_with_the_model_is_there(
+    field: str, line: str, run: Path, tmp_path: Path
+) -> None:
+    commit(tmp_path / "other", {"path": str(tmp_path / "model"), field: "/gone"})
+    output = tmp_path / "export"
+    done = CliRunner().invoke(main, ["export", str(tmp_path / "other"), "--output", str(output)])
+    assert done.exit_code == 2
+    assert done.output.startswith(f'spec.model.{field}: got "/gone": {line}')
+    assert not output.exists()
+
+
+def test_a_configuration_that_was_changed_is_refused_by_name(run: Path, tmp_path: Path) -> None:
+    config = run / "checkpoints" / "step-000004" / "config.json"
+    config.write_bytes(config.read_bytes().replace(b"float32", b"float33"))
+    done = CliRunner().invoke(main, ["export", str(run), "--output", str(tmp_path / "export")])
+    assert done.exit_code == 2
+    assert done.output.startswith("step-000004/config.json: got sha256")

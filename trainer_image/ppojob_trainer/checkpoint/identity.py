@@ -45,7 +45,7 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
             f"{folder}: got uid {found.job_uid}: this job is {owner.job_uid}; "
             "name another folder, or go on with the job that made it"
         )
-    theirs = _settings(found, folder)
+    theirs = settings_of(found, folder)
     difference = first_difference(theirs.get("spec"), json.loads(owner.config).get("spec"), "spec")
     if difference is None:
         return
@@ -67,14 +67,22 @@ def layout_change(owner: Identity, found: Manifest, folder: Path) -> str | None:
     Returns:
         The first setting, with both values; None where the layout is the same.
     """
-    theirs = _settings(found, folder)
+    theirs = settings_of(found, folder)
     ours = json.loads(owner.config)
     difference = first_difference(theirs.get("layout"), ours.get("layout"), "spec")
     return None if difference is None else "{}: {} -> {}".format(*difference)
 
 
-def _settings(found: Manifest, folder: Path) -> dict[str, Json]:
-    """The settings that a commit was made with."""
+def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
+    """The settings that a commit was made with: what `Identity.config` was then.
+
+    Args:
+        found: the commit's manifest.
+        folder: the commit's folder.
+
+    Raises:
+        DamagedCommit: they are absent, or not what the manifest says.
+    """
     entry = next((file for file in found.files if file.sha256 == found.config_sha256), None)
     if entry is None:
         raise DamagedCommit(
