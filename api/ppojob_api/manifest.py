@@ -251,8 +251,7 @@ class _Reader:
         )
 
     def _node(self, event: Event, events: Iterator[Event]) -> JsonValue:
-        if len(self.path) > DEPTH_LIMIT:
-            self._unsupported(event, f"more than {DEPTH_LIMIT} levels", "nested too deeply")
+        self._check_depth(event, len(self.path))
         if isinstance(event, AliasEvent):
             return self._alias(event)
         before = self.num_nodes
@@ -320,6 +319,15 @@ class _Reader:
             self._unsupported(event, f"*{event.anchor}", "the anchor is not defined before it")
         value, num_nodes = self.anchors[event.anchor]
         self._count(event, num_nodes)
+        return self._copied(value, event, len(self.path))
+
+    def _copied(self, value: JsonValue, event: AliasEvent, depth: int) -> JsonValue:
+        """A value of its own for every alias: what is laid into one must not change the others."""
+        self._check_depth(event, depth)
+        if isinstance(value, dict):
+            return {key: self._copied(one, event, depth + 1) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self._copied(one, event, depth + 1) for one in value]
         return value
 
     def _scalar(self, event: ScalarEvent) -> JsonValue:
@@ -356,6 +364,10 @@ class _Reader:
     def _refuse_tag(self, event: Event, tag: object) -> None:
         if tag is not None:
             self._unsupported(event, f"the tag {tag}", "tags mean nothing to Kubernetes")
+
+    def _check_depth(self, event: Event, depth: int) -> None:
+        if depth > DEPTH_LIMIT:
+            self._unsupported(event, f"more than {DEPTH_LIMIT} levels", "nested too deeply")
 
     def _count(self, event: Event, num_nodes: int) -> None:
         self.num_nodes += num_nodes

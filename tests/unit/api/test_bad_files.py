@@ -182,6 +182,19 @@ def test_anchors_are_written_out() -> None:
     assert read.value == {"a": {"p": 1}, "b": [{"p": 1}, {"p": 1}]}
 
 
+def test_what_is_changed_behind_one_alias_stays_behind_the_others() -> None:
+    value = manifest.read_bytes(b"a: &x {p: [1]}\nb: *x\nc: *x\n", "f").value
+    assert isinstance(value, dict)
+    value["b"]["p"].append(2)  # type: ignore[call-overload,index,union-attr]
+    assert value == {"a": {"p": [1]}, "b": {"p": [1, 2]}, "c": {"p": [1]}}
+
+
+def test_aliases_do_not_hide_how_deep_a_manifest_is() -> None:
+    inner, outer = "[" * 20 + "]" * 20, "[" * 20 + "*a" + "]" * 20
+    (problem,) = manifest.read_bytes(f"a: &a {inner}\nb: {outer}\n".encode(), "f").problems
+    assert str(problem) == "f:2:24: got more than 32 levels: nested too deeply; plain nested YAML"
+
+
 def test_a_bomb_of_aliases_ends_quickly() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]

@@ -132,6 +132,16 @@ def test_the_last_one_wins(file: str) -> None:
     assert load_job(file, ["spec.seed=1", "spec.seed=2"]).spec.seed == 2
 
 
+def test_of_a_section_that_has_several_names_one_is_set(tmp_path: Path) -> None:
+    text = MANIFEST.replace("type: grpo", "type: ppo") + (
+        "  optimizer: &o {learningRate: 1.0e-6}\n  critic: {optimizer: *o}\n"
+    )
+    (tmp_path / "job.yaml").write_text(text)
+    spec = load_job(tmp_path / "job.yaml", ["spec.optimizer.learningRate=0.001"]).spec
+    assert spec.critic is not None
+    assert (spec.optimizer.learning_rate, spec.critic.optimizer.learning_rate) == (1e-3, 1e-6)
+
+
 def test_all_problems_at_once_and_the_files_own_beside_them(file: str) -> None:
     Path(file).write_text(MANIFEST.replace("grpo", "grp0"))
     judged = validate_file(file, ["spec.seed=-1", "spec.sed=1", "nothing"])
