@@ -9,6 +9,7 @@ from ppojob_api.checks.arithmetic import ARITHMETIC_CHECKS
 from ppojob_api.checks.effect import EFFECT_CHECKS
 from ppojob_api.checks.layout import LAYOUT_CHECKS
 from ppojob_api.checks.names import NAME_CHECKS
+from ppojob_api.checks.pod_forms import POD_FORM_CHECKS
 from ppojob_api.checks.pods import POD_CHECKS
 from ppojob_api.checks.schedule import SCHEDULE_CHECKS
 from ppojob_api.checks.scheduling import SCHEDULING_CHECKS
@@ -24,6 +25,7 @@ CHECKS = (
     *SCHEDULE_CHECKS,
     *LAYOUT_CHECKS,
     *POD_CHECKS,
+    *POD_FORM_CHECKS,
     *SCHEDULING_CHECKS,
     *EFFECT_CHECKS,
     *SUPPORT_CHECKS,

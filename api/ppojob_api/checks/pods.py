@@ -1,20 +1,23 @@
 """What a job may ask of its pods: an author of jobs need not be one who may make pods."""
 
-import posixpath
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from ppojob_api import topology
-from ppojob_api.checks.check import Check, bad_form, no_effect, out_of_range
+from ppojob_api.checks.check import Check, bad_form, no_effect
 from ppojob_api.pod_overrides import refusals
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.v1alpha1.pod_settings import PodSettings
+from ppojob_api.v1alpha1.pod_settings import PodSettings, PodVolume
 
-_OURS = ("ppojob", "dev", "proc", "sys", "tmp")
+_HIDDEN = ("/ppojob", "/dev", "/proc", "/sys", "/tmp", "/opt/ppojob", "/var/run/secrets")
+"""What a volume may not hide: mounts of ours, those of the container, and the image's program."""
+
 _CONTRACT_PREFIX = "PPOJOB_"
 
 
-def _settings(job: PPOJob) -> Iterator[tuple[str, PodSettings]]:
+def all_settings(job: PPOJob) -> Iterator[tuple[str, PodSettings]]:
+    """The items of `spec.pods`, each with its path."""
     for index, settings in enumerate(job.spec.pods):
         yield f"spec.pods[{index}]", settings
 
@@ -23,7 +26,7 @@ def without_pods(job: PPOJob) -> Iterator[Problem]:
     """Settings of pods that there are none of."""
     built = topology.build(job.metadata.name, job.spec)
     with_pods = [role.role for role in built.with_own_pods]
-    for where, settings in _settings(job):
+    for where, settings in all_settings(job):
         for index, role in enumerate(settings.roles):
             if role not in with_pods:
                 yield no_effect(
@@ -36,13 +39,13 @@ def without_pods(job: PPOJob) -> Iterator[Problem]:
 
 def overrides(job: PPOJob) -> Iterator[Problem]:
     """Parts of a pod that are not a job's to say."""
-    for where, settings in _settings(job):
+    for where, settings in all_settings(job):
         yield from refusals(settings.pod_overrides, f"{where}.podOverrides")
 
 
 def volumes(job: PPOJob) -> Iterator[Problem]:
     """A volume has one source, and lies beside ours."""
-    for where, settings in _settings(job):
+    for where, settings in all_settings(job):
         for index, volume in enumerate(settings.volumes):
             place = f"{where}.volumes[{index}]"
             sources = (volume.claim_name, volume.config_map, volume.secret)
@@ -50,19 +53,16 @@ def volumes(job: PPOJob) -> Iterator[Problem]:
             if number != 1:
                 allowed = "exactly one of claimName, configMap and secret"
                 yield _sources(place, number, "a volume has one", allowed)
-            if not _is_free(volume.mount_path):
-                yield bad_form(
-                    f"{place}.mountPath",
-                    volume.mount_path,
-                    "the container has mounts of its own there",
-                    "an absolute path outside /ppojob, /dev, /proc, /sys and /tmp",
-                )
+            if not _is_free(volume):
+                why = "it would hide what the container needs there"
+                allowed = f"another path than {', '.join(_HIDDEN)} and those within and above them"
+                yield bad_form(f"{place}.mountPath", volume.mount_path, why, allowed)
 
 
 def repeated(job: PPOJob) -> Iterator[Problem]:
     """A pod has one place of a name; the second would stand over the first, or be refused."""
-    for where, settings in _settings(job):
-        paths = [(one.mount_path, posixpath.normpath(one.mount_path)) for one in settings.volumes]
+    for where, settings in all_settings(job):
+        paths = [(one.mount_path, one.folder) for one in settings.volumes]
         names = [(one.name, one.name) for one in settings.env]
         # Over one topology a pod may spread in both ways.
         ways = [
@@ -85,20 +85,9 @@ def _repeated(where: str, field: str, given: list[tuple[str, str]]) -> Iterator[
             yield Problem(place, shown(text), why, "each once", ReasonCode.DUPLICATE)
 
 
-def memory(job: PPOJob) -> Iterator[Problem]:
-    """A number alone is bytes, which nobody means."""
-    for where, settings in _settings(job):
-        sizes = (("memory", settings.memory), ("sharedMemory", settings.shared_memory))
-        for name, size in sizes:
-            if size is not None and size[-1] in "0123456789mk":
-                why = "that many bytes, or thousands of them, hold no process"
-                allowed = f"at least 1Mi, such as {size.rstrip('mk')}Gi"
-                yield out_of_range(f"{where}.{name}", size, why, allowed)
-
-
 def variables(job: PPOJob) -> Iterator[Problem]:
     """A variable has one source, and is none of the container contract."""
-    for where, settings in _settings(job):
+    for where, settings in all_settings(job):
         for index, variable in enumerate(settings.env):
             place = f"{where}.env[{index}]"
             number = sum(one is not None for one in (variable.value, variable.secret))
@@ -115,10 +104,13 @@ def _sources(where: str, number: int, why: str, allowed: str) -> Problem:
     return Problem(where, f"{number} sources", why, allowed, ReasonCode.CONFLICT)
 
 
-def _is_free(path: str) -> bool:
-    parts = path.split("/")
-    is_plain = posixpath.isabs(path) and ".." not in parts and posixpath.normpath(path) != "/"
-    return is_plain and posixpath.normpath(path).lstrip("/").split("/")[0] not in _OURS
+def _is_free(volume: PodVolume) -> bool:
+    folder = PurePosixPath(volume.folder)
+    taken = (PurePosixPath(path) for path in _HIDDEN)
+    is_plain = ".." not in volume.mount_path.split("/")
+    return is_plain and not any(
+        folder.is_relative_to(path) or path.is_relative_to(folder) for path in taken
+    )
 
 
 _PODS = ("spec.pods",)
@@ -129,6 +121,5 @@ POD_CHECKS = (
     Check(overrides, _PODS),
     Check(volumes, _PODS),
     Check(repeated, _PODS),
-    Check(memory, _PODS),
     Check(variables, _PODS),
 )

@@ -5,6 +5,7 @@ Each rule repeats a check of `ppojob_api.checks`; those remain the full list, in
 
 from ppojob_api.rules.algorithm import ALGORITHM_RULES, NAME_RULES
 from ppojob_api.rules.effect import EFFECT_RULES
+from ppojob_api.rules.pods import POD_RULES
 from ppojob_api.rules.roles import ROLE_RULES
 from ppojob_api.rules.rule import Rule, given
 from ppojob_api.rules.run import RUN_RULES
@@ -48,6 +49,7 @@ RULES = (
     *RUN_RULES,
     *EFFECT_RULES,
     *ROLE_RULES,
+    *POD_RULES,
     *SCHEDULING_RULES,
     *SUPPORT_RULES,
     *IMMUTABLE_RULES,

@@ -1,19 +1,25 @@
 """What a platform asks of pods: narrow fields instead of a whole template a role."""
 
 import posixpath
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.section import Arguments, Items, Name, Path, Section
+from ppojob_api.v1alpha1.kubernetes_names import (
+    DataKey,
+    DeviceName,
+    LabelKey,
+    LabelValue,
+    ObjectName,
+)
+from ppojob_api.v1alpha1.section import Arguments, Items, Section
 from ppojob_api.well_known import RoleName
 
-# The canonical forms that an API server keeps as they are; "1000m" or "1024Mi" would come back
-# as another text.
+# Whole numbers, of the forms that Kubernetes knows. An API server may keep one in another form
+# ("1024Mi" as "1Gi"); the operator bears with that.
 Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
-ResourceName = Annotated[str, Field(min_length=1, max_length=253)]
-Key = Annotated[str, Field(min_length=1, max_length=316)]
-LabelValue = Annotated[str, Field(max_length=63)]
+MountPath = Annotated[str, Field(max_length=4_096, pattern=r"^/[^:\x00-\x1f\x7f]*$")]
 ImageName = Annotated[str, Field(min_length=1, max_length=1_024, pattern=r"^[^\s\x00-\x1f]+$")]
 EnvironmentName = Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -21,26 +27,26 @@ EnvironmentName = Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_][A-Za
 class Toleration(Section):
     """A taint that the pods bear; as Kubernetes writes it."""
 
-    key: Key | None = None
-    """Of the taint; null: every taint."""
+    key: LabelKey | None = None
+    """Of the taint; null, with operator Exists alone: every taint."""
 
     operator: Literal["Exists", "Equal"] = "Equal"
-    """How `value` is compared."""
+    """How `value` is compared; Exists: it is not."""
 
     value: LabelValue | None = None
-    """Of the taint."""
+    """Of the taint; null, which operator Exists asks for: the empty one."""
 
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Of the taint; null: every effect."""
 
     toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """How long a NoExecute taint is borne; null: for ever."""
+    """How long a taint of effect NoExecute is borne, and of no other; null: for ever."""
 
 
 class TopologySpread(Section):
     """How the pods of a role spread over a topology."""
 
-    topology_key: Key
+    topology_key: LabelKey
     """Label of nodes, such as topology.kubernetes.io/zone."""
 
     max_skew: Annotated[int, Field(ge=1, le=4_096)] = 1
@@ -53,10 +59,10 @@ class TopologySpread(Section):
 class SecretKey(Section):
     """A value in a Secret of the job's namespace."""
 
-    name: Name
+    name: ObjectName
     """Of the Secret."""
 
-    key: Name
+    key: DataKey
     """In the Secret."""
 
 
@@ -76,20 +82,25 @@ class EnvironmentVariable(Section):
 class PodVolume(Section):
     """A volume of the job's namespace, mounted into the pods."""
 
-    claim_name: Name | None = None
+    claim_name: ObjectName | None = None
     """PersistentVolumeClaim; exactly one of claimName, configMap and secret."""
 
-    config_map: Name | None = None
+    config_map: ObjectName | None = None
     """ConfigMap."""
 
-    secret: Name | None = None
+    secret: ObjectName | None = None
     """Secret."""
 
-    mount_path: Path
-    """Absolute path in the container, not below /ppojob."""
+    mount_path: MountPath
+    """Absolute path in the container, where it hides nothing that a job needs."""
 
     read_only: bool = True
     """Whether the pods may not write to it."""
+
+    @property
+    def folder(self) -> str:
+        """Where it is mounted, in the one form that a path has."""
+        return posixpath.normpath("/" + self.mount_path.lstrip("/"))
 
 
 class PodSettings(Section):
@@ -105,7 +116,7 @@ class PodSettings(Section):
     image: ImageName | None = None
     """Image of the container; null: the operator's."""
 
-    image_pull_secrets: Annotated[Items[Name], Field(max_length=8)] = ()
+    image_pull_secrets: Annotated[Items[ObjectName], Field(max_length=8)] = ()
     """Secrets with registry credentials."""
 
     memory: Quantity | None = None
@@ -114,11 +125,12 @@ class PodSettings(Section):
     shared_memory: Quantity | None = None
     """Size of /dev/shm; null: 1Gi, with GPUs 8Gi."""
 
-    gpu_resource: ResourceName | None = None
+    gpu_resource: DeviceName | None = None
     """Name under which GPUs are asked for; null: the operator's, nvidia.com/gpu."""
 
     resources: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(default_factory=dict)
-    """Other resources of a pod; cpu is asked for, not capped, and a core a thread by default."""
+    """cpu, ephemeral-storage, and devices by DOMAIN/NAME; cpu is asked for, not capped, and a core
+    a thread by default."""
 
     node_selector: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(
         default_factory=dict
@@ -134,10 +146,10 @@ class PodSettings(Section):
     topology_spread: Annotated[Items[TopologySpread], Field(max_length=4)] = ()
     """How the pods of a role spread."""
 
-    priority_class_name: Name | None = None
+    priority_class_name: ObjectName | None = None
     """PriorityClass."""
 
-    runtime_class_name: Name | None = None
+    runtime_class_name: ObjectName | None = None
     """RuntimeClass."""
 
     env: Annotated[Items[EnvironmentVariable], Field(max_length=64)] = ()
@@ -152,20 +164,29 @@ class PodSettings(Section):
     def over(self, before: "PodSettings") -> "PodSettings":
         """These settings where they say something, else those before them.
 
-        Maps and lists of both are joined, these last. A variable, a volume and a spread take the
-        place of an earlier one of the same name, path and topology: a pod has one of each.
+        Maps and lists of both are joined, maps within maps too, these last. A variable, a volume
+        and a spread take the place of an earlier one of the same name, path and topology: a pod has
+        one of each.
         """
         merged: dict[str, object] = {}
         earlier = dict(before)
         for name, own in self:
             general = earlier[name]
             if isinstance(own, dict):
-                merged[name] = {**general, **own}
+                merged[name] = _merged(general, own)
             elif isinstance(own, tuple):
                 merged[name] = _joined(general, own)
             else:
                 merged[name] = general if own is None else own
         return self.model_copy(update=merged)
+
+
+def _merged(general: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**general, **own}
+    for key in general.keys() & own.keys():
+        if isinstance(general[key], dict) and isinstance(own[key], dict):
+            merged[key] = _merged(general[key], own[key])
+    return merged
 
 
 def _joined(general: tuple[object, ...], own: tuple[object, ...]) -> tuple[object, ...]:
@@ -180,7 +201,7 @@ def _place(item: object) -> object:
         case EnvironmentVariable():
             return item.name
         case PodVolume():
-            return posixpath.normpath(item.mount_path)
+            return item.folder
         case TopologySpread():
             return item.topology_key
     return item

@@ -4,12 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ppojob_api.v1alpha1.kubernetes_names import ObjectName
 from ppojob_api.v1alpha1.section import Section
 
 SchedulingType = Literal["none", "kueue", "volcano", "workload"]
-
-_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-ObjectName = Annotated[str, Field(max_length=253, pattern=rf"^{_LABEL}(\.{_LABEL})*$")]
 
 
 class KueueSpec(Section):

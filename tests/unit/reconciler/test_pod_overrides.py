@@ -20,8 +20,16 @@ FORBIDDEN: list[tuple[dict[str, Any], str]] = [
     ({"spec": {"initContainers": []}}, "p.spec.initContainers"),
     ({"metadata": {"ownerReferences": []}}, "p.metadata.ownerReferences"),
     ({"metadata": {"labels": {"ppojob.dev/job": "x"}}}, 'p.metadata.labels: got "ppojob.dev/job"'),
-    ({"metadata": {"labels": {"a": 1}}}, "p.metadata.labels"),
-    ({"spec": "all"}, 'p.spec: got "all": it is no object'),
+    ({"metadata": {"labels": {"a": 1}}}, 'p.metadata.labels["a"]: got 1: it is not text; text'),
+    ({"metadata": {"labels": ["a"]}}, 'p.metadata.labels: got ["a"]: it is not an object'),
+    ({"metadata": {"labels": {"a b": "c"}}}, 'p.metadata.labels: got "a b": it is not the name'),
+    ({"metadata": {"labels": {"a": "b c"}}}, 'p.metadata.labels["a"]: got "b c": it is not the'),
+    ({"metadata": {"annotations": {"a/b/c": ""}}}, 'p.metadata.annotations: got "a/b/c": it is'),
+    ({"spec": "all"}, 'p.spec: got "all": it is not an object'),
+    ({"spec": {"dnsConfig": "8.8.8.8"}}, 'p.spec.dnsConfig: got "8.8.8.8": it is not an object'),
+    ({"spec": {"readinessGates": {}}}, "p.spec.readinessGates: got {}: it is not a list; a list"),
+    # No field gives a claim to the container.
+    ({"spec": {"resourceClaims": [{"name": "gpu"}]}}, "p.spec.resourceClaims: got [{"),
     ({"status": {}}, "p.status"),
 ]
 
@@ -34,8 +42,11 @@ def test_a_forbidden_part_is_named(overrides: dict[str, Any], line: str) -> None
 
 
 def test_what_is_allowed_passes() -> None:
+    examples: dict[type, Any] = {dict: {"team": "a"}, list: [], str: "x"}
     overrides: dict[str, dict[str, Any]] = {"metadata": {}, "spec": {}}
-    for path in ALLOWED:
+    for path, kind in ALLOWED.items():
         part, name = path.split(".")
-        overrides[part][name] = {"team": "a"} if part == "metadata" else "x"
+        overrides[part][name] = examples[kind]
+    # The words of an annotation are free.
+    overrides["metadata"]["annotations"] = {"a.example/note": "two words"}
     assert not list(refusals(overrides, "p"))

@@ -6,6 +6,7 @@ from bad_specs import changed_job
 from operator_jobs import make_job
 
 from ppojob_api import validation
+from ppojob_api.v1alpha1.pod_settings import PodVolume
 from ppojob_operator.build.objects import stateful_sets
 from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.situation import pod_config
@@ -107,3 +108,27 @@ def test_one_item_may_spread_over_a_topology_in_both_ways_and_in_none_twice() ->
         'spec.pods[0].topologySpread[2].topologyKey: got "zone": spec.pods[0].topologySpread[1]'
         " has it already; each once"
     ]
+
+
+def test_overrides_of_a_role_are_laid_over_those_of_all() -> None:
+    dns = {"nameservers": ["10.0.0.1"], "searches": ["a.example"]}
+    specs = pod_specs(
+        {"podOverrides": {"metadata": {"labels": {"team": "a"}}, "spec": {"dnsConfig": dns}}},
+        {
+            "roles": ["reward"],
+            "podOverrides": {
+                "metadata": {"annotations": {"note": "b"}},
+                "spec": {"schedulerName": "mine", "dnsConfig": {"searches": ["b.example"]}},
+            },
+        },
+    )
+    assert specs["controller"]["dnsConfig"] == dns
+    assert "schedulerName" not in specs["controller"]
+    assert specs["reward"]["dnsConfig"] == {**dns, "searches": ["b.example"]}
+    assert specs["reward"]["schedulerName"] == "mine"
+
+
+def test_a_volume_has_one_place_however_its_path_is_written() -> None:
+    written = ("/data", "/data/", "//data", "/other/../data")
+    folders = {PodVolume(claim_name="a", mount_path=path).folder for path in written}
+    assert folders == {"/data"}
