@@ -9,6 +9,7 @@ from ppojob_api.checks.arithmetic import ARITHMETIC_CHECKS
 from ppojob_api.checks.effect import EFFECT_CHECKS
 from ppojob_api.checks.layout import LAYOUT_CHECKS
 from ppojob_api.checks.names import NAME_CHECKS
+from ppojob_api.checks.paths import PATH_CHECKS
 from ppojob_api.checks.pod_forms import POD_FORM_CHECKS
 from ppojob_api.checks.pods import POD_CHECKS
 from ppojob_api.checks.schedule import SCHEDULE_CHECKS
@@ -21,6 +22,7 @@ from ppojob_api.v1alpha1.job import PPOJob
 
 CHECKS = (
     *NAME_CHECKS,
+    *PATH_CHECKS,
     *ARITHMETIC_CHECKS,
     *SCHEDULE_CHECKS,
     *LAYOUT_CHECKS,

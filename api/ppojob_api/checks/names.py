@@ -1,13 +1,12 @@
-"""Names: of the job, its labels, claims, files and reward functions."""
+"""Names: of the job, its labels, claims and reward functions."""
 
 import keyword
 import re
 from collections.abc import Iterator
 
-from ppojob_api.checks.check import Check, bad_form, conflict, not_yet
+from ppojob_api.checks.check import Check, bad_form, conflict
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.v1alpha1.training import DataFile
 from ppojob_api.well_known import (
     BUILT_IN_SCORERS,
     JOB_NAME_LIMIT,
@@ -16,7 +15,6 @@ from ppojob_api.well_known import (
     RESERVED_PREFIX,
 )
 
-DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json")
 _CLAIM_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
@@ -69,51 +67,6 @@ def claim_name(job: PPOJob) -> Iterator[Problem]:
             "it is not the name of a claim in the job's own namespace",
             "letters, digits, hyphens and dots, all lower case",
         )
-
-
-def _data_files(job: PPOJob) -> Iterator[tuple[str, DataFile]]:
-    for kind, files in (("train", job.spec.data.train), ("validation", job.spec.data.validation)):
-        for index, file in enumerate(files):
-            yield f"spec.data.{kind}[{index}]", file
-
-
-def data_formats(job: PPOJob) -> Iterator[Problem]:
-    """Format auto goes by the ending of the name."""
-    for where, file in _data_files(job):
-        if file.format == "auto" and not file.path.lower().endswith(DATA_ENDINGS):
-            yield bad_form(
-                f"{where}.path",
-                file.path,
-                "format auto knows a file by its ending",
-                f"a name that ends in {', '.join(DATA_ENDINGS)}, or format: parquet or jsonl",
-            )
-
-
-def data_duplicates(job: PPOJob) -> Iterator[Problem]:
-    """A file given twice counts its rows twice, which nobody means."""
-    for kind, files in (("train", job.spec.data.train), ("validation", job.spec.data.validation)):
-        first: dict[str, int] = {}
-        for index, file in enumerate(files):
-            if file.path in first:
-                where = f"spec.data.{kind}[{index}].path"
-                why = f"it is spec.data.{kind}[{first[file.path]}] already"
-                yield Problem(where, shown(file.path), why, "each file once", ReasonCode.DUPLICATE)
-            first.setdefault(file.path, index)
-
-
-def remote_paths(job: PPOJob) -> Iterator[Problem]:
-    """URLs of object stores are not read yet; only folders, files and hub ids are."""
-    model, critic, scorer = job.spec.model, job.spec.critic, job.spec.reward_model
-    paths = [("spec.model.path", model.path), ("spec.model.tokenizerPath", model.tokenizer_path)]
-    if critic is not None:
-        paths.append(("spec.critic.path", critic.path))
-    if scorer is not None:
-        paths.append(("spec.rewardModel.path", scorer.path))
-        paths.append(("spec.rewardModel.tokenizerPath", scorer.tokenizer_path))
-    paths += [(f"{where}.path", file.path) for where, file in _data_files(job)]
-    for where, path in paths:
-        if path is not None and "://" in path:
-            yield not_yet(where, path, "URLs", "a path on this machine or on a volume")
 
 
 def reward_functions(job: PPOJob) -> Iterator[Problem]:
@@ -179,18 +132,6 @@ NAME_CHECKS = (
     Check(job_name, ("metadata.name",)),
     Check(namespace, ("metadata.namespace",)),
     Check(reserved_keys, ("metadata.labels", "metadata.annotations")),
-    Check(data_formats, ("spec.data.train", "spec.data.validation")),
-    Check(data_duplicates, ("spec.data.train", "spec.data.validation")),
-    Check(
-        remote_paths,
-        (
-            "spec.model",
-            "spec.critic.path",
-            "spec.rewardModel",
-            "spec.data.train",
-            "spec.data.validation",
-        ),
-    ),
     Check(reward_functions, ("spec.rewards",)),
     Check(built_in_scorers, ("spec.rewards",)),
     Check(reward_sources, ("spec.rewards",)),

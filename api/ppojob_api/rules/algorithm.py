@@ -1,4 +1,4 @@
-"""What CEL can say about the name of a job and its algorithm."""
+"""What CEL can say about the name of a job, its paths and its algorithm."""
 
 from ppojob_api.checks.arithmetic import GROUP_ESTIMATORS
 from ppojob_api.rules.rule import Rule, given, implies, untouched, words
@@ -12,6 +12,17 @@ NAME_RULES = (
         f" && self.metadata.name.matches('{JOB_NAME_PATTERN}')",
         "metadata.name begins the names of pods and services; a letter, then letters, digits and"
         f" hyphens, all lower case, no hyphen at the end, at most {JOB_NAME_LIMIT} characters",
+    ),
+    Rule(
+        "spec",
+        implies(
+            given("checkpoint.volume"),
+            "self.model.path.startsWith('/')"
+            " && self.data.train.all(file, file.path.startsWith('/'))"
+            " && self.data.validation.all(file, file.path.startsWith('/'))",
+        ),
+        "pods find no relative path; model.path and those of data absolute, on a volume that"
+        " pods[].volumes mounts",
     ),
 )
 

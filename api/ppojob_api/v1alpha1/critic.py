@@ -19,7 +19,7 @@ class CriticSpec(Section):
     """The value model of `type: ppo`: a model with one output a token."""
 
     path: Path | None = None
-    """Folder in Hugging Face form, or a hub id; null: the policy's, with a new value head.
+    """Folder in Hugging Face form; null: the policy's, with a new value head.
     verl: critic.model.path."""
 
     optimizer: CriticOptimizerSpec = CriticOptimizerSpec()

@@ -113,7 +113,8 @@ class RewardModelSpec(Section):
     """A sequence classifier with one label, which scores the whole conversation."""
 
     path: Path
-    """Folder in Hugging Face form, or a hub id. verl: reward_model.model.path."""
+    """Folder in Hugging Face form, as `ppojob model` makes one of a hub id.
+    verl: reward_model.model.path."""
 
     tokenizer_path: Path | None = None
     """Folder of the tokenizer; null: the reward model's. verl: reward_model.model.input_tokenizer

@@ -38,7 +38,7 @@ class VolumeSpec(Section):
     """A volume by the name of its claim."""
 
     claim_name: Name
-    """PersistentVolumeClaim of the job's namespace; locally a folder (--volume NAME=DIR)."""
+    """PersistentVolumeClaim of the job's namespace."""
 
 
 class BestCommitSpec(Section):
@@ -65,11 +65,11 @@ class CheckpointSpec(Section):
     """Keep the commit with the best validation too, whatever its age; null: only keepLast."""
 
     volume: VolumeSpec | None = None
-    """Where run folders live; null: the runner's output folder."""
+    """Where a cluster keeps the run folder, and needs it; `ppojob run` has its --output instead."""
 
     resume: Literal["auto", "never"] = "auto"
-    """auto: go on from the last good commit; never: refuse a run folder that holds one.
-    verl: trainer.resume_mode, auto."""
+    """auto: go on from the last good commit; never, of `ppojob run` alone: refuse a run folder that
+    holds one. verl: trainer.resume_mode, auto."""
 
     export: bool = True
     """Write the last weights as a Hugging Face folder."""

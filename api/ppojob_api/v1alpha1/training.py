@@ -24,7 +24,8 @@ class ModelSpec(Section):
     """The policy before training."""
 
     path: Path
-    """Folder in Hugging Face form, or a hub id. verl: actor_rollout_ref.model.path."""
+    """Folder in Hugging Face form, as `ppojob model` makes one of a hub id.
+    verl: actor_rollout_ref.model.path."""
 
     tokenizer_path: Path | None = None
     """Folder of the tokenizer; null: the model's."""
