@@ -166,6 +166,14 @@ def reward_weights(job: PPOJob) -> Iterator[Problem]:
             yield no_effect(where, reward.weight, "on the reward", "another weight, or remove it")
 
 
+def resumption_in_pods(job: PPOJob) -> Iterator[Problem]:
+    """Pods that are made anew must go on, and never do from the commits of another job."""
+    checkpoint = job.spec.checkpoint
+    if checkpoint.volume is not None and checkpoint.resume == "never":
+        why = "with spec.checkpoint.volume: a job on a cluster goes on from its own commits alone"
+        yield no_effect("spec.checkpoint.resume", checkpoint.resume, why, "auto")
+
+
 def critic(job: PPOJob) -> Iterator[Problem]:
     """Only ppo has a value model."""
     spec = job.spec
@@ -229,6 +237,7 @@ EFFECT_CHECKS = (
     Check(validation_without_data, ("spec.data.validation",)),
     Check(greedy_validation, ("spec.rollout.validation",)),
     Check(cache_size, ("spec.rollout.engine", "spec.rollout.kvCacheGib")),
+    Check(resumption_in_pods, ("spec.checkpoint.resume", "spec.checkpoint.volume")),
     Check(reward_weights, ("spec.rewards",)),
     Check(critic, ("spec.algorithm.type", "spec.critic", "spec.roles.critic")),
     Check(reward_model, ("spec.rewardModel", "spec.roles.rewardModel")),

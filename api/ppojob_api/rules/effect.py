@@ -61,6 +61,12 @@ EFFECT_RULES = (
         " above 0",
     ),
     Rule(
+        "spec.checkpoint",
+        implies(given("volume"), "self.resume == 'auto'"),
+        "it has no effect with volume: a job on a cluster goes on from its own commits alone; auto",
+        "resume",
+    ),
+    Rule(
         "spec.rewards[]",
         "self.weight != 0.0",
         "a reward of weight 0 has no effect; another weight, or remove it",
