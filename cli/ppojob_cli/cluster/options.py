@@ -1,11 +1,14 @@
 """What every command about a job on a cluster takes: its name, and where it is."""
 
 import functools
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 import click
 
+from ppojob_api.problem import shown
+from ppojob_api.well_known import JOB_NAME_PATTERN, NAMESPACE_PATTERN
 from ppojob_cli.cluster.problems import ClusterUseError, told
 
 # Loading the client library takes most of a second, which `--help` need not wait for.
@@ -29,6 +32,7 @@ def on_cluster(
         name: str, namespace: str | None, context: str | None, *args: P.args, **kwargs: P.kwargs
     ) -> None:
         with told():
+            _check_names(name, namespace)
             try:
                 from ppojob_cli.cluster.connection import connect
             except ModuleNotFoundError as problem:
@@ -39,3 +43,13 @@ def on_cluster(
             command(connect(context, namespace), name, *args, **kwargs)
 
     return called
+
+
+def _check_names(name: str, namespace: str | None) -> None:
+    """Names become parts of paths, which another text would lead elsewhere."""
+    if not re.fullmatch(JOB_NAME_PATTERN, name):
+        allowed = "a letter, then letters, digits and hyphens, all lower case"
+        raise ClusterUseError(f"NAME: got {shown(name)}: no job has such a name; {allowed}")
+    if namespace is not None and not re.fullmatch(NAMESPACE_PATTERN, namespace):
+        why, allowed = "no namespace has such a name", "letters, digits and hyphens, all lower case"
+        raise ClusterUseError(f"--namespace: got {shown(namespace)}: {why}; {allowed}")

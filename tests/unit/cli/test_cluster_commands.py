@@ -1,5 +1,6 @@
 """`status`, and what it shares with all commands about a job on a cluster: over real HTTP."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,23 @@ class TestTrouble:
         assert said == (
             '--context: got "elsewhere": the kubeconfig has no such context; one of here\n'
         )
+
+    @pytest.mark.parametrize("name", ["", ".", "a/b", "sum?watch=1", "sum\n", "Sum"])
+    @pytest.mark.parametrize("command", ["status", "suspend", "explain", "logs", "metrics"])
+    def test_what_is_no_name_is_not_asked_for(
+        self, command: str, name: str, server: FakeApiServer
+    ) -> None:
+        said = call(command, name, code=2)
+        assert said == (
+            f"NAME: got {json.dumps(name)}: no job has such a name; a letter, then letters, digits"
+            " and hyphens, all lower case\n"
+        )
+        assert server.requests == []
+
+    def test_what_is_no_namespace_is_not_asked_for(self, server: FakeApiServer) -> None:
+        said = call("status", "sum", "--namespace", "../lab", code=2)
+        assert said.startswith('--namespace: got "../lab": no namespace has such a name; ')
+        assert server.requests == []
 
     def test_nobody_answers(self, server: FakeApiServer, tmp_path: Path) -> None:
         server.port = 1
