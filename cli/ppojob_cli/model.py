@@ -78,7 +78,7 @@ def _make_demo(output: Path) -> None:
             " `make setup` installs it"
         ) from None
     except OSError as error:
-        raise ModelError(f"--output: got {output}: {error}; a folder that can be written") from None
+        raise _unwritable(output, error) from None
 
 
 def _copy(source: Path, output: Path) -> None:
@@ -90,7 +90,7 @@ def _copy(source: Path, output: Path) -> None:
         os.rename(aside, output)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise ModelError(f"--output: got {output}: {error}; a folder that can be written") from None
+        raise _unwritable(output, error) from None
 
 
 def _fetch(hub_id: str, output: Path) -> None:
@@ -110,7 +110,10 @@ def _fetch(hub_id: str, output: Path) -> None:
         ) from None
     _refuse_incomplete(aside, hub_id)
     shutil.rmtree(aside / ".cache", ignore_errors=True)
-    os.rename(aside, output)
+    try:
+        os.rename(aside, output)
+    except OSError as error:
+        raise _unwritable(output, error) from None
 
 
 def _refuse_incomplete(folder: Path, name: str) -> None:
@@ -124,12 +127,20 @@ def _refuse_incomplete(folder: Path, name: str) -> None:
 
 def _aside(output: Path) -> Path:
     """Where a model is put together; `output` appears at once and whole."""
-    if output.is_dir() and any(output.iterdir()):
+    try:
+        is_taken = output.is_dir() and any(output.iterdir())
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(output, error) from None
+    if is_taken:
         raise ModelError(
             f"--output: got {output}: something is there already; a folder that is empty or absent"
         )
-    output.parent.mkdir(parents=True, exist_ok=True)
     return output.with_name(f".{output.name}.part")
+
+
+def _unwritable(output: Path, error: OSError) -> ModelError:
+    return ModelError(f"--output: got {output}: {error}; a folder that can be written")
 
 
 def _size(folder: Path) -> str:

@@ -45,6 +45,14 @@ def test_an_empty_folder_is_filled_and_a_full_one_is_left(folder: Path, tmp_path
     )
 
 
+def test_a_folder_that_cannot_be_made(folder: Path) -> None:
+    result = call(folder, "--output", "/proc/x/y")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("--output: got /proc/x/y: [Errno 2] No such file or directory")
+    assert result.stderr.endswith("; a folder that can be written\n")
+    assert result.stderr.count("\n") == 1
+
+
 def test_what_is_no_model(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "model.safetensors").rename(folder / "model.bin")
