@@ -1,9 +1,11 @@
 """`ppojob`, also the kubectl plugin `kubectl-ppojob`: one program, its heavy parts loaded late."""
 
 import importlib
-from typing import Final
+from typing import Any, Final
 
 import click
+
+from ppojob_api import contract
 
 COMMANDS: Final = {
     "run": ("ppojob_cli.run", "run"),
@@ -21,6 +23,16 @@ COMMANDS: Final = {
 }
 
 
+class NotInstalledError(click.ClickException):
+    """A command needs a package that is not there."""
+
+    exit_code = contract.EXIT_INVALID
+
+    def show(self, file: object = None) -> None:
+        """Write the line as it is."""
+        click.echo(self.message, err=True)
+
+
 class LateGroup(click.Group):
     """A group whose commands are imported when they are used."""
 
@@ -29,12 +41,47 @@ class LateGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command."""
+        """Import one command, or have one that says what it lacks."""
         if cmd_name not in COMMANDS:
             return None
         module, name = COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), name)
+        try:
+            command: click.Command = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as problem:
+            return _stand_in(cmd_name, problem)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; packages that it loads late may be missing too."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as problem:
+            raise _not_installed(str(ctx.invoked_subcommand), problem) from None
+
+
+def _stand_in(name: str, problem: ModuleNotFoundError) -> click.Command:
+    def refuse() -> None:
+        raise _not_installed(name, problem)
+
+    return click.Command(
+        name,
+        callback=refuse,
+        help=f"Needs the package {problem.name}.",
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+
+
+def _not_installed(command: str, problem: ModuleNotFoundError) -> NotInstalledError:
+    """The line for a package of others; one of ours that is missing is a mistake of ours."""
+    package = (problem.name or "").partition(".")[0]
+    if not package or package.startswith("ppojob"):
+        raise problem
+    is_about_cluster = "cluster" in COMMANDS[command][0]
+    extra = "ppojob[kubectl]" if is_about_cluster else "ppojob[cuda]' or 'ppojob[cpu]"
+    return NotInstalledError(
+        f"{package}: got nothing: the command {command} needs it; pip install '{extra}'"
+    )
 
 
 @click.group(cls=LateGroup, context_settings={"help_option_names": ["-h", "--help"]})

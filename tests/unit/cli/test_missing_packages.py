@@ -1,0 +1,44 @@
+"""The command line where only a part of it is installed: one line instead of a traceback."""
+
+import subprocess
+import sys
+
+import pytest
+
+OF_OTHERS = ("torch", "msgspec", "zmq", "pyarrow", "numpy", "huggingface_hub", "prometheus_client")
+PROGRAM = f"""
+import sys
+sys.modules.update(dict.fromkeys({OF_OTHERS!r}))  # what is None there cannot be imported
+from ppojob_cli.main import main
+main(prog_name="ppojob")
+"""
+TRAINER = "pip install 'ppojob[cuda]' or 'ppojob[cpu]'"
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", PROGRAM, *arguments]
+    return subprocess.run(program, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [
+        ("run job.yaml --plain", "msgspec"),
+        ("run --help", "msgspec"),
+        ("data addition --output addition", "pyarrow"),
+        ("model owner/name --output model", "huggingface_hub"),
+        ("export run --output export", "torch"),
+    ],
+)
+def test_what_to_install(command: str, package: str) -> None:
+    done = call(*command.split())
+    name = command.split()[0]
+    line = f"{package}: got nothing: the command {name} needs it; {TRAINER}\n"
+    assert (done.returncode, done.stderr, done.stdout) == (2, line, "")
+
+
+def test_the_other_commands_are_there() -> None:
+    done = call("--help")
+    assert done.returncode == 0, done.stderr
+    assert "run       Needs the package msgspec." in done.stdout
+    assert "validate  Check PPOJob manifests" in done.stdout
