@@ -31,8 +31,13 @@ class TestTrouble:
             '--context: got "elsewhere": the kubeconfig has no such context; one of here\n'
         )
 
-    @pytest.mark.parametrize("name", ["", ".", "a/b", "sum?watch=1", "sum\n", "Sum"])
-    @pytest.mark.parametrize("command", ["status", "suspend", "explain", "logs", "metrics"])
+    @pytest.mark.parametrize(
+        ("command", "name"),
+        [
+            *((command, "") for command in ("status", "suspend", "explain", "logs", "metrics")),
+            *(("status", name) for name in (".", "a/b", "sum?watch=1", "sum\n", "Sum")),
+        ],
+    )
     def test_what_is_no_name_is_not_asked_for(
         self, command: str, name: str, server: FakeApiServer
     ) -> None:
