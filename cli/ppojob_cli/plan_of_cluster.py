@@ -14,7 +14,7 @@ from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.plan import cluster_problems
 from ppojob_operator.settings import Settings
 from ppojob_operator.situation import pod_config
-from ppojob_operator.state import Job
+from ppojob_operator.state import Job, Terms
 
 _UNLIMITED = "memory without limit"
 
@@ -35,6 +35,7 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
         resource_version="",
         created=datetime.datetime.fromtimestamp(0, datetime.UTC),
         is_deleting=False,
+        terms=Terms.of(config.spec),
         manifest=manifest,
         problems=(),
         status=PPOJobStatus(),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Set
 
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
-from ppojob_operator.build.config_map import config_map_name
+from ppojob_operator.build.config_map import PodConfig, config_map_name
 from ppojob_operator.build.gang import Membership
 from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
 from ppojob_operator.build.pod_template import Defaults
@@ -33,22 +33,23 @@ def changes(here: Situation, defaults: Defaults) -> Waves:
     """The actions: first what pods need, then the pods, then what nobody needs any more."""
     gang = tuple(gang_changes(here, defaults))
     told = tuple(told_to_queue(here))
-    if not here.wanted:
+    config = here.config
+    if config is None or not here.wanted:
         return (tuple(_unwanted_sets(here)), gang, told)
     # A job that is not to run gives its StatefulSets up, one after the other, as they are.
-    sets = _set_actions(here, defaults) if here.runs else []
-    config_name = config_map_name(here.job, here.config)
+    sets = _set_actions(here, config, defaults) if here.runs else []
+    config_name = config_map_name(here.job, config)
     around = [
         action
-        for wanted in surroundings(here.job, here.config)
-        if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here)
+        for wanted in surroundings(here.job, config)
+        if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here, config)
         for action in convergence(here, wanted)
     ]
     bound = [one for wanted in bindings(here.job) for one in convergence(here, wanted)]
     keys: list[Action] = []
     if any(isinstance(action, Create) for action in sets) or _is_stuck(here):
-        keys.append(MakeKeys(key_templates(here.job, here.config)))
-    rest: list[Action] = [*_unwanted_sets(here), *_unused_configs(here)]
+        keys.append(MakeKeys(key_templates(here.job, config)))
+    rest: list[Action] = [*_unwanted_sets(here), *_unused_configs(here, config)]
     if here.runs and not (around or sets):
         rest += _outdated_controller(here)
     return ((*keys, *around, *gang), (*sets, *bound), (*rest, *told))
@@ -60,16 +61,17 @@ def made(waves: Waves) -> Set[tuple[ChildKind, str]]:
     return {child_key(one.manifest) for one in acts if isinstance(one, Create | Apply)}
 
 
-def _set_actions(here: Situation, defaults: Defaults) -> list[Action]:
+def _set_actions(here: Situation, config: PodConfig, defaults: Defaults) -> list[Action]:
     membership = Membership(here.scheduling.type, here.admission.placements)
-    rendered = stateful_sets(here.job, here.config, here.wanted, here.pods, defaults, membership)
+    roles = tuple(config.run.topology.role(one.role) for one in here.wanted)
+    rendered = stateful_sets(here.job, config, roles, here.pods, defaults, membership)
     return [action for wanted in rendered for action in convergence(here, wanted)]
 
 
-def _is_in_use(here: Situation) -> bool:
+def _is_in_use(here: Situation, config: PodConfig) -> bool:
     """Whether a pod mounts this very configuration, or the next one will."""
-    is_mounted = any(pod.config_digest == here.config.digest for pod in here.observed.pods)
-    return is_mounted or any(_mounts_current(here, role.role) for role in here.wanted)
+    is_mounted = any(pod.config_digest == config.digest for pod in here.observed.pods)
+    return is_mounted or any(_mounts(here, role.role, config) for role in here.wanted)
 
 
 def _is_stuck(here: Situation) -> bool:
@@ -101,11 +103,11 @@ def _configs_of_controllers(here: Situation) -> set[str]:
     return running | {_config_of(child)} if child else running
 
 
-def _unused_configs(here: Situation) -> Iterable[Action]:
+def _unused_configs(here: Situation, config: PodConfig) -> Iterable[Action]:
     """Configurations of before; a pod that is still there may mount its own again."""
-    if not all(_mounts_current(here, role.role) for role in here.wanted):
+    if not all(_mounts(here, role.role, config) for role in here.wanted):
         return
-    used = {pod.config_digest for pod in here.observed.pods} | {here.config.digest}
+    used = {pod.config_digest for pod in here.observed.pods} | {config.digest}
     for (kind, name), child in here.observed.children.items():
         if kind == "ConfigMap" and not child.is_deleting:
             theirs = annotations(child.manifest).get(ANNOTATION_CONFIG_DIGEST)
@@ -113,9 +115,9 @@ def _unused_configs(here: Situation) -> Iterable[Action]:
                 yield Delete(kind, name, child.uid)
 
 
-def _mounts_current(here: Situation, role: RoleName) -> bool:
+def _mounts(here: Situation, role: RoleName, config: PodConfig) -> bool:
     child = _set_of(here, role)
-    return child is not None and _config_of(child) == here.config.digest
+    return child is not None and _config_of(child) == config.digest
 
 
 def _outdated_controller(here: Situation) -> Iterable[Action]:

@@ -23,7 +23,9 @@ def gang_changes(here: Situation, defaults: Defaults) -> Iterable[Action]:
         yield from _unwanted(here)
         return
     gang = GANGS.get(here.scheduling.type)
-    if gang is None or not here.observed.gangs.served.issuperset(gang.kinds):
+    if gang is None or here.config is None:
+        return
+    if not here.observed.gangs.served.issuperset(gang.kinds):
         return
     sets = pod_sets(here.job, here.config, here.pods, defaults)
     wanted = Wanted(here.job, here.scheduling, sets, here.observed.gangs)

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.changes import Waves, changes, made
-from ppojob_operator.conditions import Claim, rfc3339, set_conditions
-from ppojob_operator.policies.acceptance import refusal
+from ppojob_operator.conditions import Claim, condition, rfc3339, set_conditions
+from ppojob_operator.policies.acceptance import acceptance
 from ppojob_operator.policies.completion import deadline_in, expiry_in
 from ppojob_operator.policies.disruption import lost_pods
 from ppojob_operator.policies.failure import crashed_pods
@@ -32,9 +31,10 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     if expiry is not None and expiry <= 0:
         return Plan(waves=((DeleteJob(),),))
     problems = job.problems or (cluster_problems(job.manifest) if job.manifest else ())
-    if job.manifest is None or problems:
-        return _refusal(job, problems, now, expiry)
-    here = situation(job, job.manifest, observed, now)
+    accepted = acceptance(problems)
+    if problems and condition(job.status, "Admitted") is None:
+        return _refusal(job, accepted, now, expiry)
+    here = situation(job, None if problems else job.manifest, accepted, observed, now)
     image = job.status.image or settings.trainer_image
     lost, lost_wait = lost_pods(observed, settings.node_silence_seconds, now)
     crashed, crash_wait = crashed_pods(observed.pods, job.status, now)
@@ -83,18 +83,15 @@ def cluster_problems(job: PPOJob) -> tuple[Problem, ...]:
     )
 
 
-def _refusal(job: Job, problems: tuple[Problem, ...], now: Time, expiry: float | None) -> Plan:
-    """The status of a job whose spec is wrong, with every line that `ppojob validate` prints.
+def _refusal(job: Job, accepted: Claim, now: Time, expiry: float | None) -> Plan:
+    """The status of a job that nothing was made of, with every line that `ppojob validate` prints.
 
-    A job that was never accepted has failed, unless a newer operator may accept it. One that was
-    keeps running as it was accepted.
+    It has failed, unless a newer operator may accept it; one that has failed stays so.
     """
-    accepted = refusal(problems)
     reason, message = accepted.reason, accepted.message
     claims = {one.type: one for one in job.status.conditions}
-    # It was accepted once, or is over: neither is taken back.
-    began = not {"Admitted", "Failed"}.isdisjoint(claims)
-    is_over = accepted.holds is False and not began
+    has_failed = "Failed" in claims
+    is_over = accepted.holds is False and not has_failed
     said = (accepted, *([Claim("Failed", True, reason, message)] if is_over else []))
     conditions = set_conditions(job.status.conditions, said, job.generation, now)
     claims |= {one.type: one for one in conditions}
@@ -102,11 +99,11 @@ def _refusal(job: Job, problems: tuple[Problem, ...], now: Time, expiry: float |
         "observed_generation": job.generation,
         "conditions": tuple(claims.values()),
     }
-    if not began:
+    if not has_failed:
         update |= {"reason": reason, "message": message}
     if is_over:
         update |= {"phase": "Failed", "finish_time": job.status.finish_time or rfc3339(now)}
-    status: PPOJobStatus = job.status.model_copy(update=update)
+    status = job.status.model_copy(update=update)
     if status == job.status:
         return Plan(again_in=expiry)
     return Plan(waves=((Emit("Warning", reason, message),),), status=status)

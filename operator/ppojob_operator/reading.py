@@ -9,14 +9,16 @@ import json
 import sys
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from ppojob_api.problem import Problem
 from ppojob_api.shape import Shape, known, members
 from ppojob_api.v1alpha1.job import Metadata, PPOJob
-from ppojob_api.v1alpha1.schedule import LifecycleSpec
+from ppojob_api.v1alpha1.schedule import LifecycleSpec, RecoverySpec
+from ppojob_api.v1alpha1.scheduling import SchedulingSpec
+from ppojob_api.v1alpha1.section import Section
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.validation import validate
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, LABEL_JOB
@@ -24,7 +26,9 @@ from ppojob_operator.build.metadata import LABEL_JOB_UID, role_of
 from ppojob_operator.build.pod_template import CONTAINER
 from ppojob_operator.conditions import from_rfc3339, inert
 from ppojob_operator.kinds import GANG_KINDS, child_kind
-from ppojob_operator.state import Child, Job, Manifest, Node, Pod, Termination, Time
+from ppojob_operator.state import Child, Job, Manifest, Node, Pod, Termination, Terms, Time
+
+S = TypeVar("S", bound=Section)
 
 JobKey = tuple[str, str]
 """Namespace and name."""
@@ -73,10 +77,10 @@ def read_job(manifest: Manifest) -> Job:
         resource_version=metadata["resourceVersion"],
         created=from_rfc3339(metadata["creationTimestamp"]),
         is_deleting="deletionTimestamp" in metadata,
+        terms=_terms(judged, manifest),
         manifest=judged if isinstance(judged, PPOJob) else None,
         problems=() if isinstance(judged, PPOJob) else judged,
         status=_status(manifest.get("status") or {}),
-        ttl_seconds=_ttl_seconds(manifest),
     )
 
 
@@ -86,14 +90,25 @@ def _status(written: Mapping[str, Any]) -> PPOJobStatus:
     return PPOJobStatus.model_validate(known(written, shape), by_alias=True)
 
 
-def _ttl_seconds(manifest: Manifest) -> int | None:
-    """Of any job, for one whose spec is wrong elsewhere ends as well."""
-    section = (manifest.get("spec") or {}).get("lifecycle") or {}
+def _terms(judged: PPOJob | tuple[Problem, ...], manifest: Manifest) -> Terms:
+    """Of any job, for one whose spec is wrong elsewhere is suspended and ends as well."""
+    if isinstance(judged, PPOJob):
+        return Terms.of(judged.spec)
+    written = manifest.get("spec") or {}
+    return Terms(
+        _section(written.get("lifecycle"), LifecycleSpec),
+        _section(written.get("recovery"), RecoverySpec),
+        _section(written.get("scheduling"), SchedulingSpec),
+    )
+
+
+def _section(written: Any, model: type[S]) -> S:
+    """A section by itself, without what only a newer operator knows; where it is wrong: nothing."""
+    section = known(written or {}, Shape("object", model=model))
     try:
-        lifecycle = LifecycleSpec.model_validate(section, by_alias=True)
+        return model.model_validate(section, by_alias=True)
     except ValidationError:
-        return None
-    return lifecycle.ttl_seconds_after_finished
+        return model()
 
 
 @functools.lru_cache(maxsize=JOBS_REMEMBERED)

@@ -55,6 +55,7 @@ def status_of(here: Situation, image: str) -> PPOJobStatus:
 def events(here: Situation, after: PPOJobStatus) -> Iterator[Emit]:
     """What a person should know: changes of conditions, and ends of containers."""
     before = here.job.status
+    yield from _refusal_events(here)
     for name, words in _TOLD_WHEN_TRUE.items():
         if holds(after, name) and not holds(before, name):
             yield Emit("Normal", name, words)
@@ -71,6 +72,13 @@ def events(here: Situation, after: PPOJobStatus) -> Iterator[Emit]:
         yield Emit("Warning", "ContainerEnded", inert(words))
 
 
+def _refusal_events(here: Situation) -> Iterator[Emit]:
+    """What is wrong with a spec that was right before."""
+    was, now = condition(here.job.status, "Accepted"), here.accepted
+    if not now.holds and (was is None or (was.reason, was.message) != (now.reason, now.message)):
+        yield Emit("Warning", now.reason, now.message)
+
+
 def _admission_events(here: Situation) -> Iterator[Emit]:
     """What whoever places the pods says, once a word: its sentences change with the queue."""
     was, now = condition(here.job.status, "Admitted"), here.admission.claim
@@ -82,7 +90,7 @@ def _admission_events(here: Situation) -> Iterator[Emit]:
 
 def _claims(here: Situation) -> tuple[Claim, ...]:
     return (
-        Claim("Accepted", True, "Valid"),
+        here.accepted,
         here.admission.claim,
         _pods_ready(here),
         _rendezvoused(here),

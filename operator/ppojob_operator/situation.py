@@ -4,14 +4,16 @@ import functools
 from dataclasses import dataclass
 
 from ppojob_api.run_config import resolve
-from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.schedule import LifecycleSpec
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import FailureRecord
+from ppojob_api.well_known import workload_name
 from ppojob_operator.build.config_map import PodConfig
-from ppojob_operator.conditions import holds
+from ppojob_operator.conditions import Claim, holds
+from ppojob_operator.members import Members, members_before, members_of
+from ppojob_operator.policies.acceptance import INVALID
 from ppojob_operator.policies.completion import Ending, ending
 from ppojob_operator.policies.failure import judge, new_records
 from ppojob_operator.policies.gang import GAVE_BACK, admission
@@ -27,13 +29,14 @@ class Situation:
 
     Attributes:
         job: the job.
-        config: what its pods run.
-        lifecycle: what its author wants of its life.
+        accepted: whether its spec is right.
+        config: what its pods are to run; None where the spec is refused: what was made of the one
+            before goes on, and is ended, but nothing more is made.
+        roles: those with pods of their own.
         pods: what its author wants of its pods.
         observed: what is there.
         now: the moment.
         failures: losses that are not in the status yet.
-        scheduling: who places its pods.
         admission: whether it may have pods.
         ending: how it ended, where it did.
         runs: whether it is to have pods for longer than a commit takes.
@@ -41,33 +44,38 @@ class Situation:
     """
 
     job: Job
-    config: PodConfig
-    lifecycle: LifecycleSpec
+    accepted: Claim
+    config: PodConfig | None
+    roles: tuple[Members, ...]
     pods: tuple[PodSettings, ...]
     observed: Observed
     now: Time
     failures: tuple[FailureRecord, ...]
-    scheduling: SchedulingSpec
     admission: Admission
     ending: Ending | None
     runs: bool
-    wanted: tuple[RoleTopology, ...]
+    wanted: tuple[Members, ...]
 
     @property
-    def roles(self) -> tuple[RoleTopology, ...]:
-        """The roles with pods of their own."""
-        return self.config.run.topology.with_own_pods
+    def lifecycle(self) -> LifecycleSpec:
+        """What its author wants of its life."""
+        return self.job.terms.lifecycle
+
+    @property
+    def scheduling(self) -> SchedulingSpec:
+        """Who places its pods."""
+        return self.job.terms.scheduling
 
     @property
     def has_ended(self) -> bool:
         """Whether the status says already that the job ended."""
-        return holds(self.job.status, "Complete") or holds(self.job.status, "Failed")
+        return _has_ended(self.job)
 
     @property
     def wants_gang(self) -> bool:
         """Whether its pods, those that are there included, are to be placed together."""
-        gave_back = self.admission.claim.reason == GAVE_BACK
-        asks = not self.has_ended and not self.lifecycle.suspend and not gave_back
+        gives_up = self.admission.claim.reason in {GAVE_BACK, INVALID}
+        asks = not self.has_ended and not self.lifecycle.suspend and not gives_up
         return asks or bool(self.observed.pods)
 
     @property
@@ -76,41 +84,66 @@ class Situation:
         return self.job.status.training.step if self.job.status.training else 0
 
 
-def situation(job: Job, manifest: PPOJob, observed: Observed, now: Time) -> Situation:
-    """Where a valid job is.
+def situation(
+    job: Job, manifest: PPOJob | None, accepted: Claim, observed: Observed, now: Time
+) -> Situation:
+    """Where a job is that is accepted, or was.
 
     A new ending is written down before the pods go, since it is known from them alone.
+
+    Args:
+        job: the job.
+        manifest: what is accepted of it; None: nothing any more.
+        accepted: whether it is, and why not.
+        observed: what is there.
+        now: the moment.
     """
-    config = pod_config(job, manifest)
-    status, lifecycle = job.status, manifest.spec.lifecycle
+    config = pod_config(job, manifest) if manifest is not None else None
+    roles = members_of(config.run.topology) if config is not None else members_before(job)
+    status, lifecycle = job.status, job.terms.lifecycle
     failures = new_records(observed.pods, status, now)
-    budget = manifest.spec.recovery.restarts_without_progress
-    failure = judge(failures, status, budget)
+    failure = judge(failures, status, job.terms.recovery.restarts_without_progress)
     found = ending(status, observed.controller, failure, lifecycle, now)
-    has_ended = holds(status, "Complete") or holds(status, "Failed")
-    scheduling = manifest.spec.scheduling
-    admitted = admission(job, scheduling, observed, now)
+    has_ended = _has_ended(job)
+    admitted = admission(job, job.terms.scheduling, observed, now)
+    if config is None and not has_ended and not _is_made(job, roles, observed):
+        words = Claim("Admitted", False, accepted.reason, accepted.message)
+        admitted = Admission(words, may_have_pods=False)
     runs = not has_ended and not lifecycle.suspend and admitted.may_have_pods
     wanted = wanted_roles(
-        config.run.topology.with_own_pods,
+        roles,
         observed,
         runs=runs,
         commits=not has_ended or status.reason == "DeadlineExceeded",
     )
     return Situation(
         job=job,
+        accepted=accepted,
         config=config,
-        lifecycle=lifecycle,
-        pods=manifest.spec.pods,
+        roles=roles,
+        pods=manifest.spec.pods if manifest is not None else (),
         observed=observed,
         now=now,
         failures=tuple(failures),
-        scheduling=scheduling,
         admission=admitted,
         ending=found,
         runs=runs,
         wanted=wanted,
     )
+
+
+def _has_ended(job: Job) -> bool:
+    return holds(job.status, "Complete") or holds(job.status, "Failed")
+
+
+def _is_made(job: Job, roles: tuple[Members, ...], observed: Observed) -> bool:
+    """Whether all roles have what makes their pods: without one of them nothing trains."""
+    there = {
+        name
+        for (kind, name), child in observed.children.items()
+        if kind == "StatefulSet" and child.owner_uid == job.uid and not child.is_deleting
+    }
+    return there.issuperset(workload_name(job.name, one.role) for one in roles)
 
 
 def pod_config(job: Job, manifest: PPOJob) -> PodConfig:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ppojob_api.problem import Problem
-from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+from ppojob_api.v1alpha1.schedule import LifecycleSpec, RecoverySpec
+from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import RoleName
 
@@ -39,6 +41,26 @@ ChildKind = (
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """What a spec says of the life of a job; it counts also where the rest of the spec is wrong.
+
+    Attributes:
+        lifecycle: start, stop and clean-up.
+        recovery: how hard to try.
+        scheduling: who places the pods.
+    """
+
+    lifecycle: LifecycleSpec
+    recovery: RecoverySpec
+    scheduling: SchedulingSpec
+
+    @classmethod
+    def of(cls, spec: PPOJobSpec) -> "Terms":
+        """Those of a spec that is right."""
+        return cls(spec.lifecycle, spec.recovery, spec.scheduling)
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A PPOJob as the cluster holds it.
 
@@ -50,10 +72,10 @@ class Job:
         resource_version: of the whole object; what a status write is conditional on.
         created: when it was made.
         is_deleting: whether it is on its way out.
+        terms: what its author wants of its life.
         manifest: the job as validated; None where `problems` says why not.
         problems: what is wrong with the spec.
         status: as last written.
-        ttl_seconds: after which an ended job is deleted, also one whose spec is wrong.
     """
 
     namespace: str
@@ -63,10 +85,10 @@ class Job:
     resource_version: str
     created: Time
     is_deleting: bool
+    terms: Terms
     manifest: PPOJob | None
     problems: tuple[Problem, ...]
     status: PPOJobStatus
-    ttl_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from ppojob_api.run_config import resolve
-from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.status import Condition, FailureRecord, TrainingStatus
 from ppojob_api.well_known import workload_name
 from ppojob_cli.cluster.durations import seconds_of
@@ -13,6 +12,7 @@ from ppojob_cli.cluster.remedies import FOUND, LOSSES, remedy
 from ppojob_cli.cluster.seen import Seen
 from ppojob_cli.figures import duration
 from ppojob_operator.conditions import ConditionType, condition, from_rfc3339, holds
+from ppojob_operator.members import Members, members_before, members_of
 from ppojob_operator.policies.acceptance import refusal
 from ppojob_operator.policies.completion import deadline_in
 from ppojob_operator.policies.startup import missing_pods, obstacles, pods_ready
@@ -116,8 +116,11 @@ def _accepted(job: Job) -> Iterator[Finding]:
 
 
 def _admitted(job: Job) -> Iterator[Finding]:
-    admitted = condition(job.status, "Admitted")
-    if admitted is not None and admitted.status == "False":
+    admitted, accepted = condition(job.status, "Admitted"), condition(job.status, "Accepted")
+    if admitted is None or admitted.status != "False":
+        return
+    # A job without pods whose spec is refused says why twice.
+    if accepted is None or accepted.reason != admitted.reason:
         yield _of_condition("Admitted", admitted)
 
 
@@ -150,7 +153,7 @@ def _wants_pods(job: Job) -> bool:
     return holds(job.status, "Admitted")
 
 
-def _words_about_missing(seen: Seen, roles: tuple[RoleTopology, ...]) -> str:
+def _words_about_missing(seen: Seen, roles: tuple[Members, ...]) -> str:
     """Why pods are not made, as whoever refused them has told the StatefulSet."""
     observed = Observed(pods=seen.pods or ())
     short = {workload_name(seen.job.name, one.role) for one in roles if missing_pods(one, observed)}
@@ -233,7 +236,7 @@ def _seconds_a_step(training: TrainingStatus) -> float | None:
 
 def _deadline(seen: Seen) -> Iterator[Finding]:
     job, training = seen.job, seen.job.status.training
-    left = deadline_in(job.status, job.manifest.spec.lifecycle, seen.now) if job.manifest else None
+    left = deadline_in(job.status, job.terms.lifecycle, seen.now)
     if left is None:
         return
     needed = seconds_of(training.eta) if training is not None and training.eta else None
@@ -246,8 +249,10 @@ def _deadline(seen: Seen) -> Iterator[Finding]:
     yield Finding("DeadlineNear", what, FOUND["DeadlineNear"])
 
 
-def _roles(job: Job) -> tuple[RoleTopology, ...]:
-    return resolve(job.manifest).topology.with_own_pods if job.manifest is not None else ()
+def _roles(job: Job) -> tuple[Members, ...]:
+    if job.manifest is None:
+        return members_before(job)
+    return members_of(resolve(job.manifest).topology)
 
 
 def _of_condition(name: ConditionType, said: Condition) -> Finding:

@@ -47,7 +47,7 @@ def _set(connection: "ClusterConnection", name: str, *, is_suspended: bool, wait
         phase = job.status.phase
         raise ClusterUseError(f'NAME: got "{name}": it is over, {phase}; a job that is not')
     asked = "suspended" if is_suspended else "resumed"
-    if job.manifest is not None and job.manifest.spec.lifecycle.suspend == is_suspended:
+    if job.terms.lifecycle.suspend == is_suspended:
         click.echo(f"{name}: {'suspended' if is_suspended else 'not suspended'} already")
     else:
         change = {"spec": {"lifecycle": {"suspend": is_suspended}}}

@@ -15,7 +15,8 @@ CONDITIONS: Final[Mapping[ConditionType, Mapping[str, str]]] = {
         "InvalidSpec": (
             "the message has the lines of `ppojob validate`; a job that never began has failed: "
             "correct the file, delete the job, apply it again. A running job goes on as it was "
-            "accepted"
+            "accepted: it ends, is suspended, and has pods replaced as ever, but until the file is "
+            "corrected none of its objects is made or changed"
         ),
         "NewerSpec": (
             "wait: the resource was upgraded before the operator, which does not know the fields "
@@ -73,6 +74,14 @@ CONDITIONS: Final[Mapping[ConditionType, Mapping[str, str]]] = {
         ),
         "ObjectRefused": (
             "the API server did not take the object that the gang is placed by: as below"
+        ),
+        "InvalidSpec": (
+            "as above, of a job without pods: it was begun before, and gets none until the spec is "
+            "right"
+        ),
+        "NewerSpec": (
+            "as above, of a job without pods: it was begun before, and gets none until the spec is "
+            "right"
         ),
     },
     "PodsReady": {

@@ -5,6 +5,13 @@ import dataclasses
 from ppojob_api.problem import Problem, ReasonCode
 from ppojob_operator.conditions import Claim, inert
 
+INVALID = "InvalidSpec"
+
+
+def acceptance(problems: tuple[Problem, ...]) -> Claim:
+    """The condition Accepted of a spec."""
+    return refusal(problems) if problems else Claim("Accepted", True, "Valid")
+
 
 def refusal(problems: tuple[Problem, ...]) -> Claim:
     """The condition Accepted of a spec with problems.
@@ -23,4 +30,4 @@ def refusal(problems: tuple[Problem, ...]) -> Claim:
     message = inert("; ".join(str(one) for one in newer or problems))
     if newer:
         return Claim("Accepted", None, "NewerSpec", message)
-    return Claim("Accepted", False, "InvalidSpec", message)
+    return Claim("Accepted", False, INVALID, message)

@@ -67,9 +67,10 @@ def expiry_in(job: Job, observed: Observed, now: Time) -> float | None:
 
     The controller of one whose deadline is over may be committing.
     """
-    if job.ttl_seconds is None or job.status.finish_time is None or observed.pods:
+    seconds = job.terms.lifecycle.ttl_seconds_after_finished
+    if seconds is None or job.status.finish_time is None or observed.pods:
         return None
-    rest = datetime.timedelta(seconds=job.ttl_seconds)
+    rest = datetime.timedelta(seconds=seconds)
     return (from_rfc3339(job.status.finish_time) + rest - now).total_seconds()
 
 

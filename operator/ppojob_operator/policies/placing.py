@@ -7,7 +7,7 @@ place pods that are there, all of them or none.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ppojob_api.v1alpha1.scheduling import SchedulingSpec
+from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingSpec
 from ppojob_operator.build import kueue
 from ppojob_operator.build.gang import GANGS, Gang
 from ppojob_operator.conditions import Claim, inert
@@ -50,7 +50,7 @@ def placing(job: Job, scheduling: SchedulingSpec, observed: Observed) -> Admissi
             words = f"{kind} {name}: {why}"
             return Admission(Claim("Admitted", False, "ObjectRefused", words), bool(observed.pods))
     if scheduling.type == "kueue":
-        return _of_kueue(job, scheduling, observed)
+        return _of_kueue(job, scheduling.kueue, observed)
     return _of_scheduler(gang, observed)
 
 
@@ -64,10 +64,9 @@ def _how_to_get(name: str, gang: Gang) -> str:
     )
 
 
-def _of_kueue(job: Job, scheduling: SchedulingSpec, observed: Observed) -> Admission:
-    spec = scheduling.kueue
-    assert spec is not None, "validation asks for it"
-    wanted = spec.priority_class_name
+def _of_kueue(job: Job, spec: KueueSpec | None, observed: Observed) -> Admission:
+    """The answer in the Workload, which outlives a spec that was accepted."""
+    wanted = spec.priority_class_name if spec is not None else None
     if wanted is not None and wanted not in observed.gangs.priorities and not observed.pods:
         words = f"no WorkloadPriorityClass {wanted}"
         return Admission(Claim("Admitted", False, "PriorityClassMissing", words), False)
@@ -77,7 +76,7 @@ def _of_kueue(job: Job, scheduling: SchedulingSpec, observed: Observed) -> Admis
         return Admission(claim, False)
     answer = kueue.answer(child)
     if not answer.holds("Admitted") or answer.holds("Evicted"):
-        return Admission(_why_not(answer, spec.queue_name), False)
+        return Admission(_why_not(answer, child.manifest["spec"]["queueName"]), False)
     missing = sorted(_missing_flavors(answer, observed.gangs))
     if missing:
         words = f"no ResourceFlavor {', '.join(missing)}, to which it was admitted"

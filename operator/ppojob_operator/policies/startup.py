@@ -6,8 +6,8 @@ The words of the scheduler and of the kubelet are copied, with the role and the 
 
 from collections.abc import Iterable
 
-from ppojob_api.topology import RoleTopology
 from ppojob_operator.conditions import Claim
+from ppojob_operator.members import Members
 from ppojob_operator.state import Observed, Pod
 
 IMAGE_REASONS = frozenset(
@@ -25,7 +25,7 @@ MISSING_SECONDS = 15.0
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 
-def pods_ready(roles: tuple[RoleTopology, ...], observed: Observed, seconds: float) -> Claim:
+def pods_ready(roles: tuple[Members, ...], observed: Observed, seconds: float) -> Claim:
     """The condition PodsReady: the first reason in the order of how much a person must do.
 
     Args:
@@ -47,15 +47,13 @@ def pods_ready(roles: tuple[RoleTopology, ...], observed: Observed, seconds: flo
     return Claim("PodsReady", False, "Starting", head)
 
 
-def missing_pods(role: RoleTopology, observed: Observed) -> list[str]:
+def missing_pods(role: Members, observed: Observed) -> list[str]:
     """Names of the role's pods that are not there."""
     there = {pod.name for pod in observed.pods}
-    return [pod.name for pod in role.pods if pod.name not in there]
+    return [name for name in role.pods if name not in there]
 
 
-def obstacles(
-    roles: tuple[RoleTopology, ...], observed: Observed
-) -> Iterable[tuple[str, list[str]]]:
+def obstacles(roles: tuple[Members, ...], observed: Observed) -> Iterable[tuple[str, list[str]]]:
     """Every reason that may hold pods up, in that order, with a line for each pod that it holds."""
     pods = [pod for pod in observed.pods if not pod.is_ready]
     yield (

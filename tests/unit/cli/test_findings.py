@@ -173,6 +173,13 @@ def test_a_spec_that_was_refused_while_the_job_runs() -> None:
     assert (found.reason, found.what) == ("InvalidSpec", "spec.pods[0]: got 1: why; what")
 
 
+def test_a_spec_that_was_refused_of_a_job_without_pods_is_told_once() -> None:
+    said = ("False", "InvalidSpec", "spec.pods[0]: got 1: why; what")
+    refused = {**WAITING, "Accepted": said, "Admitted": said}
+    found = only(seen(status(refused, phase="Pending"), pods=()))
+    assert found.remedy == CONDITIONS["Accepted"]["InvalidSpec"]
+
+
 def test_a_spec_that_is_newer_than_the_operator() -> None:
     newer = {"Accepted": ("Unknown", "NewerSpec", "spec.later: got 1: why; what")}
     found = only(seen(status(newer, phase="Pending"), pods=()))

@@ -96,9 +96,7 @@ def test_an_edit_that_is_wrong_does_not_fail_a_suspended_job() -> None:
     status = status_after(plan(asked, Observed(), SETTINGS, NOW))
     assert status.phase == "Suspended"
     for _ in range(2):
-        job = dataclasses.replace(
-            make_job(status), manifest=None, problems=make_job(steps={}).problems
-        )
+        job = make_job(status, lifecycle={"suspend": True}, steps={})
         status = plan(job, Observed(), SETTINGS, NOW).status or status
         assert (status.phase, status.reason) == ("Suspended", "Asked")
 
