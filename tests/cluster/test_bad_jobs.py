@@ -157,6 +157,38 @@ def test_what_decides_the_weights_and_where_they_are_stays(cluster: Cluster, ope
         assert "cannot change" in why
 
 
+@pytest.mark.parametrize("cosine", ["optimizer", "critic", None])
+def test_the_length_of_a_run_stays_where_it_decides_the_weights(
+    cluster: Cluster, operator: Operator, cosine: str | None
+):
+    optimizer = {"schedule": "cosine"}
+    sections = {"optimizer": optimizer, "critic": {"optimizer": optimizer}}
+    given = {cosine: sections[cosine]} if cosine else {}
+    algorithm = {**GOOD_JOB["spec"]["algorithm"], "type": "ppo"}
+    spec = {**GOOD_JOB["spec"], "lifecycle": {"suspend": True}, "algorithm": algorithm, **given}
+    name = f"length-{cosine or 'constant'}"
+    cluster.apply({**GOOD_JOB, "metadata": {"name": name}, "spec": spec})
+    patch = ("patch", "ppojob", name, "--type=merge")
+    lasts = '--patch={"spec": {"steps": {"total": 30}}}'
+    if cosine is None:
+        cluster.kubectl(*patch, lasts)
+        return
+    assert "spec.steps.total decides the weights" in cluster.refused(*patch, lasts)
+    passes = '--patch={"spec": {"steps": {"total": null, "epochs": 2}}}'
+    assert "spec.steps.epochs decides the weights" in cluster.refused(*patch, passes)
+    cluster.kubectl(*patch, '--patch={"spec": {"steps": {"validateEvery": 5}}}')
+
+
+def test_an_edit_that_leaves_no_room_for_the_warm_up_is_refused(
+    cluster: Cluster, operator: Operator
+):
+    spec = {**GOOD_JOB["spec"], "lifecycle": {"suspend": True}, "optimizer": {"warmupSteps": 20}}
+    cluster.apply({**GOOD_JOB, "metadata": {"name": "warm"}, "spec": spec})
+    patch = '--patch={"spec": {"steps": {"total": 19}}}'
+    why = cluster.refused("patch", "ppojob", "warm", "--type=merge", patch)
+    assert "optimizer.warmupSteps is longer than the run" in why
+
+
 def test_a_name_is_free_when_its_job_is_gone(cluster: Cluster, operator: Operator):
     head = {"name": "lingers", "finalizers": ["example.com/of-somebody-else"]}
     spec = {**GOOD_JOB["spec"], "lifecycle": {"suspend": True}}

@@ -7,7 +7,7 @@ from ppojob_api.rules.algorithm import ALGORITHM_RULES, NAME_RULES
 from ppojob_api.rules.effect import EFFECT_RULES
 from ppojob_api.rules.pods import POD_RULES
 from ppojob_api.rules.roles import ROLE_RULES
-from ppojob_api.rules.rule import Rule, given
+from ppojob_api.rules.rule import Rule, given, implies
 from ppojob_api.rules.run import RUN_RULES
 from ppojob_api.rules.scheduling import SCHEDULING_RULES
 from ppojob_api.rules.support import SUPPORT_RULES
@@ -29,13 +29,31 @@ def _immutable(section: str) -> Rule:
 
 def _stays(path: str, field: str, message: str) -> Rule:
     """An optional field that is neither given, taken away nor changed."""
-    new, old = given(field), given(field).replace("self.", "oldSelf.")
-    same = f"!{new} || self.{field} == oldSelf.{field}"
-    return Rule(path, f"{new} == {old} && ({same})", message, field)
+    return Rule(path, _same(field), message, field)
 
+
+def _same(field: str) -> str:
+    new, old = given(field), given(field).replace("self.", "oldSelf.")
+    return f"{new} == {old} && (!{new} || self.{field} == oldSelf.{field})"
+
+
+_COSINE = (
+    "self.optimizer.schedule == 'cosine'"
+    f" || {given('critic')} && self.critic.optimizer.schedule == 'cosine'"
+)
 
 IMMUTABLE_RULES = (
     *(_immutable(section) for section in TRAJECTORY_SECTIONS),
+    *(
+        Rule(
+            "spec",
+            implies(_COSINE, _same(f"steps.{length}")),
+            f"spec.steps.{length} decides the weights with schedule: cosine and cannot change;"
+            " make a job of another name",
+            "steps",
+        )
+        for length in ("total", "epochs")
+    ),
     _stays(
         "spec.checkpoint",
         "volume",

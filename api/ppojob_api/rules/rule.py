@@ -35,6 +35,11 @@ def given(field: str) -> str:
     return f"(has(self.{field}) && dyn(self.{field}) != null)"
 
 
+def either(field: str, otherwise: str) -> str:
+    """CEL for the value of an optional field, or what stands for it where there is none."""
+    return f"({given(field)} ? self.{field} : {otherwise})"
+
+
 def implies(condition: str, consequence: str) -> str:
     """CEL for "if ... then ..."."""
     return f"!({condition}) || ({consequence})"

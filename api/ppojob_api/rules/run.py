@@ -2,7 +2,19 @@
 
 from ppojob_api.checks.arithmetic import LEAST_TEMPERATURE, VLLM_TEMPERATURE_LIMIT
 from ppojob_api.checks.schedule import VALIDATION_METRICS
-from ppojob_api.rules.rule import Rule, given, implies
+from ppojob_api.rules.rule import Rule, either, given, implies
+
+# Optimizer steps that steps.total makes; none at all is refused by rules of their own.
+_PROMPTS = "self.algorithm.promptsPerStep"
+_PART = either("algorithm.miniBatchPrompts", _PROMPTS)
+_POLICY_UPDATES = (
+    f"(self.steps.total - ({given('critic')} ? self.critic.warmupSteps : 0))"
+    f" * self.algorithm.epochs * ({_PROMPTS} / {_PART})"
+)
+_CRITIC_UPDATES = (
+    f"self.steps.total * {either('critic.epochs', 'self.algorithm.epochs')}"
+    f" * ({_PROMPTS} / {either('critic.miniBatchPrompts', _PART)})"
+)
 
 RUN_RULES = (
     Rule(
@@ -41,6 +53,21 @@ RUN_RULES = (
         ),
         "critic.miniBatchPrompts cuts promptsPerStep into equal parts; a divisor of"
         " algorithm.promptsPerStep",
+    ),
+    *(
+        Rule(
+            "spec",
+            implies(condition, f"{updates} <= 0 || self.{warmup} <= {updates}"),
+            f"{warmup} is longer than the run; at most the optimizer steps that steps.total makes",
+        )
+        for warmup, condition, updates in (
+            ("optimizer.warmupSteps", given("steps.total"), _POLICY_UPDATES),
+            (
+                "critic.optimizer.warmupSteps",
+                f"{given('steps.total')} && {given('critic')}",
+                _CRITIC_UPDATES,
+            ),
+        )
     ),
     Rule(
         "spec",

@@ -148,6 +148,21 @@ def test_the_volume_of_a_run_is_immutable() -> None:
     assert "default" in NODES[".spec.checkpoint"]
 
 
+@pytest.mark.parametrize("section", ["optimizer", "critic.optimizer"])
+@pytest.mark.parametrize("length", ["total", "epochs"])
+def test_the_length_of_a_cosine_is_immutable(section: str, length: str) -> None:
+    """A controller that is started with another one finds that its ranks run something else."""
+    field = f"steps.{length}"
+    (rule,) = (
+        rule["rule"]
+        for rule in NODES[".spec"]["x-kubernetes-validations"]
+        if rule["message"].startswith(f"spec.{field} decides the weights")
+    )
+    assert f"self.{section}.schedule == 'cosine'" in rule
+    assert f"{given(field)} == (has(oldSelf.{field}) && dyn(oldSelf.{field}) != null)" in rule
+    assert rule.endswith(f"self.{field} == oldSelf.{field}))")
+
+
 def test_defaults_are_the_models() -> None:
     # As an API server fills a job in, so do the models.
     assert crd_defaults(copy.deepcopy(GOOD_JOB), crd.schema()) == without_nulls(
