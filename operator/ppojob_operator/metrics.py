@@ -54,8 +54,9 @@ POD_DELETIONS = Counter(
 LEADER = Gauge("ppojob_operator_leader", "1 while this replica leads.")
 LAST_HEARD_SECONDS = Gauge(
     "ppojob_operator_watch_last_heard_timestamp_seconds",
-    "When the API server was heard last on the stream of a kind, bookmarks included.",
-    ["kind"],
+    "When the API server was heard last on the stream of a kind in a namespace (empty: in all),"
+    " bookmarks included.",
+    ["kind", "watched_namespace"],
 )
 RELISTS = Counter(
     "ppojob_operator_relists_total", "Complete lists of a kind, the first included.", ["kind"]

@@ -160,4 +160,4 @@ class Reflector:
     def _hear(self) -> None:
         self.last_heard = time.monotonic()
         self._pause = _FIRST_PAUSE_SECONDS
-        LAST_HEARD_SECONDS.labels(self.kind.name).set_to_current_time()
+        LAST_HEARD_SECONDS.labels(self.kind.name, self._scope.namespace).set_to_current_time()

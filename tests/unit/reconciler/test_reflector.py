@@ -133,6 +133,22 @@ def test_without_the_right_to_look_it_goes_on() -> None:
     asyncio.run(test())
 
 
+def test_each_namespace_is_heard_by_itself() -> None:
+    """Where one namespace answers and another does not, the silence of that one is seen."""
+
+    def heard(namespace: str) -> float:
+        name = "ppojob_operator_watch_last_heard_timestamp_seconds"
+        labels = {"kind": "Pod", "watched_namespace": namespace}
+        return REGISTRY.get_sample_value(name, labels) or 0.0
+
+    async def test() -> None:
+        await mirrored(ScriptedCluster([[[pod("a")]]], []), Scope(POD, "heard"))
+
+    asyncio.run(test())
+    assert heard("heard") > 0.0
+    assert heard("silent") == 0.0
+
+
 def told_of_service(heard: list[str | bool]) -> tuple[Callable[[bool], None], asyncio.Event]:
     """What keeps whether a kind is served, and what is set once it is not."""
     is_told = asyncio.Event()
