@@ -99,8 +99,8 @@ class RecoverySpec(Section):
 class TimeoutsSpec(Section):
     """When silence counts as failure."""
 
-    liveness_seconds: Seconds = 20.0
-    """A rank that answers no heartbeat for so long is lost."""
+    liveness_seconds: Annotated[float, Field(ge=5, le=31_536_000)] = 20.0
+    """A rank without a heartbeat for so long is lost; one comes every second."""
 
     stage_seconds: Seconds = 1_800.0
     """Longest stage of a step (generation, scoring, update)."""
