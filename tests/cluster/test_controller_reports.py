@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from chart_programs import helm_on
 from cluster_access import Cluster, eventually
+from cluster_jobs import stand_in
 from operator_replica import Operator
 from ruamel.yaml import YAML
 
@@ -36,6 +37,11 @@ class Operated:
     cluster: Cluster
     folder: Path
 
+    def token(self, account: str, pod: str) -> str:
+        """A token of an account as its pod gets it from the kubelet."""
+        bound = ("--bound-object-kind=Pod", f"--bound-object-name={pod}")
+        return self.cluster.kubectl("create", "token", account, *bound)
+
     def access(self, job: str) -> ApiAccess:
         """The way to the API server with the token of a job's controller."""
         config = YAML(typ="safe").load(self.cluster.folder / "kubeconfig")["clusters"][0]["cluster"]
@@ -43,7 +49,7 @@ class Operated:
         folder.mkdir(exist_ok=True)
         authority = base64.b64decode(config["certificate-authority-data"])
         (folder / "ca.crt").write_bytes(authority)
-        token = self.cluster.kubectl("create", "token", f"{job}-controller")
+        token = self.token(f"{job}-controller", f"{job}-controller-0")
         (folder / "token").write_text(token)
         server = urlsplit(config["server"])
         assert server.hostname
@@ -55,25 +61,27 @@ class Operated:
         access = self.access(identity or job)
         return JobResource(access, namespace=self.cluster.namespace, name=job, uid=uid)
 
-    def patch(self, job: str, status: dict[str, Any]) -> str:
-        """Apply any status with the token of the job's controller; answers why it was refused."""
-        access, name = self.access(job), f"{self.cluster.namespace}/ppojobs/{job}"
+    def apply(self, token: str, job: str, **sections: Any) -> str:
+        """Apply sections of a job with a token; answers why it was refused, if it was."""
+        access = self.access(job)
         trusted = ssl.create_default_context(cafile=str(access.credentials / "ca.crt"))
         connection = http.client.HTTPSConnection(access.host, access.port, context=trusted)
-        body = {"apiVersion": "ppojob.dev/v1alpha1", "kind": "PPOJob", "status": status}
+        body = {"apiVersion": "ppojob.dev/v1alpha1", "kind": "PPOJob", "metadata": {"name": job}}
+        name = f"{self.cluster.namespace}/ppojobs/{job}{'/status' if 'status' in sections else ''}"
         connection.request(
             "PATCH",
-            f"/apis/ppojob.dev/v1alpha1/namespaces/{name}/status?fieldManager=other&force=true",
-            json.dumps(body | {"metadata": {"name": job}}),
-            {
-                "Authorization": f"Bearer {(access.credentials / 'token').read_text()}",
-                "Content-Type": "application/apply-patch+yaml",
-            },
+            f"/apis/ppojob.dev/v1alpha1/namespaces/{name}?fieldManager=other&force=true",
+            json.dumps(body | sections),
+            {"Authorization": f"Bearer {token}", "Content-Type": "application/apply-patch+yaml"},
         )
-        answer = connection.getresponse()
-        message: str = json.loads(answer.read())["message"]
+        message: str = json.loads(connection.getresponse().read()).get("message", "")
         connection.close()
         return message
+
+    def patch(self, job: str, status: dict[str, Any], *, identity: str = "") -> str:
+        """Apply any status with the token of a job's controller; answers why it was refused."""
+        access = self.access(identity or job)
+        return self.apply((access.credentials / "token").read_text(), job, status=status)
 
     def condition(self, job: str, name: str) -> str:
         """Status of a condition."""
@@ -191,6 +199,54 @@ def test_a_controller_says_nothing_of_another_job(operated: Operated) -> None:
     with pytest.raises(NotWrittenError, match="HTTP 403"):
         resource.write(TrainingStatus(epoch=9))
     assert operated.cluster.read("ppojob", "other", "{.status.training}") == ""
+
+
+@pytest.fixture
+def broad_rights(operated: Operated) -> Iterator[None]:
+    """A namespace whose accounts may all write to all jobs, as an administrator may grant it."""
+    name, group = "everybody", "rbac.authorization.k8s.io"
+    rule = {
+        "apiGroups": ["ppojob.dev"],
+        "resources": ["ppojobs", "ppojobs/status"],
+        "verbs": ["get", "patch"],
+    }
+    accounts = f"system:serviceaccounts:{operated.cluster.namespace}"
+    head = {"apiVersion": f"{group}/v1", "metadata": {"name": name}}
+    operated.cluster.apply(
+        {**head, "kind": "Role", "rules": [rule]},
+        {
+            **head,
+            "kind": "RoleBinding",
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+            "subjects": [{"kind": "Group", "name": accounts, "apiGroup": group}],
+        },
+    )
+    yield
+    operated.cluster.kubectl("delete", "role,rolebinding", name)
+
+
+@pytest.mark.usefixtures("broad_rights")
+def test_a_controller_with_rights_over_all_jobs_says_nothing_of_another(operated: Operated) -> None:
+    refusal = "a controller reports on its own job only"
+    status = {"training": {"epoch": 9}}
+    # The rights take a moment to reach the API server's authorizer.
+    eventually(lambda: refusal in operated.patch("other", status, identity="sums"))
+
+
+@pytest.mark.usefixtures("broad_rights")
+def test_an_account_that_is_called_a_controller_and_is_none_is_left_alone(
+    operated: Operated,
+) -> None:
+    cluster, account = operated.cluster, "sweep-controller"
+    name = f"{account}-7d4b5-x2k8p"
+    pod = stand_in(cluster, "localhost/none", "other", "sweep", "")
+    pod |= {"metadata": {"name": name}, "spec": {**pod["spec"], "serviceAccountName": account}}
+    head = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}
+    cluster.apply(head, pod)
+    token, edit = operated.token(account, name), {"numExamine": 1}
+    # The rights take a moment to reach the API server's authorizer.
+    eventually(lambda: operated.apply(token, "other", spec=edit) == "")
+    assert cluster.read("ppojob", "other", "{.spec.numExamine}") == "1"
 
 
 @pytest.mark.parametrize("status", [{"phase": "Succeeded"}, {"restarts": 5, "training": {}}])
