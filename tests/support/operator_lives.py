@@ -119,8 +119,9 @@ def doors_that_do_not_open(cluster: Cluster, name: str) -> list[str]:
 
 
 def told_twice(cluster: Cluster, name: str) -> list[str]:
-    """Events on a job that were written more than once."""
-    selector = f"--field-selector=involvedObject.name={name},involvedObject.kind=PPOJob"
+    """Events on a job that were written more than once; those of another of its name aside."""
+    uid = cluster.read("ppojob", name, "{.metadata.uid}")
+    selector = f"--field-selector=involvedObject.uid={uid}"
     listed = json.loads(cluster.kubectl("get", "events", selector, "--output=json"))["items"]
-    told = Counter((one["involvedObject"]["uid"], one["reason"], one["message"]) for one in listed)
-    return [f"{reason}: {message}" for (_, reason, message), number in told.items() if number > 1]
+    told = Counter((one["reason"], one["message"]) for one in listed)
+    return [f"{reason}: {message}" for (reason, message), number in told.items() if number > 1]
