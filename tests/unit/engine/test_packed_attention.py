@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ppojob_trainer.engine import attention as module
-from ppojob_trainer.engine.attention import attend_packed, plan_attention
+from ppojob_trainer.engine.attention import TILE_SCORES, attend_packed, plan_attention
 from ppojob_trainer.engine.layout import Span
 
 HEADS, KEY_HEADS, SIZE = 6, 2, 4
@@ -38,8 +37,8 @@ def inputs(dtype=torch.float64):
     )
 
 
-def packed_attention(query, key, value, **options):
-    plan = plan_attention(SPANS, heads=HEADS, key_heads=KEY_HEADS)
+def packed_attention(query, key, value, tile_scores=TILE_SCORES, **options):
+    plan = plan_attention(SPANS, heads=HEADS, key_heads=KEY_HEADS, tile_scores=tile_scores)
     module_ = torch.nn.Module()
     return attend_packed(
         module_, query, key, value, None, attention_plan=plan, scaling=0.3, **options
@@ -47,10 +46,9 @@ def packed_attention(query, key, value, **options):
 
 
 @pytest.mark.parametrize("tile_scores", [1, 100, 700, 2**21])
-def test_equals_dense_attention_with_gradients(tile_scores, monkeypatch):
-    monkeypatch.setattr(module, "TILE_SCORES", tile_scores)
+def test_equals_dense_attention_with_gradients(tile_scores):
     tensors = inputs()
-    got, expected = packed_attention(*tensors), dense_attention(*tensors, SPANS)
+    got, expected = packed_attention(*tensors, tile_scores), dense_attention(*tensors, SPANS)
     torch.testing.assert_close(got, expected)
     factor = torch.randn_like(expected)
     for ours, theirs in zip(
@@ -61,24 +59,27 @@ def test_equals_dense_attention_with_gradients(tile_scores, monkeypatch):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_small_tiles_hold_few_scores(monkeypatch):
-    monkeypatch.setattr(module, "TILE_SCORES", 200)
-    plan = plan_attention(SPANS, heads=HEADS, key_heads=KEY_HEADS)
+def test_small_tiles_hold_few_scores():
+    plan = plan_attention(SPANS, heads=HEADS, key_heads=KEY_HEADS, tile_scores=200)
+    assert plan.tiles
     for tile in plan.tiles:
         rows, _, _, queries, keys = tile.shape
         assert rows * HEADS * queries * keys <= 200
+    assert plan.long_rows.spans
+    assert HEADS * plan.long_rows.block**2 <= 200
 
 
-def test_dropout_drops_that_share_and_its_gradient_is_that_of_what_was_kept():
+@pytest.mark.parametrize("tile_scores", [100, 2**21])
+def test_dropout_drops_that_share_and_its_gradient_is_that_of_what_was_kept(tile_scores):
     query, key, value = inputs()
     torch.manual_seed(0)
-    out = packed_attention(query, key, torch.ones_like(value), dropout=0.5)
+    out = packed_attention(query, key, torch.ones_like(value), tile_scores, dropout=0.5)
     assert out.std() > 0.1
     assert abs(out.mean() - 1.0) < 0.1
 
     def dropped(*tensors):
         torch.manual_seed(0)
-        return packed_attention(*tensors, dropout=0.5)
+        return packed_attention(*tensors, tile_scores, dropout=0.5)
 
     assert torch.autograd.gradcheck(dropped, (query, key, value), fast_mode=True)
 

@@ -1,10 +1,13 @@
 """Attention over packed rows: exact, without padding outside of it, linear in memory.
 
-Queries and keys are gathered into tiles of rows of about equal lengths, and a tile is a few batched
-matrix products; probabilities are computed again in the backward pass instead of being kept. On a
-CPU this takes less than half the time of the fused kernel of `scaled_dot_product_attention` in
-bfloat16 at the lengths of the demo. This file is the one place to swap for a variable-length
-kernel: `PackedRows.spans` holds all that such a kernel needs.
+Short rows are gathered into tiles of about equal lengths, and a tile is a few batched matrix
+products; a row that fills more than a tile goes through `long_rows`. Probabilities are computed
+again in the backward pass instead of being kept. What is held beside queries, keys and values grows
+with the tokens of the rows; a short row counts with its prompt, shared or not, since a tile has a
+copy of its keys, and up to twice for padding. On a CPU tiles take less than half the time of the
+fused kernel of `scaled_dot_product_attention` in bfloat16 at the lengths of the demo. This file is
+the one place to swap for a variable-length kernel: `PackedRows.spans` holds all that such a kernel
+needs.
 
 Legend: T packed tokens, H query heads, K key heads, G = H / K, D head size; a tile has R rows of
 Q queries and S keys.
@@ -12,8 +15,9 @@ Q queries and S keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 import torch
@@ -21,13 +25,21 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from ppojob_trainer.engine.dropout import Dropout, draw_seed
 from ppojob_trainer.engine.layout import Span
+from ppojob_trainer.engine.long_rows import (
+    LongRows,
+    QueryKeyValue,
+    attend_long_rows,
+    differentiate_long_rows,
+    scaled_bmm,
+)
 
 PACKED_ATTENTION = "ppojob_packed"
 """Name under which transformers knows this attention."""
 
 TILE_SCORES = 2**20
-"""Scores of a tile at most (heads x queries x keys over its rows), so that they stay in cache."""
+"""Scores of a tile or block at most (heads x queries x keys over its rows): they stay in cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +70,16 @@ class AttentionPlan:
     """The tiles of a packed sequence and the way back.
 
     Attributes:
-        tiles: together they hold every query once.
-        query_slots: (T * H,) int64, where each query lies in the tiles one after the other.
+        tiles: together they hold every query of the short rows once.
+        long_rows: the others.
+        query_slots: (T * H,) int64, where each query lies in the tiles one after the other; right
+            behind them for queries of long rows.
         key_slots: flat int64, where the copies of each key lie in the tiles one after the other.
         key_offsets: (T * K,) int64, where the copies of each key begin in `key_slots`.
     """
 
     tiles: tuple[Tile, ...]
+    long_rows: LongRows
     query_slots: Tensor
     key_slots: Tensor
     key_offsets: Tensor
@@ -73,79 +88,79 @@ class AttentionPlan:
         """The same on a device."""
         return AttentionPlan(
             tuple(tile.to(device) for tile in self.tiles),
+            self.long_rows,
             self.query_slots.to(device),
             self.key_slots.to(device),
             self.key_offsets.to(device),
         )
 
 
-def plan_attention(spans: Sequence[Span], *, heads: int, key_heads: int) -> AttentionPlan:
-    """Cut the attention of packed rows into tiles.
+def plan_attention(
+    spans: Sequence[Span], *, heads: int, key_heads: int, tile_scores: int = TILE_SCORES
+) -> AttentionPlan:
+    """Cut the attention of packed rows into tiles and long rows.
 
     Rows of a tile have prefixes and lengths within a factor of two of each other, which bounds what
-    padding to the longest of them costs. A row that fills more than a tile is cut by queries, and
-    keys that none of those see are left out.
+    padding to the longest of them costs.
 
     Args:
         spans: as `pack_rows` gives them.
         heads: H.
         key_heads: K.
+        tile_scores: scores of a tile or block at most.
     """
     total = sum(span.length for span in spans)
-    tiles = tuple(
-        _tile(rows, first, last, total, heads, key_heads)
-        for rows, first, last in _cut(spans, heads)
-    )
-    key_index = torch.cat([tile.keys for tile in tiles])
-    query_index = torch.cat([tile.queries for tile in tiles])
-    query_slots = torch.argsort(query_index, stable=True)[: total * heads]
+    short, long_rows = _cut(spans, heads, tile_scores)
+    tiles = tuple(_tile(rows, total, heads, key_heads) for rows in short)
+    none = torch.empty(0, dtype=torch.int64)
+    key_index = torch.cat([none, *(tile.keys for tile in tiles)])
+    query_index = torch.cat([none, *(tile.queries for tile in tiles)])
+    query_slots = torch.full((total * heads + 1,), query_index.numel())
+    query_slots[query_index] = torch.arange(query_index.numel())
     key_slots = torch.argsort(key_index, stable=True)
     copies = torch.bincount(key_index, minlength=total * key_heads + 1)[:-1]
-    key_slots = key_slots[: int(copies.sum())]
-    return AttentionPlan(tiles, query_slots, key_slots, copies.cumsum(0) - copies)
+    return AttentionPlan(
+        tiles=tiles,
+        long_rows=LongRows(tuple(long_rows), max(1, isqrt(tile_scores // heads))),
+        query_slots=query_slots[:-1],
+        key_slots=key_slots[: int(copies.sum())],
+        key_offsets=copies.cumsum(0) - copies,
+    )
 
 
-def _cut(spans: Sequence[Span], heads: int) -> Iterator[tuple[list[Span], int, int]]:
-    """Rows and the range of queries of each tile."""
+def _cut(
+    spans: Sequence[Span], heads: int, tile_scores: int
+) -> tuple[list[list[Span]], list[Span]]:
+    """Rows of each tile, and those too long for one."""
     classes: dict[tuple[int, int], list[Span]] = {}
     for span in spans:
         key = (span.prefix_length.bit_length(), (span.length - 1).bit_length())
         classes.setdefault(key, []).append(span)
+    tiles: list[list[Span]] = []
+    long_rows: list[Span] = []
     for rows in classes.values():
         queries = max(span.length for span in rows)
         keys = queries + max(span.prefix_length for span in rows)
-        if heads * queries * keys <= TILE_SCORES:
-            step = TILE_SCORES // (heads * queries * keys)
-            for i in range(0, len(rows), step):
-                yield rows[i : i + step], 0, max(span.length for span in rows[i : i + step])
+        step = tile_scores // (heads * queries * keys)
+        if step:
+            tiles += (rows[i : i + step] for i in range(0, len(rows), step))
         else:
-            step = max(1, TILE_SCORES // (heads * keys))
-            for span in rows:
-                for first in range(0, span.length, step):
-                    yield [span], first, min(first + step, span.length)
+            long_rows += rows
+    return tiles, long_rows
 
 
-def _tile(spans: list[Span], first: int, last: int, total: int, heads: int, key_heads: int) -> Tile:
-    """Indices and mask of the queries `first` to `last` of some rows."""
+def _tile(spans: list[Span], total: int, heads: int, key_heads: int) -> Tile:
+    """Indices and mask of some rows."""
     start, length, prefix_start, prefix = torch.tensor(
         [(span.start, span.length, span.prefix_start, span.prefix_length) for span in spans]
     )[:, :, None].unbind(1)
-    padded_prefix = int(prefix.max())
-    own = torch.arange(last)
-    place = torch.arange(padded_prefix)
-    keys = torch.cat(
-        [
-            torch.where(place < prefix, prefix_start + place, total),
-            torch.where(own < length, start + own, total),
-        ],
-        dim=1,
-    )
-    query_place = torch.arange(first, last)
-    queries = torch.where(query_place < length, start + query_place, total)
+    before, own = torch.arange(int(prefix.max())), torch.arange(int(length.max()))
+    queries = torch.where(own < length, start + own, total)
+    keys = torch.cat([torch.where(before < prefix, prefix_start + before, total), queries], dim=1)
     seen = torch.cat(
         [
-            (place < prefix)[:, None, :].expand(-1, last - first, -1),
-            (own <= query_place[:, None])[None].expand(len(spans), -1, -1),
+            (before < prefix)[:, None, :].expand(-1, len(own), -1),
+            (own <= own[:, None]).expand(len(spans), -1, -1),
         ],
         dim=2,
     )
@@ -153,7 +168,7 @@ def _tile(spans: list[Span], first: int, last: int, total: int, heads: int, key_
         queries=_with_heads(queries, heads, total),
         keys=_with_heads(keys, key_heads, total),
         hidden=~seen[:, None],
-        shape=(len(spans), key_heads, heads // key_heads, last - first, padded_prefix + last),
+        shape=(len(spans), key_heads, heads // key_heads, len(own), len(before) + len(own)),
     )
 
 
@@ -164,7 +179,7 @@ def _with_heads(tokens: Tensor, heads: int, total: int) -> Tensor:
 
 
 class _PackedAttention(torch.autograd.Function):
-    """softmax(scale Q K^T) V in tiles; see the head of the file."""
+    """softmax(scale Q K^T) V in tiles and blocks; see the head of the file."""
 
     @staticmethod
     def forward(
@@ -174,51 +189,58 @@ class _PackedAttention(torch.autograd.Function):
         value: Tensor,
         plan: AttentionPlan,
         scale: float,
-        dropout: float,
+        share: float,
     ) -> Tensor:
         """(T, H, D), (T, K, D), (T, K, D) to (T, H, D)."""
+        ctx.plan, ctx.scale = plan, scale
+        ctx.dropout = share, draw_seed() if share > 0.0 else 0, query.device
+        dropout = Dropout(*ctx.dropout)
         query_rows, key_rows, value_rows = map(_padded_rows, (query, key, value))
-        outputs, kept = [], []
+        outputs = []
         for tile in plan.tiles:
             rows, keys, values = _gather(tile, query_rows, key_rows, value_rows)
-            weights = _probabilities(tile, rows, keys, scale)
-            if dropout > 0.0:
-                kept.append(_keep(weights, dropout))
-                weights = weights * kept[-1]
+            (weights,) = dropout(_probabilities(tile, rows, keys, scale))
             outputs.append(torch.bmm(weights, values).view(-1, query.shape[-1]))
-        ctx.save_for_backward(query, key, value, *kept)
-        ctx.plan, ctx.scale = plan, scale
-        return torch.cat(outputs).index_select(0, plan.query_slots).view(query.shape)
+        output = _in_order(outputs, plan, query)
+        read = QueryKeyValue(query, key, value)
+        log_sums = attend_long_rows(plan.long_rows, read, output, scale=scale, dropout=dropout)
+        ctx.save_for_backward(query, key, value, output, log_sums)
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of query, key and value; probabilities are computed again, tile by tile."""
-        query, key, value, *kept = ctx.saved_tensors
+        query, key, value, output, log_sums = ctx.saved_tensors
         plan: AttentionPlan = ctx.plan
+        dropout = Dropout(*ctx.dropout)
         query_rows, key_rows, value_rows = map(_padded_rows, (query, key, value))
         grad_rows = _padded_rows(grads[0])
         query_grads, key_grads, value_grads = [], [], []
         size = query.shape[-1]
-        for i, tile in enumerate(plan.tiles):
+        for tile in plan.tiles:
             rows, keys, values = _gather(tile, query_rows, key_rows, value_rows)
             grad = grad_rows.index_select(0, tile.queries).view(rows.shape)
             weights = _probabilities(tile, rows, keys, ctx.scale)
-            grad_weights = torch.bmm(grad, values.mT)
-            dropped = weights
-            if kept:
-                dropped, grad_weights = weights * kept[i], grad_weights * kept[i]
+            dropped, grad_weights = dropout(weights, torch.bmm(grad, values.mT))
             value_grads.append(torch.bmm(dropped.mT, grad).view(-1, size))
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-            query_grads.append(_scaled_bmm(grad_scores, keys, ctx.scale).view(-1, size))
-            key_grads.append(_scaled_bmm(grad_scores.mT, rows, ctx.scale).view(-1, size))
-        return (
-            torch.cat(query_grads).index_select(0, plan.query_slots).view(query.shape),
-            _sum_copies(key_grads, plan).view(key.shape),
-            _sum_copies(value_grads, plan).view(value.shape),
-            None,
-            None,
-            None,
+            query_grads.append(scaled_bmm(grad_scores, keys, ctx.scale).view(-1, size))
+            key_grads.append(scaled_bmm(grad_scores.mT, rows, ctx.scale).view(-1, size))
+        total = differentiate_long_rows(
+            plan.long_rows,
+            QueryKeyValue(query, key, value),
+            output,
+            log_sums,
+            grads[0],
+            QueryKeyValue(
+                _in_order(query_grads, plan, query),
+                _sum_copies(key_grads, plan, key),
+                _sum_copies(value_grads, plan, value),
+            ),
+            scale=ctx.scale,
+            dropout=dropout,
         )
+        return total.query, total.key, total.value, None, None, None
 
 
 def _padded_rows(x: Tensor) -> Tensor:
@@ -240,23 +262,21 @@ def _gather(tile: Tile, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tens
 def _probabilities(tile: Tile, query: Tensor, key: Tensor, scale: float) -> Tensor:
     """(R * K, G * Q, S)."""
     rows, key_heads, per_key, queries, keys = tile.shape
-    scores = _scaled_bmm(query, key.mT, scale)
+    scores = scaled_bmm(query, key.mT, scale)
     scores.view(rows, key_heads * per_key, queries, keys).masked_fill_(tile.hidden, -torch.inf)
     return torch.softmax(scores, dim=-1)
 
 
-def _scaled_bmm(left: Tensor, right: Tensor, scale: float) -> Tensor:
-    return torch.baddbmm(left.new_empty(1, 1, 1), left, right, beta=0.0, alpha=scale)
+def _in_order(parts: list[Tensor], plan: AttentionPlan, like: Tensor) -> Tensor:
+    """(T, H, D): what tiles say of each query, zero where none does."""
+    rows = torch.cat([*parts, like.new_zeros(1, like.shape[-1])])
+    return rows.index_select(0, plan.query_slots).view(like.shape)
 
 
-def _keep(weights: Tensor, dropout: float) -> Tensor:
-    """What dropout leaves of each weight: 0 or 1 / (1 - dropout)."""
-    return torch.empty_like(weights).bernoulli_(1.0 - dropout).div_(1.0 - dropout)
-
-
-def _sum_copies(grads: list[Tensor], plan: AttentionPlan) -> Tensor:
-    """(T * K, D): the gradients of all copies of each key, added up in a fixed order."""
-    return F.embedding_bag(plan.key_slots, torch.cat(grads), plan.key_offsets, mode="sum")
+def _sum_copies(grads: list[Tensor], plan: AttentionPlan, like: Tensor) -> Tensor:
+    """(T, K, D): the gradients of all copies of each key, added up in a fixed order."""
+    rows = torch.cat([*grads, like.new_zeros(1, like.shape[-1])])
+    return F.embedding_bag(plan.key_slots, rows, plan.key_offsets, mode="sum").view(like.shape)
 
 
 def attend_packed(
