@@ -127,6 +127,23 @@ def test_every_role_killed_in_turn(start, tiny_job, tmp_path: Path):
     assert run_folders.result(output) == run_folders.result(tmp_path / "undisturbed")
 
 
+def test_a_controller_killed_behind_the_passes_of_guests(start, tiny_job, tmp_path: Path):
+    """What the reference and the critic have said of the rows is not asked for twice."""
+    job = {**tiny_jobs.PPO, **PATIENT, "roles": tiny_jobs.OWN_PODS, "steps": {"total": 4}}
+    undisturbed = start(tiny_job(**job), tmp_path / "undisturbed")
+    assert undisturbed.wait(600) == 0, undisturbed.logs()
+    once = tmp_path / "once"
+    once.mkdir()
+    points = ["controller.step.recorded@1=kill", "controller.step.computed@2=kill"]
+    output = tmp_path / "run"
+    run = start(tiny_job(**job), output, **job_points.armed(once, *points))
+    assert run.wait(600) == 0, run.logs()
+    journal = (output / "checkpoints" / "journal.jsonl").read_text()
+    assert journal.count('"controller_started"') == 3
+    assert journal.count('"rewound"') == 1, "only the start counts as one"
+    assert run_folders.result(output) == run_folders.result(tmp_path / "undisturbed")
+
+
 @pytest.mark.parametrize(
     "points",
     [

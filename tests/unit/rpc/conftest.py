@@ -13,7 +13,7 @@ from ppojob_trainer.rpc.client import Caller, Peer
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
 from ppojob_trainer.rpc.server import Route, RpcServer
 
-ROLES = ("controller", "actorRollout", "reward")
+ROLES = ("controller", "actorRollout", "reference", "reward")
 _ports = itertools.count(20_000)
 
 

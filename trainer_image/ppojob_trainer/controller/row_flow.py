@@ -10,7 +10,7 @@ from typing import Any
 
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
-from ppojob_trainer.rpc.messages import MoveColumns, MoveRows, OpenChannel, PlaceRows
+from ppojob_trainer.rpc.messages import BatchName, MoveColumns, MoveRows, OpenChannel, PlaceRows
 from ppojob_trainer.rpc.methods import (
     MOVE_COLUMNS,
     MOVE_ROWS,
@@ -58,11 +58,12 @@ class RowFlow:
             ),
             RequestId(0, step, f"open_channel/{key}"),
         )
+        name = BatchName(self.roles.life, step, batch.purpose)
         index = batch.index
         self._ask_both(
             guest,
             MOVE_ROWS,
-            lambda role: MoveRows(role, index),
+            lambda role: MoveRows(role, name, index),
             RequestId(0, step, f"move_rows/{key}"),
         )
 

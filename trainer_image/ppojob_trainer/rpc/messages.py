@@ -232,10 +232,12 @@ class MoveRows(msgspec.Struct, frozen=True):
 
     Attributes:
         role: the role at the other end.
+        batch: whose rows; a guest that has them keeps what it has filled in.
         index: of the rows at their owners.
     """
 
     role: str
+    batch: BatchName
     index: RowIndex
 
 

@@ -50,6 +50,7 @@ class ModelStages:
     frozen: dict[str, StageModel] = field(default_factory=dict)
     trained: dict[str, TrainedModel] = field(default_factory=dict)
     _rows: BatchRows | None = None
+    _visiting: messages.BatchName | None = None  # whose rows they are, where others own them
 
     def routes(self) -> list[Route]:
         """The methods of every rank that holds a model."""
@@ -83,7 +84,7 @@ class ModelStages:
         self._rows = BatchRows(index, mine, link, self.channels.costs)
 
     def _restore(self, request: messages.Restore) -> Nothing:
-        self._rows = None
+        self._rows = self._visiting = None
         folder = None if request.folder is None else self.run_folder / request.folder
         for name, model in self.trained.items():
             model.learner.restore(folder, request.files, request.total_updates[name])
@@ -100,8 +101,11 @@ class ModelStages:
     def _move_rows(self, request: messages.MoveRows) -> Nothing:
         mine = self.rows.mine if self.channels.owns_rows else None
         index, moved = self.channels.move_rows(request.role, batch_index(request.index), mine)
-        if not self.channels.owns_rows:
+        # A controller that came back has the rows of its step moved again. A pass over them that is
+        # done stays done, so what it has filled in stays as well.
+        if not self.channels.owns_rows and self._visiting != request.batch:
             self.place(index, moved)
+            self._visiting = request.batch
         return Nothing()
 
     def _move_columns(self, request: messages.MoveColumns) -> Nothing:

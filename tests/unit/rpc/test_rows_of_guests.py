@@ -1,0 +1,167 @@
+"""Rows at a role in ranks of its own: what it has filled in outlives the controller."""
+
+import ipaddress
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppojob_api import contract
+from ppojob_trainer.controller.agreement import Agreement
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.row_flow import RowFlow
+from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
+from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.rpc.client import Caller, Peer
+from ppojob_trainer.rpc.messages import Forward, PodStatus
+from ppojob_trainer.rpc.methods import FORWARD, STATUS
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import RequestId
+from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
+from ppojob_trainer.workers.model_stages import ModelStages
+from ppojob_trainer.workers.row_channels import RowChannels, batch_index
+
+LENGTHS = [2, 1, 3, 1]
+_stores = itertools.count()
+PROMPTS = [PromptRow(number, (1, 2), "p", "tiny", "1", {}) for number in range(2)]
+
+
+@dataclass
+class Reference:
+    """Says of every token how many passes there have been."""
+
+    passes: int = 0
+
+    def forward(self, rows: BatchRows) -> None:
+        self.passes += 1
+        rows.fill(
+            "ref_logprobs", lambda staged: torch.full((staged.num_tokens,), float(self.passes))
+        )
+
+
+@dataclass
+class Sides:
+    """The ranks of both roles, and controllers that come and go.
+
+    Attributes:
+        serve: starts a rank's server.
+        caller_of: makes the caller of a controller.
+        store_host: where the owners' store is.
+        owner: the stages of the rank that owns the rows.
+        owners: its role.
+        model: the guest's.
+    """
+
+    serve: Callable[..., Peer]
+    caller_of: Callable[..., Caller]
+    store_host: str
+    owner: ModelStages
+    owners: RoleGroup
+    model: Reference = field(default_factory=Reference)
+
+    def guests(self, epoch: int) -> RoleGroup:
+        """The other role with ranks of an epoch, which have seen nothing yet."""
+        stages = stages_of(World.alone(), self.store_host, owns_rows=False)
+        stages.frozen["reference"] = self.model
+        rank = self.serve(stages.routes(), "reference", epoch)
+        return group_of("reference", rank, self.serve, epoch)
+
+    def pass_over(
+        self,
+        guests: RoleGroup,
+        *,
+        controller: int,
+        step: int = 1,
+        life: int = 0,
+        dies: bool = False,
+    ) -> None:
+        """What a controller does for a forward pass; one that dies leaves the column there."""
+        caller = self.caller_of(epoch=controller)
+        caller.default_deadline_seconds = 60.0
+        groups = (self.owners, guests)
+        roles = Roles(caller, groups, 60.0, lambda: False, Agreement("c", "r"), life)
+        flow = RowFlow(roles, self.owners, "uid")
+        batch = Batch("train", PROMPTS, samples=2, owners=1, lengths=LENGTHS)
+        flow.bring_rows(guests, batch, step)
+        id_ = RequestId(0, step, "forward/reference")
+        roles.ask_all(guests, FORWARD, Forward("reference"), id_)
+        if not dies:
+            flow.take_columns(guests, batch, step, ["ref_logprobs"])
+
+    @property
+    def column(self) -> list[float]:
+        """What the owner has got."""
+        column = self.owner.rows.mine.ref_logprobs
+        assert column is not None
+        return column.tolist()
+
+
+def stages_of(world: World, store_host: str, *, owns_rows: bool) -> ModelStages:
+    costs = GroupCosts(linear=1, share_prompts=True)
+    channels = RowChannels(world, owns_rows, store_host, lambda _: store_host, costs)
+    return ModelStages(Path(), channels)
+
+
+def group_of(role: str, rank: Peer, serve: Callable[..., Peer], epoch: int) -> RoleGroup:
+    ready = PodStatus(role, 0, epoch, "ready")
+    supervisor = serve([Route(STATUS, lambda _: ready)], role, None)
+    is_stateful = role == "actorRollout"
+    return RoleGroup(role, (supervisor,), (rank,), is_stateful, has_channels=True, epoch=epoch)
+
+
+@pytest.fixture
+def sides(serve, caller_of) -> Iterator[Sides]:
+    # A store of each test's own: the port is fixed, and one that is closed keeps it for a while.
+    number = 8 * os.getpid() + next(_stores)
+    host = str(ipaddress.IPv4Address("127.128.0.0") + number % (1 << 23))
+    meeting = MeetingPoint(host, contract.PORT_STORE, "uid/actorRollout/1")
+    with open_world(0, 1, torch.device("cpu"), address=host, meeting=meeting) as world:
+        owner = stages_of(world, host, owns_rows=True)
+        index = Batch("train", PROMPTS, samples=2, owners=1, lengths=LENGTHS).index
+        owner.place(batch_index(index), rows())
+        rank = serve(owner.routes())
+        yield Sides(serve, caller_of, host, owner, group_of("actorRollout", rank, serve, 1))
+
+
+def rows() -> Experience:
+    tokens = sum(LENGTHS)
+    return Experience(
+        prompts=[torch.tensor([1, 2])] * 2,
+        row_groups=torch.tensor([0, 0, 1, 1]),
+        response_tokens=torch.arange(tokens),
+        lengths=torch.tensor(LENGTHS),
+        mask=torch.ones(tokens, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(tokens),
+    )
+
+
+def test_a_pass_that_is_done_is_not_done_again_for_a_controller_that_came_back(sides: Sides):
+    guests = sides.guests(epoch=1)
+    sides.pass_over(guests, controller=1, dies=True)
+    for controller in (2, 3):
+        sides.pass_over(guests, controller=controller)
+        assert sides.column == [1.0] * sum(LENGTHS)
+    assert sides.model.passes == 1
+
+
+@pytest.mark.parametrize("where", [{"step": 2}, {"life": 1}])
+def test_rows_of_another_step_or_life_are_passed_over_anew(sides: Sides, where: dict[str, int]):
+    """The same prompts and lengths: only their names tell the batches apart."""
+    guests = sides.guests(epoch=1)
+    sides.pass_over(guests, controller=1)
+    sides.pass_over(guests, controller=2, **where, dies=True)
+    sides.pass_over(guests, controller=3, **where)
+    assert sides.column == [2.0] * sum(LENGTHS)
+    assert sides.model.passes == 2
+
+
+def test_a_guest_that_was_lost_gets_the_rows_and_passes_over_them_again(sides: Sides):
+    sides.pass_over(sides.guests(epoch=1), controller=1, dies=True)
+    sides.pass_over(sides.guests(epoch=2), controller=2)
+    assert sides.column == [2.0] * sum(LENGTHS)
