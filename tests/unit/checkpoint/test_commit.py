@@ -258,6 +258,18 @@ def test_prune_never_takes_the_newest_whole_one(scripts, root: Path):
     assert scripts.open_store(root).latest().commit.step == 1
 
 
+def test_a_commit_that_rots_is_made_again_and_costs_no_good_one(scripts, root: Path):
+    """A disk spoils what this process has written; so the replayed step must be written anew."""
+    store = scripts.open_store(root)
+    scripts.make_commit(store, 4)
+    flip_last(root / "checkpoints" / "step-000004" / FILES[0])
+    assert store.recover().commit.step == 3
+    assert not store.is_whole(4)
+    assert store.prune(2) == (1,)
+    scripts.make_commit(store, 4)
+    assert store.latest().commit.step == 4
+
+
 def test_sealing_again_keeps_what_is_sealed(scripts, root: Path):
     """A controller that was killed between the rename and its journal asks again."""
     before = (root / "checkpoints" / "step-000003" / "manifest.json").stat().st_ino

@@ -194,6 +194,7 @@ class CommitStore:
                 commit.verify()
                 self._verified.add(step)
         except DamagedCommit:
+            self._verified.discard(step)
             return False
         return True
 
@@ -211,6 +212,7 @@ class CommitStore:
                 commit.verify()
                 self._verified.add(step)
             except DamagedCommit as error:
+                self._verified.discard(step)
                 refusals.append(Refusal(step=step, file=error.file, reason=error.reason))
                 continue
             return Latest(commit=commit, refusals=tuple(refusals))
