@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from socket import create_connection
 
@@ -237,17 +238,26 @@ def test_calls_to_somebody_who_is_away_never_block(caller_of, free_peer):
     assert socket.closed
 
 
+SMALL = Method("small", Work, Done, limit_bytes=1000)
+
+
 def test_a_body_above_the_methods_limit_is_refused(serve, caller_of):
-    small = Method("small", Work, Done, limit_bytes=1000)
+    unbound = replace(SMALL, limit_bytes=10_000)
     counter = Counter()
-    peer = serve([Route(small, counter), Route(WORK, counter)])
-    assert "at most 1000" in str(refusal(caller_of(), peer, small, Work([0] * 1001), ID))
+    peer = serve([Route(SMALL, counter), Route(WORK, counter)])
+    assert "at most 1000" in str(refusal(caller_of(), peer, unbound, Work([0] * 1001), ID))
     assert counter.done == 0
+
+
+def test_a_body_above_the_methods_limit_is_not_sent(free_peer, caller_of):
+    """The server would end the connection instead of an answer: nobody would say what is wrong."""
+    told = str(refusal(caller_of(), free_peer, SMALL, Work([0] * 1001), ID))
+    assert told == "nobody: small: got a request of 1011 bytes: it would not be read; at most 1000"
 
 
 def test_a_message_above_all_limits_ends_its_connection_and_the_server_lives(serve, caller_of):
     counter = Counter()
-    peer = serve([Route(Method("small", Work, Done, limit_bytes=1000), counter)])
+    peer = serve([Route(SMALL, counter)])
     flood = caller_of()
     flood.default_deadline_seconds = 0.5
     with pytest.raises(CallTimeout):

@@ -188,13 +188,15 @@ class Caller:
         number = next(self._numbers)
         header = encode(RequestHeader(number, call.method.name, self.epoch, call.request_id))
         limit = call.method.deadline_seconds or self.default_deadline_seconds
+        body = encode(call.request)
+        _check_size(call, len(body))
         now = time.monotonic()
         item = _Pending(
             call,
             number,
             self._socket(call.peer),
             header,
-            encode(call.request),
+            body,
             limit_seconds=limit,
             deadline=now + limit,
             repeat_at=now + _REPEAT_SECONDS,
@@ -264,6 +266,14 @@ def _wait_awake(sockets: "Iterable[zmq.Socket[bytes]]") -> None:
     while time.monotonic() < until:
         if any(int(socket.getsockopt(zmq.EVENTS)) & _READABLE for socket in sockets):
             return
+
+
+def _check_size(call: Call[Any], size: int) -> None:
+    """Refuse what a server would drop together with the connection, and so never answer."""
+    limit = call.method.limit_bytes
+    if size > limit:
+        message = f"got a request of {size} bytes: it would not be read; at most {limit}"
+        raise CallRefused(call.peer, call.method.name, Failure(ErrorKind.BAD_REQUEST, message))
 
 
 def _poller_of(sockets: Iterable["zmq.Socket[bytes]"]) -> zmq.Poller:
