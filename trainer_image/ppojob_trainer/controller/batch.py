@@ -4,12 +4,13 @@ Rows are prompt-major: row `p * samples + s` is sample `s` of prompt `p` of the 
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
 from ppojob_trainer.data.dataset import PromptRow
-from ppojob_trainer.rpc.messages import PromptTokens, RowIndex, RowScore, ScoreItem
+from ppojob_trainer.rpc.messages import JudgeItem, PromptTokens, RowIndex, RowScore, ScoreItem
 
 
 @dataclass
@@ -79,18 +80,31 @@ class Batch:
 
     def score_items(self, first: int, last: int) -> list[ScoreItem]:
         """What the scorers are told of rows `[first, last)`."""
-        items = []
-        for row in range(first, last):
-            prompt = self.prompt_of(row)
-            items.append(
-                ScoreItem(
-                    row,
-                    prompt.data_source,
-                    msgspec.json.encode(prompt.ground_truth),
-                    msgspec.json.encode(prompt.extra_info),
-                )
+        return [
+            ScoreItem(
+                begin,
+                end,
+                prompt.data_source,
+                msgspec.json.encode(prompt.ground_truth),
+                msgspec.json.encode(prompt.extra_info),
             )
-        return items
+            for prompt, begin, end in self._answers(first, last)
+        ]
+
+    def judge_items(self, first: int, last: int) -> list[JudgeItem]:
+        """What a reward model is told of rows `[first, last)`."""
+        return [
+            JudgeItem(begin, end, msgspec.json.encode(prompt.prompt))
+            for prompt, begin, end in self._answers(first, last)
+        ]
+
+    def _answers(self, first: int, last: int) -> Iterator[tuple[PromptRow, int, int]]:
+        """The prompts of rows `[first, last)`: (prompt, its first of them, one past its last)."""
+        while first < last:
+            position = first // self.samples
+            end = min(last, (position + 1) * self.samples)
+            yield self.prompts[position], first, end
+            first = end
 
     def take_scores(self, scores: list[RowScore]) -> None:
         """Keep scores that arrived in any order."""

@@ -4,9 +4,7 @@ The controller says who does what; responses stay on the ranks that own them, an
 scores come here.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,10 +12,9 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.rpc.messages import Generate, WriteRows
-from ppojob_trainer.rpc.methods import GENERATE, WRITE_ROWS, Method
-from ppojob_trainer.rpc.wire import RequestId
-
-Answer = TypeVar("Answer", bound=msgspec.Struct)
+from ppojob_trainer.rpc.methods import GENERATE, WRITE_ROWS
+from ppojob_trainer.rpc.portions import PORTION_BYTES, portions
+from ppojob_trainer.rpc.wire import RequestId, encode
 
 
 @dataclass(frozen=True)
@@ -28,11 +25,13 @@ class RolloutStages:
         roles: the processes of the job.
         actor: owns the rows.
         scoring: says what they are worth.
+        portion_bytes: of what an owner is told at once of rows to write.
     """
 
     roles: Roles
     actor: RoleGroup
     scoring: Scoring
+    portion_bytes: int = PORTION_BYTES
 
     def generate(self, batch: Batch, step: int) -> None:
         """Have the rows generated, each run of prompts on its owner; fills in lengths."""
@@ -40,7 +39,9 @@ class RolloutStages:
             Generate(batch.purpose, step, first, batch.prompt_tokens(first, last), batch.samples)
             for first, last in batch.shares
         ]
-        answers = self._ask_owners(batch, GENERATE, requests, step, "generate")
+        id_ = RequestId(0, step, f"{batch.purpose}/generate")
+        owners = range(len(requests))
+        answers = self.roles.ask(self.actor, GENERATE, requests, id_, ranks=owners)
         batch.lengths = [length for answer in answers for length in answer.lengths]
         batch.truncated = [truncated for answer in answers for truncated in answer.truncated]
 
@@ -49,30 +50,39 @@ class RolloutStages:
         self.scoring.score(batch, step)
 
     def write_rows(self, batch: Batch, step: int, folder: str) -> None:
-        """Have the owners write their rows as parts of a parquet folder."""
-        requests = [_part(batch, folder, first, last) for first, last in batch.shares]
-        self._ask_owners(batch, WRITE_ROWS, requests, step, "write_rows")
+        """Have the owners write their rows as parts of a parquet folder, of one part each.
 
-    def _ask_owners(
-        self,
-        batch: Batch,
-        method: Method[Any, Answer],
-        requests: Sequence[msgspec.Struct],
-        step: int,
-        stage: str,
-    ) -> list[Answer]:
-        """Ask the ranks that have a share of the batch, in the order of its prompts."""
-        id_ = RequestId(0, step, f"{batch.purpose}/{stage}")
-        return self.roles.ask(self.actor, method, requests, id_, ranks=range(len(requests)))
+        An owner whose rows one request cannot describe writes several.
+        """
+        parts = [self._parts(batch, *share) for share in batch.shares]
+        for index in range(max(map(len, parts))):
+            owners = [owner for owner, own in enumerate(parts) if index < len(own)]
+            requests = [
+                _part(batch, folder, len(parts) * index + owner, *parts[owner][index])
+                for owner in owners
+            ]
+            id_ = RequestId(0, step, f"{batch.purpose}/write_rows", index)
+            self.roles.ask(self.actor, WRITE_ROWS, requests, id_, ranks=owners)
+
+    def _parts(self, batch: Batch, first: int, last: int) -> list[tuple[int, int]]:
+        """Cut a run of prompts into those that one request can describe."""
+        sizes = [
+            len(encode(_part(batch, "", 0, position, position + 1)))
+            for position in range(first, last)
+        ]
+        cuts = portions(sizes, self.portion_bytes)
+        return [(first + begin, first + end) for begin, end in cuts]
 
 
-def _part(batch: Batch, folder: str, first: int, last: int) -> WriteRows:
+def _part(batch: Batch, folder: str, part: int, first: int, last: int) -> WriteRows:
     """What the owner of prompts `[first, last)` is told to write."""
     prompts = batch.prompts[first:last]
     rows = slice(first * batch.samples, last * batch.samples)
     return WriteRows(
         purpose=batch.purpose,
         folder=folder,
+        part=part,
+        first=first,
         scores=batch.scores[rows],
         data_sources=[prompt.data_source for prompt in prompts],
         ground_truths=[msgspec.json.encode(prompt.ground_truth) for prompt in prompts],

@@ -4,15 +4,27 @@ Texts go from the ranks that own the rows straight to those that score them; the
 sends what to whom, and gets numbers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 
 from ppojob_trainer.controller.batch import Batch, shares
 from ppojob_trainer.controller.roles import RoleGroup, Roles
-from ppojob_trainer.rpc.messages import BatchName, Judge, JudgeItem, RowScore, Score, SendTexts
-from ppojob_trainer.rpc.methods import JUDGE, SCORE, SEND_TEXTS
-from ppojob_trainer.rpc.wire import RequestId
+from ppojob_trainer.rpc.messages import (
+    BatchName,
+    Judge,
+    RowScore,
+    Score,
+    SendTexts,
+)
+from ppojob_trainer.rpc.methods import JUDGE, SCORE, SEND_TEXTS, Method
+from ppojob_trainer.rpc.portions import PORTION_BYTES, portions
+from ppojob_trainer.rpc.wire import RequestId, encode
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+Item = TypeVar("Item", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,7 @@ class RewardModel:
     began: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scoring:
     """Scores batches.
 
@@ -39,12 +51,14 @@ class Scoring:
         owner: the role whose ranks own the rows.
         functions: the role that runs reward functions; None where a model alone scores.
         model: the reward model, or None.
+        portion_bytes: of what a rank is told of its rows at once.
     """
 
     roles: Roles
     owner: RoleGroup
     functions: RoleGroup | None
     model: RewardModel | None
+    portion_bytes: int = PORTION_BYTES
 
     def score(self, batch: Batch, step: int) -> None:
         """Have the rows scored; fills in scores and what else the scorers said."""
@@ -57,31 +71,60 @@ class Scoring:
 
     def _by_functions(self, group: RoleGroup, batch: Batch, step: int) -> list[RowScore]:
         """Each pod scores a run of rows."""
-        parts = self._send_texts(group, batch, step)
         name = self._name(batch, step)
-        requests = [Score(name, batch.score_items(*part)) for part in parts]
+        items = [batch.score_items(*part) for part in self._send_texts(group, batch, step)]
         id_ = RequestId(0, step, f"{batch.purpose}/score")
-        answers = self.roles.ask(group, SCORE, requests, id_, ranks=range(len(parts)))
+        answers = self._in_portions(group, SCORE, items, lambda some: Score(name, some), id_)
         return [score for answer in answers for score in answer.scores]
 
     def _by_model(self, model: RewardModel, batch: Batch, step: int) -> list[float]:
         """All ranks of the model work together, so those without rows are asked as well."""
-        parts = self._send_texts(model.host, batch, step)
-        parts += [(0, 0)] * (len(model.host.ranks) - len(parts))
-        requests = [
-            Judge(
-                self._name(batch, step),
-                [
-                    JudgeItem(row, msgspec.json.encode(batch.prompt_of(row).prompt))
-                    for row in range(*part)
-                ],
-                model.began,
-            )
-            for part in parts
-        ]
+        name = self._name(batch, step)
+        items = [batch.judge_items(*part) for part in self._send_texts(model.host, batch, step)]
+        items += [[]] * (len(model.host.ranks) - len(items))
         id_ = RequestId(0, step, f"{batch.purpose}/judge")
-        answers = self.roles.ask(model.host, JUDGE, requests, id_)
+        answers = self._in_portions(
+            model.host, JUDGE, items, lambda some: Judge(name, some, model.began), id_
+        )
         return [score for answer in answers for score in answer.scores]
+
+    def _in_portions(
+        self,
+        group: RoleGroup,
+        method: Method[Any, Answer],
+        items: list[list[Item]],
+        request: Callable[[list[Item]], msgspec.Struct],
+        id_: RequestId,
+    ) -> list[Answer]:
+        """Ask ranks for the scores of items, again and again where one request cannot hold them.
+
+        Args:
+            group: the role.
+            method: what to do.
+            items: of each rank, from the first on; each time all of them are asked.
+            request: what is asked of a rank for some of its items.
+            id_: which work.
+
+        Returns:
+            The answers in the order of the items: those of the first rank before the next one's.
+        """
+        cuts = [
+            portions([len(encode(item)) for item in of_rank], self.portion_bytes)
+            for of_rank in items
+        ]
+        answers: list[list[Answer]] = [[] for _ in items]
+        for index in range(max(map(len, cuts))):
+            some = [
+                of_rank[slice(*cut[index])] if index < len(cut) else []
+                for of_rank, cut in zip(items, cuts, strict=True)
+            ]
+            id_ = msgspec.structs.replace(id_, index=index)
+            asked = self.roles.ask(
+                group, method, list(map(request, some)), id_, ranks=range(len(some))
+            )
+            for of_rank, answer in zip(answers, asked, strict=True):
+                of_rank.append(answer)
+        return [answer for of_rank in answers for answer in of_rank]
 
     def _name(self, batch: Batch, step: int) -> BatchName:
         return BatchName(self.roles.life, step, batch.purpose)

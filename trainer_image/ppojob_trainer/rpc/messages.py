@@ -122,16 +122,18 @@ class Texts(msgspec.Struct, frozen=True):
 
 
 class ScoreItem(msgspec.Struct, frozen=True):
-    """What a scorer is told of a row besides its response.
+    """What a scorer is told of rows `[first, last)`, which answer one prompt, besides their texts.
 
     Attributes:
-        row: number of the row in the batch.
+        first: number of the first row in the batch.
+        last: one past the last row.
         data_source: what routes it to a scorer.
         ground_truth: JSON of the truth.
         extra_info: JSON of the free fields.
     """
 
-    row: int
+    first: int
+    last: int
     data_source: str
     ground_truth: bytes
     extra_info: bytes
@@ -153,15 +155,16 @@ class RowScore(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """Scores in the order of the items."""
+    """Scores in the order of the rows."""
 
     scores: list[RowScore]
 
 
 class JudgeItem(msgspec.Struct, frozen=True, array_like=True):
-    """A row that a reward model is to score, and its prompt: JSON of text or chat messages."""
+    """Rows `[first, last)` for a reward model, and their prompt: JSON of text or chat messages."""
 
-    row: int
+    first: int
+    last: int
     prompt: bytes
 
 
@@ -180,7 +183,7 @@ class Judge(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """Scores in the order of the items."""
+    """Scores in the order of the rows."""
 
     scores: list[float]
 
@@ -336,19 +339,23 @@ class SyncWeights(msgspec.Struct, frozen=True):
 
 
 class WriteRows(msgspec.Struct, frozen=True):
-    """Write the rows that this rank owns as its part of a parquet folder.
+    """Write rows that this rank owns as a part of a parquet folder.
 
     Attributes:
         purpose: whose rows.
         folder: relative to the run folder.
-        scores: of the rank's rows, in row order.
-        data_sources: of its prompts.
-        ground_truths: JSON, of its prompts.
+        part: number of the part.
+        first: position in the batch of the first of their prompts.
+        scores: of the rows, in row order.
+        data_sources: of their prompts.
+        ground_truths: JSON, of their prompts.
         extras: the scorers' further variables as JSON, in row order.
     """
 
     purpose: str
     folder: str
+    part: int
+    first: int
     scores: list[float]
     data_sources: list[str]
     ground_truths: list[bytes]

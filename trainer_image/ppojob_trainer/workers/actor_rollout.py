@@ -17,6 +17,7 @@ from ppojob_trainer.rollout.protocol import Request, RolloutEngine, SamplingPara
 from ppojob_trainer.rollout.seeds import Purpose, sample_seed
 from ppojob_trainer.rpc import messages, methods
 from ppojob_trainer.rpc.client import Call, Caller, Peer
+from ppojob_trainer.rpc.portions import portions
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
 from ppojob_trainer.workers.estimation import add_advantages
@@ -111,9 +112,11 @@ class ActorRolloutWorker:
         owned = range(request.first - rows.first_row, request.last - rows.first_row)
         texts = [self.chat.decode(rows.response(row)) for row in owned]
         peer = Peer(f"{request.role} rank", request.host, request.port, request.role)
-        id_ = RequestId(request.epoch, batch.step, f"{batch.purpose}/put_texts", request.first)
-        body = messages.Texts(batch, request.first, texts)
-        self.caller.call(Call(peer, methods.PUT_TEXTS, body, id_))
+        for first, last in portions([len(text.encode()) for text in texts]):
+            row = request.first + first
+            id_ = RequestId(request.epoch, batch.step, f"{batch.purpose}/put_texts", row)
+            body = messages.Texts(batch, row, texts[first:last])
+            self.caller.call(Call(peer, methods.PUT_TEXTS, body, id_))
         return Nothing()
 
     def _place_rows(self, request: messages.PlaceRows) -> Nothing:
@@ -125,7 +128,7 @@ class ActorRolloutWorker:
 
     def _write_rows(self, request: messages.WriteRows) -> Nothing:
         table = rows_table(self._rows[request.purpose], request, self.chat)
-        write_part(self.run_folder / request.folder, self.rank, table)
+        write_part(self.run_folder / request.folder, request.part, table)
         return Nothing()
 
     def _export_model(self, request: messages.ExportModel) -> Nothing:

@@ -35,8 +35,9 @@ class RewardWorker:
         return [Route(PUT_TEXTS, self._inbox.put), Route(SCORE, self._score)]
 
     def _score(self, request: Score) -> Scored:
-        texts = self._inbox.take(request.batch, [item.row for item in request.items])
-        items = [_reward_item(item, text) for item, text in zip(request.items, texts, strict=True)]
+        rows = [row for item in request.items for row in range(item.first, item.last)]
+        texts = iter(self._inbox.take(request.batch, rows))
+        items = [answer for item in request.items for answer in _reward_items(item, texts)]
         results = self._pool.score(items)
         return Scored(
             [
@@ -46,14 +47,14 @@ class RewardWorker:
         )
 
 
-def _reward_item(item: ScoreItem, response: str) -> RewardItem:
-    return RewardItem(
-        row=item.row,
-        data_source=item.data_source,
-        response=response,
-        ground_truth=msgspec.json.decode(item.ground_truth),
-        extra_info=msgspec.json.decode(item.extra_info),
-    )
+def _reward_items(item: ScoreItem, responses: Iterator[str]) -> list[RewardItem]:
+    """The rows of an item; takes their responses."""
+    truth = msgspec.json.decode(item.ground_truth)
+    info = msgspec.json.decode(item.extra_info)
+    return [
+        RewardItem(row, item.data_source, next(responses), truth, info)
+        for row in range(item.first, item.last)
+    ]
 
 
 @contextmanager

@@ -38,10 +38,12 @@ class RewardModelStages:
         return [Route(PUT_TEXTS, self._inbox.put), Route(JUDGE, self._judge)]
 
     def _judge(self, request: Judge) -> Judged:
-        texts = self._inbox.take(request.batch, [item.row for item in request.items])
+        rows = [row for item in request.items for row in range(item.first, item.last)]
+        texts = iter(self._inbox.take(request.batch, rows))
         answers = [
-            Answer(msgspec.json.decode(item.prompt), text)
-            for item, text in zip(request.items, texts, strict=True)
+            Answer(msgspec.json.decode(item.prompt), next(texts))
+            for item in request.items
+            for _ in range(item.first, item.last)
         ]
         self._chat.tell_time(request.began)
         return Judged(self._engine.scores(answers))

@@ -33,38 +33,40 @@ SCHEMA = pa.schema(
 
 
 def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.Table:
-    """The rows as a table, in row order."""
-    prompts = [
-        chat.decode(prompt.tolist(), skip_special_tokens=False)
-        for prompt in rows.experience.prompts
-    ]
+    """The rows of a request as a table, in row order."""
+    begin = request.first - rows.first
     records = []
-    for row, score in enumerate(request.scores):
-        prompt, sample = divmod(row, rows.samples)
-        response = rows.response(row)
-        records.append(
-            {
-                "row": rows.first_row + row,
-                "prompt_id": rows.prompt_ids[prompt],
-                "sample": sample,
-                "data_source": request.data_sources[prompt],
-                "prompt": prompts[prompt],
-                "response": chat.decode(response, skip_special_tokens=True),
-                "ground_truth": json.dumps(json.loads(request.ground_truths[prompt])),
-                "score": score,
-                "extras": json.dumps(json.loads(request.extras[row]), sort_keys=True),
-                "prompt_tokens": len(rows.experience.prompts[prompt]),
-                "response_tokens": len(response),
-                "truncated": rows.truncated[row],
-            }
-        )
+    for position, data_source in enumerate(request.data_sources):
+        tokens = rows.experience.prompts[begin + position]
+        prompt = chat.decode(tokens.tolist(), skip_special_tokens=False)
+        truth = json.dumps(json.loads(request.ground_truths[position]))
+        for sample in range(rows.samples):
+            told = position * rows.samples + sample
+            row = begin * rows.samples + told
+            response = rows.response(row)
+            records.append(
+                {
+                    "row": rows.first_row + row,
+                    "prompt_id": rows.prompt_ids[begin + position],
+                    "sample": sample,
+                    "data_source": data_source,
+                    "prompt": prompt,
+                    "response": chat.decode(response, skip_special_tokens=True),
+                    "ground_truth": truth,
+                    "score": request.scores[told],
+                    "extras": json.dumps(json.loads(request.extras[told]), sort_keys=True),
+                    "prompt_tokens": len(tokens),
+                    "response_tokens": len(response),
+                    "truncated": rows.truncated[row],
+                }
+            )
     return pa.Table.from_pylist(records, schema=SCHEMA)
 
 
-def write_part(folder: Path, rank: int, table: pa.Table) -> None:
-    """Write a rank's part; a part written again has the same content and replaces the old one."""
+def write_part(folder: Path, part: int, table: pa.Table) -> None:
+    """Write a part; one that is written again has the same content and replaces the old one."""
     folder.mkdir(parents=True, exist_ok=True)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
-    name = f"part-{rank:05d}.parquet"
+    name = f"part-{part:05d}.parquet"
     durable.write_file(folder / name, sink.getvalue().to_pybytes(), ROWS_POINT)

@@ -11,7 +11,8 @@ class TextInbox:
     """Keeps the texts of batches until they are scored.
 
     Texts may come twice, and late: what a sender repeats, or one that has been replaced. So they
-    are kept under the name of their batch, and a batch that is taken takes all older ones away.
+    are kept under the name of their batch, and one of which rows are taken takes all older ones
+    away.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class TextInbox:
         return Nothing()
 
     def take(self, batch: BatchName, rows: Sequence[int]) -> list[str]:
-        """Give out the texts of rows of a batch.
+        """Give out the texts of rows of a batch, once.
 
         Raises:
             JobFailed: the text of a row is not here.
@@ -33,6 +34,6 @@ class TextInbox:
         missing = [row for row in rows if row not in texts]
         if missing:
             raise JobFailed(f"{batch.purpose}: the text of row {missing[0]} never arrived")
-        for name in [name for name in self._batches if name <= batch]:
+        for name in [name for name in self._batches if name < batch]:
             del self._batches[name]
-        return [texts[row] for row in rows]
+        return [texts.pop(row) for row in rows]

@@ -1,0 +1,100 @@
+"""Rows as their owners write them: the same, however many requests it takes to describe them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from ppojob_trainer.controller.agreement import Agreement
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.scoring import Scoring
+from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.rollout.protocol import Finished
+from ppojob_trainer.rpc.messages import PodStatus, PromptTokens, RowScore, WriteRows
+from ppojob_trainer.rpc.methods import STATUS, WRITE_ROWS
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import Nothing
+from ppojob_trainer.workers.row_store import OwnedRows, own_rows
+from ppojob_trainer.workers.rows_file import rows_table, write_part
+
+SAMPLES = 2
+PROMPTS = [PromptRow(7 * n, (n, n), "p", f"source {n}", str(n), {}) for n in range(5)]
+
+
+class Digits:
+    """Reads token ids as they are."""
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return f"{tokens} {skip_special_tokens}"
+
+
+@pytest.fixture
+def batch() -> Batch:
+    """Five prompts: two of the first owner, three of the second."""
+    made = Batch("train", PROMPTS, SAMPLES, owners=2)
+    made.take_scores(
+        [RowScore(row, row / 2, msgspec.json.encode({"row": row})) for row in range(10)]
+    )
+    return made
+
+
+def rows_of(first: int, last: int) -> OwnedRows:
+    prompts = [PromptTokens(prompt.index, list(prompt.token_ids)) for prompt in PROMPTS]
+    responses = [
+        Finished(str(row), (row, 1), (0.0, 0.0), "stop", 0) for row in range(2 * first, 2 * last)
+    ]
+    return own_rows(first, prompts[first:last], SAMPLES, responses)
+
+
+@pytest.fixture
+def written(serve, caller_of, batch: Batch, tmp_path: Path) -> Callable[[int], Path]:
+    """Has the rows of the batch written, in portions of some bytes; answers the folder."""
+
+    def owner(first: int, last: int) -> list[Route]:
+        rows = rows_of(first, last)
+
+        def write(request: WriteRows) -> Nothing:
+            table = rows_table(rows, request, Digits())
+            write_part(tmp_path / request.folder, request.part, table)
+            return Nothing()
+
+        return [Route(WRITE_ROWS, write)]
+
+    def make(portion_bytes: int) -> Path:
+        ranks = tuple(serve(owner(*share)) for share in batch.shares)
+        ready = PodStatus("actorRollout", 0, 1, "ready")
+        supervisor = serve([Route(STATUS, lambda _: ready)], epoch=None)
+        group = RoleGroup("actorRollout", (supervisor,), ranks, True, False, epoch=1)
+        caller = caller_of()
+        caller.default_deadline_seconds = 60.0
+        roles = Roles(caller, (group,), 60.0, lambda: False, Agreement("c", "r"))
+        scoring = Scoring(roles, group, None, None)
+        folder = f"rows-{portion_bytes}"
+        RolloutStages(roles, group, scoring, portion_bytes).write_rows(batch, 1, folder)
+        return tmp_path / folder
+
+    return make
+
+
+def content(folder: Path) -> list[dict[str, object]]:
+    return sorted(pq.read_table(folder).to_pylist(), key=lambda row: row["row"])
+
+
+def test_rows_are_written_alike_in_one_part_and_in_many(written):
+    whole, cut = written(1 << 20), written(1)
+    assert [part.name for part in sorted(whole.iterdir())] == [
+        "part-00000.parquet",
+        "part-00001.parquet",
+    ]
+    assert len(list(cut.iterdir())) == len(PROMPTS)
+    rows = content(whole)
+    assert content(cut) == rows
+    assert [row["row"] for row in rows] == list(range(10))
+    row = rows[7]
+    assert (row["prompt_id"], row["sample"], row["data_source"]) == (21, 1, "source 3")
+    assert (row["prompt"], row["response"]) == ("[3, 3] False", "[7, 1] True")
+    assert (row["score"], row["extras"], row["ground_truth"]) == (3.5, '{"row": 7}', '"3"')

@@ -1,0 +1,130 @@
+"""Scores: asked for in portions where one request cannot hold what is told of the rows."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppojob_trainer.controller.agreement import Agreement
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.scoring import RewardModel, Scoring
+from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.rewards.process import ScoringPool
+from ppojob_trainer.rpc.client import Call, Peer
+from ppojob_trainer.rpc.messages import (
+    Judge,
+    Judged,
+    PodStatus,
+    SendTexts,
+    Texts,
+)
+from ppojob_trainer.rpc.methods import JUDGE, PUT_TEXTS, SEND_TEXTS, STATUS
+from ppojob_trainer.rpc.portions import portions
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import Nothing, RequestId
+from ppojob_trainer.workers.reward import RewardWorker
+from ppojob_trainer.workers.text_inbox import TextInbox
+
+SAMPLES = 3
+PROMPTS = [
+    PromptRow(number, (1,), f"prompt {number}", "openai/gsm8k", str(number), {"pad": "x" * 400})
+    for number in range(5)
+]
+
+
+def batch_of(purpose: str = "train") -> Batch:
+    return Batch(purpose, PROMPTS, SAMPLES, owners=1)
+
+
+@pytest.fixture
+def role_of(serve) -> Callable[..., RoleGroup]:
+    """A role of some ranks, whose supervisor finds that all is well."""
+
+    def make(role: str, *routes: list[Route], epoch: int = 1) -> RoleGroup:
+        ranks = tuple(serve(own, role, epoch) for own in routes)
+        ready = PodStatus(role, 0, epoch, "ready")
+        supervisor = serve([Route(STATUS, lambda _: ready)], role, None)
+        return RoleGroup(role, (supervisor,), ranks, role == "actorRollout", False, epoch)
+
+    return make
+
+
+@pytest.fixture
+def scoring_by(role_of, caller_of) -> Callable[..., Scoring]:
+    """Scoring by a role; the texts of rows are right answers to every other sample."""
+
+    def make(group: RoleGroup, *, as_model: bool = False) -> Scoring:
+        sender = caller_of("actorRollout")
+
+        def send_texts(request: SendTexts) -> Nothing:
+            answers = [f"#### {row // SAMPLES + row % 2}" for row in range(len(PROMPTS) * SAMPLES)]
+            texts = Texts(request.batch, request.first, answers[request.first : request.last])
+            peer = Peer("scorer", request.host, request.port, request.role)
+            id_ = RequestId(request.epoch, request.batch.step, "put_texts", request.first)
+            sender.call(Call(peer, PUT_TEXTS, texts, id_))
+            return Nothing()
+
+        owner = role_of("actorRollout", [Route(SEND_TEXTS, send_texts)])
+        caller = caller_of()
+        caller.default_deadline_seconds = 60.0
+        roles = Roles(caller, (owner, group), 60.0, lambda: False, Agreement("c", "r"))
+        model = RewardModel(group, 1.0, 0.0) if as_model else None
+        return Scoring(roles, owner, None if as_model else group, model)
+
+    return make
+
+
+@pytest.fixture
+def pool() -> Iterator[ScoringPool]:
+    with ScoringPool([]) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("portion_bytes", [1, 1200, 1 << 20])
+def test_functions_score_portions(role_of, scoring_by, pool, portion_bytes):
+    reward = role_of("reward", RewardWorker(pool).routes(), RewardWorker(pool).routes())
+    scoring = scoring_by(reward)
+    scoring.portion_bytes = portion_bytes
+    batch = batch_of()
+    scoring.score(batch, 1)
+    assert batch.scores == [float(row % 2 == 0) for row in range(batch.num_rows)]
+
+
+@pytest.mark.parametrize("portion_bytes", [1, 40, 1 << 20])
+def test_a_model_scores_portions_with_all_its_ranks(role_of, scoring_by, portion_bytes):
+    """Each rank is asked as often as the others: they work together."""
+    asked: list[list[int]] = []
+
+    def rank() -> list[Route]:
+        inbox = TextInbox()
+        asked.append([])
+        own = asked[-1]
+
+        def judge(request: Judge) -> Judged:
+            rows = [row for item in request.items for row in range(item.first, item.last)]
+            inbox.take(request.batch, rows)
+            own.append(len(rows))
+            return Judged([float(row) for row in rows])
+
+        return [Route(PUT_TEXTS, inbox.put), Route(JUDGE, judge)]
+
+    scoring = scoring_by(role_of("reward", *[rank() for _ in range(4)]), as_model=True)
+    scoring.portion_bytes = portion_bytes
+    batch = batch_of()
+    scoring.score(batch, 1)
+    assert batch.scores == [float(row) for row in range(batch.num_rows)]
+    assert len(set(map(len, asked))) == 1
+    assert sum(map(sum, asked)) == batch.num_rows
+
+
+@given(st.lists(st.integers(1, 50)), st.integers(1, 100))
+def test_portions_are_runs_that_fit(sizes: list[int], limit: int):
+    cuts = portions(sizes, limit)
+    assert [position for cut in cuts for position in range(*cut)] == list(range(len(sizes)))
+    for first, last in cuts:
+        assert sum(sizes[first:last]) <= limit or last - first == 1
+    for (first, _), (_, last) in itertools.pairwise(cuts):
+        assert sum(sizes[first:last]) > limit, "as few as can be"
