@@ -137,7 +137,7 @@ def test_the_same_id_with_another_content_is_refused(serve, caller_of):
     peer = serve([Route(WORK, counter)])
     caller = caller_of()
     caller.call(Call(peer, WORK, REQUEST, ID))
-    assert refusal(caller, peer, WORK, Work([1]), ID).kind is ErrorKind.BAD_REQUEST
+    assert refusal(caller, peer, WORK, Work([1]), ID).kind is ErrorKind.CHANGED
     assert counter.done == 1
 
 

@@ -1,4 +1,4 @@
-"""Scores: asked for in portions where one request cannot hold what is told of the rows."""
+"""Scores: asked for once, in portions where one request cannot hold what is told of the rows."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -12,16 +12,23 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
 from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.errors import RoleLost
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rpc.client import Call, Peer
 from ppojob_trainer.rpc.messages import (
+    Advantaged,
+    Advantages,
     Judge,
     Judged,
     PodStatus,
+    RowScore,
+    Score,
+    Scored,
     SendTexts,
+    SpreadOf,
     Texts,
 )
-from ppojob_trainer.rpc.methods import JUDGE, PUT_TEXTS, SEND_TEXTS, STATUS
+from ppojob_trainer.rpc.methods import ADVANTAGES, JUDGE, PUT_TEXTS, SCORE, SEND_TEXTS, STATUS
 from ppojob_trainer.rpc.portions import portions
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
@@ -33,6 +40,8 @@ PROMPTS = [
     PromptRow(number, (1,), f"prompt {number}", "openai/gsm8k", str(number), {"pad": "x" * 400})
     for number in range(5)
 ]
+SPREAD = SpreadOf(0.0, 0.0, 0.0)
+NO_ADVANTAGE = Advantaged([], SPREAD, SPREAD, 0.0, [], [])
 
 
 def batch_of(purpose: str = "train") -> Batch:
@@ -67,7 +76,8 @@ def scoring_by(role_of, caller_of) -> Callable[..., Scoring]:
             sender.call(Call(peer, PUT_TEXTS, texts, id_))
             return Nothing()
 
-        owner = role_of("actorRollout", [Route(SEND_TEXTS, send_texts)])
+        advantages = Route(ADVANTAGES, lambda _: NO_ADVANTAGE)
+        owner = role_of("actorRollout", [Route(SEND_TEXTS, send_texts), advantages])
         caller = caller_of()
         caller.default_deadline_seconds = 60.0
         roles = Roles(caller, (owner, group), 60.0, lambda: False, Agreement("c", "r"))
@@ -75,6 +85,53 @@ def scoring_by(role_of, caller_of) -> Callable[..., Scoring]:
         return Scoring(roles, owner, None if as_model else group, model)
 
     return make
+
+
+class Drifting:
+    """Says something else whenever it is asked, as an LLM that judges does."""
+
+    def __init__(self) -> None:
+        self._draws = itertools.count(1)
+        self._inbox = TextInbox()
+
+    def routes(self) -> list[Route]:
+        return [Route(PUT_TEXTS, self._inbox.put), Route(SCORE, self.score)]
+
+    def score(self, request: Score) -> Scored:
+        rows = [row for item in request.items for row in range(item.first, item.last)]
+        return Scored([RowScore(row, float(next(self._draws)), b"{}") for row in rows])
+
+
+def test_rows_are_scored_once_though_their_scorer_is_lost(role_of, scoring_by):
+    drifting = Drifting()
+    reward = role_of("reward", drifting.routes())
+    scoring = scoring_by(reward)
+    first = {purpose: batch_of(purpose) for purpose in ("train", "validation")}
+    for batch in first.values():
+        scoring.score(batch, 1)
+    again = role_of("reward", drifting.routes(), epoch=2)
+    reward.ranks, reward.epoch = again.ranks, 2
+    for purpose, batch in first.items():
+        repeated = batch_of(purpose)
+        scoring.score(repeated, 1)
+        assert repeated.scores == batch.scores
+        assert repeated.extras == batch.extras
+    for step, life in ((2, 0), (1, 1)):
+        scoring.roles.life = life
+        other = batch_of()
+        scoring.score(other, step)
+        assert not set(other.scores) & set(first["train"].scores)
+
+
+def test_scores_that_changed_behind_a_controllers_back_cost_the_step(role_of, scoring_by):
+    """It was killed, and so was the scorer: what the owners were told is not to be had again."""
+    drifting = Drifting()
+    roles = scoring_by(role_of("reward", drifting.routes())).roles
+    actor, id_ = roles.group("actorRollout"), RequestId(0, 1, "advantages")
+    roles.ask_all(actor, ADVANTAGES, Advantages([0.5], 0.0), id_)
+    with pytest.raises(RoleLost, match="advantages of step 1 came again with another") as caught:
+        roles.ask_all(actor, ADVANTAGES, Advantages([0.25], 0.0), id_)
+    assert caught.value.role == "actorRollout"
 
 
 @pytest.fixture

@@ -77,8 +77,8 @@ def role_group(topology: RoleTopology, host: Callable[[str], str]) -> RoleGroup:
     )
 
 
-def _guest(calls: Sequence[Call[Any]], peer: Peer) -> str:
-    """Of the two roles of a channel that broke though both live, the one that costs less."""
+def _dispensable(calls: Sequence[Call[Any]], peer: Peer) -> str:
+    """Of the roles that work cannot go on between though all live, the one that costs least."""
     roles = (call.peer.role for call in calls)
     return next((role for role in roles if role != "actorRollout"), peer.role)
 
@@ -230,7 +230,7 @@ class Roles:
             ranks: who is asked; all by default.
 
         Raises:
-            RoleLost: a rank was lost meanwhile, or does not answer in time.
+            RoleLost: a rank was lost meanwhile, does not answer in time, or was told otherwise.
             JobFailed: the work itself failed, as it would again.
             Fenced: another controller has taken over.
         """
@@ -333,8 +333,8 @@ class Roles:
         except CallRefused as refusal:
             self._heed_fence(refusal)
             self._blame_loss_first()
-            if refusal.kind is ErrorKind.CHANNEL_LOST:
-                raise RoleLost(_guest(calls, refusal.peer), str(refusal)) from refusal
+            if refusal.kind in (ErrorKind.CHANNEL_LOST, ErrorKind.CHANGED):
+                raise RoleLost(_dispensable(calls, refusal.peer), str(refusal)) from refusal
             if refusal.kind is ErrorKind.STORAGE:
                 raise StorageError(Path(refusal.peer.name), refusal.failure.message) from refusal
             _log.error("%s\n%s", refusal, refusal.failure.detail)

@@ -5,7 +5,7 @@ sends what to whom, and gets numbers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -44,7 +44,11 @@ class RewardModel:
 
 @dataclass
 class Scoring:
-    """Scores batches.
+    """Scores batches, each once in a life of the job.
+
+    Whoever has scored may be lost before its step is done. What it said is kept here: users'
+    functions, an LLM that judges say, may say something else when they are asked again, and the
+    owners of the rows have been told already.
 
     Attributes:
         roles: the processes of the job.
@@ -59,15 +63,24 @@ class Scoring:
     functions: RoleGroup | None
     model: RewardModel | None
     portion_bytes: int = PORTION_BYTES
+    _scored: dict[str, tuple[BatchName, list[RowScore]]] = field(default_factory=dict)
 
     def score(self, batch: Batch, step: int) -> None:
         """Have the rows scored; fills in scores and what else the scorers said."""
+        name = self._name(batch, step)
+        last, scores = self._scored.get(batch.purpose, (None, []))
+        if last != name:
+            scores = self._ask(batch, step)
+            self._scored[batch.purpose] = name, scores
+        batch.take_scores(scores)
+
+    def _ask(self, batch: Batch, step: int) -> list[RowScore]:
         scores = None if self.functions is None else self._by_functions(self.functions, batch, step)
         if self.model is not None:
             judged = self._by_model(self.model, batch, step)
             scores = _sum(scores, judged, self.model.weight)
         assert scores is not None, "a job has reward functions or a reward model"
-        batch.take_scores(scores)
+        return scores
 
     def _by_functions(self, group: RoleGroup, batch: Batch, step: int) -> list[RowScore]:
         """Each pod scores a run of rows."""

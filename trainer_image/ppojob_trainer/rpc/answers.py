@@ -11,7 +11,7 @@ from ppojob_trainer.rpc.wire import RequestId
 
 
 class RequestChangedError(Exception):
-    """The same request id came with another body: a defect of the caller, never served."""
+    """The same request id came with another body: the step is not what it was; never served."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,10 @@ class AnswerStore:
             entry = self._entries[request] = Entry(method, digest, [waiter])
             return entry, True
         if entry.digest != digest:
-            raise RequestChangedError(f"request {request} came again with another content")
+            raise RequestChangedError(
+                f"{request.stage} of step {request.step} came again with another content, as where "
+                "a reward function does not say the same twice"
+            )
         if entry.answer is None and waiter not in entry.waiting:
             entry.waiting.append(waiter)
         return entry, False

@@ -273,7 +273,7 @@ class RpcServer:
         try:
             entry, is_new = self._answers.ask(request_id, header.method, body, waiter)
         except RequestChangedError as problem:
-            raise _Refusal(ErrorKind.BAD_REQUEST, str(problem)) from None
+            raise _Refusal(ErrorKind.CHANGED, str(problem)) from None
         if entry.answer is not None:
             self._send(connection, header.call, entry.answer, is_error=False)
         return _Work(route, request_id, request) if is_new else None

@@ -44,13 +44,18 @@ class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ErrorKind(StrEnum):
-    """Why a call was not answered."""
+    """Why a call was not answered.
+
+    `CHANGED`: the id is known with another content, since whoever the content came from did not
+    say the same again; so the step cannot be ended as it was begun.
+    """
 
     BAD_REQUEST = "bad_request"
     FORBIDDEN = "forbidden"
     FENCED = "fenced"
     STALE_EPOCH = "stale_epoch"
     FAILED = "failed"
+    CHANGED = "changed"
     CHANNEL_LOST = "channel_lost"
     STORAGE = "storage"
 
