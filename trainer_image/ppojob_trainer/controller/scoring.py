@@ -12,13 +12,7 @@ import msgspec
 
 from ppojob_trainer.controller.batch import Batch, shares
 from ppojob_trainer.controller.roles import RoleGroup, Roles
-from ppojob_trainer.rpc.messages import (
-    BatchName,
-    Judge,
-    RowScore,
-    Score,
-    SendTexts,
-)
+from ppojob_trainer.rpc.messages import BatchName, Judge, RowScore, Score, SendTexts
 from ppojob_trainer.rpc.methods import JUDGE, SCORE, SEND_TEXTS, Method
 from ppojob_trainer.rpc.portions import PORTION_BYTES, portions
 from ppojob_trainer.rpc.wire import RequestId, encode
