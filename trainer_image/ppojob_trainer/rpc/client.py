@@ -268,14 +268,6 @@ def _wait_awake(sockets: "Iterable[zmq.Socket[bytes]]") -> None:
             return
 
 
-def _check_size(call: Call[Any], size: int) -> None:
-    """Refuse what a server would drop together with the connection, and so never answer."""
-    limit = call.method.limit_bytes
-    if size > limit:
-        message = f"got a request of {size} bytes: it would not be read; at most {limit}"
-        raise CallRefused(call.peer, call.method.name, Failure(ErrorKind.BAD_REQUEST, message))
-
-
 def _poller_of(sockets: Iterable["zmq.Socket[bytes]"]) -> zmq.Poller:
     poller = zmq.Poller()
     for socket in sockets:
@@ -285,3 +277,11 @@ def _poller_of(sockets: Iterable["zmq.Socket[bytes]"]) -> zmq.Poller:
 
 def _ready(poller: zmq.Poller) -> "list[zmq.Socket[bytes]]":
     return [socket for socket, _ in poller.poll(_WAIT_MILLISECONDS)]
+
+
+def _check_size(call: Call[Any], size: int) -> None:
+    """Refuse what a server would drop together with the connection, and so never answer."""
+    limit = call.method.limit_bytes
+    if size > limit:
+        message = f"got a request of {size} bytes: it would not be read; at most {limit}"
+        raise CallRefused(call.peer, call.method.name, Failure(ErrorKind.BAD_REQUEST, message))
