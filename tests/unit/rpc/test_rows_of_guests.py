@@ -16,6 +16,8 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.row_flow import RowFlow
 from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.engine.head import TokenOutputs
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.client import Caller, Peer
@@ -38,11 +40,13 @@ class Reference:
 
     passes: int = 0
 
-    def forward(self, rows: BatchRows) -> None:
+    def forward(self, rows: BatchRows) -> PassStatistics:
         self.passes += 1
-        rows.fill(
-            "ref_logprobs", lambda staged: torch.full((staged.num_tokens,), float(self.passes))
-        )
+        rows.fill("ref_logprobs", self._say)
+        return PassStatistics()
+
+    def _say(self, staged: Experience) -> TokenOutputs:
+        return (torch.full((staged.num_tokens,), float(self.passes)),)
 
 
 @dataclass

@@ -125,8 +125,6 @@ class ScoreItem(msgspec.Struct, frozen=True):
     """What a scorer is told of rows `[first, last)`, which answer one prompt, besides their texts.
 
     Attributes:
-        first: number of the first row in the batch.
-        last: one past the last row.
         data_source: what routes it to a scorer.
         ground_truth: JSON of the truth.
         extra_info: JSON of the free fields.
