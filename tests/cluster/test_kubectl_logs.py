@@ -3,6 +3,7 @@
 Pods of the base image stand in for those of a job, and say what a test gives them to say.
 """
 
+import functools
 import os
 import signal
 import subprocess
@@ -81,7 +82,12 @@ class Following:
         command = [sys.executable, "-u", "-m", "ppojob_cli", *arguments, "-n", cluster.namespace]
         with path.open("wb") as file:
             self.process = subprocess.Popen(
-                command, env=environment, stdout=file, stderr=subprocess.STDOUT
+                command,
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                # What a shell starts in the background has Ctrl-C ignored, and so these tests may.
+                preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
             )
 
     @property

@@ -1,7 +1,6 @@
 """Whole jobs on real processes: a tiny model and its data, `ppojob run` as a person starts it."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -70,8 +69,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             started.process.communicate()
         if started.process.stdout is not None:
             started.process.stdout.close()
-        for pid in run_folders.processes_of(started.output):
-            os.kill(pid, signal.SIGKILL)
+        run_folders.kill_all(started.output)
 
 
 @pytest.fixture(scope="session")

@@ -76,8 +76,7 @@ def test_killed_at_a_random_moment(seed, start, tiny_job, tmp_path: Path, undist
         time.sleep(draw.uniform(2.0, 60.0))
         role, kind, number = draw.choice(VICTIMS)
         if role == "everything":
-            for pid in run_folders.processes_of(output):
-                os.kill(pid, number)
+            run_folders.kill_all(output)
         elif (pid := run_folders.rank_pids(output, role).get(kind)) is not None:
             os.kill(pid, number)
     while run.wait(900) != 0:

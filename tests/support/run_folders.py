@@ -1,7 +1,9 @@
 """What tests read from run folders and process tables."""
 
+import contextlib
 import hashlib
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -79,6 +81,13 @@ def is_told_to_end(pid: int) -> bool:
     status = (Path("/proc") / str(pid) / "status").read_text()
     (pending,) = (line for line in status.splitlines() if line.startswith("ShdPnd:"))
     return bool(int(pending.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def kill_all(output: Path) -> None:
+    """Kill all processes of a run; one may end by itself meanwhile."""
+    for pid in processes_of(output):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def rank_pids(output: Path, role: str) -> dict[str, int]:
