@@ -14,9 +14,9 @@ from ppojob_api.problem import printable
 from ppojob_cli.frame import frame
 from ppojob_cli.panel import Canvas
 from ppojob_cli.run_state import PodState
+from ppojob_cli.shown import PodStates, Shown
 from ppojob_cli.shown_records import ShownRecords
 from ppojob_cli.summary import Ending, RunSummary, ending_lines, summary_lines
-from ppojob_cli.view import PodStates, Shown
 
 
 class LiveView:

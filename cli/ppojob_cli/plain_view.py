@@ -12,9 +12,9 @@ from ppojob_api.problem import printable
 from ppojob_cli import run_state
 from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import PodState, RunState, StepRecord
+from ppojob_cli.shown import PodStates, Shown
 from ppojob_cli.shown_records import NewRecord, ShownRecords
 from ppojob_cli.summary import Ending, RunSummary, ending_lines, summary_lines
-from ppojob_cli.view import PodStates, Shown
 
 _FIGURES = (
     ("reward", run_state.REWARD),

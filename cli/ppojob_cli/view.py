@@ -6,8 +6,6 @@ stops a run: a terminal that goes away takes only the view with it.
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
@@ -15,11 +13,8 @@ from typing import Protocol, Self
 
 from ppojob_api.run_config import RunConfig
 from ppojob_cli.run_reader import RunReader
-from ppojob_cli.run_state import PodState, StepRecord
+from ppojob_cli.shown import PodStates, Shown
 from ppojob_cli.summary import Ending, RunSummary
-
-PodStates = Callable[[], Sequence[PodState]]
-"""Asks the pods how they are; called while they start."""
 
 
 class View(Protocol):
@@ -53,38 +48,6 @@ class View(Protocol):
     def already_done(self, summary: RunSummary) -> None:
         """Say that there is nothing left to do."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What is shown, and by what name.
-
-    Attributes:
-        name: Of the job.
-        folder: The run folder.
-        reader: Reads it.
-        num_samples: Samples shown of each step and validation.
-        clock: Unix seconds.
-    """
-
-    name: str
-    folder: Path
-    reader: RunReader
-    num_samples: int = 0
-    clock: Callable[[], float] = time.time
-
-    def sample_lines(self, record: StepRecord) -> Iterable[str]:
-        """The samples of a step and of the validation behind it, as lines."""
-        if not self.num_samples:
-            return
-        # Parquet takes half a second to load, and pods are waiting to be started before.
-        from ppojob_cli.samples import read_samples, sample_lines
-
-        purposes = ["train"] if record.step > 0 else []
-        purposes += ["validation"] if record.validation else []
-        for purpose in purposes:
-            for sample in read_samples(self.folder, purpose, record.step, self.num_samples):
-                yield from sample_lines(sample)
 
 
 def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:

@@ -14,8 +14,8 @@ from ppojob_cli.panel import Canvas
 from ppojob_cli.plain_view import PlainView
 from ppojob_cli.run_reader import RunReader
 from ppojob_cli.run_state import PodState, RunState, StepRecord
+from ppojob_cli.shown import Shown
 from ppojob_cli.summary import Ending, RunSummary, finished_summary, log_lines, read_summary
-from ppojob_cli.view import Shown
 from ppojob_trainer.controller.progress import TrainingStatus
 
 PODS = (PodState("addition-controller-0", "ready"), PodState("addition-reward-0", "starting"))
