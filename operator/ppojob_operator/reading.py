@@ -34,8 +34,8 @@ JobKey = tuple[str, str]
 """Namespace and name."""
 
 JOBS_REMEMBERED = 256
-"""Of so many jobs, those looked at last, it is remembered what follows from their specs alone: about 60
-kB each, which spare a millisecond a look."""
+"""Of so many jobs, those looked at last, it is remembered what follows from their specs alone:
+about 60 kB each, which spare a millisecond a look."""
 
 _UNREACHABLE = "node.kubernetes.io/unreachable"
 # Of a job's metadata: an API server keeps what it likes beside that, more with each version.
