@@ -33,13 +33,8 @@ def on_cluster(
     ) -> None:
         with told():
             _check_names(name, namespace)
-            try:
-                from ppojob_cli.cluster.connection import connect
-            except ModuleNotFoundError as problem:
-                raise ClusterUseError(
-                    f"{problem.name}: got nothing: commands about a cluster need it; "
-                    "pip install 'ppojob[kubectl]'"
-                ) from None
+            from ppojob_cli.cluster.connection import connect
+
             command(connect(context, namespace), name, *args, **kwargs)
 
     return called

@@ -5,7 +5,16 @@ import sys
 
 import pytest
 
-OF_OTHERS = ("torch", "msgspec", "zmq", "pyarrow", "numpy", "huggingface_hub", "prometheus_client")
+OF_OTHERS = (
+    "torch",
+    "msgspec",
+    "zmq",
+    "pyarrow",
+    "numpy",
+    "huggingface_hub",
+    "prometheus_client",
+    "kubernetes",
+)
 PROGRAM = f"""
 import sys
 sys.modules.update(dict.fromkeys({OF_OTHERS!r}))  # what is None there cannot be imported
@@ -34,6 +43,12 @@ def test_what_to_install(command: str, package: str) -> None:
     done = call(*command.split())
     name = command.split()[0]
     line = f"{package}: got nothing: the command {name} needs it; {TRAINER}\n"
+    assert (done.returncode, done.stderr, done.stdout) == (2, line, "")
+
+
+def test_what_to_install_for_a_cluster() -> None:
+    line = "kubernetes: got nothing: the command status needs it; pip install 'ppojob[kubectl]'\n"
+    done = call("status", "sum")
     assert (done.returncode, done.stderr, done.stdout) == (2, line, "")
 
 
