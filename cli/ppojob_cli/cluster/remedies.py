@@ -9,6 +9,10 @@ from typing import Final
 from ppojob_api.v1alpha1.status import FailureKind
 from ppojob_operator.conditions import ConditionType
 
+_NONE_UNTIL_RIGHT: Final = (
+    "as above, of a job without pods: it was begun before, and gets none until the spec is right"
+)
+
 CONDITIONS: Final[Mapping[ConditionType, Mapping[str, str]]] = {
     "Accepted": {
         "Valid": "nothing",
@@ -75,14 +79,8 @@ CONDITIONS: Final[Mapping[ConditionType, Mapping[str, str]]] = {
         "ObjectRefused": (
             "the API server did not take the object that the gang is placed by: as below"
         ),
-        "InvalidSpec": (
-            "as above, of a job without pods: it was begun before, and gets none until the spec is "
-            "right"
-        ),
-        "NewerSpec": (
-            "as above, of a job without pods: it was begun before, and gets none until the spec is "
-            "right"
-        ),
+        "InvalidSpec": _NONE_UNTIL_RIGHT,
+        "NewerSpec": _NONE_UNTIL_RIGHT,
     },
     "PodsReady": {
         "EveryPodReady": "nothing",
