@@ -67,9 +67,8 @@ def build_loop(
     Raises:
         ConfigError: data, keys or commits do not fit the job.
     """
-    spec, run_folder = environment.config.spec, environment.run_folder
-    root = run_folder / CHECKPOINTS_FOLDER
-    config = environment.config
+    config, run_folder = environment.config, environment.run_folder
+    spec, root = config.spec, run_folder / CHECKPOINTS_FOLDER
     store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json())
     journal = Journal(root / JOURNAL_NAME)
     began = journal.began()

@@ -169,8 +169,8 @@ class Caller:
         # One socket alone waits in its own receiving, which is quicker than a poller.
         sockets = {item.socket for item in waiting.values()}
         poller = _poller_of(sockets) if len(sockets) > 1 else None
-        if poller is None:
-            _wait_awake(sockets)
+        if len(sockets) == 1:
+            _wait_awake(*sockets)
         watch_at = time.monotonic() + _WATCH_SECONDS
         while True:
             for socket in _ready(poller) if poller else sockets:
@@ -260,12 +260,11 @@ class Caller:
         return self._sockets[peer]
 
 
-def _wait_awake(sockets: "Iterable[zmq.Socket[bytes]]") -> None:
+def _wait_awake(socket: "zmq.Socket[bytes]") -> None:
     """Look for an answer for a moment, without sleep."""
     until = time.monotonic() + _AWAKE_SECONDS
-    while time.monotonic() < until:
-        if any(int(socket.getsockopt(zmq.EVENTS)) & _READABLE for socket in sockets):
-            return
+    while time.monotonic() < until and not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
+        pass
 
 
 def _poller_of(sockets: Iterable["zmq.Socket[bytes]"]) -> zmq.Poller:

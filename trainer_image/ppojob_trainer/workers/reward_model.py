@@ -41,9 +41,9 @@ class RewardModelStages:
         rows = [row for item in request.items for row in range(item.first, item.last)]
         texts = iter(self._inbox.take(request.batch, rows))
         answers = [
-            Answer(msgspec.json.decode(item.prompt), next(texts))
+            Answer(prompt, next(texts))
             for item in request.items
-            for _ in range(item.first, item.last)
+            for prompt in [msgspec.json.decode(item.prompt)] * (item.last - item.first)
         ]
         self._chat.tell_time(request.began)
         return Judged(self._engine.scores(answers))
