@@ -1,30 +1,13 @@
 import pytest
 import torch
+from lone_role import Alone, grpo_spec
 
-from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
 from ppojob_trainer.workers.estimation import add_advantages
 
-SPEC = PPOJobSpec.model_validate(
-    {
-        "model": {"path": "models/m"},
-        "data": {"train": [{"path": "a.parquet"}]},
-        "algorithm": {"type": "grpo", "promptsPerStep": 3, "samplesPerPrompt": 2},
-        "steps": {"total": 1},
-    }
-)
-
-
-class Alone:
-    """The link of a role of one rank: nobody is asked."""
-
-    member, size = 0, 1
-
-    def exchange(self, outgoing, incoming):
-        assert not outgoing
-        assert not incoming
+SPEC = grpo_spec(3, 2)
 
 
 @pytest.fixture

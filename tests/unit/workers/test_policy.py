@@ -1,9 +1,9 @@
 import pytest
 import torch
 import training_ranks
+from lone_role import Alone, grpo_spec
 from training_ranks import CASES, GROUPS, SAMPLES, rows_of_step
 
-from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.parallel.world import World
@@ -13,24 +13,7 @@ from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
 from ppojob_trainer.workers.learner import Learner
 from ppojob_trainer.workers.policy import Policy
 
-SPEC = PPOJobSpec.model_validate(
-    {
-        "model": {"path": "models/m"},
-        "data": {"train": [{"path": "a.parquet"}]},
-        "algorithm": {"type": "grpo", "promptsPerStep": GROUPS, "samplesPerPrompt": SAMPLES},
-        "steps": {"total": 1},
-    }
-)
-
-
-class Alone:
-    """The link of a role of one rank: nobody is asked."""
-
-    member, size = 0, 1
-
-    def exchange(self, outgoing, incoming):
-        assert not outgoing
-        assert not incoming
+SPEC = grpo_spec(GROUPS, SAMPLES)
 
 
 @pytest.fixture
