@@ -49,7 +49,7 @@ def test_what_the_readme_says(cluster: Cluster, release: str, volume: Path, tmp_
     cluster.kubectl("apply", "--filename=-", stdin=claim_and_pod)
     cluster.kubectl("wait", "--for=condition=Ready", "pod/work", "--timeout=120s")
     for name in ("models", "data"):
-        cluster.kubectl("cp", str(tmp_path / name), "work:/work")
+        cluster.kubectl("cp", str(tmp_path / name), "work:/volume")
     cluster.kubectl("delete", "pod", "work", "--grace-period=1")
 
     manifest = YAML(typ="safe").load(FOLDER / "addition-grpo.yaml")
