@@ -13,13 +13,6 @@ from ppojob_cli.figures import duration, number, sparkline
 from ppojob_cli.panel import LABEL_WIDTH, Canvas, labelled, progress, titled
 from ppojob_cli.run_state import PodState, RunState
 
-_CURVES: Final = (
-    ("reward", run_state.REWARD),
-    ("length", run_state.RESPONSE_LENGTH),
-    ("entropy", run_state.ENTROPY),
-    ("grad norm", run_state.GRADIENT_NORM),
-    ("tokens/s", run_state.TOKENS_PER_SECOND),
-)
 _VALUE_WIDTH: Final = 8
 _ROOMY: Final = 50
 _VALIDATIONS_SHOWN: Final = 6
@@ -90,14 +83,14 @@ def _pods_line(pods: Sequence[PodState]) -> RenderableType | None:
 
 def _curves(state: RunState, canvas: Canvas) -> RenderableType | None:
     width = canvas.inner_width - LABEL_WIDTH - _VALUE_WIDTH - 3
-    rows = [(label, values) for label, key in _CURVES if (values := state.series(key))]
-    if not rows:
+    series = state.figure_series()
+    if not series:
         return None
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(width=LABEL_WIDTH, style="dim")
     table.add_column(width=_VALUE_WIDTH, justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
-    for label, values in rows:
+    for label, values in series.items():
         style = "bold green" if label == "reward" else ""
         curve = Text(sparkline(values, width, canvas.blocks), style="green" if style else "blue")
         table.add_row(label, Text(number(values[-1]), style=style), curve)

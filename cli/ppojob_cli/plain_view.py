@@ -16,14 +16,6 @@ from ppojob_cli.shown import PodStates, Shown
 from ppojob_cli.shown_records import NewRecord, ShownRecords
 from ppojob_cli.summary import Ending, RunSummary, ending_lines, summary_lines
 
-_FIGURES = (
-    ("reward", run_state.REWARD),
-    ("length", run_state.RESPONSE_LENGTH),
-    ("entropy", run_state.ENTROPY),
-    ("grad norm", run_state.GRADIENT_NORM),
-    ("tokens/s", run_state.TOKENS_PER_SECOND),
-)
-
 
 class PlainView:
     """Writes lines; notes and errors go to standard error.
@@ -113,9 +105,7 @@ def turn_line(state: RunState, pods: Sequence[PodState]) -> str:
 def step_line(record: StepRecord, total_steps: int, remaining: float | None) -> str:
     """One line about one step."""
     parts = [f"step {record.step}/{total_steps or '?'}"]
-    parts += [
-        f"{name} {number(record.values[key])}" for name, key in _FIGURES if key in record.values
-    ]
+    parts += [f"{name} {number(value)}" for name, value in record.figures.items()]
     if run_state.STEP_SECONDS in record.values:
         parts.append(duration(record.values[run_state.STEP_SECONDS]))
     if remaining is not None:
@@ -131,7 +121,7 @@ def validation_line(record: StepRecord) -> str:
 
 def history_line(state: RunState) -> list[str]:
     """One line about the steps that were there before this run."""
-    rewards = state.series(run_state.REWARD)
+    rewards = state.figure_series().get("reward")
     curve = f", reward {number(rewards[0])} -> {number(rewards[-1])}" if rewards else ""
     lines = [f"the run folder has {state.done_steps} steps{curve}"] if state.done_steps else []
     return lines + [validation_line(record) for record in state.validations[-1:]]

@@ -1,19 +1,21 @@
 """A run as its folder shows it at one moment: plain facts, and what follows from them."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ppojob_trainer.controller.progress import TrainingStatus
 
-REWARD: Final = "critic/score/mean"
-RESPONSE_LENGTH: Final = "response_length/mean"
-ENTROPY: Final = "actor/entropy"
-GRADIENT_NORM: Final = "actor/grad_norm"
-TOKENS_PER_SECOND: Final = "perf/throughput"
 STEP_SECONDS: Final = "timing_s/step"
 
+_FIGURES: Final = (
+    ("reward", "critic/score/mean"),
+    ("length", "response_length/mean"),
+    ("entropy", "actor/entropy"),
+    ("grad norm", "actor/grad_norm"),
+)
+_TOKENS: Final = "perf/total_num_tokens"
 _STAGE_PREFIX: Final = "timing_s/"
 _VALIDATION_PREFIX: Final = "val-core/"
 _NO_STAGES: Final = frozenset({"step", "unaccounted"})
@@ -35,6 +37,15 @@ class StepRecord:
     step: int
     time: float
     values: Mapping[str, float]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What one watches of a training step, by a short name; `tokens/s` is of the whole job."""
+        found = {name: self.values[key] for name, key in _FIGURES if key in self.values}
+        tokens, seconds = self.values.get(_TOKENS), self.values.get(STEP_SECONDS)
+        if tokens is not None and seconds:
+            found["tokens/s"] = tokens / seconds
+        return found
 
     @property
     def validation(self) -> dict[str, float]:
@@ -121,13 +132,13 @@ class RunState:
         """A metric over the training steps that have it."""
         return [record.values[name] for record in self.steps if name in record.values]
 
+    def figure_series(self) -> dict[str, list[float]]:
+        """Each figure of the training steps, in their order."""
+        return _series(record.figures for record in self.steps)
+
     def validation_series(self) -> dict[str, list[float]]:
         """Each number of the validations, in the order of the steps."""
-        series: dict[str, list[float]] = {}
-        for record in self.validations:
-            for name, value in record.validation.items():
-                series.setdefault(name, []).append(value)
-        return series
+        return _series(record.validation for record in self.validations)
 
     def remaining_seconds(self, now: float) -> float | None:
         """How long the rest takes, by the median of recent steps; None while nobody can know.
@@ -142,6 +153,14 @@ class RunState:
         median = statistics.median(recent)
         since_last = min(max(0.0, now - self.steps[-1].time), median)
         return median * missing - since_last
+
+
+def _series(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    series: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            series.setdefault(name, []).append(value)
+    return series
 
 
 def short_name(name: str) -> str:

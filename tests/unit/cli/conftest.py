@@ -43,7 +43,8 @@ class FakeRun:
             "response_length/mean": 21.5,
             "actor/entropy": 0.8,
             "actor/grad_norm": math.nan,
-            "perf/throughput": 1234.5,
+            "perf/total_num_tokens": 1234.5 * seconds,
+            "perf/throughput": 617.25,  # of each of two devices
             "timing_s/step": seconds,
             "timing_s/gen": seconds * 0.4,
             "timing_s/update_actor": seconds * 0.55,

@@ -200,7 +200,7 @@ def record(step: int) -> StepRecord:
         "critic/score/mean": 1 - math.exp(-step / 5),
         "response_length/mean": 21.0 + step % 3,
         "actor/grad_norm": 1e-7,
-        "perf/throughput": 123_456.0,
+        "perf/total_num_tokens": 1_814_803.2,
         "timing_s/step": 14.7,
         "timing_s/gen": 5.8,
         "timing_s/update_actor": 7.9,
