@@ -44,7 +44,7 @@ class Defaults:
 
     Attributes:
         image: of the container.
-        image_pull_policy: of the container.
+        image_pull_policy: for that image.
         gpu_resource: name under which GPUs are asked for.
     """
 
@@ -144,8 +144,7 @@ def _container(
     probe = {"httpGet": {"path": "/healthz", "port": "health"}, "timeoutSeconds": 5}
     return {
         "name": CONTAINER,
-        "image": settings.image or defaults.image,
-        "imagePullPolicy": defaults.image_pull_policy,
+        **_image(settings, defaults),
         "command": list(pod.argv),
         "env": [
             *({"name": name, **_value(config, value)} for name, value in pod.environment.items()),
@@ -175,6 +174,13 @@ def _container(
             *_user_mounts(config, settings.volumes),
         ],
     }
+
+
+def _image(settings: PodSettings, defaults: Defaults) -> dict[str, str]:
+    """An image that the job names is pulled as Kubernetes pulls such a name."""
+    if settings.image is not None:
+        return {"image": settings.image}
+    return {"image": defaults.image, "imagePullPolicy": defaults.image_pull_policy}
 
 
 def _home(settings: PodSettings) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from ppojob_operator.state import Job
 
 GOLDEN = Path(__file__).with_name("rendered_objects.yaml")
 DEFAULTS = Defaults("trainer:1", "IfNotPresent", "nvidia.com/gpu")
+PULLED = ("image", "imagePullPolicy")
 GPU_ROLE = {"actorRollout": {"replicas": 1, "gpusPerReplica": 1}}
 
 
@@ -171,6 +172,15 @@ def test_settings_of_pods_reach_the_template() -> None:
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
     mount = next(one for one in container["volumeMounts"] if one["mountPath"] == "/data")
     assert mount["readOnly"] is True
+
+
+def test_the_pull_policy_of_the_operator_is_for_its_own_image() -> None:
+    """What Kubernetes does with `:latest` is right for a job's; `Never` may not fit it at all."""
+    image = {name: template_with({})["spec"]["containers"][0][name] for name in PULLED}
+    assert image == {"image": "trainer:1", "imagePullPolicy": "IfNotPresent"}
+    for text in ("mine:latest", DEFAULTS.image):
+        own = template_with({"image": text})["spec"]["containers"][0]
+        assert {name: own[name] for name in PULLED if name in own} == {"image": text}
 
 
 def test_overrides_never_replace_our_labels() -> None:
