@@ -3,13 +3,14 @@
 #     docker build --target operator -t ppojob-operator:0.1.0 .
 #     docker build --target trainer  -t ppojob-trainer:0.1.0 --build-arg ACCELERATOR=cuda .
 #
-# BASE is any Debian or Ubuntu image with Python 3.11 or 3.12. Both targets keep its interpreter, so
-# one base serves both. Everything is installed by hash (requirements/), then the wheel without
-# dependencies. At run time nothing needs a shell, root, or a file system that can be written.
+# BASE is a Debian or Ubuntu image with Python 3.11 or 3.12 and with ca-certificates: uv trusts what
+# the base trusts. Both targets keep its interpreter, so one base serves both. Everything is installed
+# by hash (requirements/), CUDA too, then the wheel without dependencies. At run time nothing needs a
+# shell, root, or a file system that can be written.
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
-# For a base whose Python comes without venv; and the roots that uv trusts, those of the base.
+# For a base whose Python comes without venv.
 RUN python3 -c "import ensurepip" 2>/dev/null \
  || (apt-get update && apt-get install -y --no-install-recommends python3-venv)
 COPY requirements/build.txt /build/requirements/
@@ -46,8 +47,10 @@ CMD ["python", "-m", "ppojob_operator"]
 
 FROM ${BASE} AS trainer
 # Without libnuma vLLM's processor kernels do not load. On GPUs Triton compiles its launchers when
-# they are first used: gcc, libc6-dev and python3-dev belong into TRAINER_PACKAGES or the base.
-ARG TRAINER_PACKAGES="libnuma1"
+# they are first used, where nobody can install a compiler any more. It needs Python's headers too:
+# Python's own images have them; where Python is Debian's or Ubuntu's, add python3-dev, which would
+# bring a second Python into all others.
+ARG TRAINER_PACKAGES="libnuma1 gcc libc6-dev"
 RUN dpkg --status ${TRAINER_PACKAGES} >/dev/null 2>&1 \
  || (apt-get update && apt-get install -y --no-install-recommends ${TRAINER_PACKAGES} \
      && rm -rf /var/lib/apt/lists/*)

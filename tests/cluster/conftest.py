@@ -69,7 +69,8 @@ def images() -> None:
     """Operator and trainer as images of the working tree, in the node."""
     if not (REPOSITORY / ".cluster" / "node").exists():
         pytest.skip("kind has no image of the trainer")
-    for target, arguments in (("operator", []), ("trainer", ["--build-arg=ACCELERATOR=cpu"])):
+    on_processors = ("--build-arg=ACCELERATOR=cpu", "--build-arg=TRAINER_PACKAGES=libnuma1")
+    for target, arguments in (("operator", ()), ("trainer", on_processors)):
         _image("build", target, *arguments)
         _image("import", target)
 
