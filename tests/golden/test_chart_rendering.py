@@ -74,9 +74,23 @@ def test_the_resource_is_the_generated_one_and_stays():
     assert rendered == YAML(typ="safe").load(ROOT / "crds" / "ppojobs.yaml")
 
 
+def dashboards(*arguments: str) -> list[dict[str, Any]]:
+    found = objects(*BARE, "--set=dashboards.enabled=true", *arguments)
+    return [one for one in found if one["kind"] == "ConfigMap"]
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [("labels", "grafana_dashboard"), ("annotations", "grafana_folder")]
+)
+def test_what_a_sidecar_reads_may_be_taken_away(part, name):
+    assert all(name in one["metadata"][part] for one in dashboards())
+    bare = dashboards(f"--set=dashboards.{part}=null")
+    assert len(bare) == len(DASHBOARDS)
+    assert all(name not in one["metadata"].get(part, {}) for one in bare)
+
+
 def test_dashboards_are_found_by_the_sidecar():
-    found = objects(*BARE, "--set=dashboards.enabled=true")
-    maps = [one for one in found if one["kind"] == "ConfigMap"]
+    maps = dashboards()
     assert len(maps) == len(DASHBOARDS)
     assert all(one["metadata"]["labels"]["grafana_dashboard"] == "1" for one in maps)
     boards = [json.loads(text) for one in maps for text in one["data"].values()]
