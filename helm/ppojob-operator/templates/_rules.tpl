@@ -48,7 +48,7 @@ Nothing is granted with "*"; a test holds the list against what a real run uses.
   verbs: *made  # only the job's own pods reach its ports
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: *made  # a drain waits for a role's other pods
+  verbs: *made  # a drain takes one pod of a job at a time
 - apiGroups: [""]
   resources: [secrets]
   verbs:
