@@ -27,11 +27,10 @@ def test_row_mean_of_a_row_without_trained_tokens_is_zero():
     assert masked.row_mean(VALUES, MASK, LENGTHS).tolist() == [1.5, 0.0, 6.0]
 
 
-def test_masked_sum_and_mean():
-    # 1 + 2 + 4 + 8 = 15 over 4 tokens
+def test_masked_sum():
+    # 1 + 2 + 4 + 8
     assert masked.masked_sum(VALUES, MASK).item() == 15.0
-    assert masked.masked_mean(VALUES, MASK).item() == 3.75
-    assert masked.masked_mean(VALUES, torch.zeros(6, dtype=torch.bool)).item() == 0.0
+    assert masked.masked_sum(VALUES, torch.zeros(6, dtype=torch.bool)).item() == 0.0
 
 
 def test_whiten_by_hand():
@@ -60,7 +59,7 @@ def test_empty_columns_have_empty_rows():
     no_mask = torch.zeros(0, dtype=torch.bool)
     assert masked.row_sum(empty, no_mask, torch.tensor([0, 0])).tolist() == [0.0, 0.0]
     assert masked.row_sum(empty, no_mask, torch.zeros(0, dtype=torch.int64)).tolist() == []
-    assert masked.masked_mean(empty, no_mask).item() == 0.0
+    assert masked.masked_sum(empty, no_mask).item() == 0.0
 
 
 def test_lengths_that_do_not_fit_are_refused():
@@ -73,7 +72,7 @@ def test_masked_tokens_change_neither_values_nor_gradients(batch: Batch):
     for reduce in (
         lambda v: masked.row_sum(v, batch.flat_mask, batch.lengths).square().sum(),
         lambda v: masked.row_mean(v, batch.flat_mask, batch.lengths).square().sum(),
-        lambda v: masked.masked_mean(v, batch.flat_mask).square(),
+        lambda v: masked.masked_sum(v, batch.flat_mask).square(),
     ):
         clean = batch.flat("logprobs", torch.float64).requires_grad_()
         poisoned = batch.flat_poisoned("logprobs", torch.float64).requires_grad_()

@@ -100,11 +100,6 @@ def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     return zero_outside(values, mask).sum()
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Average all trained tokens: a scalar, 0 when no token is trained."""
-    return masked_sum(values, mask) / mask.sum().clamp(min=1).to(values.dtype)
-
-
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
     """Shift and scale the trained tokens to mean 0 and variance 1.
 
