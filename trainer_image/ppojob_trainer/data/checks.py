@@ -24,14 +24,10 @@ class DataReport:
     Attributes:
         errors: lines to mend; nothing may be started while there are any.
         warnings: lines worth knowing.
-        train_rows: prompts to draw from.
-        validation_rows: held-out prompts.
     """
 
     errors: list[str]
     warnings: list[str]
-    train_rows: int
-    validation_rows: int
 
 
 def check_files(
@@ -66,10 +62,9 @@ def check_files(
     for scan in (train, validation):
         warnings += [str(problem) for problem in _duplicates(scan)]
     warnings += [str(problem) for problem in _overlaps(train, validation)]
-    report = DataReport(errors, warnings, len(train.kept), len(validation.kept))
     train.close()
     validation.close()
-    return report
+    return DataReport(errors, warnings)
 
 
 def unusable_files(spec: DataSpec) -> list[str]:

@@ -120,11 +120,6 @@ class PromptDataset(Closing):
         return row
 
     @property
-    def num_dropped(self) -> int:
-        """Rows left out as too long."""
-        return self._scan.dropped
-
-    @property
     def warnings(self) -> list[str]:
         """What is worth knowing about the data, one line each."""
         return self._scan.warnings.lines()
@@ -144,10 +139,6 @@ class PromptDataset(Closing):
         )
         told = [self._scan.digests, self._scan.total, len(self), settings, self._chat.digest]
         return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()
-
-    def place(self, index: int) -> str:
-        """``file:row`` of a prompt, for messages."""
-        return self._scan.place(self._scan.kept[index])
 
     def rows(self, indices: Sequence[int]) -> list[PromptRow]:
         """Read and tokenise several rows, which is quicker than one by one.
