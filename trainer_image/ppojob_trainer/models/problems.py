@@ -24,4 +24,3 @@ class ModelReason(StrEnum):
     TENSOR_SHAPE = "TensorShape"
     VOCABULARY = "VocabularyTooLarge"
     NO_END_TOKEN = "NoEndToken"
-    TOO_SHORT = "ContextTooShort"
