@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-CLOCK_KEYS = ("timing", "perf/", "rpc/", "memory")
+from ppojob_trainer.metrics.names import is_repeatable
 
 
 def metrics(output: Path) -> list[dict[str, float]]:
@@ -23,7 +23,7 @@ def metrics(output: Path) -> list[dict[str, float]]:
 def without_clock(output: Path) -> list[dict[str, float]]:
     """The metrics that two runs of one seed must share, key for key and bit for bit."""
     return [
-        {k: v for k, v in record.items() if k != "time" and not k.startswith(CLOCK_KEYS)}
+        {key: value for key, value in record.items() if is_repeatable(key)}
         for record in metrics(output)
     ]
 
