@@ -102,6 +102,11 @@ def holds(status: PPOJobStatus, name: ConditionType) -> bool:
     return found is not None and found.status == "True"
 
 
+def has_ended(status: PPOJobStatus) -> bool:
+    """Whether the job has ended, well or not."""
+    return holds(status, "Complete") or holds(status, "Failed")
+
+
 def since(status: PPOJobStatus, name: ConditionType) -> Time | None:
     """Since when a condition has its status."""
     found = condition(status, name)

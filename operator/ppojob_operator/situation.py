@@ -11,7 +11,7 @@ from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import FailureRecord
 from ppojob_api.well_known import workload_name
 from ppojob_operator.build.config_map import PodConfig
-from ppojob_operator.conditions import Claim, holds
+from ppojob_operator.conditions import Claim, has_ended
 from ppojob_operator.members import Members, members_before, members_of
 from ppojob_operator.policies.acceptance import INVALID
 from ppojob_operator.policies.completion import Ending, ending
@@ -69,7 +69,7 @@ class Situation:
     @property
     def has_ended(self) -> bool:
         """Whether the status says already that the job ended."""
-        return _has_ended(self.job)
+        return has_ended(self.job.status)
 
     @property
     def wants_gang(self) -> bool:
@@ -104,17 +104,17 @@ def situation(
     failures = new_records(observed.pods, status, now)
     failure = judge(failures, status, job.terms.recovery.restarts_without_progress)
     found = ending(status, observed.controller, failure, lifecycle, now)
-    has_ended = _has_ended(job)
+    is_over = has_ended(job.status)
     admitted = admission(job, job.terms.scheduling, observed, now)
-    if config is None and not has_ended and not _is_made(job, roles, observed):
+    if config is None and not is_over and not _is_made(job, roles, observed):
         words = Claim("Admitted", False, accepted.reason, accepted.message)
         admitted = Admission(words, may_have_pods=False)
-    runs = not has_ended and not lifecycle.suspend and admitted.may_have_pods
+    runs = not is_over and not lifecycle.suspend and admitted.may_have_pods
     wanted = wanted_roles(
         roles,
         observed,
         runs=runs,
-        commits=not has_ended or status.reason == "DeadlineExceeded",
+        commits=not is_over or status.reason == "DeadlineExceeded",
     )
     return Situation(
         job=job,
@@ -130,10 +130,6 @@ def situation(
         runs=runs,
         wanted=wanted,
     )
-
-
-def _has_ended(job: Job) -> bool:
-    return holds(job.status, "Complete") or holds(job.status, "Failed")
 
 
 def _is_made(job: Job, roles: tuple[Members, ...], observed: Observed) -> bool:

@@ -9,7 +9,6 @@ from ppojob_api.well_known import KIND, PLURAL
 from ppojob_cli.cluster.connection import ClusterConnection
 from ppojob_cli.cluster.problems import ClusterUseError
 from ppojob_operator.build.metadata import LABEL_JOB_UID
-from ppojob_operator.conditions import holds
 from ppojob_operator.errors import ClusterError, MissingError, UnavailableError
 from ppojob_operator.kinds import JOB, POD
 from ppojob_operator.reading import read_job, read_pod
@@ -69,11 +68,6 @@ def looks(connection: ClusterConnection, job: Job, seconds: float) -> Iterator[J
         time.sleep(seconds)
         with suppress(UnavailableError):
             job = find_job(connection, job.name)
-
-
-def is_over(job: Job) -> bool:
-    """Whether the job has ended, well or not."""
-    return holds(job.status, "Complete") or holds(job.status, "Failed")
 
 
 def pods_of(connection: ClusterConnection, job: Job) -> Iterator[Pod]:

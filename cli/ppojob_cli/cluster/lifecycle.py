@@ -38,12 +38,13 @@ def resume(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
 
 
 def _set(connection: "ClusterConnection", name: str, *, is_suspended: bool, wait: bool) -> None:
-    from ppojob_cli.cluster.jobs import as_job, find_job, is_over
+    from ppojob_cli.cluster.jobs import as_job, find_job
     from ppojob_cli.cluster.problems import ClusterUseError
+    from ppojob_operator.conditions import has_ended
     from ppojob_operator.kinds import JOB
 
     job = find_job(connection, name)
-    if is_over(job):
+    if has_ended(job.status):
         phase = job.status.phase
         raise ClusterUseError(f'NAME: got "{name}": it is over, {phase}; a job that is not')
     asked = "suspended" if is_suspended else "resumed"
@@ -59,7 +60,8 @@ def _set(connection: "ClusterConnection", name: str, *, is_suspended: bool, wait
 
 def _wait(connection: "ClusterConnection", job: "Job", *, is_suspended: bool) -> None:
     """Tell each turn that the job takes until it is where it is to be, or over."""
-    from ppojob_cli.cluster.jobs import is_over, looks
+    from ppojob_cli.cluster.jobs import looks
+    from ppojob_operator.conditions import has_ended
 
     told, wanted = "", "Suspended" if is_suspended else "Running"
     generation = job.generation
@@ -72,6 +74,6 @@ def _wait(connection: "ClusterConnection", job: "Job", *, is_suspended: bool) ->
             told = line
             if status.phase == wanted:
                 return
-        if is_over(now):
+        if has_ended(status):
             is_bad = is_suspended or status.phase == "Failed"
             raise SystemExit(contract.EXIT_FAILED if is_bad else contract.EXIT_DONE)

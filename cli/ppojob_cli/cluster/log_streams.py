@@ -10,10 +10,11 @@ from typing import Final
 
 from ppojob_api.well_known import RoleName
 from ppojob_cli.cluster.connection import ClusterConnection, LineStream
-from ppojob_cli.cluster.jobs import find_job, is_over, pods_of
+from ppojob_cli.cluster.jobs import find_job, pods_of
 from ppojob_cli.cluster.log_lines import LogLine, Position, ReorderBuffer, stamped
 from ppojob_cli.cluster.problems import ClusterUseError
 from ppojob_operator.build.pod_template import CONTAINER
+from ppojob_operator.conditions import has_ended
 from ppojob_operator.errors import ClusterError, UnavailableError
 from ppojob_operator.kinds import POD
 from ppojob_operator.state import Job, Pod
@@ -174,7 +175,7 @@ def follow(
             if time.monotonic() >= look_at:
                 with suppress(UnavailableError):
                     names = [pod.name for pod in wanted.chosen(connection, job)]
-                    is_done = not names and _has_ended(connection, job)
+                    is_done = not names and _is_over(connection, job)
                     for name in names:
                         if name not in followers:
                             position = positions.get(name) or Position()
@@ -198,9 +199,9 @@ def _move(lines: SimpleQueue[LogLine], buffer: ReorderBuffer) -> None:
             buffer.put(lines.get_nowait(), time.monotonic())
 
 
-def _has_ended(connection: ClusterConnection, job: Job) -> bool:
+def _is_over(connection: ClusterConnection, job: Job) -> bool:
     try:
         now = find_job(connection, job.name)
     except ClusterUseError:
         return True
-    return now.uid != job.uid or is_over(now)
+    return now.uid != job.uid or has_ended(now.status)

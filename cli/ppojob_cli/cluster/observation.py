@@ -7,9 +7,9 @@ from typing import Any, Final, TypeVar
 
 from ppojob_api import contract
 from ppojob_cli.cluster.connection import ClusterConnection
-from ppojob_cli.cluster.jobs import as_job, find_manifest, is_over, pods_of
+from ppojob_cli.cluster.jobs import as_job, find_manifest, pods_of
 from ppojob_cli.cluster.seen import Seen, SeenLease, ToldWarning
-from ppojob_operator.conditions import from_rfc3339, holds, inert
+from ppojob_operator.conditions import from_rfc3339, has_ended, holds, inert
 from ppojob_operator.errors import MissingError, RefusedError, UnavailableError
 from ppojob_operator.kinds import EVENT, LEASE, NODE, POD
 from ppojob_operator.reading import read_node
@@ -51,7 +51,7 @@ def observe(connection: ClusterConnection, name: str, operator: tuple[str, str])
     warnings = allowed("events", lambda: tuple(_warnings(connection, job)), told)
     lease = allowed("the operator's Lease", lambda: _lease(connection, *operator), None)
     reports: dict[str, ControllerReport] = {}
-    if not is_over(job) and not holds(job.status, "Rendezvoused"):
+    if not has_ended(job.status) and not holds(job.status, "Rendezvoused"):
         reports = allowed("supervisors", lambda: _reports(connection, pods or ()), {})
     return Seen(
         job=job,

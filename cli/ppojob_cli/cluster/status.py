@@ -36,23 +36,25 @@ def status(connection: "ClusterConnection", name: str, *, watch: bool) -> None:
 def _draw(console: "Console", connection: "ClusterConnection", job: "Job", *, watch: bool) -> None:
     from rich.live import Live
 
-    from ppojob_cli.cluster.jobs import is_over, looks
+    from ppojob_cli.cluster.jobs import looks
     from ppojob_cli.cluster.picture import drawing
     from ppojob_cli.panel import Canvas
+    from ppojob_operator.conditions import has_ended
 
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         for one in looks(connection, job, _POLL_SECONDS):
             is_ascii = not console.encoding.startswith("utf")
             canvas = Canvas(console.width, ascii_only=is_ascii)
             live.update(drawing(one, connection.now, canvas), refresh=True)
-            if not watch or is_over(one):
+            if not watch or has_ended(one.status):
                 return
 
 
 def _write(connection: "ClusterConnection", job: "Job", *, watch: bool) -> None:
     """Write the status, and again whenever it is another one."""
-    from ppojob_cli.cluster.jobs import is_over, looks
+    from ppojob_cli.cluster.jobs import looks
     from ppojob_cli.cluster.picture import plain_lines
+    from ppojob_operator.conditions import has_ended
 
     shown = None
     for one in looks(connection, job, _POLL_SECONDS):
@@ -62,5 +64,5 @@ def _write(connection: "ClusterConnection", job: "Job", *, watch: bool) -> None:
             for line in plain_lines(one, connection.now):
                 click.echo(line)
         shown = one.status
-        if not watch or is_over(one):
+        if not watch or has_ended(one.status):
             return
