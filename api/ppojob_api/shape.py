@@ -164,6 +164,11 @@ def dotted(path: PathKey) -> str:
     return text or "PPOJob"
 
 
+def within(path: str, other: str) -> bool:
+    """Whether a path as people write it is another one, or lies below it."""
+    return path == other or path.startswith((f"{other}.", f"{other}["))
+
+
 def placeholder(shape: Shape) -> JsonValue:
     """Some value that is right for a shape, so that the rest of a broken spec can be judged."""
     if shape.kind == "object" and shape.model is not None:

@@ -17,7 +17,7 @@ from ppojob_api.checks.scheduling import SCHEDULING_CHECKS
 from ppojob_api.checks.support import SUPPORT_CHECKS
 from ppojob_api.parsing import parse
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
-from ppojob_api.shape import PathKey, dotted
+from ppojob_api.shape import PathKey, dotted, within
 from ppojob_api.v1alpha1.job import PPOJob
 
 CHECKS = (
@@ -90,8 +90,4 @@ def _status_given(status: object) -> Problem:
 
 
 def _touches(reads: Iterable[str], unknown: list[str]) -> bool:
-    return any(_within(read, path) or _within(path, read) for read in reads for path in unknown)
-
-
-def _within(path: str, other: str) -> bool:
-    return path == other or path.startswith((f"{other}.", f"{other}["))
+    return any(within(read, path) or within(path, read) for read in reads for path in unknown)

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from ppojob_api import manifest
 from ppojob_api.problem import ABSENT, SHOWN_CHARACTERS, Problem, ReasonCode, printable, shown
-from ppojob_api.shape import PathKey, dotted
+from ppojob_api.shape import PathKey, dotted, within
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -57,9 +57,9 @@ class Laid:
         """The problem under the name of this override, or None where it is not about it."""
         whole = dotted(self.override.path)
         where = problem.where
-        if _within(where, whole) and where != whole:
+        if within(where, whole) and where != whole:
             return replace(problem, where=f"{self.override.where}: {where}")
-        if _within(whole, where) and _within(where, dotted(self.origin)):
+        if within(whole, where) and within(where, dotted(self.origin)):
             return replace(problem, where=self.override.where)
         return None
 
@@ -217,7 +217,3 @@ def _where(text: str) -> str:
 def _kind(value: JsonValue) -> str:
     kinds = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): ABSENT}
     return kinds.get(type(value), "a number")
-
-
-def _within(path: str, other: str) -> bool:
-    return path == other or path.startswith((f"{other}.", f"{other}["))
