@@ -97,8 +97,8 @@ def _claims(here: Situation) -> tuple[Claim, ...]:
         _training(here),
         _checkpointed(here),
         _suspended(here),
-        _complete(here),
-        _failed(here),
+        _ended(here, "Complete", "Succeeded"),
+        _ended(here, "Failed", "Failed"),
     )
 
 
@@ -161,16 +161,13 @@ def _suspended(here: Situation) -> Claim:
     return Claim("Suspended", True, "Asked", "spec.lifecycle.suspend is true")
 
 
-def _complete(here: Situation) -> Claim:
-    if here.ending is not None and here.ending.phase == "Succeeded":
-        return Claim("Complete", True, here.ending.reason, here.ending.message)
-    return Claim("Complete", False, "NotEnded" if here.ending is None else "Failed")
-
-
-def _failed(here: Situation) -> Claim:
-    if here.ending is not None and here.ending.phase == "Failed":
-        return Claim("Failed", True, here.ending.reason, here.ending.message)
-    return Claim("Failed", False, "NotEnded" if here.ending is None else "Succeeded")
+def _ended(here: Situation, name: ConditionType, phase: Phase) -> Claim:
+    """Whether the job has ended in a phase."""
+    if here.ending is None:
+        return Claim(name, False, "NotEnded")
+    if here.ending.phase != phase:
+        return Claim(name, False, here.ending.phase)
+    return Claim(name, True, here.ending.reason, here.ending.message)
 
 
 def _phase(here: Situation, claims: tuple[Claim, ...]) -> Phase:
