@@ -16,7 +16,6 @@ job goes back to a commit; a rank that still writes for an older one finds its f
 This file loads no torch: the controller imports it.
 """
 
-import importlib.metadata
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import ppojob_trainer
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.files import FileEntry, check_size, sha256_of
@@ -147,7 +147,7 @@ class CommitStore:
         sealed = Manifest(
             job_uid=self._identity.job_uid,
             config_sha256=sha256,
-            code_version=importlib.metadata.version("ppojob"),
+            code_version=ppojob_trainer.__version__,
             progress=progress,
             files=tuple(sorted((config, *files), key=lambda entry: entry.path)),
         )
