@@ -1,6 +1,16 @@
-"""What every engine checks of a request before it takes it."""
+"""What every engine checks before it does what it is asked for."""
 
-from ppojob_trainer.rollout.protocol import Request
+from ppojob_trainer.rollout.protocol import Request, RolloutEngine, RolloutError
+
+
+def check_idle(engine: RolloutEngine, what: str) -> None:
+    """Refuse what would change the responses under way.
+
+    Raises:
+        RolloutError: If requests are in flight.
+    """
+    if engine.has_work():
+        raise RolloutError(f"{what}: requests are in flight; finish or abort them first")
 
 
 def check_request(request: Request, *, max_model_tokens: int, vocab_size: int) -> None:

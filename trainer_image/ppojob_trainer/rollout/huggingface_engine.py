@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from ppojob_trainer.rollout.admission import check_request
+from ppojob_trainer.rollout.admission import check_idle, check_request
 from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, RolloutError
 from ppojob_trainer.rollout.sampling import draw, processed_logprobs
 
@@ -115,7 +115,7 @@ class HuggingFaceEngine:
     @torch.no_grad()
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine`."""
-        self._refuse_busy("load_weights")
+        check_idle(self, "load_weights")
         own = self._model.state_dict(keep_vars=True)
         loaded: set[int] = set()
         for name, tensor in tensors:
@@ -135,11 +135,11 @@ class HuggingFaceEngine:
 
     def reset_cache(self) -> None:
         """See `RolloutEngine`; prefixes live no longer than their batch here."""
-        self._refuse_busy("reset_cache")
+        check_idle(self, "reset_cache")
 
     def sleep(self) -> None:
         """Move the weights to the host; without an accelerator there is nothing to give back."""
-        self._refuse_busy("sleep")
+        check_idle(self, "sleep")
         self._model.to("cpu")
         self._awake = False
 
@@ -155,10 +155,6 @@ class HuggingFaceEngine:
         self._aborted.clear()
         self._batches.clear()
         self._awake = False
-
-    def _refuse_busy(self, what: str) -> None:
-        if self.has_work():
-            raise RolloutError(f"{what}: requests are in flight; finish or abort them first")
 
     def _prefill(self, rows: list[_Row]) -> _Batch:
         """Run the distinct prompts of `rows` once, padded on the left, and spread their caches."""

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoConfig
 
-from ppojob_trainer.rollout.admission import check_request
+from ppojob_trainer.rollout.admission import check_idle, check_request
 from ppojob_trainer.rollout.checkpoint_names import checkpoint_names, key_value_bytes_per_token
 from ppojob_trainer.rollout.process_state import process_state_kept, random_state_kept
 from ppojob_trainer.rollout.protocol import (
@@ -183,7 +183,7 @@ class VllmEngine:
         own weights, memory for about one layer is needed.
         """
         self._refuse_unusable("load_weights")
-        self._refuse_busy("load_weights")
+        check_idle(self, "load_weights")
         try:
             with process_state_kept(own_environment="VLLM_"), torch.no_grad():
                 self._engine.collective_rpc(
@@ -201,13 +201,13 @@ class VllmEngine:
     def reset_cache(self) -> None:
         """See `RolloutEngine`."""
         self._refuse_unusable("reset_cache")
-        self._refuse_busy("reset_cache")
+        check_idle(self, "reset_cache")
         if not self._engine.reset_prefix_cache():
             raise RolloutError("reset_cache: vLLM still holds blocks of ended requests")
 
     def sleep(self) -> None:
         """Drop weights and cache from the GPU; on the CPU vLLM cannot, and both stay in memory."""
-        self._refuse_busy("sleep")
+        check_idle(self, "sleep")
         if not self._on_cpu:
             self._engine.sleep(level=2)
         self._unusable = self._unusable or "it is asleep"
@@ -247,10 +247,6 @@ class VllmEngine:
     def _refuse_unusable(self, what: str) -> None:
         if self._unusable is not None:
             raise RolloutError(f"{what}: the engine cannot be used: {self._unusable}")
-
-    def _refuse_busy(self, what: str) -> None:
-        if self.has_work():
-            raise RolloutError(f"{what}: requests are in flight; finish or abort them first")
 
     def _checked(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Cast on the way through; vLLM itself would only warn of missing names."""
