@@ -4,6 +4,8 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 
+from patience import until
+
 from ppojob_operator.errors import UnavailableError
 from ppojob_operator.job_queue import JobQueue
 from ppojob_operator.reading import JobKey
@@ -13,12 +15,6 @@ A, B = ("n", "a"), ("n", "b")
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait as long as it takes; `run` has the limit."""
-    while not holds():
-        await asyncio.sleep(0.001)
 
 
 async def works(queue: JobQueue, test: Callable[[], Awaitable[None]]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from operator_jobs import job_manifest
+from patience import until
 from simulated_cluster import SimulatedCluster
 
 from ppojob_operator.errors import NotLeaderError, UnavailableError
@@ -35,13 +36,6 @@ async def replica(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(claim: "object", seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not claim():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.01)
 
 
 def test_one_leads_and_the_other_follows_when_it_ends() -> None:
@@ -73,7 +67,7 @@ def test_clocks_of_machines_are_not_compared(renewed: str) -> None:
             await replaced(task, cluster, renewed)
         begun = time.monotonic()
         async with replica(cluster, "b", gained) as (second, _):
-            await until(lambda: second.is_held, 60)
+            await until(lambda: second.is_held)
         assert time.monotonic() - begun >= SECONDS
 
     asyncio.run(test())
@@ -117,7 +111,7 @@ def test_two_releases_in_one_namespace_both_lead() -> None:
             replica(cluster, "a", gained, "team-a-ppojob-operator") as (one, _),
             replica(cluster, "b", gained, "team-b-ppojob-operator") as (other, _),
         ):
-            await until(lambda: one.is_held and other.is_held, 60)
+            await until(lambda: one.is_held and other.is_held)
         assert sorted(gained) == ["a", "b"]
 
     asyncio.run(test())
@@ -129,7 +123,7 @@ async def led(cluster: SlowCluster, claim: Callable[[list[str]], bool]) -> None:
     settings = dataclasses.replace(settings_of("a"), lease_seconds=cluster.seconds)
     leader = Leadership(cluster, settings, lambda: gained.append("a"))
     task = asyncio.create_task(leader.run())
-    await until(lambda: claim(gained), 60)
+    await until(lambda: claim(gained))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -196,7 +190,7 @@ def test_what_was_read_late_was_renewed_late() -> None:
         holder = asyncio.create_task(first.run())
         await until(lambda: first.is_held)
         async with replica(late, "b", []) as (second, _):
-            await until(lambda: second.is_held, 60)
+            await until(lambda: second.is_held)
             assert not first.is_held
         holder.cancel()
 

@@ -2,23 +2,16 @@
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from operator_jobs import SETTINGS, job_manifest
+from patience import until
 from simulated_cluster import SimulatedCluster
 
 from ppojob_operator.operation import Operation, running
 
 FAST = dataclasses.replace(SETTINGS, lease_seconds=0.8, namespace="system", resync_seconds=0.5)
-
-
-async def until(claim: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not claim():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.01)
 
 
 def run(test: Callable[[SimulatedCluster], Awaitable[None]]) -> None:
@@ -69,7 +62,7 @@ def test_a_deleted_child_comes_back_by_its_event() -> None:
             await until(lambda: len(cluster.of("Pod")) == 4)
             await asyncio.sleep(0.1)
             cluster.remove("Service", "lab", "sum-reward")
-            await until(lambda: ("Service", "lab", "sum-reward") in cluster.objects, 5)
+            await until(lambda: ("Service", "lab", "sum-reward") in cluster.objects)
 
     run(test)
 
@@ -81,7 +74,7 @@ def test_an_operation_that_broke_is_in_trouble() -> None:
 
         cluster.pages = broken  # type: ignore[method-assign,assignment]
         async with running(cluster, FAST) as operation:
-            await until(lambda: bool(operation.troubles()), 5)
+            await until(lambda: bool(operation.troubles()))
 
     run(test)
 
