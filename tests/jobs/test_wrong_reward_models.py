@@ -1,13 +1,12 @@
 """Reward models that cannot score, by `ppojob run`: exact lines, nothing started."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tiny_jobs
-from refused_jobs import RefusedJob
+from refused_jobs import RefusedJob, edit
 
 Spoil = Callable[[RefusedJob, Path], object]
 
@@ -23,11 +22,7 @@ def judge(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(**changes: object) -> Spoil:
-    def spoil(_: RefusedJob, judge: Path) -> None:
-        path = judge / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return spoil
+    return lambda _, judge: edit(judge / "config.json", changes)
 
 
 def template(source: str) -> Spoil:

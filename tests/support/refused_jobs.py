@@ -56,11 +56,8 @@ class RefusedJob:
         return self.manifest
 
     def edit(self, name: str, changes: Mapping[str, object]) -> None:
-        """Change fields of a JSON file of the model; None takes one away."""
-        path = self.model / name
-        content = {**json.loads(path.read_text()), **changes}
-        kept = {key: value for key, value in content.items() if value is not None}
-        path.write_text(json.dumps(kept))
+        """Change fields of a JSON file of the policy's model; None takes one away."""
+        edit(self.model / name, changes)
 
     def refused(self, *arguments: str | Path) -> list[str]:
         """The lines of errors, without the folder of the test; nothing else may have happened.
@@ -85,6 +82,13 @@ class RefusedJob:
         for folder in (self.files, self.folder):
             text = text.replace(f"{folder}/", "").replace(str(folder), ".")
         return re.sub(r"as uid \d+ in [^;]*", "as uid UID in CWD", text)
+
+
+def edit(path: Path, changes: Mapping[str, object]) -> None:
+    """Change fields of a JSON file; None takes one away."""
+    content = {**json.loads(path.read_text()), **changes}
+    kept = {key: value for key, value in content.items() if value is not None}
+    path.write_text(json.dumps(kept))
 
 
 def read_lines(path: Path) -> dict[str, list[str]]:
