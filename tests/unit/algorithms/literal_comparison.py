@@ -230,16 +230,17 @@ def compare_kl_gradient(kl: ModuleType, batch: Batch, dtype: torch.dtype) -> Non
         assert_close(gradient, expected)
 
 
-def compare_logprobs(logprobs: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
-    """Takes the log-probability columns as if each token had those three logits and a zero."""
+def compare_logprobs(fused: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    """Takes the log-probability columns as if each token had those three logits and a one."""
     columns = (batch.logprobs, batch.old_logprobs, batch.ref_logprobs)
-    rows = [[*logits, 0.0] for logits in zip(*map(flatten, columns), strict=True)]
+    rows = [[*logits, 1.0] for logits in zip(*map(flatten, columns), strict=True)]
     targets = [i % 4 for i in range(len(rows))]
     for temperature in (1.0, 0.5, 1.7):
-        actual, entropy = logprobs.token_logprobs(
+        actual, entropy = fused.fused_logprobs(
             torch.tensor(rows, dtype=dtype).reshape(-1, 4),
+            torch.eye(4, dtype=dtype),
             torch.tensor(targets, dtype=torch.int64),
-            temperature,
+            fused.LogprobSettings(temperature, entropy="value"),
         )
         expected = [
             literal.logprob_and_entropy(row, target, temperature)

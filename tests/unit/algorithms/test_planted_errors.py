@@ -1,6 +1,6 @@
 """Shows that the comparison with the literal forms can fail, and for which mistakes.
 
-Each case changes one piece of the product's source, loads the algorithms with that change, and runs
+Each case changes one piece of the product's source, loads its modules with that change, and runs
 the very comparison that the property tests run, on batches that never change. A comparison that
 accepts the mistake fails here, and so does a case whose piece of source no longer exists.
 """
@@ -26,8 +26,6 @@ from literal_comparison import (
 )
 from ragged_batches import Batch, fixed_batches
 
-PACKAGE = "ppojob_trainer.algorithms"
-
 # Comparison by name, with the module that it looks at.
 COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], None]]] = {
     "advantages": ("advantages", compare_advantages),
@@ -39,14 +37,17 @@ COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], Non
     "aggregate": ("aggregate", compare_aggregate),
     "kl": ("kl", compare_kl),
     "kl_gradient": ("kl", compare_kl_gradient),
-    "logprobs": ("logprobs", compare_logprobs),
+    "logprobs": ("fused_logprobs", compare_logprobs),
 }
 
 # In the order in which they import each other, so that each finds the changed ones before it.
-MODULES = (
+ALGORITHMS = (
     "masked", "group_scores", "advantages", "gae", "policy_loss", "value_loss", "aggregate", "kl",
-    "logprobs",
 )  # fmt: skip
+MODULES = {
+    **{name: f"ppojob_trainer.algorithms.{name}" for name in ALGORITHMS},
+    "fused_logprobs": "ppojob_trainer.engine.fused_logprobs",
+}
 
 # (name, module that is changed, its source, what stands there instead, comparison that must fail)
 MISTAKES = (
@@ -242,12 +243,14 @@ MISTAKES = (
      "value", "kl_gradient"),
     ("penalty added", "kl", "token_rewards - coefficient", "token_rewards + coefficient", "kl"),
     ("penalty without coefficient", "kl", "coefficient * kl)", "kl)", "kl"),
-    # logprobs
-    ("temperature multiplied", "logprobs", "/ temperature,", "* temperature,", "logprobs"),
-    ("temperature ignored", "logprobs", "/ temperature,", ",", "logprobs"),
-    ("entropy has the wrong sign", "logprobs", "entropy = -(", "entropy = (", "logprobs"),
-    ("entropy without probabilities", "logprobs", "log_p.exp() * finite", "finite", "logprobs"),
-    ("normalized over tokens", "logprobs", "temperature, dim=-1)", "temperature, dim=0)",
+    # fused_logprobs
+    ("temperature multiplied", "fused_logprobs", "z.div_(temperature)", "z.mul_(temperature)",
+     "logprobs"),
+    ("temperature ignored", "fused_logprobs", "z.div_(temperature)", "z", "logprobs"),
+    ("entropy has the wrong sign", "fused_logprobs", "log_s - u / s", "u / s - log_s", "logprobs"),
+    ("entropy without probabilities", "fused_logprobs", "z.mul_(weights).sum", "z.sum",
+     "logprobs"),
+    ("largest logit forgotten", "fused_logprobs", "m + log_s, entropy", "log_s, entropy",
      "logprobs"),
 )  # fmt: skip
 
@@ -255,10 +258,10 @@ MISTAKES = (
 def load(
     monkeypatch: pytest.MonkeyPatch, changed: str | None = None, old: str = "", new: str = ""
 ) -> dict[str, ModuleType]:
-    """The algorithms, loaded afresh with one piece of one module's source replaced."""
+    """The modules, loaded afresh with one piece of one module's source replaced."""
     modules = {}
-    for name in MODULES:
-        spec = importlib.util.find_spec(f"{PACKAGE}.{name}")
+    for name, place in MODULES.items():
+        spec = importlib.util.find_spec(place)
         assert spec is not None
         assert spec.origin is not None
         with open(spec.origin, encoding="utf-8") as file:

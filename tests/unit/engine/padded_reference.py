@@ -4,8 +4,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ppojob_trainer.algorithms.logprobs import token_logprobs
 from ppojob_trainer.rows.experience import Experience
+
+
+def token_logprobs(
+    logits: Tensor, targets: Tensor, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target and entropy of its distribution, by their definition."""
+    log_p = torch.log_softmax(logits / temperature, dim=-1)
+    logprobs = log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return logprobs, -(log_p.exp() * log_p).sum(dim=-1)
 
 
 def padded_logprobs(

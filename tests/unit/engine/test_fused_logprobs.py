@@ -1,8 +1,8 @@
 import pytest
 import torch
+from padded_reference import token_logprobs
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ppojob_trainer.algorithms.logprobs import token_logprobs
 from ppojob_trainer.engine import fused_logprobs as module
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
 
@@ -104,7 +104,13 @@ def test_the_full_logits_never_exist():
 
 
 @pytest.mark.parametrize(
-    ("values", "match"), [((0.0, 1, "none"), "temperature"), ((1.0, 1, "x"), "entropy")]
+    ("values", "match"),
+    [
+        ((0.0, 1, "none"), "temperature: got"),
+        ((-1.0, 1, "none"), "temperature: got"),
+        ((float("nan"), 1, "none"), "temperature: got"),
+        ((1.0, 1, "x"), "entropy: got"),
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(values, match):
     with pytest.raises(ValueError, match=match):

@@ -3,7 +3,7 @@
 Logits are made tile by tile, some tokens by some of the vocabulary, folded into a running
 log-sum-exp (Milakov and Gimelshein, arXiv:1805.02867) and dropped; the backward pass makes them
 again. Tiles run over the vocabulary inside a block of tokens, so each row of the output matrix is
-cast, and gets its gradient written, once a block. Definition: `algorithms.logprobs`.
+cast, and gets its gradient written, once a block.
 
 Legend: N tokens, h hidden size, V vocabulary, z = logits / temperature, p = softmax(z).
 """
@@ -47,7 +47,7 @@ class LogprobSettings:
 def fused_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, settings: LogprobSettings
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute log p of each target, and the entropy of p.
+    """Compute log p of each target, and the entropy of p: z_a - log Σ exp z, and -Σ p log p.
 
     Products run in autocast's type where it is on, else in that of `hidden`; everything after them
     in float32 (float64 stays).
