@@ -20,6 +20,7 @@ import msgspec
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import LOGS_FOLDER
+from ppojob_cli import gpus
 from ppojob_cli.addresses import Addresses
 from ppojob_operator.build.pods import (
     CONFIG_FILE,
@@ -95,8 +96,9 @@ class LocalPods:
         book = self._mounts / "addresses.json"
         book.write_text(json.dumps(addresses))
         (self._run_folder / LOGS_FOLDER).mkdir(exist_ok=True)
+        devices = gpus.devices(planned, gpus.visible_gpus(os.environ))
         for pod in planned:
-            self._start_pod(pod, addresses[pod.host], book)
+            self._start_pod(pod, addresses[pod.host], book, devices[pod.name])
 
     def dead(self) -> list[RunningPod]:
         """Pods whose supervisor has ended, which none does by itself."""
@@ -124,7 +126,7 @@ class LocalPods:
         self._addresses.close()
         shutil.rmtree(self._mounts, ignore_errors=True)
 
-    def _start_pod(self, pod: Pod, address: str, book: Path) -> None:
+    def _start_pod(self, pod: Pod, address: str, book: Path, devices: str) -> None:
         scratch = self._mounts / "scratch" / pod.name
         scratch.mkdir(parents=True)
         folders = {
@@ -146,6 +148,7 @@ class LocalPods:
                     environment[name] = str(index)
         environment[contract.ENV_ADDRESS_BOOK] = str(book)
         environment[contract.ENV_DIE_WITH_PARENT] = "1"
+        environment[gpus.VARIABLE] = devices
         python, *arguments = pod.argv
         assert python == "python"
         log_path = self._run_folder / LOGS_FOLDER / f"{pod.name}.log"

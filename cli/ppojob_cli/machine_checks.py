@@ -11,9 +11,8 @@ from typing import Final
 
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.run_config import EngineFacts, RunConfig
+from ppojob_cli import gpus
 from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, in_gib, machine_bytes
-
-DEVICES: Final = Path("/dev")
 
 _FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
 
@@ -69,15 +68,22 @@ def check_versions(config: RunConfig) -> Iterator[Problem]:
 
 
 def check_gpus(config: RunConfig) -> Iterator[Problem]:
-    """More GPUs than are there."""
-    wanted = config.topology.total_gpus
-    there = len([path for path in DEVICES.glob("nvidia*") if path.name[6:].isdecimal()])
+    """More GPUs than a job here may use."""
+    needed = {
+        role.role: role.gpus_per_pod * len(role.pods)
+        for role in config.topology.with_own_pods
+        if role.gpus_per_pod
+    }
+    wanted, there = config.topology.total_gpus, len(gpus.visible_gpus(os.environ))
     if wanted > there:
+        listed = os.environ.get(gpus.VARIABLE)
+        whose = "this machine has" if listed is None else f"{gpus.VARIABLE}={shown(listed)} shows"
         yield Problem(
-            "spec.roles.actorRollout.gpusPerReplica",
-            shown(wanted),
-            f"this machine has {there} GPUs",
-            "0 runs the job on the CPU (ranksPerReplica and threadsPerRank share its cores)",
+            "spec.roles",
+            "GPUs for " + ", ".join(f"{role} ({count})" for role, count in needed.items()),
+            f"{wanted} in all, and {whose} {there}",
+            "fewer, or gpusPerReplica: 0 for the CPU (ranksPerReplica and threadsPerRank share its "
+            "cores)",
             ReasonCode.OUT_OF_RANGE,
         )
 

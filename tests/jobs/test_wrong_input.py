@@ -16,7 +16,7 @@ from job_runs import Run
 from refused_jobs import RefusedJob, check, read_lines
 
 from ppojob_api.run_config import EngineFacts, resolve
-from ppojob_cli import machine_checks, output_checks
+from ppojob_cli import gpus, machine_checks, output_checks
 from ppojob_cli import run as run_command
 from ppojob_cli.main import main
 from ppojob_cli.run_folder import locked
@@ -147,7 +147,8 @@ def _no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     devices = tmp_path / "dev"
     devices.mkdir()
     (devices / "nvidiactl").touch()
-    monkeypatch.setattr(machine_checks, "DEVICES", devices)
+    monkeypatch.setattr(gpus, "DEVICES", devices)
+    monkeypatch.delenv(gpus.VARIABLE, raising=False)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,0 +1,45 @@
+"""The GPUs of this machine: those that a job may use, and which of its pods gets which."""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Final
+
+from ppojob_operator.build.pods import Pod
+
+VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+"""The GPUs of a process, by index or UUID; it counts them from 0 in this order."""
+
+DEVICES: Final = Path("/dev")
+
+
+def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The GPUs that CUDA shows to a process of this environment, as the variable names them.
+
+    Read as CUDA reads it: the list ends at the first entry that is no GPU of this machine.
+    """
+    there = sum(path.name[6:].isdecimal() for path in DEVICES.glob("nvidia*"))
+    listed = environment.get(VARIABLE)
+    if listed is None or there == 0:
+        return tuple(map(str, range(there)))
+    entries = dict.fromkeys(entry.strip() for entry in listed.split(","))
+    return tuple(takewhile(lambda entry: _is_there(entry, there), entries))
+
+
+def _is_there(entry: str, there: int) -> bool:
+    if entry.isdecimal():
+        return int(entry) < there
+    return entry.startswith(("GPU-", "MIG-"))
+
+
+def devices(pods: Iterable[Pod], visible: Iterable[str]) -> dict[str, str]:
+    """The variable of each pod, by its name: no GPU in two pods, none in a pod that asks for none.
+
+    A pod keeps its GPUs for as long as it runs: the ranks of every epoch inherit them.
+
+    Args:
+        pods: of a job.
+        visible: at least as many GPUs as they need.
+    """
+    free = iter(visible)
+    return {pod.name: ",".join(islice(free, pod.gpus)) for pod in pods}

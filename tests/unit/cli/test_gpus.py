@@ -1,0 +1,151 @@
+"""GPUs of one machine: which of them a job may use, and that no two of its pods share one."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import tiny_jobs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppojob_api.run_config import RunConfig, resolve
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_cli import gpus
+from ppojob_cli.local_pods import LocalPods
+from ppojob_cli.machine_checks import check_gpus
+from ppojob_operator.build.pods import pods
+
+CPU = "gpusPerReplica: 0 for the CPU (ranksPerReplica and threadsPerRank share its cores)"
+SOME = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
+PART = "MIG-7f2e3a1c-1111-5a4c-9b1d-0c6b1ee2b7f3"
+
+
+def config_of(**changes: object) -> RunConfig:
+    manifest = tiny_jobs.make_manifest(Path("/made"), **changes)
+    return resolve(PPOJob.model_validate(manifest))
+
+
+def two_pods() -> RunConfig:
+    return config_of(roles={"actorRollout": {"replicas": 2, "gpusPerReplica": 1}})
+
+
+def three_roles() -> RunConfig:
+    apart = {"colocateWith": None, "gpusPerReplica": 1}
+    roles = {"actorRollout": {"gpusPerReplica": 1}, "critic": apart, "reference": apart}
+    return config_of(**tiny_jobs.PPO, roles=roles)
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of four GPUs: its folder of devices."""
+    folder = tmp_path / "dev"
+    folder.mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        (folder / name).touch()
+    monkeypatch.setattr(gpus, "DEVICES", folder)
+    monkeypatch.delenv(gpus.VARIABLE, raising=False)
+    return folder
+
+
+def test_each_pod_has_gpus_of_its_own() -> None:
+    assert gpus.devices(pods(two_pods()), "01") == {
+        "tiny-controller-0": "",
+        "tiny-actor-rollout-0": "0",
+        "tiny-actor-rollout-1": "1",
+        "tiny-reward-0": "",
+    }
+
+
+@given(replicas=st.integers(1, 4), each=st.integers(0, 4), critic=st.integers(0, 3))
+def test_no_gpu_is_in_two_pods(replicas: int, each: int, critic: int) -> None:
+    roles = {
+        "actorRollout": {"replicas": replicas, "gpusPerReplica": each},
+        "critic": {"colocateWith": None, "gpusPerReplica": critic},
+    }
+    config = config_of(**tiny_jobs.PPO, roles=roles)
+    planned = pods(config)
+    visible = [str(2 * index) for index in range(config.topology.total_gpus)]
+    given_out = gpus.devices(planned, visible)
+    assert {pod.name: pod.gpus for pod in planned} == {
+        name: len(listed.split(",")) if listed else 0 for name, listed in given_out.items()
+    }
+    assert [gpu for listed in given_out.values() if listed for gpu in listed.split(",")] == visible
+
+
+@pytest.mark.parametrize(
+    ("listed", "visible"),
+    [
+        ("2,3", ("2", "3")),
+        (" 3 , 1", ("3", "1")),
+        (f"{SOME},{PART}", (SOME, PART)),
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("1,-1,2", ("1",)),
+        ("0,4,1", ("0",)),
+        ("2,2,3", ("2", "3")),
+    ],
+)
+def test_what_the_user_lets_a_job_see(listed: str, visible: tuple[str, ...]) -> None:
+    assert gpus.visible_gpus({gpus.VARIABLE: listed}) == visible
+
+
+def test_all_gpus_of_the_machine_without_a_word(machine: Path) -> None:
+    assert gpus.visible_gpus({}) == ("0", "1", "2", "3")
+    (machine / "nvidia0").unlink()  # a container that was given three of them
+    assert gpus.visible_gpus({}) == ("0", "1", "2")
+
+
+def test_a_machine_without_gpus_has_none_by_any_name(machine: Path) -> None:
+    for path in machine.iterdir():
+        path.unlink()
+    assert gpus.visible_gpus({}) == gpus.visible_gpus({gpus.VARIABLE: SOME}) == ()
+
+
+def test_enough_gpus() -> None:
+    assert not list(check_gpus(three_roles()))
+
+
+def test_every_role_that_asks_for_gpus_is_named(machine: Path) -> None:
+    for name in ("nvidia2", "nvidia3"):
+        (machine / name).unlink()
+    assert [str(problem) for problem in check_gpus(three_roles())] == [
+        "spec.roles: got GPUs for actorRollout (1), reference (1), critic (1): 3 in all, and this "
+        f"machine has 2; fewer, or {CPU}"
+    ]
+
+
+def test_fewer_gpus_than_the_job_needs_are_let_through_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(gpus.VARIABLE, "3")
+    assert [str(problem) for problem in check_gpus(two_pods())] == [
+        'spec.roles: got GPUs for actorRollout (2): 2 in all, and CUDA_VISIBLE_DEVICES="3" shows '
+        f"1; fewer, or {CPU}"
+    ]
+
+
+def test_pods_are_started_with_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gpus.VARIABLE, f"3,{SOME}")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    local = LocalPods(two_pods(), folder)
+    try:
+        local.start()
+        seen = {running.pod.name: environment(running.process.pid) for running in local.pods}
+    finally:
+        local.end()
+    assert {name: variables[gpus.VARIABLE] for name, variables in seen.items()} == {
+        "tiny-controller-0": "",
+        "tiny-actor-rollout-0": "3",
+        "tiny-actor-rollout-1": SOME,
+        "tiny-reward-0": "",
+    }
+
+
+def environment(pid: int) -> dict[str, str]:
+    """What a process was started with; there is nothing to read until it has begun."""
+    while not (content := Path(f"/proc/{pid}/environ").read_bytes()):
+        time.sleep(0.01)
+    return dict(entry.split("=", 1) for entry in os.fsdecode(content).rstrip("\0").split("\0"))
