@@ -177,9 +177,10 @@ def test_mutated_inputs_are_the_calls_own(source: Source) -> None:
 def test_the_environment_is_an_allow_list(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with ScoringPool([source("return {'score': 1, 'names': ' '.join(os.environ)}")]) as pool:
         names = str(pool.score([item("x")])[0].extras["names"]).split()
-    assert "PATH" in names
+    assert {"PATH", "CUDA_VISIBLE_DEVICES"} <= set(names)  # a pod's GPUs are its functions' too
     assert not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"} & set(names)
     assert len(names) < 15
 

@@ -17,7 +17,7 @@ from ppojob_trainer.children.guardian import SIGNALLED_STATUS
 from ppojob_trainer.children.output import OutputLog
 
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PYTHONPATH",
-                "LD_LIBRARY_PATH")  # fmt: skip
+                "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")  # fmt: skip
 _END_SECONDS = 2.0
 
 
