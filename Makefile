@@ -12,8 +12,8 @@ LOCKS := requirements/uv.txt requirements/$(ACCELERATOR).txt requirements/demo-m
 
 CLUSTER := $(PYTHON) tests/cluster/tool
 
-.PHONY: help setup anew demo test test-cluster test-operator check bench bench-long lock generate clean \
-  cluster-up cluster-down kind-up
+.PHONY: help setup anew demo test test-cluster test-operator check bench bench-long lock generate \
+  clean cluster-up cluster-down kind-up
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
