@@ -15,9 +15,11 @@ _HEAD = """\
 Made from what `--help` says by `python -m ppojob_cli.help_page > docs/command-line.md`.
 
 One program with two names. `ppojob` runs jobs on this machine; the commands from `status` on are
-about a job on a cluster, and kubectl finds them by itself as `kubectl ppojob`. They need
-`pip install 'ppojob[kubectl]'`, use kubectl's own configuration (`KUBECONFIG`, `--context`,
-`--namespace`), and tell what is wrong in one line: `where: got: why; what is allowed`.
+about a job on a cluster, and kubectl finds them as `kubectl ppojob` where the program
+`kubectl-ppojob` is on `PATH`: `make setup` puts it into `.venv/bin`, and in a clone
+`pip install '.[kubectl]'` installs it without the trainer. They use kubectl's own configuration
+(`KUBECONFIG`, `--context`, `--namespace`), and tell what is wrong in one line:
+`where: got: why; what is allowed`.
 
 | exit status | means |
 | --- | --- |

@@ -78,9 +78,9 @@ def _not_installed(command: str, problem: ModuleNotFoundError) -> NotInstalledEr
     if not package or package.startswith("ppojob"):
         raise problem
     is_about_cluster = "cluster" in COMMANDS[command][0]
-    extra = "ppojob[kubectl]" if is_about_cluster else "ppojob[cuda]' or 'ppojob[cpu]"
+    remedy = "pip install '.[kubectl]'" if is_about_cluster else "make setup"
     return NotInstalledError(
-        f"{package}: got nothing: the command {command} needs it; pip install '{extra}'"
+        f"{package}: got nothing: the command {command} needs it; {remedy} in a clone of PPOJob"
     )
 
 

@@ -56,4 +56,4 @@ def test_a_library_that_is_not_installed_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "pip install 'ppojob[kubectl]'" in done.stderr
+    assert "pip install '.[kubectl]'" in done.stderr

@@ -21,7 +21,7 @@ sys.modules.update(dict.fromkeys({OF_OTHERS!r}))  # what is None there cannot be
 from ppojob_cli.main import main
 main(prog_name="ppojob")
 """
-TRAINER = "pip install 'ppojob[cuda]' or 'ppojob[cpu]'"
+TRAINER = "make setup in a clone of PPOJob"
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +47,10 @@ def test_what_to_install(command: str, package: str) -> None:
 
 
 def test_what_to_install_for_a_cluster() -> None:
-    line = "kubernetes: got nothing: the command status needs it; pip install 'ppojob[kubectl]'\n"
+    line = (
+        "kubernetes: got nothing: the command status needs it; pip install '.[kubectl]' in a clone "
+        "of PPOJob\n"
+    )
     done = call("status", "sum")
     assert (done.returncode, done.stderr, done.stdout) == (2, line, "")
 
