@@ -12,6 +12,7 @@ from ppojob_api.checks.names import NAME_CHECKS
 from ppojob_api.checks.paths import PATH_CHECKS
 from ppojob_api.checks.pod_forms import POD_FORM_CHECKS
 from ppojob_api.checks.pods import POD_CHECKS
+from ppojob_api.checks.precision import rounded_updates
 from ppojob_api.checks.schedule import SCHEDULE_CHECKS
 from ppojob_api.checks.scheduling import SCHEDULING_CHECKS
 from ppojob_api.checks.support import SUPPORT_CHECKS
@@ -55,6 +56,11 @@ def check(job: PPOJob, *, unknown: Iterable[PathKey] = ()) -> list[Problem]:
     paths = [dotted(path) for path in unknown]
     rules = [rule for rule in CHECKS if not _touches(rule.reads, paths)]
     return [problem for rule in rules for problem in rule.find(job)]
+
+
+def warnings(job: PPOJob) -> list[Problem]:
+    """What is worth knowing of a good job before it runs."""
+    return list(rounded_updates(job))
 
 
 def validate(value: object, *, doubtful: Iterable[PathKey] = ()) -> PPOJob | list[Problem]:

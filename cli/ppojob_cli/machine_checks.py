@@ -142,7 +142,7 @@ def check_memory(config: RunConfig) -> Iterator[Problem]:
             f"models of {needed / GIB:.2f} GiB in training",
             f"this machine has {there / GIB:.2f} GiB of memory, and the roles hold at least: "
             f"{in_gib(held)}",
-            "a smaller model, or spec.model.dtype: bfloat16",
+            "a smaller model, or a machine with more memory",
             ReasonCode.OUT_OF_RANGE,
         )
 

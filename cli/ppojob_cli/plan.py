@@ -10,7 +10,7 @@ from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
 from ppojob_cli.overrides import set_option
 from ppojob_cli.plan_of_cluster import cluster_lines, memory_lines
-from ppojob_cli.validate import EXIT_WRONG_INPUT, render_problems, validate_file
+from ppojob_cli.validate import EXIT_WRONG_INPUT, render_problems, validate_file, warn
 
 
 def plan_lines(config: RunConfig) -> Iterator[str]:
@@ -131,6 +131,7 @@ def plan(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
         for line in render_problems(judged):
             click.echo(line, err=True)
         raise SystemExit(EXIT_WRONG_INPUT)
+    warn(judged)
     config = run_config.resolve(judged)
     if as_json:
         click.echo(config.to_json().decode("ascii"))

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ppojob_api import validation
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -51,7 +52,7 @@ def check_inputs(config: RunConfig, output: Path) -> Preflight:
         config: the run, resolved with the facts of this machine.
         output: its run folder; nothing is written there.
     """
-    found = Preflight()
+    found = Preflight(warnings=render_problems(validation.warnings(config.job())))
     model = check_model_folder(
         Path(config.spec.model.path), trust_remote_code=config.spec.model.trust_remote_code
     )

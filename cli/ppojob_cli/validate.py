@@ -98,6 +98,17 @@ def _same_job(job: PPOJob, other: str) -> Problem:
     return Problem("metadata.name", name, why, "another name", ReasonCode.DUPLICATE)
 
 
+def warn(job: PPOJob, *, name: str | None = None) -> None:
+    """Write what is worth knowing of a good job to standard error.
+
+    Args:
+        job: The job.
+        name: The file, where there are several.
+    """
+    for line in render_problems(validation.warnings(job), name=name):
+        click.echo(f"warning: {line}", err=True)
+
+
 @click.command("validate")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @set_option
@@ -105,15 +116,17 @@ def validate(files: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     """Check PPOJob manifests; - is standard input.
 
     Prints every problem of every FILE as one line, `where: got: why; what is allowed`, and ends
-    with status 2 if there is any.
+    with status 2 if there is any. Warnings are lines too, and change nothing.
     """
     results = validate_files(files, overrides)
     for name, judged in results:
+        shown_name = name if len(results) > 1 else None
         if isinstance(judged, PPOJob):
             job = f"{judged.metadata.namespace}/{judged.metadata.name}"
             click.echo(f"{name}: ok: PPOJob {job}")
+            warn(judged, name=shown_name)
             continue
-        for line in render_problems(judged, name=name if len(results) > 1 else None):
+        for line in render_problems(judged, name=shown_name):
             click.echo(line, err=True)
     if any(isinstance(judged, list) for _, judged in results):
         raise SystemExit(EXIT_WRONG_INPUT)

@@ -199,6 +199,17 @@ def test_more_threads_than_cores_are_warned_of(
     ]
 
 
+def test_updates_that_get_lost_in_weights_of_few_digits_are_warned_of(wrong: RefusedJob) -> None:
+    wrong.set("spec.model.dtype", "bfloat16")
+    wrong.reward.write_text("letters = 1")
+    wrong.refused()
+    assert (
+        'warning: spec.model.dtype: got "bfloat16": an update as large as learningRate 0.001 is '
+        "rounded away in every weight above 0.51; float32, with training.autocast: bfloat16 for "
+        "speed"
+    ) in wrong.warnings
+
+
 def test_models_that_this_machine_cannot_hold(
     wrong: RefusedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +218,7 @@ def test_models_that_this_machine_cannot_hold(
     assert wrong.refused() == [
         "spec.model.path: got models of 0.00 GiB in training: this machine has 0.00 GiB of memory, "
         "and the roles hold at least: policy 0.00, rollout engine 0.00; a smaller model, or "
-        "spec.model.dtype: bfloat16"
+        "a machine with more memory"
     ]
 
 

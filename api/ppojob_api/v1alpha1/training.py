@@ -31,7 +31,8 @@ class ModelSpec(Section):
     """Folder of the tokenizer; null: the model's."""
 
     dtype: FloatType = "float32"
-    """Type of the weights that the optimizer updates. verl: fsdp_config.model_dtype, fp32."""
+    """Type of the weights that the optimizer updates; bfloat16 rounds small updates away.
+    verl: fsdp_config.model_dtype, fp32."""
 
     chat_template: Path | None = None
     """File with a Jinja chat template; null: the tokenizer's own."""

@@ -1,6 +1,7 @@
 """`ppojob validate` and `ppojob plan`: what they print, where, and how they end."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.validation import warnings
 from ppojob_cli.plan import plan
 from ppojob_cli.validate import load_job, validate, validate_file
 from ppojob_trainer.errors import ConfigError
@@ -33,6 +35,10 @@ TYPE_LINE = (
 )
 STEPS_LINE = (
     "spec.steps.total: got 0: the number is too small; an integer from 1 to 1000000000 or null"
+)
+DTYPE_WARNING = (
+    'spec.model.dtype: got "bfloat16": an update as large as learningRate 1e-06 is rounded away in'
+    " every weight above 0.00051; float32, with training.autocast: bfloat16 for speed"
 )
 
 
@@ -71,6 +77,16 @@ class TestValidate:
             "none.yaml: got nothing: cannot be read (No such file or directory);"
             " a readable YAML file",
         ]
+
+    def test_a_warning_is_told_and_is_no_problem(self) -> None:
+        result = CliRunner().invoke(validate, ["one.yaml", "--set", "spec.model.dtype=bfloat16"])
+        assert (result.exit_code, result.stdout) == (0, "one.yaml: ok: PPOJob default/one\n")
+        assert result.stderr == f"warning: {DTYPE_WARNING}\n"
+        options = ["--set", "spec.model.dtype=bfloat16"]
+        result = CliRunner().invoke(validate, ["one.yaml", "two.yaml", *options])
+        assert result.stderr == "".join(
+            f"warning: {name}.yaml: {DTYPE_WARNING}\n" for name in ("one", "two")
+        )
 
     def test_two_files_of_one_job(self) -> None:
         Path("again.yaml").write_text(GOOD.replace("NAME", "one"))
@@ -150,10 +166,33 @@ class TestPlan:
         assert config.name == "one"
         assert json.loads(result.stdout)["spec"]["algorithm"]["miniBatchPrompts"] == 4
 
+    def test_a_warning_is_beside_the_plan(self) -> None:
+        options = ["--set", "spec.model.dtype=bfloat16", "--json"]
+        result = CliRunner().invoke(plan, ["one.yaml", *options])
+        assert RunConfig.from_json(result.stdout).spec.model.dtype == "bfloat16"
+        assert (result.exit_code, result.stderr) == (0, f"warning: {DTYPE_WARNING}\n")
+
     def test_bad_file(self) -> None:
         result = CliRunner().invoke(plan, ["bad.yaml"])
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr.splitlines() == [TYPE_LINE, STEPS_LINE]
+
+
+def test_the_smallest_learning_rate_is_what_bfloat16_is_held_against(files: Path) -> None:
+    changes = [
+        "spec.model.dtype=bfloat16",
+        "spec.algorithm.type=ppo",
+        "spec.optimizer.learningRate=1e-5",
+    ]
+    for rate, bound in (("1e-4", "1e-05 .* 0.0051"), ("1e-6", "1e-06 .* 0.00051")):
+        critic = f'spec.critic={{"optimizer": {{"learningRate": {rate}}}}}'
+        (problem,) = warnings(load_job(files / "one.yaml", [*changes, critic]))
+        assert re.search(f"learningRate {bound};", str(problem)), problem
+
+
+def test_a_job_that_only_validates_has_no_updates_to_lose(files: Path) -> None:
+    changes = ["spec.model.dtype=bfloat16", "spec.steps.validateOnly=true"]
+    assert warnings(load_job(files / "one.yaml", changes)) == []
 
 
 def test_load_job(files: Path) -> None:

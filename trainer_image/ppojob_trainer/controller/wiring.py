@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppojob_api import contract
+from ppojob_api import contract, validation
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import DataFile
@@ -69,6 +69,8 @@ def build_loop(
     """
     config, run_folder = environment.config, environment.run_folder
     spec, root = config.spec, run_folder / CHECKPOINTS_FOLDER
+    for problem in validation.warnings(config.job()):
+        _log.warning("%s", problem)
     store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json())
     journal = Journal(root / JOURNAL_NAME)
     began = journal.began()
@@ -255,13 +257,13 @@ def _open_prompts(spec: PPOJobSpec, began: float, stack: contextlib.ExitStack) -
             f"spec.algorithm.promptsPerStep: got {spec.algorithm.prompts_per_step}: the training "
             f"data has {len(train)} usable rows; at most that many, or more data"
         )
-    validation = None
+    held_out = None
     if spec.data.validation:
-        validation = opened(spec.data.validation, spec.data.max_validation_rows)
-    for dataset in (train, validation):
+        held_out = opened(spec.data.validation, spec.data.max_validation_rows)
+    for dataset in (train, held_out):
         for warning in dataset.warnings if dataset else ():
             _log.warning("%s", warning)
-    return Prompts(train, validation)
+    return Prompts(train, held_out)
 
 
 def _roles(
