@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ppojob_api import validation
+from ppojob_api.checks.schedule import check_length
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -58,7 +59,7 @@ def check_inputs(config: RunConfig, output: Path) -> Preflight:
     )
     found.errors += render_problems([*model.errors, *_context(config.spec, model)])
     found.warnings += render_problems(model.warnings)
-    largest_token_id = _check_data(config.spec, model, found)
+    largest_token_id = _check_data(config, model, found)
     critic = check_critic(config.spec, largest_token_id)
     found.errors += render_problems(critic.errors)
     found.warnings += render_problems(critic.warnings)
@@ -97,8 +98,9 @@ def _context(spec: PPOJobSpec, model: ModelReport) -> list[Problem]:
     ]
 
 
-def _check_data(spec: PPOJobSpec, model: ModelReport, found: Preflight) -> int | None:
+def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int | None:
     """Tokenizer, chat template and rows; answers the largest token id where there is one."""
+    spec = config.spec
     folder = spec.model.tokenizer_path or spec.model.path
     if folder == spec.model.path and not os.path.isdir(folder):
         found.errors += unusable_files(spec.data)  # that the folder is missing has been said
@@ -118,6 +120,8 @@ def _check_data(spec: PPOJobSpec, model: ModelReport, found: Preflight) -> int |
             prompts_per_step=spec.algorithm.prompts_per_step,
         )
     found.errors += report.errors
+    if not report.errors:
+        found.errors += render_problems(check_length(config.job(), report.train_rows))
     found.warnings += report.warnings
     return chat.largest_token_id
 

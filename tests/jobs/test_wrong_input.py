@@ -51,6 +51,11 @@ def all_at_once(wrong: RefusedJob) -> None:
     wrong.output = wrong.model
 
 
+def warm_up_of_epochs(wrong: RefusedJob) -> None:
+    wrong.set("spec.steps", {"epochs": 1})
+    wrong.set("spec.optimizer.warmupSteps", 100)
+
+
 def output_is_model(wrong: RefusedJob) -> None:
     wrong.output = wrong.model
 
@@ -121,6 +126,7 @@ CASES: dict[str, Spoil] = {
     "21 model length": setting("spec.rollout.maxModelTokens", 71),
     "22 no steps": setting("spec.steps.total", 0),
     "22 warm-up": setting("spec.optimizer.warmupSteps", 100),
+    "22 warm-up of epochs": warm_up_of_epochs,
     "23 commit never": setting("spec.checkpoint.every", 7),
     "24 keep one": setting("spec.checkpoint.keepLast", 1),
     "27 time": setting("spec.timeouts.stageSeconds", "5 minutes"),

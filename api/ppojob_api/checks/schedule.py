@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ppojob_api.checks.check import Check, bad_form, conflict, out_of_range
 from ppojob_api.problem import ABSENT, Problem, ReasonCode
-from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec
 
 VALIDATION_METRICS = ("val-core/", "val-aux/")
@@ -88,7 +88,7 @@ def within_run(job: PPOJob) -> Iterator[Problem]:
     )
     for where, every in periods:
         if every is not None and every > total:
-            why = f"it would never happen in {total} steps (spec.steps.total)"
+            why = f"it would never happen in the {total} steps of the run"
             yield out_of_range(where, every, why, f"at most {total}, or null")
 
 
@@ -114,7 +114,7 @@ def _parts(prompts: int, part: int | None) -> int:
 def _warmup(section: str, optimizer: OptimizerSpec, total: int, updates: int) -> Iterator[Problem]:
     if 0 < updates < optimizer.warmup_steps:
         where = f"{section}.warmupSteps"
-        why = f"the {total} steps of spec.steps.total make {updates} optimizer steps"
+        why = f"the {total} steps of the run make {updates} optimizer steps"
         yield out_of_range(where, optimizer.warmup_steps, why, f"at most {updates}")
 
 
@@ -123,8 +123,44 @@ def critic_warmup(job: PPOJob) -> Iterator[Problem]:
     critic, total = job.spec.critic, job.spec.steps.total
     if critic is not None and total is not None and critic.warmup_steps >= total:
         where = "spec.critic.warmupSteps"
-        why = f"none of the {total} steps of spec.steps.total would train the policy"
+        why = f"none of the {total} steps of the run would train the policy"
         yield out_of_range(where, critic.warmup_steps, why, f"at most {total - 1}")
+
+
+def steps_of_run(spec: PPOJobSpec, rows: int) -> int:
+    """Steps of a run.
+
+    Args:
+        spec: of a good job.
+        rows: training prompts that there are; each pass draws whole batches of them.
+    """
+    if spec.steps.validate_only:
+        return 0
+    if spec.steps.total is not None:
+        return spec.steps.total
+    return (spec.steps.epochs or 1) * (rows // spec.algorithm.prompts_per_step)
+
+
+_OF_LENGTH = (warmup, critic_warmup, within_run)
+
+
+def check_length(job: PPOJob, rows: int) -> list[Problem]:
+    """Judge what the data alone tells: whether all that is asked for fits into the epochs.
+
+    Args:
+        job: a good job.
+        rows: training prompts that there are.
+
+    Returns:
+        What the same job would be told with as many steps; nothing where it gives the steps, or
+        where there are too few rows for any.
+    """
+    spec, total = job.spec, steps_of_run(job.spec, rows)
+    if spec.steps.epochs is None or total == 0:
+        return []
+    steps = spec.steps.model_copy(update={"total": total, "epochs": None})
+    known = job.model_copy(update={"spec": spec.model_copy(update={"steps": steps})})
+    return [problem for find in _OF_LENGTH for problem in find(known)]
 
 
 _LENGTH = ("spec.steps.total", "spec.steps.epochs")

@@ -2,14 +2,13 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from ppojob_api import contract, validation
+from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.training import DataFile
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
@@ -19,6 +18,7 @@ from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.evaluation import Evaluation
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Progress as Reporter
+from ppojob_trainer.controller.prompts import open_prompts
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.roles import RoleGroup, Roles, role_group
@@ -31,28 +31,17 @@ from ppojob_trainer.controller.training_step import (
     Updates,
     needs_old_logprobs,
 )
-from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder, epoch_order
-from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.lifeline import Lifeline
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
 from ppojob_trainer.pod_environment import PodEnvironment
-from ppojob_trainer.rewards.row_checks import row_checks
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.identity import code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """The data of a job, open."""
-
-    train: PromptDataset
-    validation: PromptDataset | None
 
 
 def build_loop(
@@ -74,14 +63,14 @@ def build_loop(
     store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json())
     journal = Journal(root / JOURNAL_NAME)
     began = journal.began()
-    prompts = _open_prompts(spec, began, stack)
+    prompts = open_prompts(config, began, stack)
     order = PromptOrder(len(prompts.train), spec.data.seed or 0, shuffle=spec.data.shuffle)
     roles = _roles(environment, stop, stack)
     actor = roles.group("actorRollout")
     stages = RolloutStages(roles, actor, _scoring(environment, roles, began))
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
     records = Records(_sinks(spec, run_folder, shown, stack), run_folder)
-    total_steps = _total_steps(spec, order)
+    total_steps = steps_of_run(spec, len(prompts.train))
     reporter.report(total_steps=total_steps)
     training = _training_step(environment, roles, stages)
 
@@ -239,33 +228,6 @@ def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
     return [int(position) for position in epoch_order(size, spec.seed, passes)]
 
 
-def _open_prompts(spec: PPOJobSpec, began: float, stack: contextlib.ExitStack) -> Prompts:
-    model = Path(spec.model.path)
-    tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
-    template = Path(spec.model.chat_template) if spec.model.chat_template else None
-    chat = stack.enter_context(ChatTokenizer(model, tokenizer, template, began=began))
-
-    def opened(files: Sequence[DataFile], max_rows: int | None) -> PromptDataset:
-        rewards = row_checks(spec.rewards, has_model=spec.reward_model is not None)
-        return stack.enter_context(
-            PromptDataset.open(files, spec.data, chat, rewards=rewards, max_rows=max_rows)
-        )
-
-    train = opened(spec.data.train, spec.data.max_train_rows)
-    if len(train) < spec.algorithm.prompts_per_step:
-        raise ConfigError(
-            f"spec.algorithm.promptsPerStep: got {spec.algorithm.prompts_per_step}: the training "
-            f"data has {len(train)} usable rows; at most that many, or more data"
-        )
-    held_out = None
-    if spec.data.validation:
-        held_out = opened(spec.data.validation, spec.data.max_validation_rows)
-    for dataset in (train, held_out):
-        for warning in dataset.warnings if dataset else ():
-            _log.warning("%s", warning)
-    return Prompts(train, held_out)
-
-
 def _roles(
     environment: PodEnvironment, stop: Callable[[], bool], stack: contextlib.ExitStack
 ) -> Roles:
@@ -291,14 +253,6 @@ def _sinks(
     all_sinks = Sinks(tuple(sinks))
     stack.callback(all_sinks.close)
     return all_sinks
-
-
-def _total_steps(spec: PPOJobSpec, order: PromptOrder) -> int:
-    if spec.steps.validate_only:
-        return 0
-    if spec.steps.total is not None:
-        return spec.steps.total
-    return (spec.steps.epochs or 1) * order.batches_per_epoch(spec.algorithm.prompts_per_step)
 
 
 def _fresh(spec: PPOJobSpec, data_digest: str, training: TrainingStep) -> Progress:

@@ -53,10 +53,6 @@ class PromptOrder:
         """Epoch of the batch drawn last, counted from 0."""
         return self._epoch
 
-    def batches_per_epoch(self, size: int) -> int:
-        """Number of whole batches in an epoch."""
-        return self._num_rows // size
-
     def next_batch(self, size: int) -> list[int]:
         """Draw the next ``size`` row numbers, all of one epoch and therefore distinct.
 

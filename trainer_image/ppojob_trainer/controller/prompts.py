@@ -1,0 +1,65 @@
+"""The prompts of a job: its data, open and held against the job."""
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppojob_api.checks.schedule import check_length
+from ppojob_api.run_config import RunConfig
+from ppojob_api.v1alpha1.training import DataFile
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.rewards.row_checks import row_checks
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The data of a job, open."""
+
+    train: PromptDataset
+    validation: PromptDataset | None
+
+
+def open_prompts(config: RunConfig, began: float, stack: contextlib.ExitStack) -> Prompts:
+    """Open the data of a job.
+
+    Args:
+        config: of the job.
+        began: unix seconds at which the job began; what templates take for now.
+        stack: closes it.
+
+    Raises:
+        ConfigError: the data cannot be read, or does not fit the job.
+    """
+    spec = config.spec
+    model = Path(spec.model.path)
+    tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
+    template = Path(spec.model.chat_template) if spec.model.chat_template else None
+    chat = stack.enter_context(ChatTokenizer(model, tokenizer, template, began=began))
+
+    def opened(files: Sequence[DataFile], max_rows: int | None) -> PromptDataset:
+        rewards = row_checks(spec.rewards, has_model=spec.reward_model is not None)
+        return stack.enter_context(
+            PromptDataset.open(files, spec.data, chat, rewards=rewards, max_rows=max_rows)
+        )
+
+    train = opened(spec.data.train, spec.data.max_train_rows)
+    if len(train) < spec.algorithm.prompts_per_step:
+        raise ConfigError(
+            f"spec.algorithm.promptsPerStep: got {spec.algorithm.prompts_per_step}: the training "
+            f"data has {len(train)} usable rows; at most that many, or more data"
+        )
+    if problems := check_length(config.job(), len(train)):
+        raise ConfigError(map(str, problems))
+    validation = None
+    if spec.data.validation:
+        validation = opened(spec.data.validation, spec.data.max_validation_rows)
+    for dataset in (train, validation):
+        for warning in dataset.warnings if dataset else ():
+            _log.warning("%s", warning)
+    return Prompts(train, validation)
