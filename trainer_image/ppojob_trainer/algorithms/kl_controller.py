@@ -3,6 +3,8 @@
 Numbers only: the controller's process holds it, and that process loads no torch.
 """
 
+import math
+
 MAX_PROPORTIONAL_ERROR = 0.2
 """How far one step counts as off target at most."""
 
@@ -13,6 +15,9 @@ class KlController:
     Fine-Tuning Language Models from Human Preferences (arXiv:1909.08593), section 2.2:
     `e = clip(kl / target - 1, -0.2, 0.2)`, `β ← β (1 + e n / horizon)`, n the responses seen since
     the last update. Without a target β stays as it is.
+
+    Departs from verl: n / horizon counts as 1 at most, and a KL that is not finite moves nothing.
+    There β turns negative in a step of more than five horizons, and one NaN is the end of it.
 
     Attributes:
         coefficient: β to use now.
@@ -47,8 +52,8 @@ class KlController:
                 each response's mean.
             num_responses: responses of the step.
         """
-        if self._target is None:
+        if self._target is None or not math.isfinite(current_kl):
             return
         error = current_kl / self._target - 1.0
         error = min(max(error, -MAX_PROPORTIONAL_ERROR), MAX_PROPORTIONAL_ERROR)
-        self.coefficient *= 1.0 + error * num_responses / self._horizon
+        self.coefficient *= 1.0 + error * min(1.0, num_responses / self._horizon)
