@@ -51,15 +51,14 @@ def kl_estimate(
     | k3   | e^d - d - 1 with |d| ≤ 20, at most 10      |
     | abs  | |d|                                        |
 
-    k3 as a loss is GRPO's (arXiv:2402.03300), equation 4. A trailing `+` ("k1+", "k3+") keeps the
-    value and takes k2's gradient, the unbiased one (straight-through, as in verl).
-
-    Numbers and gradients are those of verl's `kl_penalty`, clamps included.
+    k3 as a loss is GRPO's (arXiv:2402.03300), equation 4. Numbers and gradients are those of verl's
+    `kl_penalty`, clamps included. Its forms with a trailing `+` have the gradient of k2, so k2 as a
+    loss trains as they do.
 
     Args:
         logprobs: (tokens,) log π; the gradient flows here.
         ref_logprobs: (tokens,) log π_ref.
-        estimator: a name in `KL`, with or without a trailing `+`.
+        estimator: a name in `KL`.
         mask: (tokens,) bool; where False the estimate is 0 and has no gradient, whatever the
             columns hold there. None: every token counts.
 
@@ -69,19 +68,10 @@ def kl_estimate(
     Raises:
         ValueError: if the estimator is unknown.
     """
-    name = estimator.removesuffix("+")
-    if name not in KL:
+    if estimator not in KL:
         allowed = ", ".join(KL)
-        raise ValueError(
-            f"estimator: got {estimator!r}: unknown; must be one of {allowed}, or one with a '+'"
-        )
-    logprobs = zero_outside(logprobs, mask)
-    ref_logprobs = zero_outside(ref_logprobs, mask)
-    value = KL[name](logprobs, ref_logprobs)
-    if name == estimator:
-        return value
-    surrogate = _k2(logprobs, ref_logprobs)
-    return value.detach() + (surrogate - surrogate.detach())
+        raise ValueError(f"estimator: got {estimator!r}: unknown; must be one of {allowed}")
+    return KL[estimator](zero_outside(logprobs, mask), zero_outside(ref_logprobs, mask))
 
 
 def apply_kl_penalty(token_rewards: Tensor, kl: Tensor, coefficient: float) -> Tensor:
