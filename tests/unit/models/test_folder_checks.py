@@ -124,6 +124,34 @@ def test_stretched_positions_set_no_limit(tmp_path):
     assert check_model_folder(tmp_path, trust_remote_code=False).context_tokens is None
 
 
+@pytest.mark.parametrize("kind", [POLICY, CRITIC])
+@pytest.mark.parametrize(
+    ("section", "rope"),
+    [
+        ("rope_scaling", {"type": "dynamic", "factor": 4.0}),
+        ("rope_parameters", {"rope_type": "longrope", "rope_theta": 1e4}),
+    ],
+)
+def test_angles_that_depend_on_the_longest_row_are_refused(section, rope, kind, tmp_path):
+    MODELS["llama"]().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), section: rope}))
+    (name,) = {"dynamic", "longrope"} & set(rope.values())
+    assert found(tmp_path, kind) == [
+        f'{path}:{section}: got "{name}": the angles of a row\'s positions would depend '
+        "on the rows beside it; a model with one of default, linear, yarn, llama3"
+    ]
+
+
+@pytest.mark.parametrize("name", ["default", "linear", "yarn", "llama3"])
+def test_fixed_angles_are_not(name, tmp_path):
+    MODELS["llama"]().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    rope = {"rope_type": name, "factor": 4.0}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_scaling": rope}))
+    assert found(tmp_path, POLICY) == []
+
+
 def test_the_checks_load_no_torch():
     code = (
         "import sys, ppojob_trainer.models.folder_checks, ppojob_trainer.models.tokenizer_fit\n"

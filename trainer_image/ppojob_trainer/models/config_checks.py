@@ -11,6 +11,9 @@ from ppojob_trainer.models.kinds import ModelKind, label_count
 from ppojob_trainer.models.problems import ModelReason
 
 _ONE_FAMILY: Final = f"one of {', '.join(ARCHITECTURES)}"
+_ROPE_SECTIONS: Final = ("rope_scaling", "rope_parameters")
+_FIXED_ROPES: Final = (None, "default", "linear", "yarn", "llama3")
+"""Positions turned by fixed angles; other kinds choose them by the longest row of a pass."""
 
 
 def check_config(
@@ -37,6 +40,7 @@ def check_config(
     if _has_windows(config):
         got, why = shown(config.get("sliding_window")), "layers would see a window of the row only"
         yield _unsupported(f"{path}:sliding_window", got, why, "a model without windows")
+    yield from _check_rope(config, path)
     quantised = config.get("quantization_config")
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
@@ -70,6 +74,16 @@ def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
         elif label_count(config) not in (None, 1):
             got = f"{label_count(config)} labels"
             yield _unsupported(f"{path}:id2label", got, "a score is one number", kind.wanted)
+
+
+def _check_rope(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
+    for section in _ROPE_SECTIONS:
+        rope = config.get(section)
+        kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
+        if kind not in _FIXED_ROPES:
+            why = "the angles of a row's positions would depend on the rows beside it"
+            allowed = f"a model with one of {', '.join(filter(None, _FIXED_ROPES))}"
+            yield _unsupported(f"{path}:{section}", shown(kind), why, allowed)
 
 
 def _unsupported(where: str, got: str, why: str, allowed: str) -> Problem:
