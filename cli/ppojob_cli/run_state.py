@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ppojob_trainer.controller.progress import TrainingStatus
+from ppojob_trainer.controller.training_report import RARE_STAGES
 
 STEP_SECONDS: Final = "timing_s/step"
 
@@ -55,6 +56,11 @@ class StepRecord:
             for name, value in self.values.items()
             if name.startswith(_VALIDATION_PREFIX) and not name.endswith("/std")
         }
+
+    @property
+    def rare_seconds(self) -> float:
+        """Seconds of what only some steps have."""
+        return sum(self.values.get(stage, 0.0) for stage in RARE_STAGES)
 
     @property
     def stage_seconds(self) -> list[tuple[str, float]]:
@@ -143,16 +149,23 @@ class RunState:
     def remaining_seconds(self, now: float) -> float | None:
         """How long the rest takes, by the median of recent steps; None while nobody can know.
 
+        What only some steps have, commits and validations, counts by its mean over all of them.
+
         Args:
             now: Unix seconds; the step under way counts as far as it has come.
         """
-        recent = self.series(STEP_SECONDS)[-_RECENT_STEPS:]
+        timed = [record for record in self.steps if STEP_SECONDS in record.values]
         missing = self.total_steps - self.done_steps
-        if not recent or missing <= 0 or self.is_over:
+        if not timed or missing <= 0 or self.is_over:
             return None
-        median = statistics.median(recent)
-        since_last = min(max(0.0, now - self.steps[-1].time), median)
-        return median * missing - since_last
+        rare = [record.rare_seconds for record in timed]
+        usual = [
+            record.values[STEP_SECONDS] - seconds
+            for record, seconds in zip(timed, rare, strict=True)
+        ]
+        pace = statistics.median(usual[-_RECENT_STEPS:]) + statistics.fmean(rare)
+        since_last = min(max(0.0, now - self.steps[-1].time), pace)
+        return pace * missing - since_last
 
 
 def _series(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:

@@ -42,6 +42,8 @@ def test_every_metric_is_in_the_table_and_time_is_accounted_for(start, tiny_job,
     # Steps of 50 ms: what another process takes from the controller falls between its stages, so
     # the best of them shows the controller's own.
     assert min(record["perf/unaccounted_share"] for record in records if record["step"] > 1) <= 0.05
+    told = [record["step"] for record in records if "timing_s/save_checkpoint" in record]
+    assert told == list(range(3, 24, 2)), "the step behind a commit has its time"
     coefficients = [record["actor/reward_kl_penalty_coeff"] for record in records[1:]]
     assert len(set(coefficients)) > 1, "the adaptive coefficient moves"
 

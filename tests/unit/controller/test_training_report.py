@@ -117,6 +117,18 @@ def test_time_that_is_left_follows_from_recent_steps() -> None:
     assert told[-1].eta is None
 
 
+def test_time_that_is_left_counts_what_only_some_steps_have() -> None:
+    report, told = begun()
+    report.turn("Training", 100)
+    seldom = {"timing_s/save_checkpoint": 50.0, "timing_s/testing": 10.0, "timing_s/step": 62.0}
+    history = [{**STEP, **(seldom if step % 12 == 0 else {})} for step in range(1, 25)]
+    for step, metrics in enumerate(history, start=1):
+        report.done(step, metrics)
+    assert told[-1].eta == duration((2.0 + 2 * 60.0 / 24) * (100 - 24)) == "8m52s"
+    report.stand(24, 24, history)
+    assert told[-1].eta == "8m52s"
+
+
 def test_a_validation_alone_tells_nothing_of_the_pace() -> None:
     report, told = begun()
     report.turn("Training", 10)

@@ -2,8 +2,9 @@
 
     fit:      stand up (fresh, beside living ranks, or from the last commit)
               validate once if asked
-              for each step:  rollout, reward, advantages, update, weight sync
-                              validate when due; metrics; journal; commit when due
+              for each step:  commit what the one before has made, when due
+                      rollout, reward, advantages, update, weight sync
+                      validate when due; metrics; journal
               commit, export
 
 All state of the loop is one record, `Progress`. It changes at one place, behind a step, and is in
@@ -119,14 +120,11 @@ class Loop:
                 progress = self._recovered(loss, progress)
 
     def _is_over(self, progress: Progress) -> bool:
-        if self.commits.is_due(progress):
-            self._commit_on_the_way(progress)
         is_done = progress.step >= self.total_steps and not self._validates_first(progress)
         return is_done or self.stop_requested()
 
     def _commit_on_the_way(self, progress: Progress) -> None:
         """Commit; a disk that refuses costs safety, not the job: the next commit tries again."""
-        self.reporter.report(stage="save_checkpoint")
         try:
             self.commits.save(progress)
         except StorageError as problem:
@@ -153,10 +151,13 @@ class Loop:
         return Outcome(msgspec.structs.replace(progress, metrics_lines=1), metrics)
 
     def _step(self, progress: Progress) -> "Outcome":
-        failpoints.hit(STEP_BEGIN)
         step = progress.step + 1
         timer = StepTimer(on_stage=self._report_stage)
         self.reporter.report(phase="Training", step=step, message="")
+        if self.commits.is_due(progress):
+            with timer("save_checkpoint"):
+                self._commit_on_the_way(progress)
+        failpoints.hit(STEP_BEGIN)
         with timer("data"):
             cursor = progress.data
             self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})

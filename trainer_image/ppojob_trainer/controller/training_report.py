@@ -16,6 +16,9 @@ from ppojob_api.v1alpha1.status import TrainingStatus
 Record = Mapping[str, float | None]
 """The metrics of a step; a figure that is no number is None."""
 
+RARE_STAGES: Final = ("timing_s/save_checkpoint", "timing_s/testing")
+"""What some steps have only: it counts towards the time left by its mean over all of them."""
+
 _FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "reward": ("critic/score/mean",),
     "kl": ("actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"),
@@ -44,7 +47,12 @@ class TrainingReport:
     def __init__(self, hand_on: Callable[[TrainingStatus], None]) -> None:
         self._hand_on = hand_on
         self._state = TrainingStatus()
+        self._forget_pace()
+
+    def _forget_pace(self) -> None:
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._steps = 0
+        self._rare_seconds = 0.0
 
     def begin(self, epoch: int, step: int, committed: int | None) -> None:
         """The controller of an epoch has taken over.
@@ -77,7 +85,7 @@ class TrainingReport:
             committed: step of the commit that a restart goes on from; None without one.
             history: the steps that stand, in ascending order.
         """
-        self._recent.clear()
+        self._forget_pace()
         changes: dict[str, Any] = dict.fromkeys((*_FIGURES, "tokens_per_second", "validation"))
         for metrics in history:
             changes |= self._figures(metrics)
@@ -104,7 +112,10 @@ class TrainingReport:
         seconds, tokens = _finite(metrics.get(_STEP_SECONDS)), _finite(metrics.get(_TOKENS))
         # A validation alone has a duration as well, and no tokens that were trained.
         if seconds and tokens is not None:
-            self._recent.append(seconds)
+            rare = sum(_finite(metrics.get(stage)) or 0.0 for stage in RARE_STAGES)
+            self._recent.append(seconds - rare)
+            self._steps += 1
+            self._rare_seconds += rare
             found["tokens_per_second"] = _rounded(tokens / seconds)
         return found
 
@@ -118,7 +129,8 @@ class TrainingReport:
         missing = (state.total_steps or 0) - state.step
         if missing <= 0 or not self._recent:
             return None
-        return duration(statistics.median(self._recent) * missing)
+        pace = statistics.median(self._recent) + self._rare_seconds / self._steps
+        return duration(pace * missing)
 
 
 def duration(seconds: float) -> str:

@@ -135,7 +135,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "timing_s/<stage>",
         "s",
-        "a stage: gen, reward, old_log_prob, ref, adv, update_actor, testing and more",
+        "a stage: gen, reward, old_log_prob, ref, adv, update_actor, testing and more; "
+        "save_checkpoint is the commit of the step before",
         ("ppojob_stage_duration_seconds", "histogram"),
     ),
     Metric(
