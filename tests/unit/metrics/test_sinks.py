@@ -188,7 +188,6 @@ def test_each_name_is_there_once_and_finds_itself():
         ("timing_per_token_ms/gen", False),
         ("perf/throughput", False),
         ("rpc/bytes", False),
-        ("memory/peak_gb", False),
         ("step", True),
         ("actor/loss", True),
     ],

@@ -23,7 +23,7 @@ from ppojob_trainer.metrics.series import (
 
 # Two runs with one seed agree in every key but these.
 UNREPEATABLE_KEYS: Final = frozenset({"time"})
-UNREPEATABLE_PREFIXES: Final = ("timing", "perf/", "rpc/", "memory")
+UNREPEATABLE_PREFIXES: Final = ("timing", "perf/", "rpc/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         "tokens a second and device of the job (GPU, or rank of a model on the CPU)",
     ),
     Metric("perf/unaccounted_share", "share", "part of the step that no stage accounts for"),
-    Metric("perf/<figure>", "-", "other figures of speed"),
     Metric(
         "rpc/sent_bytes",
         "bytes",
@@ -171,7 +170,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         "received by the controller since the last step",
         ("ppojob_rpc_received_bytes_total", "counter"),
     ),
-    Metric("memory/<figure>", "GB", "memory of the ranks"),
     Metric("val-core/<data source>/acc/mean@<n>", "share", "right answers; mean@1 is always there"),
     Metric(
         "val-core/<data source>/acc/best@<n>/<moment>",

@@ -17,7 +17,6 @@ JOB_LABEL: Final = "ppojob"
 _BASE_UNITS: Final = {
     "s": ("seconds", 1.0),
     "ms": ("seconds", 1e-3),
-    "GB": ("bytes", 1e9),
     "bytes": ("bytes", 1.0),
     "tokens": ("tokens", 1.0),
     "tokens/s": ("tokens_per_second", 1.0),
