@@ -17,6 +17,7 @@ from ppojob_trainer.metrics.validation import (
 
 
 def row(source: str, prompt: int, score: float, **extras: float | str) -> ValidationRow:
+    extras = {"acc": float(score == 1.0), **extras}
     return ValidationRow(data_source=source, prompt_id=prompt, score=score, extras=extras)
 
 
@@ -79,9 +80,9 @@ def test_one_sample_a_prompt_by_hand():
     }
 
 
-def test_the_functions_own_accuracy_counts():
-    found = validation_metrics([row("s", 0, 0.9, acc=1.0), row("s", 1, 1.0, acc=0.0)])
-    assert found["val-core/s/acc/mean@1"] == 0.5
+def test_accuracy_is_as_it_was_scored():
+    found = validation_metrics([row("s", 0, 0.9, acc=1.0), row("s", 1, 1.0, acc=2.5)])
+    assert found["val-core/s/acc/mean@1"] == 1.75
 
 
 def test_two_samples_a_prompt():

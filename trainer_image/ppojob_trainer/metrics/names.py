@@ -170,16 +170,20 @@ METRICS: Final[tuple[Metric, ...]] = (
         "received by the controller since the last step",
         ("ppojob_rpc_received_bytes_total", "counter"),
     ),
-    Metric("val-core/<data source>/acc/mean@<n>", "share", "right answers; mean@1 is always there"),
+    Metric(
+        "val-core/<data source>/acc/mean@<n>",
+        "share",
+        "mean of the function's acc, else of its score; mean@1 is always there",
+    ),
     Metric(
         "val-core/<data source>/acc/best@<n>/<moment>",
         "share",
-        "mean or std over bootstraps: any of n samples is right",
+        "mean or std over bootstraps of the best acc of n",
     ),
     Metric(
         "val-core/<data source>/acc/maj@<n>/<moment>",
         "share",
-        "mean or std over bootstraps: the most common answer of n is right",
+        "mean or std over bootstraps of the acc of the most common answer of n",
     ),
     Metric(
         "val-aux/<data source>/<variable>/mean@<n>", "-", "mean over samples, then over prompts"

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 NUM_BOOTSTRAPS: Final = 1000
 SEED: Final = 42
-EXACT_SCORE: Final = 1.0
 CORE_VARIABLE: Final = "acc"
 VOTE_VARIABLE: Final = "pred"
 
@@ -31,8 +30,9 @@ class ValidationRow:
         data_source: of the prompt.
         prompt_id: which prompt; its samples share it.
         score: what the reward function gave.
-        extras: what else it gave: numbers become variables of their own; ``acc`` says whether the
-            answer is right, ``pred`` (a string) is the answer that the majority is taken of.
+        extras: what else it gave: numbers become variables of their own; ``acc`` is among them,
+            the function's or else its score, and ``pred`` (a string) is the answer that the
+            majority is taken of.
     """
 
     data_source: str
@@ -41,12 +41,11 @@ class ValidationRow:
     extras: Mapping[str, float | str]
 
     def variables(self) -> dict[str, float]:
-        """Numbers of the sample; ``acc`` is 1 for an exact score where the function is silent."""
+        """Numbers of the sample."""
         numbers = {
             name: float(value) for name, value in self.extras.items() if not isinstance(value, str)
         }
-        exact = float(self.score == EXACT_SCORE)
-        return {CORE_VARIABLE: exact, **numbers, "reward": self.score}
+        return {**numbers, "reward": self.score}
 
 
 def validation_metrics(rows: Iterable[ValidationRow]) -> dict[str, float]:
@@ -55,8 +54,8 @@ def validation_metrics(rows: Iterable[ValidationRow]) -> dict[str, float]:
     Core are mean, best and maj of ``acc`` at the largest n; the rest is aux. A variable counts
     where every sample of its data source has it.
 
-    Departs from verl: ``acc`` exists for every data source, not only where the function gives it,
-    and ``mean@1`` also for N > 1 (the expected value of one sample, which is mean@N).
+    Departs from verl: ``acc`` exists for every data source, and ``mean@1`` also for N > 1 (the
+    expected value of one sample, which is mean@N).
 
     Args:
         rows: samples of one prompt in the order of their sample index.
