@@ -32,13 +32,22 @@ def test_the_dtype_is_that_asked_for(tmp_path):
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"spec.model.path: got .*gives no model_type"):
+    with pytest.raises(ConfigError, match=r"spec.model.path: got .*config.json cannot be read"):
         load_model(tmp_path)
 
 
 def test_an_architecture_that_is_not_supported_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(ConfigError, match="'gpt2' is not supported; use one of llama, qwen2"):
+    with pytest.raises(ConfigError, match=r'config.json:model_type: got "gpt2": .* one of llama, '):
+        load_model(tmp_path)
+
+
+def test_what_the_checks_before_a_run_refuse_is_not_loaded_either(tmp_path):
+    """On a cluster they have not been asked."""
+    save_model(tmp_path, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0})
+    with pytest.raises(
+        ConfigError, match=r'config.json:rope_parameters: got "dynamic": the angles '
+    ):
         load_model(tmp_path)
 
 

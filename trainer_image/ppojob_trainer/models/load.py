@@ -1,6 +1,5 @@
 """Models out of Hugging Face folders."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.architectures import ARCHITECTURES
+from ppojob_trainer.models.config_checks import check_config
+from ppojob_trainer.models.json_objects import BadObject, parse_object
+from ppojob_trainer.models.kinds import POLICY, ModelKind
 from ppojob_trainer.models.sharded_load import load_sharded
 from ppojob_trainer.models.weight_values import check_values
 from ppojob_trainer.parallel.world import World
@@ -33,20 +34,20 @@ def load_model(
         The model in evaluation mode.
 
     Raises:
-        ConfigError: if the folder holds no model, one of an architecture that is not supported, or
-            not all of its weights.
+        ConfigError: if the folder holds no model, one that cannot be trained here, or not all of
+            its weights.
     """
     model, missing = load_pretrained(
         AutoModelForCausalLM,
         Path(folder),
         dtype,
+        kind=POLICY,
         world=world,
-        where="spec.model.path",
         trust_remote_code=trust_remote_code,
     )
     if missing:
         raise ConfigError(
-            f"spec.model.path: got {folder}: it holds no {min(missing)}; all weights of the model"
+            f"{POLICY.where}: got {folder}: it holds no {min(missing)}; all weights of the model"
         )
     return model
 
@@ -56,7 +57,7 @@ def load_pretrained(
     folder: Path,
     dtype: torch.dtype,
     *,
-    where: str,
+    kind: ModelKind,
     world: World | None = None,
     trust_remote_code: bool = False,
     **changes: object,
@@ -67,7 +68,7 @@ def load_pretrained(
         auto_class: the kind, an AutoModel... of transformers.
         folder: with config.json and the weights; nothing is fetched.
         dtype: of the weights.
-        where: field of the resource that names the folder, for messages.
+        kind: what it is to be used as.
         world: the ranks over which it is cut, and their device; None for this one on the CPU.
         trust_remote_code: run code that lies in the folder.
         changes: of the configuration, by its own names.
@@ -77,22 +78,11 @@ def load_pretrained(
         their values have no meaning.
 
     Raises:
-        ConfigError: if the folder holds no model, one of an architecture that is not supported,
-            weights of other shapes, or values that no model has.
+        ConfigError: if the folder holds no model, one that cannot be used so, weights of other
+            shapes, or values that no model has.
     """
-    path = folder / "config.json"
-    try:
-        architecture = json.loads(path.read_text())["model_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{where}: got {folder}: its config.json gives no model_type ({error}); "
-            "name a folder in Hugging Face form"
-        ) from error
-    if architecture not in ARCHITECTURES:
-        raise ConfigError(
-            f"{where}: got {folder}: architecture {architecture!r} is not supported; "
-            f"use one of {', '.join(ARCHITECTURES)}"
-        )
+    where = kind.where
+    _refuse_config(folder, kind, trust_remote_code=trust_remote_code)
     world = world or World.alone()
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     try:
@@ -110,6 +100,20 @@ def load_pretrained(
         ) from error
     check_values(model, folder, where, world, missing)
     return model.eval(), missing
+
+
+def _refuse_config(folder: Path, kind: ModelKind, *, trust_remote_code: bool) -> None:
+    path = folder / "config.json"
+    try:
+        config = parse_object(path.read_bytes())
+    except (OSError, BadObject) as error:
+        raise ConfigError(
+            f"{kind.where}: got {folder}: its config.json cannot be read ({error}); "
+            "name a folder in Hugging Face form"
+        ) from error
+    problems = list(check_config(config, path, kind, trust_remote_code=trust_remote_code))
+    if problems:
+        raise ConfigError(map(str, problems))
 
 
 def _load_whole(

@@ -30,26 +30,17 @@ def load_reward_model(
         The model in evaluation mode, without gradients; `score` is its head.
 
     Raises:
-        ConfigError: if the folder holds no such model, or one of an architecture that is not
-            supported.
+        ConfigError: if the folder holds no such model, or one that cannot be used here.
     """
     model, missing = load_pretrained(
         AutoModelForSequenceClassification,
         Path(folder),
         dtype,
-        where=REWARD.where,
+        kind=REWARD,
         world=world,
         trust_remote_code=trust_remote_code,
+        num_labels=1,
     )
-    names = model.config.architectures or []
-    if not any(str(name).endswith(REWARD.classes) for name in names):
-        got = ", ".join(map(str, names)) or "a model of no class"
-        raise ConfigError(f"{REWARD.where}: got {got} in {folder}: {REWARD.why}; {REWARD.wanted}")
-    if model.config.num_labels != 1:
-        raise ConfigError(
-            f"{REWARD.where}: got {model.config.num_labels} labels in {folder}: a score is one "
-            f"number; {REWARD.wanted}"
-        )
     if missing:
         raise ConfigError(
             f"{REWARD.where}: got {folder}: it holds no {min(missing)}; all weights of the model"

@@ -21,7 +21,6 @@ def load_value_model(
     dtype: torch.dtype = torch.float32,
     *,
     world: World | None = None,
-    where: str = CRITIC.where,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """Load a value model, or make one of a language model.
@@ -39,14 +38,13 @@ def load_value_model(
         folder: of a language model, a token classifier or a sequence classifier with one label.
         dtype: of the weights.
         world: the ranks over which it is cut, and their device; None for this one on the CPU.
-        where: field of the resource that names the folder, for messages.
         trust_remote_code: run code that lies in the folder.
 
     Returns:
         The model in evaluation mode; `score` is its head.
 
     Raises:
-        ConfigError: if the folder holds no model of a supported architecture, or a classifier with
+        ConfigError: if the folder holds no model that a critic can be made of, or a classifier with
             several labels, or lacks weights of the backbone.
     """
     model, missing = load_pretrained(
@@ -54,14 +52,15 @@ def load_value_model(
         Path(folder),
         dtype,
         world=world,
-        where=where,
+        kind=CRITIC,
         trust_remote_code=trust_remote_code,
         num_labels=1,
         classifier_dropout=0.0,
     )
     if others := sorted(missing - {SCORE_WEIGHT, SCORE_BIAS}):
         raise ConfigError(
-            f"{where}: got {folder}: it holds no {others[0]}; the weights of the whole backbone"
+            f"{CRITIC.where}: got {folder}: it holds no {others[0]}; "
+            "the weights of the whole backbone"
         )
     parameters = dict(model.named_parameters())
     if SCORE_WEIGHT in missing:
