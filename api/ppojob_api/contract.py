@@ -27,7 +27,8 @@ ENV_API_HOST = "KUBERNETES_SERVICE_HOST"
 """Where the API server is; the kubelet sets it, and the port below, in every pod."""
 ENV_API_PORT = "KUBERNETES_SERVICE_PORT"
 ENV_DIE_WITH_PARENT = "PPOJOB_DIE_WITH_PARENT"
-"""`1` where whoever started the pod must not be outlived by it (one machine, no kubelet)."""
+"""Process id of the parent, which the process must not outlive: of the runner where there is no
+kubelet, and of the supervisor for what it starts."""
 
 ENV_RANK = "PPOJOB_RANK"
 """Rank within the role's world; set by the pod's supervisor, as are the three below."""

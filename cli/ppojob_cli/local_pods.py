@@ -147,7 +147,7 @@ class LocalPods:
                 case PodOrdinal(index):
                     environment[name] = str(index)
         environment[contract.ENV_ADDRESS_BOOK] = str(book)
-        environment[contract.ENV_DIE_WITH_PARENT] = "1"
+        environment[contract.ENV_DIE_WITH_PARENT] = str(os.getpid())
         environment[gpus.VARIABLE] = devices
         python, *arguments = pod.argv
         assert python == "python"

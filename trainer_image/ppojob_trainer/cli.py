@@ -11,6 +11,7 @@ import sys
 from ppojob_api import contract
 from ppojob_trainer import failpoints, stop_signal
 from ppojob_trainer.errors import PPOJobError
+from ppojob_trainer.lifeline import die_with_parent
 
 COMMANDS = ("supervise", "controller", "rank")
 
@@ -21,6 +22,8 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"usage: python -m ppojob_trainer {'|'.join(COMMANDS)}\n")
         return contract.EXIT_INVALID
     command = arguments[0]
+    if parent := os.environ.get(contract.ENV_DIE_WITH_PARENT):
+        die_with_parent(int(parent))  # first of all: what follows takes its time
     role = os.environ.get(contract.ENV_ROLE, "?")
     logging.basicConfig(
         level=logging.INFO,

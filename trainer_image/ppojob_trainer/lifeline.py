@@ -21,14 +21,14 @@ _ERROR = b"error "
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent_pid: int | None = None) -> None:
+def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel to kill this process when the thread that started it ends.
 
     Args:
-        parent_pid: the expected parent; a process whose parent is already gone ends at once.
+        parent_pid: the process that started it; where that is gone already, this one ends at once.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if parent_pid is not None and os.getppid() != parent_pid:
+    if os.getppid() != parent_pid:
         os._exit(1)
 
 

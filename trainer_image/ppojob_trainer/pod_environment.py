@@ -41,7 +41,6 @@ class PodEnvironment:
         scratch: writable folder of the pod's own.
         address_book: pod name -> IP address; empty where DNS resolves names.
         api_access: the way to the API server; None where there is none for this pod.
-        die_with_parent: whether to end when the parent process does.
     """
 
     config: RunConfig
@@ -53,7 +52,6 @@ class PodEnvironment:
     scratch: Path
     address_book: Mapping[str, str]
     api_access: ApiAccess | None
-    die_with_parent: bool
 
     def host(self, name: str) -> str:
         """Where to reach a pod: its address in the book, else its name."""
@@ -125,7 +123,6 @@ def read_pod_environment() -> PodEnvironment:
             scratch=Path(_value(contract.ENV_SCRATCH)),
             address_book=json.loads(Path(book).read_text()) if book else {},
             api_access=_api_access(),
-            die_with_parent=os.environ.get(contract.ENV_DIE_WITH_PARENT) == "1",
         )
     except (OSError, ValueError) as problem:
         raise ConfigError(f"environment: {problem}") from problem

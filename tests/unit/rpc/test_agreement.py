@@ -131,7 +131,6 @@ def environment(folder: Path, role: RoleName, **changes: object) -> PodEnvironme
         run_folder=folder,
         scratch=folder,
         address_book={},
-        die_with_parent=False,
         api_access=None,
     )
 

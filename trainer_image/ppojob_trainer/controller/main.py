@@ -15,7 +15,7 @@ from ppojob_trainer.controller.summary import write_summary
 from ppojob_trainer.controller.training_report import TrainingReport
 from ppojob_trainer.controller.wiring import build_loop
 from ppojob_trainer.errors import Fenced, Interrupted, PPOJobError
-from ppojob_trainer.lifeline import Lifeline, die_with_parent
+from ppojob_trainer.lifeline import Lifeline
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
 from ppojob_trainer.stop_signal import StopRequest
 
@@ -24,7 +24,6 @@ _log = logging.getLogger(__name__)
 
 def run_controller() -> int:
     """Drive the job to its end; answers the exit status."""
-    die_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     lifeline = Lifeline(int(os.environ[contract.ENV_LIFELINE]))
     lifeline.start()

@@ -35,7 +35,11 @@ class Child:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ppojob_trainer", command],
-                env={**environment, contract.ENV_LIFELINE: str(writer)},
+                env={
+                    **environment,
+                    contract.ENV_DIE_WITH_PARENT: str(os.getpid()),
+                    contract.ENV_LIFELINE: str(writer),
+                },
                 stdin=subprocess.DEVNULL,
                 pass_fds=(writer,),
             )

@@ -7,7 +7,6 @@ import threading
 import time
 
 from ppojob_api import contract
-from ppojob_trainer.lifeline import die_with_parent
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
 from ppojob_trainer.rpc.keys import read_key_ring
 from ppojob_trainer.rpc.methods import IDENTITY, START, STATUS
@@ -63,8 +62,6 @@ def plan_of(environment: PodEnvironment) -> PodPlan:
 def supervise() -> int:
     """Run the pod until it is told to end; answers the exit status of the container."""
     environment = read_pod_environment()
-    if environment.die_with_parent:
-        die_with_parent()
     pod = Pod(plan_of(environment))
     stop = StopRequest()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

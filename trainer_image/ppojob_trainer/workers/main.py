@@ -8,7 +8,7 @@ import signal
 from ppojob_api import contract
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import PPOJobError
-from ppojob_trainer.lifeline import Lifeline, die_with_parent
+from ppojob_trainer.lifeline import Lifeline
 from ppojob_trainer.pod_environment import (
     read_pod_environment,
     read_rank_environment,
@@ -37,7 +37,6 @@ def _factory(role: RoleName) -> WorkerFactory:
 
 def run_rank() -> int:
     """Serve until killed; answers the exit status."""
-    die_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     lifeline = Lifeline(int(os.environ[contract.ENV_LIFELINE]))
     lifeline.start()
