@@ -28,7 +28,11 @@ _POLL_SECONDS = 0.25
 
 
 class Interrupts:
-    """Counts Ctrl-C: the first asks, the second insists. Under `nohup` a hang-up stays ignored."""
+    """Counts Ctrl-C: the first asks, the second insists.
+
+    SIGTERM and SIGHUP ask and never insist: a terminal that closes may hang up twice, by its shell
+    and by the kernel. Under `nohup` a hang-up stays ignored.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,8 +41,8 @@ class Interrupts:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             signal.signal(signal.SIGHUP, self._take)
 
-    def _take(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        self.count = self.count + 1 if number == signal.SIGINT else max(self.count, 1)
 
 
 @click.command()
