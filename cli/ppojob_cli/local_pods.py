@@ -112,7 +112,7 @@ class LocalPods:
         """End all pods, and kill those that take too long; leaves nothing behind."""
         for running in self.pods:
             if running.pod.role != "controller":
-                running.process.send_signal(signal.SIGTERM)
+                running.process.send_signal(stop_signal.END_OF_ROLE)
         deadline = time.monotonic() + _END_SECONDS
         for running in self.pods:
             if running.pod.role == "controller":

@@ -87,6 +87,18 @@ def test_ctrl_c_commits_and_the_same_command_goes_on(start, tiny_job, tmp_path: 
     assert run_folders.result(parts) == run_folders.result(whole)
 
 
+def test_sigterm_to_all_processes_at_once_commits(start, tiny_job, tmp_path: Path):
+    output = tmp_path / "run"
+    run = start(tiny_job(steps={"total": 100_000}, checkpoint={"every": None}), output)
+    run.wait_for_step(2)
+    for pid in (*run_folders.processes_of(output), run.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    assert run.wait() == 130, run.logs()
+    done = int(run_folders.metrics(output)[-1]["step"])
+    assert (output / "checkpoints" / f"step-{done:06d}" / "manifest.json").exists()
+    run_folders.wait_until_gone(output)
+
+
 def test_ctrl_c_while_starting_ends_at_once(start, tiny_job, tmp_path: Path):
     output = tmp_path / "run"
     run = start(tiny_job(), output)

@@ -41,6 +41,8 @@ class PodEnvironment:
         scratch: writable folder of the pod's own.
         address_book: pod name -> IP address; empty where DNS resolves names.
         api_access: the way to the API server; None where there is none for this pod.
+        parent_pid: the process that this one does not outlive; of a supervisor the runner, None on
+            a cluster.
     """
 
     config: RunConfig
@@ -52,6 +54,7 @@ class PodEnvironment:
     scratch: Path
     address_book: Mapping[str, str]
     api_access: ApiAccess | None
+    parent_pid: int | None
 
     def host(self, name: str) -> str:
         """Where to reach a pod: its address in the book, else its name."""
@@ -104,6 +107,11 @@ def _api_access() -> ApiAccess | None:
     return ApiAccess(_value(contract.ENV_API_HOST), _number(contract.ENV_API_PORT), Path(folder))
 
 
+def _parent_pid() -> int | None:
+    name = contract.ENV_DIE_WITH_PARENT
+    return _number(name) if os.environ.get(name) else None
+
+
 def read_pod_environment() -> PodEnvironment:
     """Read the variables that whoever started the pod has set.
 
@@ -123,6 +131,7 @@ def read_pod_environment() -> PodEnvironment:
             scratch=Path(_value(contract.ENV_SCRATCH)),
             address_book=json.loads(Path(book).read_text()) if book else {},
             api_access=_api_access(),
+            parent_pid=_parent_pid(),
         )
     except (OSError, ValueError) as problem:
         raise ConfigError(f"environment: {problem}") from problem

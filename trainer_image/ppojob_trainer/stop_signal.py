@@ -8,6 +8,11 @@ with the signal held back: the mask outlives fork and exec, and the kernel keeps
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+END_OF_ROLE: Final = signal.SIGUSR2
+"""Ends a role's pod on one machine, where SIGTERM is not the runner's alone: a service manager
+sends it to all processes of a job at once, and roles must live on until the step is committed."""
 
 _STOP = frozenset({signal.SIGTERM})
 
@@ -28,12 +33,16 @@ def held_back() -> Iterator[None]:
 
 
 class StopRequest:
-    """Remembers a SIGTERM, also one that waited for this; made by the main thread."""
+    """Remembers that it was asked, also while that waited for this; made by the main thread.
 
-    def __init__(self) -> None:
+    Args:
+        number: the signal that asks; where it is another, SIGTERM stays held back.
+    """
+
+    def __init__(self, number: signal.Signals = signal.SIGTERM) -> None:
         self._asked = False
-        signal.signal(signal.SIGTERM, self._ask)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
+        signal.signal(number, self._ask)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
     def __call__(self) -> bool:
         """Whether somebody asked this process to end."""

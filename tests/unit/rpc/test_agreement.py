@@ -132,6 +132,7 @@ def environment(folder: Path, role: RoleName, **changes: object) -> PodEnvironme
         scratch=folder,
         address_book={},
         api_access=None,
+        parent_pid=None,
     )
 
 

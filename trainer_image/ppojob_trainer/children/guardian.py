@@ -50,6 +50,8 @@ def run(serve: Callable[[int, int], None], arguments: list[str]) -> int:
 def _confine(guardian: int, memory_bytes: int) -> None:
     """Give the worker a session of its own, a memory limit, and death with its guardian."""
     os.setsid()
+    # A rank may hold it back; what the user's code starts, it may want to end.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guardian:  # it died before the line above took effect
         os._exit(1)

@@ -7,6 +7,7 @@ import threading
 import time
 
 from ppojob_api import contract
+from ppojob_trainer import stop_signal
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
 from ppojob_trainer.rpc.keys import read_key_ring
 from ppojob_trainer.rpc.methods import IDENTITY, START, STATUS
@@ -63,7 +64,8 @@ def supervise() -> int:
     """Run the pod until it is told to end; answers the exit status of the container."""
     environment = read_pod_environment()
     pod = Pod(plan_of(environment))
-    stop = StopRequest()
+    ends_by_sigterm = pod.is_controller or environment.parent_pid is None
+    stop = StopRequest(signal.SIGTERM if ends_by_sigterm else stop_signal.END_OF_ROLE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     own = OwnIdentity(environment)
     # Nobody waits for it: a pod that is asked to end does not outlive storage that hangs.
