@@ -4,12 +4,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from run_folders import is_told_to_end
 
 from ppojob_api import contract
+from ppojob_trainer.supervisor.main import exit_status
 from ppojob_trainer.supervisor.pod import Pod, PodPlan
 
 
@@ -25,20 +27,23 @@ def gate(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pod(gate: Path) -> Iterator[Pod]:
-    """A pod whose controller ends with status 2, as soon as it has read its environment."""
+def plan(gate: Path) -> PodPlan:
+    """Of a pod whose controller ends with status 2, as soon as it has read its environment."""
     path = f"{gate.parent}:{os.environ.get('PYTHONPATH', '')}"
-    made = Pod(
-        PodPlan(
-            role="controller",
-            pod=0,
-            ranks=1,
-            first_rank=0,
-            silent_seconds=600,
-            restarts_without_progress=3,
-            environment={**os.environ, "PYTHONPATH": path},
-        )
+    return PodPlan(
+        role="controller",
+        pod=0,
+        ranks=1,
+        first_rank=0,
+        silent_seconds=600,
+        restarts_without_progress=3,
+        environment={**os.environ, "PYTHONPATH": path},
     )
+
+
+@pytest.fixture
+def pod(plan: PodPlan) -> Iterator[Pod]:
+    made = Pod(plan)
     yield made
     made.end()
 
@@ -84,3 +89,10 @@ def test_the_successor_of_one_that_was_killed_is_told_to_end(pod: Pod):
 def test_nobody_is_told_unasked(pod: Pod):
     pod.tick()
     assert not is_told_to_end(controller_of(pod))
+
+
+def test_a_controller_that_hangs_when_it_is_told_to_end_has_failed(plan: PodPlan):
+    pod = Pod(replace(plan, silent_seconds=0, restarts_without_progress=0))
+    pod.ask_to_end()
+    tick_until(pod, lambda: pod.status().phase == "done")
+    assert exit_status(pod.status()) == contract.EXIT_FAILED

@@ -10,6 +10,7 @@ from ppojob_api import contract
 from ppojob_trainer import stop_signal
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
 from ppojob_trainer.rpc.keys import read_key_ring
+from ppojob_trainer.rpc.messages import PodStatus
 from ppojob_trainer.rpc.methods import IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route, RpcServer
 from ppojob_trainer.stop_signal import StopRequest
@@ -95,7 +96,14 @@ def supervise() -> int:
         pod.end()
         health.close()
         server.close()
-    return pod.status().exit_code or 0
+    return exit_status(pod.status())
+
+
+def exit_status(status: PodStatus) -> int:
+    """That of the container, which is its controller's: one that had to be killed has failed."""
+    if status.exit_code is not None:
+        return status.exit_code
+    return contract.EXIT_FAILED if status.role == "controller" else contract.EXIT_DONE
 
 
 def _let_controller_finish(pod: Pod) -> None:
