@@ -1,4 +1,4 @@
-"""Whether a run folder can take a run: a place to write, space, and commits of this very job."""
+"""Whether a run folder can take a run: a place to write, of our own, and space."""
 
 import contextlib
 import os
@@ -7,17 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.run_config import RunConfig
-from ppojob_api.run_layout import CHECKPOINTS_FOLDER, EXPORT_FOLDER
-from ppojob_trainer.checkpoint.commit import CommitStore, unsealed
-from ppojob_trainer.errors import CannotResume, DamagedCommit
+from ppojob_api.run_layout import (
+    CHECKPOINTS_FOLDER,
+    EXPORT_FOLDER,
+    JOB_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+)
+from ppojob_cli.run_folder import has_run
+from ppojob_trainer.checkpoint.commit import unsealed
 
 COMMIT_BYTES: Final = 12
 """Of a weight in a commit: float32, and the two moments of AdamW."""
 
 MOUNTS: Final = Path("/proc/self/mounts")
 
+_WRITTEN: Final = (JOB_FILE, METRICS_FILE, SUMMARY_FILE, EXPORT_FOLDER)
 _EXPORT_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _GIB: Final = 2**30
 _BLOCK_BYTES: Final = 512  # of `st_blocks`, whatever the file system's own are
@@ -33,7 +40,8 @@ def check_output(config: RunConfig, folder: Path, parameters: int | None) -> Ite
         folder: its folder; it need not exist, and is not made.
         parameters: weights of the model; None where they are not known.
     """
-    yield from _is_model(config, folder)
+    if why := _written_over(config, folder):
+        yield Problem(_WHERE, str(folder), why, "another folder", ReasonCode.CONFLICT)
     ground = _ground(folder)
     if not ground.is_dir():
         yield Problem(_WHERE, str(folder), f"{ground} is a file", _WRITABLE, ReasonCode.UNREADABLE)
@@ -62,58 +70,18 @@ def volatile_warning(folder: Path) -> Iterator[Problem]:
         )
 
 
-def check_commits(config: RunConfig, folder: Path) -> list[str]:
-    """Why the run that lies in the folder cannot be gone on with.
-
-    Looks at the newest commit that can be read; whether its bytes are whole is for the controller,
-    which alone may use an older one.
-    """
-    root = folder / CHECKPOINTS_FOLDER
-    if not os.path.isdir(root):
-        return []
-    store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json())
-    if config.spec.checkpoint.resume == "never" and store.steps():
-        problem = Problem(
-            "spec.checkpoint.resume",
-            shown("never"),
-            f"{folder} holds the commits of a run",
-            "auto to go on with it, or another folder to begin anew",
-            ReasonCode.CONFLICT,
-        )
-        return [str(problem)]
-    for step in reversed(store.steps()):
-        try:
-            store.read(step)
-        except CannotResume as refusal:
-            return list(refusal.problems)
-        except (DamagedCommit, OSError):
-            continue
-        return [str(problem) for problem in _beyond_end(config, folder, step)]
-    return []
-
-
-def _beyond_end(config: RunConfig, folder: Path, step: int) -> Iterator[Problem]:
-    total = config.spec.steps.total
-    if total is not None and step > total:
-        yield Problem(
-            "spec.steps.total",
-            shown(total),
-            f"the run in {folder} has done {step} steps, nothing is left to do",
-            f"at least {step}, or another run folder",
-            ReasonCode.OUT_OF_RANGE,
-        )
-
-
-def _is_model(config: RunConfig, folder: Path) -> Iterator[Problem]:
-    """The run would write over the model that it begins from."""
+def _written_over(config: RunConfig, folder: Path) -> str | None:
+    """What the run would write over: the model that it begins from, or what no run has left."""
     target = os.path.realpath(folder)
     written = {target, os.path.join(target, EXPORT_FOLDER)}
     model = config.spec.model
     for name, path in (("path", model.path), ("tokenizerPath", model.tokenizer_path)):
         if path is not None and os.path.realpath(path) in written:
-            why = f"spec.model.{name} {path} would be written over"
-            yield Problem(_WHERE, str(folder), why, "another folder", ReasonCode.CONFLICT)
-            return
+            return f"spec.model.{name} {path} would be written over"
+    for name in () if has_run(folder) else _WRITTEN:
+        if os.path.lexists(folder / name):
+            return f"{folder / name} would be written over, and no run has left it"
+    return None
 
 
 def _ground(folder: Path) -> Path:

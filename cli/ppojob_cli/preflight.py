@@ -9,6 +9,7 @@ from ppojob_api.checks.schedule import check_length
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_cli.commit_checks import check_commits, uncommitted_warning
 from ppojob_cli.critic_checks import check_critic
 from ppojob_cli.machine_checks import (
     check_gpus,
@@ -19,7 +20,7 @@ from ppojob_cli.machine_checks import (
     threads_warning,
     vllm_builds,
 )
-from ppojob_cli.output_checks import check_commits, check_output, volatile_warning
+from ppojob_cli.output_checks import check_output, volatile_warning
 from ppojob_cli.reward_model_checks import check_reward_model
 from ppojob_cli.validate import render_problems
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -75,7 +76,10 @@ def check_inputs(config: RunConfig, output: Path) -> Preflight:
         ]
     )
     found.errors += render_problems(check_output(config, output, model.parameters))
-    found.errors += check_commits(config, output)
+    refusals = check_commits(config, output)
+    found.errors += refusals
+    if not refusals:
+        found.warnings += render_problems(uncommitted_warning(output))
     found.warnings += render_problems([*threads_warning(config), *volatile_warning(output)])
     return found
 

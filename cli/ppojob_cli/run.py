@@ -50,7 +50,8 @@ class Interrupts:
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Run folder; default: runs/<name of the job>. The same command goes on where a run ended.",
+    help="Run folder; default: runs/<name of the job>. The same command goes on from its last "
+    "commit.",
 )
 @set_option
 @click.option("--plain", is_flag=True, help="Plain lines instead of the live view.")
@@ -155,6 +156,8 @@ def _pod_states(pods: LocalPods) -> list[PodState]:
 
 
 def write_job(folder: Path, config: RunConfig) -> None:
-    """Write the manifest as resolved, for people and for the record."""
+    """Write the manifest as resolved, for people and for the record; as a whole or not at all."""
     job = config.job().model_dump(mode="json", by_alias=True, exclude={"status"})
-    (folder / JOB_FILE).write_text(to_yaml(job))
+    aside = folder / f".{JOB_FILE}.aside"
+    aside.write_text(to_yaml(job))
+    aside.replace(folder / JOB_FILE)

@@ -6,9 +6,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER
+from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.errors import ConfigError
 
 LOCK_FILE = ".lock"
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a run has begun there: one of this machine leaves its lock, each its journal."""
+    journal = folder / CHECKPOINTS_FOLDER / JOURNAL_NAME
+    return os.path.exists(journal) or os.path.exists(folder / LOCK_FILE)
 
 
 @contextlib.contextmanager
