@@ -14,9 +14,20 @@ _FIRST, _LAST = 1, 254
 
 
 class Addresses:
-    """Takes loopback addresses that no other runner of this machine has."""
+    """Takes loopback addresses that no other runner of this machine has.
 
-    def __init__(self) -> None:
+    Args:
+        ranks_per_pod: the most that a pod has; each listens on a port of its own.
+    """
+
+    def __init__(self, ranks_per_pod: int = 1) -> None:
+        self._ports = (
+            contract.PORT_SUPERVISOR,
+            contract.PORT_STORE,
+            contract.PORT_HEALTH,
+            contract.PORT_METRICS,
+            *range(contract.PORT_FIRST_RANK, contract.PORT_FIRST_RANK + ranks_per_pod),
+        )
         self._taken: list[socket.socket] = []
         self._next = _FIRST
 
@@ -26,19 +37,27 @@ class Addresses:
         Raises:
             ConfigError: all are taken.
         """
+        busy_port = None
         while self._next <= _LAST:
             address = f"127.0.1.{self._next}"
             self._next += 1
             name = socket.socket(socket.AF_UNIX)
             try:
                 name.bind(f"\0ppojob/{address}")
-                # No runner has it, yet some other program may listen there.
-                socket.create_server((address, contract.PORT_SUPERVISOR)).close()
             except OSError:
                 name.close()
                 continue
-            self._taken.append(name)
-            return address
+            # No runner has it, yet some other program may listen there.
+            busy_port = self._busy_port(address)
+            if busy_port is None:
+                self._taken.append(name)
+                return address
+            name.close()
+        if busy_port is not None:
+            raise ConfigError(
+                f"roles: got port {busy_port} taken at the addresses for pods on this machine, up "
+                f"to 127.0.1.{_LAST}: a program listens there; end it, see ss -ltnp"
+            )
         raise ConfigError(
             f"roles: all {_LAST} addresses for pods on this machine are taken; "
             "fewer replicas, or wait for another run to end"
@@ -49,3 +68,12 @@ class Addresses:
         for name in self._taken:
             name.close()
         self._taken.clear()
+
+    def _busy_port(self, address: str) -> int | None:
+        """A port on which a pod could not listen."""
+        for port in self._ports:
+            try:
+                socket.create_server((address, port)).close()
+            except OSError:
+                return port
+        return None

@@ -8,6 +8,7 @@ import pytest
 
 from ppojob_api import contract
 from ppojob_cli.addresses import Addresses
+from ppojob_trainer.errors import ConfigError
 
 TAKE = "from ppojob_cli.addresses import Addresses; print(Addresses().take())"
 OTHER_USER = ("unshare", "--user", "--map-user=54321")
@@ -18,14 +19,24 @@ def test_no_address_is_given_twice() -> None:
         assert len({one.take(), one.take(), other.take()}) == 3
 
 
-def test_where_somebody_listens_is_no_room_for_a_pod() -> None:
-    with closing(Addresses()) as addresses:
+@pytest.mark.parametrize("port", [7400, 7401, 7403, 7404, 7420, 7423])
+def test_where_somebody_listens_is_no_room_for_a_pod(port: int) -> None:
+    with closing(Addresses(ranks_per_pod=4)) as addresses:
         free = addresses.take()
     with (
-        socket.create_server((free, contract.PORT_SUPERVISOR)),
-        closing(Addresses()) as addresses,
+        socket.create_server((free, port)),
+        closing(Addresses(ranks_per_pod=4)) as addresses,
     ):
         assert addresses.take() != free
+
+
+def test_a_port_that_is_taken_everywhere_is_named() -> None:
+    with (
+        socket.create_server(("0.0.0.0", contract.PORT_FIRST_RANK + 40)),
+        closing(Addresses(ranks_per_pod=41)) as addresses,
+        pytest.raises(ConfigError, match=r"got port 7460 taken at .* a program listens there"),
+    ):
+        addresses.take()
 
 
 @pytest.mark.skipif(
