@@ -4,6 +4,7 @@ What a cluster would give a pod comes from folders: mounts are folders of the ru
 address book, the pod's address is one of 127.0.1.0/24.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 import msgspec
@@ -53,12 +55,12 @@ class RunningPod:
     process: subprocess.Popen[bytes]
 
     def status(self) -> PodStatus | None:
-        """What its supervisor says; None while it does not answer."""
+        """What its supervisor says; None while it does not answer, or another program does."""
         url = f"http://{self.address}:{contract.PORT_HEALTH}/status"
         try:
             with _DIRECTLY.open(url, timeout=_HTTP_SECONDS) as answer:
                 return msgspec.json.decode(answer.read(), type=PodStatus)
-        except OSError:
+        except (OSError, HTTPException, msgspec.DecodeError):
             return None
 
 
@@ -73,7 +75,7 @@ class LocalPods:
     def __init__(self, config: RunConfig, run_folder: Path) -> None:
         self._config = config
         self._run_folder = run_folder
-        self._addresses = Addresses()
+        self._addresses = Addresses(max(role.ranks_per_pod for role in config.topology.roles))
         self._mounts = run_folder.absolute() / MOUNTS_FOLDER
         self._group: int | None = None
         self.pods: list[RunningPod] = []
@@ -168,7 +170,5 @@ class LocalPods:
     def _kill_group(self) -> None:
         """Kill what a pod that was killed may have left in the group."""
         if self._group is not None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._group, signal.SIGKILL)
-            except ProcessLookupError:
-                return
