@@ -17,7 +17,7 @@ from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.machine_checks import engine_facts
 from ppojob_cli.overrides import set_option
 from ppojob_cli.preflight import check_inputs
-from ppojob_cli.run_folder import locked
+from ppojob_cli.run_folder import locked, usable
 from ppojob_cli.run_state import PodState
 from ppojob_cli.summary import Ending, finished_summary
 from ppojob_cli.validate import load_job
@@ -90,7 +90,8 @@ def run_job(file: Path, output: Path | None, overrides: Sequence[str] = (), *, p
         if summary is not None:
             view.already_done(summary)
             return contract.EXIT_DONE
-        write_job(folder, config)
+        with usable(folder):
+            write_job(folder, config)
         return _run_pods(config, folder, view, interrupts)
 
 
@@ -105,7 +106,8 @@ def _refuse_wrong_input(config: RunConfig, folder: Path) -> None:
 def _run_pods(config: RunConfig, folder: Path, view: View, interrupts: Interrupts) -> int:
     pods = LocalPods(config, folder)
     try:
-        pods.start()
+        with usable(folder):
+            pods.start()
         with view:
             ending = _follow(pods, view, interrupts)
     finally:

@@ -20,32 +20,49 @@ def has_run(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
+def usable(folder: Path) -> Iterator[None]:
+    """Do something with a run folder that the system may refuse.
+
+    Raises:
+        ConfigError: it did.
+    """
+    try:
+        yield
+    except OSError as problem:
+        where = f"{problem.filename}: " if problem.filename else ""
+        raise ConfigError(
+            f"--output: got {folder}: {where}{problem.strerror}; a folder that can be written"
+        ) from problem
+
+
+@contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Own a run folder while the block runs; it is made where it is absent.
 
     The kernel drops the lock when the process ends, however it ends.
 
     Raises:
-        ConfigError: another process owns it, or it cannot be made or written.
+        ConfigError: another process owns it, or it cannot be made, written or locked.
     """
-    try:
+    with usable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as problem:
-        raise ConfigError(
-            f"--output: got {folder}: {problem.strerror}; a folder that can be written"
-        ) from problem
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(descriptor, 32, 0).decode().strip()
-            raise ConfigError(
-                f"--output: got {folder}: process {owner} runs a job there; "
-                "wait for it, end it, or give another folder"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with usable(folder):
+            _take_lock(folder, descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def _take_lock(folder: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(descriptor, 32, 0).decode().strip()
+        raise ConfigError(
+            f"--output: got {folder}: process {owner} runs a job there; "
+            "wait for it, end it, or give another folder"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

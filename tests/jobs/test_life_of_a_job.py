@@ -187,6 +187,17 @@ def test_a_run_folder_in_use_is_refused(start, tiny_job, tmp_path: Path):
     ]
 
 
+def test_a_run_folder_that_the_system_refuses_is_told(start, tiny_job, tmp_path: Path):
+    output = tmp_path / "run"
+    output.mkdir()
+    (output / ".pods").touch()
+    run = start(tiny_job(), output)
+    assert run.wait() == 2
+    assert run.lines[-1] == (
+        f"--output: got {output}: {output}/.pods: File exists; a folder that can be written"
+    )
+
+
 def test_a_failing_reward_fails_the_job_with_its_reason(start, tiny_job, tmp_path: Path):
     bad = tmp_path / "bad.py"
     bad.write_text(

@@ -9,7 +9,7 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.commit_checks import check_commits, uncommitted_warning
 from ppojob_cli.output_checks import check_output
 from ppojob_cli.run import write_job
-from ppojob_cli.run_folder import locked
+from ppojob_cli.run_folder import locked, usable
 from ppojob_cli.validate import load_job
 from ppojob_trainer.checkpoint.journal import (
     JOURNAL_NAME,
@@ -19,6 +19,7 @@ from ppojob_trainer.checkpoint.journal import (
     StepDone,
 )
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.errors import ConfigError
 
 
 @pytest.fixture
@@ -131,3 +132,13 @@ def test_what_a_run_has_left_is_written_over(config: RunConfig, tmp_path: Path) 
     with locked(folder):
         write_job(folder, config)
     assert list(check_output(config, folder, None)) == []
+
+
+def test_what_the_system_refuses_is_one_line(folder: Path, config: RunConfig) -> None:
+    (folder / "job.yaml").mkdir()
+    with pytest.raises(ConfigError) as caught, usable(folder):
+        write_job(folder, config)
+    assert str(caught.value) == (
+        f"--output: got {folder}: {folder}/.job.yaml.aside: Is a directory; "
+        "a folder that can be written"
+    )
