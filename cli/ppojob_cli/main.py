@@ -52,11 +52,13 @@ class LateGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; packages that it loads late may be missing too."""
+        """Run a command; packages that it loads late may be missing too, and Ctrl-C ends it."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as problem:
             raise _not_installed(str(ctx.invoked_subcommand), problem) from None
+        except KeyboardInterrupt:
+            raise SystemExit(contract.EXIT_INTERRUPTED) from None
 
 
 def _stand_in(name: str, problem: ModuleNotFoundError) -> click.Command:

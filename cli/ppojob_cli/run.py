@@ -66,9 +66,6 @@ def run(file: Path, output: Path | None, overrides: tuple[str, ...], plain: bool
     except PPOJobError as problem:
         click.echo(str(problem), err=True)
         status = problem.exit_status
-    except KeyboardInterrupt:  # as long as the input is read; later ones are counted
-        click.echo("interrupted: nothing was started", err=True)
-        status = contract.EXIT_INTERRUPTED
     sys.exit(status)
 
 

@@ -40,15 +40,13 @@ def one_line(problem: ClusterError) -> str:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Turn problems into one line and status 2, and Ctrl-C into status 130."""
+    """Turn problems into one line and status 2."""
     try:
         yield
     except ClusterUseError as problem:
         line = str(problem)
     except ClusterError as problem:
         line = one_line(problem)
-    except KeyboardInterrupt:
-        raise SystemExit(contract.EXIT_INTERRUPTED) from None
     else:
         return
     click.echo(printable(line), err=True)
