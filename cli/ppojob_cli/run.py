@@ -1,5 +1,6 @@
 """`ppojob run FILE`: a job on this machine, by the very containers that a cluster would run."""
 
+import os
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ import click
 from ppojob_api import contract
 from ppojob_api.manifest import to_yaml
 from ppojob_api.run_config import RunConfig, resolve
-from ppojob_api.run_layout import JOB_FILE
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE
 from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.machine_checks import engine_facts
 from ppojob_cli.overrides import set_option
@@ -22,6 +23,7 @@ from ppojob_cli.run_state import PodState
 from ppojob_cli.summary import Ending, finished_summary
 from ppojob_cli.validate import load_job
 from ppojob_cli.view import View, open_view
+from ppojob_trainer.checkpoint.commit import LATEST_NAME
 from ppojob_trainer.errors import ConfigError, PPOJobError
 
 _POLL_SECONDS = 0.25
@@ -106,22 +108,19 @@ def _run_pods(config: RunConfig, folder: Path, view: View, interrupts: Interrupt
         with usable(folder):
             pods.start()
         with view:
-            ending = _follow(pods, view, interrupts)
+            ending = _follow(pods, folder, view, interrupts)
     finally:
         pods.end()
     view.ended(ending)
     return ending.exit_code
 
 
-def _follow(pods: LocalPods, view: View, interrupts: Interrupts) -> Ending:
+def _follow(pods: LocalPods, folder: Path, view: View, interrupts: Interrupts) -> Ending:
     """Watch the job until its controller has ended."""
     asked = False
     while True:
         if interrupts.count > 1:
-            return Ending(
-                contract.EXIT_INTERRUPTED,
-                "stopped at once: the last commit stands, and the same command goes on from there",
-            )
+            return stopped_at_once(folder)
         if interrupts.count == 1 and not asked:
             asked = True
             view.note("ending the step, then committing; Ctrl-C again stops at once")
@@ -137,6 +136,15 @@ def _follow(pods: LocalPods, view: View, interrupts: Interrupts) -> Ending:
         if status is not None and status.phase == "done":
             return _controller_ending(pods, status.exit_code, status.reason)
         time.sleep(_POLL_SECONDS)
+
+
+def stopped_at_once(folder: Path) -> Ending:
+    """How a run ends that was interrupted twice."""
+    if os.path.lexists(folder / CHECKPOINTS_FOLDER / LATEST_NAME):
+        then = "the last commit stands, and the same command goes on from there"
+    else:
+        then = "there is no commit, and the same command begins anew"
+    return Ending(contract.EXIT_INTERRUPTED, f"stopped at once: {then}")
 
 
 def _controller_ending(pods: LocalPods, exit_code: int | None, reason: str) -> Ending:

@@ -1,9 +1,10 @@
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from ppojob_cli.run import Interrupts
+from ppojob_cli.run import Interrupts, stopped_at_once
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -30,3 +31,10 @@ def test_ctrl_c_insists_on_what_was_asked(first: signal.Signals, interrupts: Int
     signal.raise_signal(first)
     signal.raise_signal(signal.SIGINT)
     assert interrupts.count == 2
+
+
+def test_an_end_at_once_promises_no_commit_that_is_not_there(tmp_path: Path) -> None:
+    assert "there is no commit" in stopped_at_once(tmp_path).reason
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "latest").symlink_to("step-000002")
+    assert "the last commit stands" in stopped_at_once(tmp_path).reason
