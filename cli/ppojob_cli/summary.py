@@ -97,7 +97,11 @@ def ending_lines(ending: Ending, status: TrainingStatus | None, folder: Path) ->
         reason = status.message
     if not ending.reason:
         summary = read_summary(folder)
-        return [] if summary is None else summary_lines(summary, folder)
+        if summary is not None:
+            return summary_lines(summary, folder)
+        if ending.exit_code == contract.EXIT_INTERRUPTED:
+            return ["interrupted while roles were starting; the same command goes on"]
+        return []
     lines = [printable(line) for line in takewhile(_is_no_traceback, reason.splitlines())]
     if ending.exit_code == contract.EXIT_FAILED and lines:
         lines[0] = f"failed: {lines[0]}"

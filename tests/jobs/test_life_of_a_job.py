@@ -99,13 +99,20 @@ def test_sigterm_to_all_processes_at_once_commits(start, tiny_job, tmp_path: Pat
     run_folders.wait_until_gone(output)
 
 
-def test_ctrl_c_while_starting_ends_at_once(start, tiny_job, tmp_path: Path):
+def test_ctrl_c_while_starting_ends_at_once_and_leaves_no_older_summary(
+    start, tiny_job, tmp_path: Path
+):
     output = tmp_path / "run"
+    output.mkdir()
+    (output / ".lock").touch()
+    (output / "summary.json").write_text('{"phase": "Succeeded", "config_sha256": "of a shorter"}')
     run = start(tiny_job(), output)
     while not (output / "status.json").exists():
         time.sleep(0.02)
     run.process.send_signal(signal.SIGINT)
     assert run.wait(30) == 130, run.logs()
+    assert run.lines[-1].startswith("interrupted while roles were starting; ")
+    assert not (output / "summary.json").exists()
     run_folders.wait_until_gone(output)
 
 

@@ -155,6 +155,10 @@ class TestSummary:
             "interrupted: 1 step in 5 min 35 s, 200,000 tokens; the same command goes on from there"
         )
 
+    def test_interrupted_while_it_starts(self, run, capsys) -> None:
+        PlainView(shown(run)).ended(Ending(contract.EXIT_INTERRUPTED))
+        assert capsys.readouterr().out.startswith("interrupted while roles were starting; ")
+
     def test_what_lies_there_is_named(self, run, capsys) -> None:
         run.summary()
         (run.folder / "tensorboard").mkdir()

@@ -11,7 +11,7 @@ from ppojob_api import contract
 from ppojob_trainer.controller.job_resource import JobResource
 from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.status_writer import StatusWriter
-from ppojob_trainer.controller.summary import write_summary
+from ppojob_trainer.controller.summary import forget_summary, write_summary
 from ppojob_trainer.controller.training_report import TrainingReport
 from ppojob_trainer.controller.wiring import build_loop
 from ppojob_trainer.errors import Fenced, Interrupted, PPOJobError
@@ -54,6 +54,7 @@ def _drive(
     environment: PodEnvironment, reporter: Reporter, stop: StopRequest, lifeline: Lifeline
 ) -> int:
     try:
+        forget_summary(environment.run_folder)
         with contextlib.ExitStack() as stack:
             loop = build_loop(environment, reporter, stop, lifeline, stack)
             lifeline.tell_ready()

@@ -39,6 +39,14 @@ def write_summary(folder: Path, config: RunConfig, progress: Progress, phase: st
     durable.write_file(folder / SUMMARY_FILE, text.encode(), SUMMARY_POINT)
 
 
+def forget_summary(folder: Path) -> None:
+    """Take away what an earlier run of the folder has said: it is not true of this one.
+
+    A power cut may bring it back, until this run writes its own.
+    """
+    (folder / SUMMARY_FILE).unlink(missing_ok=True)
+
+
 def _core(line: bytes) -> dict[str, float]:
     """The `val-core` numbers of a metrics line; empty where it has none."""
     return {name: value for name, value in json.loads(line).items() if name.startswith("val-core/")}
