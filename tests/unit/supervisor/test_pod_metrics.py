@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ppojob_trainer.metrics.series import POD_SERIES
 from ppojob_trainer.rpc.messages import PodStatus, RankState
-from ppojob_trainer.supervisor.health import HealthServer
+from ppojob_trainer.supervisor.health import health_server
 from ppojob_trainer.supervisor.pod_metrics import PodMetrics, read_process_use
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -21,7 +21,7 @@ def status_of(*ranks: RankState) -> PodStatus:
 
 def scrape(status: PodStatus) -> Samples:
     metrics = PodMetrics("sums", lambda: status)
-    server = HealthServer("127.0.0.1", 0, lambda: status, metrics)
+    server = health_server("127.0.0.1", 0, lambda: status, metrics)
     server.start()
     try:
         url = f"http://127.0.0.1:{server.port}/metrics"

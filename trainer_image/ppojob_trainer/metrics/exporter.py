@@ -15,11 +15,12 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    MetricsHandler,
     disable_created_metrics,
-    start_http_server,
 )
 
 from ppojob_trainer.metrics.names import METRICS, find
+from ppojob_trainer.metrics.page_server import PageServer
 from ppojob_trainer.metrics.series import (
     COMMITTED_STEP,
     CONTROLLER_SERIES,
@@ -77,12 +78,13 @@ class Prometheus:
         }
         self._take(LAST_PROGRESS, clock())
         self._take(LAST_COMMIT, clock())
-        self._server, self._thread = start_http_server(port, address, registry)
+        self._server = PageServer(address, port, MetricsHandler.factory(registry))
+        self._server.start()
 
     @property
     def port(self) -> int:
         """Port that it listens on."""
-        return self._server.server_port
+        return self._server.port
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a step; a key that the table does not know is not shown."""
@@ -103,9 +105,7 @@ class Prometheus:
 
     def close(self) -> None:
         """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
     def _take(self, series: Series, value: float, labels: tuple[str, ...] = ()) -> None:
         instrument = self._instruments[series.name].labels(self._job, *labels)

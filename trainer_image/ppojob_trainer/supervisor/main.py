@@ -14,7 +14,7 @@ from ppojob_trainer.rpc.messages import PodStatus
 from ppojob_trainer.rpc.methods import IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route, RpcServer
 from ppojob_trainer.stop_signal import StopRequest
-from ppojob_trainer.supervisor.health import HealthServer
+from ppojob_trainer.supervisor.health import health_server
 from ppojob_trainer.supervisor.identity import OwnIdentity
 from ppojob_trainer.supervisor.pod import Pod, PodPlan
 from ppojob_trainer.supervisor.pod_metrics import PodMetrics
@@ -83,7 +83,7 @@ def supervise() -> int:
         epoch=None,
     )
     metrics = PodMetrics(environment.config.name, pod.status)
-    health = HealthServer(environment.address, contract.PORT_HEALTH, pod.status, metrics)
+    health = health_server(environment.address, contract.PORT_HEALTH, pod.status, metrics)
     server.start()
     health.start()
     try:

@@ -1,0 +1,42 @@
+"""The HTTP server of a pod, from the view of those who mean it no good."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from ppojob_trainer.metrics.page_server import PageServer
+
+
+class Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
+    monkeypatch.setattr(socket, "getfqdn", lambda *_: pytest.fail("a name server was asked"))
+    with closing(PageServer("127.0.0.1", 0, Page)) as made:
+        made.start()
+        yield made
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HT", b"GET / HTTP/1.0\r\nHost: "])
+def test_a_connection_that_falls_silent_is_closed(said: bytes, server: PageServer) -> None:
+    server.idle_seconds = 0.1
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(said)
+        assert connection.recv(1) == b""
+
+
+def test_a_page_is_answered(server: PageServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.0 200 OK\r\n")

@@ -1,0 +1,53 @@
+"""The HTTP server of a pod: pages that anybody may read, and nobody can hold on to."""
+
+import socket
+import socketserver
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class PageServer(ThreadingHTTPServer):
+    """Answers each connection on a thread of its own; listens from the time it is made.
+
+    Args:
+        address: IP address to bind.
+        port: port to bind; 0 takes a free one.
+        handler: answers requests.
+
+    Attributes:
+        idle_seconds: a connection that says or takes nothing for this long is closed.
+
+    Raises:
+        OSError: address and port cannot be bound.
+    """
+
+    idle_seconds = 10.0
+
+    def __init__(self, address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__((address, port), handler)
+        self._thread = threading.Thread(target=self.serve_forever, name="pages", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """Port that it listens on."""
+        return int(self.socket.getsockname()[1])
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+    def server_bind(self) -> None:
+        """Bind; its parent asks a name server about the address, and waits for one that is down."""
+        socketserver.TCPServer.server_bind(self)
+
+    def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
+        """Take a connection."""
+        connection, peer = super().get_request()
+        connection.settimeout(self.idle_seconds)
+        return connection, peer
