@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
+from ppojob_api import contract
 from ppojob_api.problem import shown
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
-from ppojob_cli.validate import EXIT_WRONG_INPUT
 
 _STEP = re.compile(r"[0-9]+")
 _POINTERS = ("latest", "best")
@@ -43,7 +43,7 @@ def export(run: Path, commit: str, output: Path) -> None:
         step = export_commit(folder, output)
     except (PPOJobError, _WrongInputError) as problem:
         click.echo(str(problem), err=True)
-        raise SystemExit(EXIT_WRONG_INPUT) from None
+        raise SystemExit(contract.EXIT_INVALID) from None
     click.echo(f"{output}: the policy behind step {step}")
 
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import click
 
-from ppojob_api import manifest, run_config
+from ppojob_api import contract, manifest, run_config
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
 from ppojob_cli.overrides import set_option
 from ppojob_cli.plan_of_cluster import cluster_lines, memory_lines
-from ppojob_cli.validate import EXIT_WRONG_INPUT, render_problems, validate_file, warn
+from ppojob_cli.validate import render_problems, validate_file, warn
 
 
 def plan_lines(config: RunConfig) -> Iterator[str]:
@@ -130,7 +130,7 @@ def plan(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     if not isinstance(judged, PPOJob):
         for line in render_problems(judged):
             click.echo(line, err=True)
-        raise SystemExit(EXIT_WRONG_INPUT)
+        raise SystemExit(contract.EXIT_INVALID)
     warn(judged)
     config = run_config.resolve(judged)
     if as_json:

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import click
 
-from ppojob_api import manifest, validation
+from ppojob_api import contract, manifest, validation
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.overrides import override, set_option
 from ppojob_trainer.errors import ConfigError
-
-EXIT_WRONG_INPUT = 2
 
 
 def validate_file(path: str, overrides: Sequence[str] = ()) -> list[Problem] | PPOJob:
@@ -129,4 +127,4 @@ def validate(files: tuple[str, ...], overrides: tuple[str, ...]) -> None:
         for line in render_problems(judged, name=shown_name):
             click.echo(line, err=True)
     if any(isinstance(judged, list) for _, judged in results):
-        raise SystemExit(EXIT_WRONG_INPUT)
+        raise SystemExit(contract.EXIT_INVALID)
