@@ -75,6 +75,13 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 
-def printable(text: str) -> str:
-    """A name as it may stand in a message: what is not printable is escaped."""
+def printable(text: str, limit: int | None = None) -> str:
+    """Text as it may stand in a message or a log: cut, and what is not printable is escaped.
+
+    Args:
+        text: Any text.
+        limit: Characters that are left of it, before some are escaped.
+    """
+    if limit is not None and len(text) > limit:
+        text = f"{text[: limit - 3]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -112,7 +112,7 @@ def sample_lines(sample: Sample) -> list[str]:
         f"--- {place}, row {sample.row}: score {sample.score:.3g}{cut}",
         *_block("prompt", _tail(sample.prompt.rstrip("\n"))),
         *_block("response", _head(sample.response)),
-        *_block("truth", [_cut(_plain_json(sample.ground_truth), TRUTH_CHARACTERS)]),
+        *_block("truth", [printable(_plain_json(sample.ground_truth), TRUTH_CHARACTERS)]),
     ]
 
 
@@ -148,10 +148,6 @@ def _head(text: str) -> list[str]:
     if len(lines) > RESPONSE_LINES:
         lines = [*lines[: RESPONSE_LINES - 1], f"... and {len(lines) - RESPONSE_LINES + 1} lines"]
     return [printable(line) for line in lines]
-
-
-def _cut(text: str, limit: int) -> str:
-    return printable(text if len(text) <= limit else f"{text[: limit - 3]}...")
 
 
 def _plain_json(text: str) -> str:

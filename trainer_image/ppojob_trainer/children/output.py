@@ -2,6 +2,8 @@
 
 import logging
 
+from ppojob_api.problem import printable
+
 _KEPT_BYTES = 16 * 1024
 _LINE_CHARACTERS = 1024
 
@@ -38,17 +40,8 @@ class OutputLog:
     def flush(self) -> None:
         """Log what was collected, and begin anew."""
         for line in self._kept.decode("utf-8", errors="backslashreplace").splitlines():
-            self._log.info("%s %s", self._label, printable(line))
+            self._log.info("%s %s", self._label, printable(line, _LINE_CHARACTERS))
         if self._dropped:
             self._log.info("%s ... %d more bytes of output dropped", self._label, self._dropped)
         self._kept.clear()
         self._dropped = 0
-
-
-def printable(text: str, limit: int = _LINE_CHARACTERS) -> str:
-    """Escape control characters and cut at ``limit`` characters, so that text is inert in a log."""
-    cut = text if len(text) <= limit else text[: limit - 3] + "..."
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in cut
-    )

@@ -12,9 +12,9 @@ from functools import partial
 
 import msgspec
 
+from ppojob_api.problem import printable
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import read_frame, write_frame
-from ppojob_trainer.children.output import printable
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.custom import BadFunction, load_function, user_frames
 from ppojob_trainer.rewards.results import BadResult, read_result

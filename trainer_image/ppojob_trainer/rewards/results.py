@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Protocol, SupportsFloat, runtime_checkable
 
-from ppojob_trainer.children.output import printable
+from ppojob_api.problem import printable
 
 LARGEST_SCORE = 3.4028234663852886e38
 """Scores become float32: beyond its largest number they are infinite."""
