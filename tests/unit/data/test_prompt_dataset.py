@@ -13,7 +13,7 @@ from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data import parquet_rows
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset, PromptRow, truncate
-from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.errors import ConfigError, PPOJobError
 
 MakeSpec = Callable[..., DataSpec]
 GoodRow = Callable[..., dict[str, object]]
@@ -200,6 +200,65 @@ def test_a_large_row_group_is_spilled_and_read_row_by_row(
         for index in (22, 0, 14, 15, 7, 3, 4):
             assert dataset[index].extra_info == {"index": index}
     assert [entry.name for entry in tmp_path.iterdir() if "ppojob" in entry.name] == []
+
+
+def test_a_dictionary_column_may_be_larger_than_a_cell(
+    tmp_path: Path,
+    chat: ChatTokenizer,
+    make_spec: MakeSpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Categorical columns bring all their values with each of their rows."""
+    monkeypatch.setattr(parquet_rows, "MAX_CELL_BYTES", 100_000)
+    texts = [f"{number} " + "x" * 2_000 for number in range(129)]
+    words = pa.array(texts).dictionary_encode()
+    nested = pa.ListArray.from_arrays(range(130), words)
+    path = tmp_path / "a.parquet"
+    columns = {
+        "prompt": ["3 + 5"] * 129,
+        "data_source": pa.array(["mine"] * 129).dictionary_encode(),
+        "extra_info": pa.StructArray.from_arrays([words, nested], ["document", "documents"]),
+    }
+    pq.write_table(pa.table(columns), path)
+    spec = make_spec(path)
+    with PromptDataset.open(spec.train, spec, chat) as dataset:
+        for row in dataset.rows([128, 0, 70]):
+            text = texts[row.index]
+            assert row.extra_info == {"document": text, "documents": [text]}
+            assert row.data_source == "mine"
+
+
+def test_a_spilled_row_group_may_have_other_categories_in_each_batch(
+    tmp_path: Path,
+    chat: ChatTokenizer,
+    make_spec: MakeSpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parquet_rows, "_CACHED_GROUP_BYTES", 100)
+    sources = [f"source{number // 50}" for number in range(200)]
+    columns = {"prompt": ["3 + 5"] * 200, "data_source": pa.array(sources).dictionary_encode()}
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns), path, use_dictionary=False)
+    spec = make_spec(path)
+    with PromptDataset.open(spec.train, spec, chat) as dataset:
+        assert [row.data_source for row in dataset.rows(range(200))] == sources
+
+
+def test_a_file_that_changes_after_it_was_read_is_an_error_of_the_job(
+    tmp_path: Path, good_row: GoodRow, chat: ChatTokenizer, make_spec: MakeSpec
+) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [good_row()])
+    spec = make_spec(path)
+    with PromptDataset.open(spec.train, spec, chat) as dataset:
+        path.write_bytes(b"\0" * path.stat().st_size)
+        with pytest.raises(PPOJobError, match=r"a.parquet:row group 0:prompt: got data that"):
+            dataset.rows([0])
+        path = write_jsonl(tmp_path / "b.jsonl", [good_row("3")])
+    spec = make_spec(path)
+    with PromptDataset.open(spec.train, spec, chat) as dataset:
+        path.write_text(path.read_text().replace("user", "nous"))
+        with pytest.raises(PPOJobError, match=r'b.jsonl:1:prompt\[0\].role: got "nous": unknown'):
+            dataset.rows([0])
 
 
 # In a process of its own, whose memory nothing else has stretched. The kernel's high-water mark

@@ -12,7 +12,8 @@ import msgspec
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.closing import Closing
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.columns import Cells, ColumnNames, Prompt, read_cells
+from ppojob_trainer.data.columns import BadCell, Cells, ColumnNames, Prompt, read_cells
+from ppojob_trainer.data.row_file import BadRow
 from ppojob_trainer.data.scan import RewardChecks, Scan, Scanner
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError
@@ -166,7 +167,12 @@ class PromptDataset(Closing):
         number = self._scan.kept[index]
         position = bisect.bisect_right(self._starts, number) - 1
         file = self._scan.files[position]
-        return read_cells(file.read(number - self._starts[position]), self._names)
+        in_file = number - self._starts[position]
+        try:
+            return read_cells(file.read(in_file), self._names)
+        except BadCell as bad:  # it was good when the data was checked
+            place = f"{file.place(in_file)}:{bad.column}"
+            raise BadRow(place, bad.got, bad.why, bad.allowed, bad.reason_code) from None
 
     def _row(self, index: int, cells: Cells, ids: list[int] | BadChatTemplate) -> PromptRow:
         if isinstance(ids, BadChatTemplate):

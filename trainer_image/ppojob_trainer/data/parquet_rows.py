@@ -120,7 +120,7 @@ class ParquetRows:
             columns=self._columns if columns is None else columns,
             use_threads=False,
         )
-        return batches
+        return map(_plain, batches)
 
     def _table(self, group: int) -> pa.Table:
         if group not in self._tables:
@@ -178,8 +178,54 @@ class _SpilledGroup:
         self._file.close()
 
 
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch as its values: dictionaries unfolded, extension types as what they are stored as.
+
+    A slice of a dictionary column drags the whole dictionary with it, and in a file of batches all
+    must have the same one.
+    """
+    columns = {
+        name: _plain_column(column)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+    return pa.RecordBatch.from_pydict(columns) if columns else batch
+
+
+def _plain_column(column: pa.Array) -> pa.Array:
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    plain = _plain_type(column.type)
+    if plain != column.type:
+        column = column.cast(plain)
+    # A dictionary of one long text, named by every row, is small until it is unfolded.
+    if column.nbytes > len(column) * MAX_CELL_BYTES:
+        raise pa.ArrowInvalid(f"cells of more than {MAX_CELL_BYTES} bytes")
+    return column
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type without dictionaries, however deep they are."""
+
+    def plain(field: pa.Field) -> pa.Field:
+        return field.with_type(_plain_type(field.type))
+
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if pa.types.is_struct(kind):
+        return pa.struct([plain(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(plain(kind.key_field), plain(kind.item_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(plain(kind.value_field), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(plain(kind.value_field))
+    if pa.types.is_list(kind):
+        return pa.list_(plain(kind.value_field))
+    return kind
+
+
 def _python_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
-    """Cells as Python values: extension types as what they are stored as, bad text marked."""
+    """Cells as Python values, bad text marked."""
     columns: dict[str, list[object]] = {}
     if not batch.schema.names:
         return [{} for _ in range(batch.num_rows)]
@@ -187,16 +233,11 @@ def _python_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
         column = batch.column(name)
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
-        if isinstance(column, pa.ExtensionArray):
-            column = column.storage
         columns[name] = _python_cells(column)
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
 def _python_cells(column: pa.Array) -> list[object]:
-    # A dictionary of one long text, named by every row, is small until it is unfolded.
-    if column.nbytes > len(column) * MAX_CELL_BYTES:
-        raise pa.ArrowInvalid(f"cells of more than {MAX_CELL_BYTES} bytes")
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:

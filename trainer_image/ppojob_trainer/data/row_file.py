@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from ppojob_trainer.data.problems import DataReason
+from ppojob_trainer.errors import PPOJobError
 
 MAX_CELL_BYTES = 16 * 1024 * 1024
 """One row of text beyond this is a mistake or an attack."""
@@ -19,7 +20,7 @@ class Undecodable:
         return "bytes that are not UTF-8"
 
 
-class BadRow(Exception):  # noqa: N818  the row is bad
+class BadRow(PPOJobError):  # noqa: N818  the row is bad
     """A row, or all from here on, cannot be read.
 
     Attributes:
