@@ -65,9 +65,45 @@ def test_several_functions_are_summed_by_weight(source: Source) -> None:
 
 
 def test_arguments_reach_built_in_scorers() -> None:
-    spec = RewardSpec.model_validate({"function": "gsm8k", "arguments": {"format_score": 0.25}})
+    arguments = {"score": 2, "format_score": 0.25, "method": "flexible"}
+    spec = RewardSpec.model_validate({"function": "gsm8k", "arguments": arguments})
     with ScoringPool([spec]) as pool:
-        assert pool.score([RewardItem(0, "x", "#### 1", "2")])[0].score == 0.25
+        right, wrong = pool.score(
+            [RewardItem(0, "x", "it is 2", "2"), RewardItem(1, "x", "1", "2")]
+        )
+    assert (right.score, wrong.score) == (2.0, 0.25)
+
+
+REFUSED_ARGUMENTS = {
+    "a name that the scorer lacks": (
+        {"metod": "flexible"},
+        "got gsm8k with metod: it takes no such argument",
+    ),
+    "what a call gives itself": (
+        {"ground_truth": "1"},
+        "got gsm8k with ground_truth: it takes no such argument",
+    ),
+    "a value that the scorer lacks": (
+        {"method": "Strict"},
+        "got gsm8k with method \"Strict\": Invalid enum value 'Strict'",
+    ),
+    "a value of another type": (
+        {"score": "1"},
+        'got gsm8k with score "1": Expected `float`, got `str`',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_ARGUMENTS)
+def test_arguments_that_a_built_in_scorer_refuses(name: str) -> None:
+    arguments, told = REFUSED_ARGUMENTS[name]
+    spec = RewardSpec.model_validate({"function": "gsm8k", "arguments": arguments})
+    with pytest.raises(ConfigError) as caught:
+        ScoringPool([spec])
+    assert caught.value.problems == (
+        f"spec.rewards[0].function: {told}; its arguments are (*, method: Literal['strict', "
+        "'flexible'] = 'strict', score: float = 1.0, format_score: float = 0.0)",
+    )
 
 
 BROKEN = {
@@ -213,6 +249,16 @@ def test_functions_that_cannot_be_loaded(name: str, source: Source, tmp_path: Pa
     assert line.startswith("spec.rewards[0].function: got ")
     assert reason in line
     assert not descendants()
+
+
+@pytest.mark.parametrize("name", ["data_source", "extra_info", "ground_truth", "solution_str"])
+def test_an_argument_that_every_call_has_already(name: str, source: Source) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ScoringPool([source("return 1", arguments={name: 1, "other": 2})])
+    assert caught.value.problems == (
+        f"spec.rewards[0].function: got score with {name}: every call has it already, from the "
+        "row; arguments of other names",
+    )
 
 
 def test_all_functions_that_cannot_be_loaded_are_told(source: Source) -> None:

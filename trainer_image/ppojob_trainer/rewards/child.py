@@ -8,17 +8,15 @@ to end (``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian``
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 
 from ppojob_api.problem import printable
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import read_frame, write_frame
-from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.custom import BadFunction, load_function, user_frames
 from ppojob_trainer.rewards.results import BadResult, read_result
-from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
@@ -91,29 +89,10 @@ def serve(requests: int, answers: int) -> None:
 
 
 def _load(spec: FunctionSpec) -> Callable[..., object]:
+    arguments = msgspec.json.decode(spec.arguments)
     if spec.path:
-        return load_function(spec.path, spec.name, msgspec.json.decode(spec.arguments))
-    scorer = SCORERS.get(spec.name)
-    if scorer is None:
-        raise BadFunction(
-            "RewardFunction",
-            spec.name,
-            "no built-in scorer has this name",
-            f"one of {', '.join(SCORERS)}, or source.path",
-        )
-    return partial(_score_built_in, scorer.score)
-
-
-def _score_built_in(
-    score: Callable[..., object],
-    *,
-    data_source: str,
-    solution_str: str,
-    ground_truth: Json,
-    extra_info: dict[str, Json],
-    **arguments: Json,
-) -> object:
-    return score(solution_str, ground_truth, **arguments)
+        return load_function(spec.path, spec.name, arguments)
+    return load_scorer(spec.name, arguments)
 
 
 def _raised(number: int, error: BaseException) -> Called:

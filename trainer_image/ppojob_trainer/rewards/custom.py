@@ -12,6 +12,7 @@ from ppojob_trainer.json_value import Json
 SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
 MODULE_NAME = "ppojob_custom_reward"
 _SHOWN_FRAMES = 5
+_OF_THE_ROW = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
 
 
 class BadFunction(Exception):  # noqa: N818  the function is bad
@@ -84,7 +85,14 @@ def _checked(
         )
     if inspect.iscoroutinefunction(function):
         raise BadFunction("RewardFunction", f"async def {name}", "it is not awaited", "def")
-    given = {"data_source", "solution_str", "ground_truth", "extra_info"} | arguments.keys()
+    for taken in sorted(_OF_THE_ROW & arguments.keys()):
+        raise BadFunction(
+            "RewardArguments",
+            f"{name} with {taken}",
+            "every call has it already, from the row",
+            "arguments of other names",
+        )
+    given = _OF_THE_ROW | arguments.keys()
     try:
         inspect.signature(function).bind(**dict.fromkeys(given))
     except TypeError as error:
