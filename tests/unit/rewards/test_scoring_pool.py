@@ -64,6 +64,21 @@ def test_several_functions_are_summed_by_weight(source: Source) -> None:
     }
 
 
+def test_functions_of_one_name_keep_their_values_apart(source: Source) -> None:
+    specs = [source(f"return {{'score': {score}, 'length': {score}}}") for score in (1, 2, 4)]
+    with ScoringPool(specs) as pool:
+        (result,) = pool.score([item("x")])
+    assert result.extras == {
+        "score/score": 1.0,
+        "score/length": 1.0,
+        "score.2/score": 2.0,
+        "score.2/length": 2.0,
+        "score.3/score": 4.0,
+        "score.3/length": 4.0,
+        "acc": 7.0,
+    }
+
+
 def test_arguments_reach_built_in_scorers() -> None:
     arguments = {"score": 2, "format_score": 0.25, "method": "flexible"}
     spec = RewardSpec.model_validate({"function": "gsm8k", "arguments": arguments})
@@ -277,3 +292,50 @@ def test_a_file_may_import_its_neighbours(source: Source, tmp_path: Path) -> Non
     (tmp_path / "neighbour_of_reward.py").write_text("VALUE = 4\n")
     with ScoringPool([source("import neighbour_of_reward as n; return n.VALUE")]) as pool:
         assert pool.score([item("x")])[0].score == 4.0
+
+
+def test_files_of_several_folders_have_neighbours_of_one_name(tmp_path: Path) -> None:
+    """Imported with the file or by a call, as modules or from packages."""
+    specs = []
+    for number in (1, 2, 4):
+        folder = tmp_path / f"folder{number}"
+        (folder / "package").mkdir(parents=True)
+        (folder / "neighbour.py").write_text(f"VALUE = {number}\n")
+        (folder / "package" / "__init__.py").write_text("")
+        (folder / "package" / "part.py").write_text("from neighbour import VALUE\n")
+        (folder / "late.py").write_text("from neighbour import VALUE\ncalls = []\n")
+        path = folder / "reward.py"
+        path.write_text(
+            "from neighbour import VALUE\nfrom package import part\n"
+            "def score(**row):\n"
+            "    import late\n"
+            "    late.calls.append(1)\n"
+            "    return 100 * VALUE + 10 * part.VALUE + late.VALUE + 1000 * len(late.calls)\n"
+        )
+        specs.append(
+            RewardSpec.model_validate({"function": "score", "source": {"path": str(path)}})
+        )
+    with ScoringPool(specs) as pool:
+        for call in (1, 2):
+            (result,) = pool.score([item("x")])
+            found = [
+                result.extras[name] for name in ("score/score", "score.2/score", "score.3/score")
+            ]
+            assert found == [1000 * call + 111, 1000 * call + 222, 1000 * call + 444]
+
+
+def test_files_of_one_folder_share_neighbours_and_are_modules_of_their_own(
+    source: Source, tmp_path: Path
+) -> None:
+    (tmp_path / "tally.py").write_text("calls = []\n")
+    code = """
+    import sys, tally
+    def score(**row):
+        tally.calls.append(1)
+        return {"score": len(tally.calls), "name": __name__, "own": sys.modules[__name__].ME}
+    ME = """
+    with ScoringPool([source(f"{code}{me}", whole=True) for me in (1, 2)]) as pool:
+        (result,) = pool.score([item("x")])
+    assert (result.extras["score/score"], result.extras["score.2/score"]) == (1.0, 2.0)
+    assert (result.extras["score/own"], result.extras["score.2/own"]) == (1.0, 2.0)
+    assert result.extras["score/name"] != result.extras["score.2/name"]

@@ -8,6 +8,8 @@ to end (``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian``
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -16,6 +18,7 @@ from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import read_frame, write_frame
 from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.custom import BadFunction, load_function, user_frames
+from ppojob_trainer.rewards.neighbours import Neighbours
 from ppojob_trainer.rewards.results import BadResult, read_result
 from ppojob_trainer.rewards.wire import (
     Called,
@@ -30,20 +33,34 @@ from ppojob_trainer.rewards.wire import (
 _LINE_CHARACTERS = 600
 
 
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A loaded function.
+
+    Attributes:
+        call: takes the row's columns and the arguments by name.
+        arguments: JSON object.
+        folder: where its file lies; empty for a built-in scorer.
+    """
+
+    call: Callable[..., object]
+    arguments: bytes
+    folder: str
+
+
 class Functions:
     """The loaded functions, called by position."""
 
     def __init__(self) -> None:
-        self._functions: list[Callable[..., object]] = []
-        self._arguments: list[bytes] = []
+        self._functions: list[_Function] = []
+        self._neighbours = Neighbours()
 
     def load(self, request: LoadFunctions) -> Loaded:
         """Load all; say what is wrong with each that cannot be used."""
         problems = []
         for position, spec in enumerate(request.functions):
             try:
-                self._functions.append(_load(spec))
-                self._arguments.append(spec.arguments)
+                self._functions.append(self._load(position, spec))
             except BadFunction as bad:
                 problems.append(
                     FunctionProblem(position, bad.reason_code, bad.got, bad.why, bad.allowed)
@@ -53,9 +70,10 @@ class Functions:
     def call(self, request: CallFunction) -> Called:
         """Call a function with objects decoded for this call alone."""
         function = self._functions[request.function]
-        arguments = msgspec.json.decode(self._arguments[request.function])
+        arguments = msgspec.json.decode(function.arguments)
         try:
-            value = function(
+            self._neighbours.enter(function.folder)
+            value = function.call(
                 data_source=request.data_source,
                 solution_str=request.response,
                 ground_truth=msgspec.json.decode(request.ground_truth),
@@ -68,6 +86,15 @@ class Functions:
         except BaseException as error:  # SystemExit and its kin are answers too
             return _raised(request.number, error)
         return Called(request.number, score, extras)
+
+    def _load(self, position: int, spec: FunctionSpec) -> _Function:
+        arguments = msgspec.json.decode(spec.arguments)
+        if not spec.path:
+            return _Function(load_scorer(spec.name, arguments), spec.arguments, "")
+        folder = str(Path(spec.path).resolve().parent)
+        self._neighbours.enter(folder)
+        function = load_function(spec.path, spec.name, arguments, position)
+        return _Function(function, spec.arguments, folder)
 
 
 def serve(requests: int, answers: int) -> None:
@@ -86,13 +113,6 @@ def serve(requests: int, answers: int) -> None:
         if os.getpid() != own:  # the function forked, and its child came back here as well
             os._exit(0)
         write_frame(answers, msgspec.msgpack.encode(answer))
-
-
-def _load(spec: FunctionSpec) -> Callable[..., object]:
-    arguments = msgspec.json.decode(spec.arguments)
-    if spec.path:
-        return load_function(spec.path, spec.name, arguments)
-    return load_scorer(spec.name, arguments)
 
 
 def _raised(number: int, error: BaseException) -> Called:

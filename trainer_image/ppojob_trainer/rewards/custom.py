@@ -10,7 +10,6 @@ from pathlib import Path
 from ppojob_trainer.json_value import Json
 
 SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
-MODULE_NAME = "ppojob_custom_reward"
 _SHOWN_FRAMES = 5
 _OF_THE_ROW = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
 
@@ -33,15 +32,16 @@ class BadFunction(Exception):  # noqa: N818  the function is bad
         super().__init__(f"got {got}: {why}; {allowed}")
 
 
-def load_function(path: str, name: str, arguments: Mapping[str, Json]) -> Callable[..., object]:
+def load_function(
+    path: str, name: str, arguments: Mapping[str, Json], position: int
+) -> Callable[..., object]:
     """Import a Python file and take a function from it.
-
-    The file's folder is added at the end of the module path, so it can import its neighbours.
 
     Args:
         path: the file.
         name: the function in it.
         arguments: keyword arguments that every call will have.
+        position: among the job's functions; it is part of the module's name.
 
     Raises:
         BadFunction: the file cannot be imported, or holds no such function.
@@ -49,12 +49,12 @@ def load_function(path: str, name: str, arguments: Mapping[str, Json]) -> Callab
     file = Path(path)
     if not file.is_file():
         raise BadFunction("RewardModule", path, "no such file", "a Python file")
-    sys.path.append(str(file.resolve().parent))
-    spec = importlib.util.spec_from_file_location(MODULE_NAME, file)
+    module_name = f"ppojob_custom_reward_{position}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
         raise BadFunction("RewardModule", path, "no Python file", "a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[MODULE_NAME] = module  # dataclasses look their module up
+    sys.modules[module_name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
     except BaseException as error:  # the file is the user's: it may even call sys.exit

@@ -5,6 +5,7 @@ import logging
 import math
 import queue
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,12 +44,14 @@ class _Function:
 
     Attributes:
         label: how messages name it.
+        name: how its values are named; of several functions of one name, the later are numbered.
         spec: what the child loads.
         weight: factor of its score.
         seconds: time limit of a call.
     """
 
     label: str
+    name: str
     spec: FunctionSpec
     weight: float
     seconds: float
@@ -250,12 +253,14 @@ def _functions(rewards: Sequence[RewardSpec]) -> list[_Function]:
     """What the children load: the job's functions, or every scorer where rows are routed."""
     if not rewards:
         return [
-            _Function(name, FunctionSpec(name, "", b"{}"), 1.0, BUILT_IN_SECONDS)
+            _Function(name, name, FunctionSpec(name, "", b"{}"), 1.0, BUILT_IN_SECONDS)
             for name in SCORERS
         ]
+    names = _numbered([reward.function for reward in rewards])
     return [
         _Function(
             f"spec.rewards[{position}].function",
+            name,
             FunctionSpec(
                 reward.function,
                 (reward.source.path or "") if reward.source else "",
@@ -264,8 +269,18 @@ def _functions(rewards: Sequence[RewardSpec]) -> list[_Function]:
             reward.weight,
             reward.time_limit_seconds,
         )
-        for position, reward in enumerate(rewards)
+        for position, (reward, name) in enumerate(zip(rewards, names, strict=True))
     ]
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """``score``, ``score.2``, ``score.3``: files may have functions of one name."""
+    counts: Counter[str] = Counter()
+    numbered = []
+    for name in names:
+        counts[name] += 1
+        numbered.append(name if counts[name] == 1 else f"{name}.{counts[name]}")
+    return numbered
 
 
 def _failure(function: _Function, item: RewardItem, answer: Called) -> RewardFailed:
@@ -296,9 +311,8 @@ def _combined(answers: list[tuple[_Function, Called]]) -> RewardResult:
         extras |= answers[0][1].extras
     else:
         for function, answer in answers:
-            name = function.spec.name
-            extras[f"{name}/score"] = answer.score
-            extras |= {f"{name}/{key}": value for key, value in answer.extras.items()}
+            extras[f"{function.name}/score"] = answer.score
+            extras |= {f"{function.name}/{key}": value for key, value in answer.extras.items()}
     if failures:
         extras["failure"] = failures[0]
         extras["pred"] = NO_ANSWER
