@@ -34,6 +34,24 @@ def test_missing_columns_list_those_found(
     ]
 
 
+def test_a_prompt_of_which_the_template_leaves_nothing(
+    tmp_path: Path,
+    good_row: GoodRow,
+    make_folder: Callable[..., Path],
+    make_spec: MakeSpec,
+    write_lines: Write,
+) -> None:
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    silent = good_row(prompt=[{"role": "system", "content": "be nice"}])
+    path = write_lines(tmp_path / "a.jsonl", good_row(), silent)
+    with ChatTokenizer(make_folder(template)) as chat:
+        report = check_files(make_spec(path), chat, rewards=None, prompts_per_step=1)
+    assert report.errors == [
+        f"{path}:2:prompt: got a prompt of no tokens: there is nothing to answer; content that the "
+        "chat template and the tokenizer keep"
+    ]
+
+
 MESSAGE = '{"role": "user", "content": "3 + 5"}'
 PROMPTS = {
     "null": (

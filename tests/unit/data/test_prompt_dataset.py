@@ -12,6 +12,7 @@ import pytest
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data import parquet_rows
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset, PromptRow, truncate
 from ppojob_trainer.errors import ConfigError, PPOJobError
 
@@ -159,6 +160,19 @@ def test_long_prompts_are_dropped(
         assert all(len(dataset[index].token_ids) <= 12 for index in range(3))
 
 
+def test_what_is_dropped_is_told_at_every_start(
+    lengths: Path, mixed: list[Path], chat: ChatTokenizer, make_spec: MakeSpec
+) -> None:
+    spec = make_spec(lengths, *mixed, maxPromptTokens=12, overlongPrompts="drop")
+    report = check_files(spec, chat, rewards=None, prompts_per_step=1)
+    assert report.warnings == [
+        f"{lengths} and 3 more files: got 25 of 28 rows: longer than spec.data.maxPromptTokens 12, "
+        "and dropped; fine where it is meant"
+    ]
+    with PromptDataset.open(spec.train, spec, chat) as dataset:
+        assert dataset.warnings == report.warnings
+
+
 @pytest.mark.parametrize("policy", ["truncate_left", "truncate_right", "truncate_middle"])
 def test_long_prompts_are_cut(
     policy: str, lengths: Path, chat: ChatTokenizer, make_spec: MakeSpec
@@ -268,6 +282,7 @@ import random, sys
 from pathlib import Path
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
 
 def highest():

@@ -120,6 +120,8 @@ class Scanner:
             self._add_template_error(scan, error)
         if not scan.errors and not scan.kept:
             scan.errors.add(self._nothing_left(scan))
+        elif scan.dropped:
+            scan.warnings.add(self._some_dropped(scan))
         return scan
 
     def _rows(self, scan: Scan, files: Sequence[DataFile]) -> Iterator[_Candidate]:
@@ -184,6 +186,16 @@ class Scanner:
 
     def _keeps(self, scan: Scan, candidate: _Candidate, length: int) -> bool:
         limit = self.spec.max_prompt_tokens
+        if length == 0:
+            bad = BadCell(
+                self.spec.prompt_key,
+                "a prompt of no tokens",
+                "there is nothing to answer",
+                "content that the chat template and the tokenizer keep",
+                DataReason.EMPTY_PROMPT,
+            )
+            _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
+            return False
         if length <= limit or self.spec.overlong_prompts.startswith("truncate"):
             return True
         if self.spec.overlong_prompts == "drop":
@@ -279,6 +291,16 @@ class Scanner:
             f"no prompt is within maxPromptTokens {self.spec.max_prompt_tokens}",
             "a larger maxPromptTokens, or overlongPrompts: truncate_left",
             DataReason.NO_ROWS_LEFT,
+        )
+
+    def _some_dropped(self, scan: Scan) -> DataProblem:
+        first, others = scan.files[0].path, len(scan.files) - 1
+        return DataProblem(
+            f"{first} and {others} more files" if others else first,
+            f"{scan.dropped} of {scan.total} rows",
+            f"longer than spec.data.maxPromptTokens {self.spec.max_prompt_tokens}, and dropped",
+            "fine where it is meant",
+            DataReason.OVERLONG_PROMPT,
         )
 
 
