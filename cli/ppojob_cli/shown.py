@@ -35,7 +35,7 @@ class Shown:
         if not self.num_samples:
             return
         # Parquet takes half a second to load, and pods are waiting to be started before.
-        from ppojob_cli.samples import read_samples, sample_lines
+        from ppojob_trainer.controller.samples import read_samples, sample_lines
 
         purposes = ["train"] if record.step > 0 else []
         purposes += ["validation"] if record.validation else []

@@ -99,7 +99,8 @@ class PPOJobSpec(Section):
     """Where metrics go besides metrics.jsonl. verl: trainer.logger."""
 
     num_examine: Annotated[int, Field(ge=0, le=1_000)] = 0
-    """Samples printed at each step and validation. verl: reward_manager num_examine."""
+    """Samples shown of each step and validation, in the controller's log and by `ppojob run`.
+    verl: reward_manager num_examine."""
 
     timeouts: TimeoutsSpec = TimeoutsSpec()
     """When silence counts as failure."""

@@ -1,12 +1,14 @@
 """Samples of a step: which rows, and that no text of a model rewrites the terminal."""
 
+import logging
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppojob_cli.samples import Sample, read_samples, sample_lines
+from ppojob_trainer.controller.samples import Sample, log_samples, read_samples, sample_lines
 
 
 def rows(first: int, last: int, samples: int = 4) -> list[dict[str, object]]:
@@ -44,6 +46,19 @@ def test_one_sample_a_prompt_over_all_parts(run) -> None:
         score=0.8,
         is_truncated=False,
     )
+
+
+def test_the_log_shows_what_the_terminal_shows(run, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run.rows("validation", 7, rows(0, 8))
+    log_samples(run.folder, "validation", 7, 2)
+    first, second = read_samples(run.folder, "validation", 7, 2)
+    assert caplog.messages == [*sample_lines(first), *sample_lines(second)]
+    assert "--- validation 7, row 4: score 0.4" in caplog.messages
+    caplog.clear()
+    log_samples(run.folder, "validation", 7, 0)
+    log_samples(run.folder, "validation", 8, 2)
+    assert caplog.messages == []
 
 
 def test_further_samples_where_prompts_are_few(run) -> None:

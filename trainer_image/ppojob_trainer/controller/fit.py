@@ -25,6 +25,7 @@ from ppojob_trainer import failpoints
 from ppojob_trainer.algorithms.kl_controller import KlController
 from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.evaluation import Evaluation
 from ppojob_trainer.controller.progress import Progress as Reporter
@@ -39,6 +40,7 @@ from ppojob_trainer.controller.records import (
 )
 from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.training_step import StepResult, TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
@@ -166,7 +168,7 @@ class Loop:
         coefficient = progress.kl_coefficient or 0.0
         result = self.training.run(step, prompts, coefficient, timer)
         with timer("write_rows"):
-            self.training.stages.write_rows(result.batch, step, rows_folder("train", step))
+            self._write_rows(result.batch, step)
         metrics = training_metrics(
             result,
             step=step,
@@ -209,11 +211,15 @@ class Loop:
     def _validate(self, step: int) -> dict[str, float]:
         assert self.evaluation is not None
         batch = self.evaluation.run(step)
-        self.evaluation.stages.write_rows(batch, step, rows_folder(batch.purpose, step))
+        self._write_rows(batch, step)
         metrics = evaluation_metrics(batch)
         if self.commits.best is not None:
             self.commits.best.refuse_unknown(metrics)
         return metrics
+
+    def _write_rows(self, batch: Batch, step: int) -> None:
+        self.training.stages.write_rows(batch, step, rows_folder(batch.purpose, step))
+        log_samples(self.records.run_folder, batch.purpose, step, self.spec.num_examine)
 
     def _kl_metrics(self, coefficient: float, result: StepResult) -> dict[str, float]:
         """The coefficient of this step, and what the penalty was taken of."""

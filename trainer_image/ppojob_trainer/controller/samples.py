@@ -1,6 +1,7 @@
 """Prompts and responses as text for a person: `spec.numExamine` rows of each step."""
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ RESPONSE_CHARACTERS: Final = 600
 RESPONSE_LINES: Final = 12
 TRUTH_CHARACTERS: Final = 160
 
+_log = logging.getLogger(__name__)
 _PART = re.compile(r"part-\d{5,}\.parquet")
 _BATCH_ROWS = 64
 
@@ -102,6 +104,20 @@ def read_samples(run_folder: Path, purpose: str, step: int, count: int) -> list[
         )
         for row in sorted(found, key=lambda row: row.row)
     ]
+
+
+def log_samples(run_folder: Path, purpose: str, step: int, count: int) -> None:
+    """Show samples in the log, where nobody looks at the run folder.
+
+    Args:
+        run_folder: The run folder.
+        purpose: `train` or `validation`.
+        step: Number of the step.
+        count: How many at most.
+    """
+    samples = read_samples(run_folder, purpose, step, count) if count else []
+    for line in (line for sample in samples for line in sample_lines(sample)):
+        _log.info("%s", line)
 
 
 def sample_lines(sample: Sample) -> list[str]:
