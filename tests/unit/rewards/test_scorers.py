@@ -1,6 +1,7 @@
 """Scores by table. ``theirs`` is what verl or TinyZero gives where that differs, on purpose."""
 
 import contextlib
+import re
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.rewards.addition import addition
+from ppojob_trainer.rewards.answer_tag import last_answer
 from ppojob_trainer.rewards.arithmetic import NotArithmetic, evaluate
 from ppojob_trainer.rewards.countdown import countdown
 from ppojob_trainer.rewards.gsm8k import gsm8k
@@ -238,6 +240,20 @@ def test_hostile_arithmetic_ends_at_once(text: str) -> None:
         evaluate(text)
     assert time.process_time() - started < 0.5
     assert countdown(f"<answer>{text}</answer>", TRUTH)["score"] == 0.1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("response", ["<answer>" * 20_000, "<answer></answer>" * 20_000])
+def test_a_response_full_of_tags_is_read_at_once(response: str) -> None:
+    started = time.process_time()
+    assert last_answer(response) == ("" if response.endswith("</answer>") else None)
+    assert time.process_time() - started < 0.5
+
+
+@given(st.lists(st.sampled_from(["<answer>", "</answer>", "5", "\n", "<answer", " "])))
+def test_the_last_whole_block_is_the_answer(pieces: list[str]) -> None:
+    response = "".join(pieces)
+    found = re.findall(r"<answer>(.*?)</answer>", response, re.DOTALL)
+    assert last_answer(response) == (found[-1].strip() if found else None)
 
 
 integers = st.integers(0, 99)

@@ -1,9 +1,5 @@
 """The answer between <answer> and </answer>, as TinyZero asks for it."""
 
-import re
-
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-
 
 def last_answer(response: str) -> str | None:
     """Return the text of the last whole <answer> block, stripped; None without one.
@@ -12,5 +8,6 @@ def last_answer(response: str) -> str | None:
     FIRST "Assistant:": a trailing newline, or an answer over two lines, scored 0 there. A reward
     function here gets the response alone, so there is nothing to skip, and every line counts.
     """
-    found = _ANSWER.findall(response)
-    return str(found[-1]).strip() if found else None
+    closed = response.split("</answer>")[:-1]
+    answers = [text.partition("<answer>")[2] for text in closed if "<answer>" in text]
+    return answers[-1].strip() if answers else None
