@@ -20,6 +20,7 @@ GOOD = [
     ({"score": np.float64(1), "acc": True, "pred": "8"}, 1.0, {"acc": 1.0, "pred": "8"}),
     ({"score": 1, "note": None}, 1.0, {}),
     ({"score": 1, "long": "x" * 5000}, 1.0, {"long": "x" * 1024}),
+    ({"score": 1, "half \ud83d": "\ude00 \u00e9"}, 1.0, {"half \\ud83d": "\\ude00 \u00e9"}),
 ]
 
 
@@ -64,6 +65,12 @@ BAD = [
         f"not a number: {NUMBER}",
     ),
     ({}, "BadRewardResult", "{}", 'the dict has nothing but no "score"'),
+    (
+        {"\ud83d": 1},
+        "BadRewardResult",
+        "{'\\ud83d': 1}",
+        'the dict has \\ud83d but no "score"',
+    ),
     ({"acc": 1}, "BadRewardResult", "{'acc': 1}", 'the dict has acc but no "score"'),
     ({"score": None}, "BadRewardResult", "NoneType None", 'not a number: "score" is a number'),
     (

@@ -241,6 +241,7 @@ UNLOADABLE = {
     "syntax": ("x = 1\ndef score(:\n", ":2: not Python: "),
     "package": ("import surely_not_installed\n", "it imports surely_not_installed, which is not"),
     "import": ("raise RuntimeError('x')\n", ":1 <module>: importing it raised RuntimeError: x"),
+    "half a letter": ("raise ValueError('\\ud83d')\n", "importing it raised ValueError: \\ud83d"),
     "exit": ("import sys; sys.exit(3)\n", "importing it raised SystemExit: 3"),
     "name": ("def other(): pass\n", "has no such function; one of other"),
     "not callable": ("score = 5\n", "got score = int: not callable; a function"),

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ppojob_trainer.children.output import printable
 from ppojob_trainer.json_value import Json
 
 SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
@@ -123,6 +124,6 @@ def _import_problem(path: str, error: BaseException) -> BadFunction:
     return BadFunction(
         "RewardModule",
         place,
-        f"importing it raised {type(error).__name__}: {str(error)[:200]}",
+        f"importing it raised {type(error).__name__}: {printable(str(error), 200)}",
         "a file that can be imported",
     )

@@ -59,7 +59,7 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
     if not isinstance(value, Mapping):
         return _number(value, "a number or a dict with a score"), {}
     if "score" not in value:
-        keys = ", ".join(map(str, value)) or "nothing"
+        keys = printable(", ".join(map(str, value)), _SHOWN_CHARACTERS) or "nothing"
         raise BadResult("BadRewardResult", shown(value), f'the dict has {keys} but no "score"')
     score = _number(value["score"], '"score" is a number')
     extras: dict[str, float | str] = {}
@@ -68,7 +68,7 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
             continue
         if not isinstance(key, str):
             raise BadResult("BadRewardResult", shown(key), "names of values are text")
-        extras[key] = _extra(extra, key)
+        extras[_text(key)] = _extra(extra, key)
     return score, extras
 
 
@@ -83,8 +83,13 @@ def shown(value: object) -> str:
 
 def _extra(value: object, key: str) -> float | str:
     if isinstance(value, str):
-        return value[:_EXTRA_CHARACTERS]
+        return _text(value[:_EXTRA_CHARACTERS])
     return _number(value, f"{key!r} is a number or text")
+
+
+def _text(value: str) -> str:
+    """Text that UTF-8 can hold: half a surrogate pair becomes its number."""
+    return value.encode(errors="backslashreplace").decode()
 
 
 def _number(value: object, wanted: str) -> float:
