@@ -163,9 +163,11 @@ class RewardFailed(PPOJobError):
 class NonFiniteReward(RewardFailed):
     """A reward function answered NaN or infinity, which would poison every weight."""
 
-    def __init__(self, where: str, value: float) -> None:
+    def __init__(
+        self, where: str, value: float, why: str = "a reward must be a finite number"
+    ) -> None:
         self.value = value
-        super().__init__(where, f"got {value}: a reward must be a finite number")
+        super().__init__(where, f"got {value}: {why}")
 
 
 class InjectedFault(PPOJobError):

@@ -202,6 +202,16 @@ def test_nan_has_an_error_of_its_own(source: Source) -> None:
     assert "row 3" in str(caught.value)
 
 
+def test_nan_is_laid_to_the_value_that_has_it(source: Source) -> None:
+    spec = source("return {'score': 1, 'bleu': float('nan')}")
+    with ScoringPool([spec]) as pool, pytest.raises(NonFiniteReward) as caught:
+        pool.score([item("x", 3)])
+    assert str(caught.value) == (
+        "spec.rewards[0].function 'score': row 3: got nan: not finite in float32: 'bleu' is a "
+        "number or text"
+    )
+
+
 def test_a_gigabyte_of_output_is_cut(source: Source, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     spec = source("print('\\x1b[31mred'); [print('x' * 2**20) for _ in range(1024)]; return 1",

@@ -286,7 +286,7 @@ def _numbered(names: list[str]) -> list[str]:
 def _failure(function: _Function, item: RewardItem, answer: Called) -> RewardFailed:
     where = f"{function.label} {function.spec.name!r}: row {item.row}"
     if answer.reason_code == "NonFiniteReward":
-        return NonFiniteReward(where, _number(answer.got))
+        return NonFiniteReward(where, _number(answer.got), answer.why)
     why = f": {answer.why}" if answer.why else ""
     return RewardFailed(where, f"{answer.reason_code}: got {answer.got}{why}")
 

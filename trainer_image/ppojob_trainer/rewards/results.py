@@ -101,7 +101,7 @@ def _number(value: object, wanted: str) -> float:
             as_float = math.inf
         if math.isfinite(as_float) and abs(as_float) <= LARGEST_SCORE:
             return as_float
-        raise BadResult("NonFiniteReward", shown(number), f"{wanted}, finite in float32")
+        raise BadResult("NonFiniteReward", shown(number), f"not finite in float32: {wanted}")
     raise BadResult(
         "BadRewardResult", f"{type(value).__name__} {shown(value)}", f"not a number: {wanted}"
     )
