@@ -12,6 +12,8 @@ from pyarrow.parquet import encryption
 
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data import file_checks, json_lines, parquet_rows
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.checks import check_files
 
 MakeSpec = Callable[..., DataSpec]
 GoodRow = Callable[..., dict[str, object]]
@@ -220,6 +222,16 @@ def test_a_dictionary_that_unfolds_to_much_is_refused(
     assert "cells of more than 10000 bytes" in line
 
 
+def test_two_columns_of_one_name(tmp_path: Path, errors: Check) -> None:
+    names = ["prompt", "prompt", "data_source", "other", "other"]
+    table = pa.Table.from_arrays([pa.array(["a"])] * 5, names=names)
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert errors(tmp_path / "a.parquet") == [
+        "a.parquet:prompt: got 2 columns of this name: which of them is meant cannot be told; each "
+        "name once"
+    ]
+
+
 # 65, 68
 
 
@@ -243,6 +255,10 @@ LINES = {
         b'{"prompt": NaN}\n',
         "a.jsonl:1:12: got 'NaN}\\n': not JSON: invalid character; one JSON object a line, numbers "
         "finite, no lone surrogates",
+    ),
+    "deep": (
+        b'{"prompt": "a", "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
+        "a.jsonl:1: got lists or objects in each other: nested too deep to be read; a flatter row",
     ),
     "cut": (
         b'{"prompt": "a"',
@@ -271,4 +287,33 @@ def test_a_line_that_never_ends(
     assert errors(path) == [
         "a.jsonl:2: got more than 1000 bytes without an end of line: too long for one row; lines "
         "of at most 1000 bytes"
+    ]
+
+
+def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(
+    tmp_path: Path,
+    good_row: GoodRow,
+    chat: ChatTokenizer,
+    make_spec: MakeSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    write_lines: Write,
+    write_table: Write,
+) -> None:
+    monkeypatch.setattr(json_lines, "MAX_CELL_BYTES", 1_000)
+    long = write_lines(tmp_path / "long.jsonl", good_row("3 + 5" * 1_000))
+    options = {"write_page_checksum": True, "compression": "none"}
+    torn = write_table(tmp_path / "torn.parquet", [good_row("1 + 1")] * 5, **options)
+    content = bytearray(torn.read_bytes())
+    content[content.index(b"1 + 1")] ^= 1
+    torn.write_bytes(content)
+    again = good_row(extra_info={"split": "train", "index": 7})
+    last = write_lines(tmp_path / "last.jsonl", good_row("2"), again, again)
+    report = check_files(make_spec(long, torn, last), chat, rewards=None, prompts_per_step=1)
+    assert [line.partition(": ")[0] for line in report.errors] == [
+        f"{long}:1",
+        f"{torn}:row group 0:prompt",
+    ]
+    assert report.warnings == [
+        f"{last}:3:extra_info.index: got 1 rows with the data source, split and index of another: "
+        f"the first repeats {last}:2; fine where rows are meant to count twice"
     ]

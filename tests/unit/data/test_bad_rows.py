@@ -52,6 +52,35 @@ def test_a_prompt_of_which_the_template_leaves_nothing(
     ]
 
 
+TIMES = {
+    "nanoseconds": (
+        pa.timestamp("ns"),
+        1_700_000_000_123_456_789,
+        "Nanosecond resolution temporal ",
+    ),
+    "duration": (pa.duration("ns"), 1_234_567, "Nanosecond duration 1234567 is not safely"),
+    "clock": (pa.time64("ns"), 1_234_567, "Nanosecond resolution temporal type 1234567 is not"),
+    "far": (pa.timestamp("us"), 400_000_000_000_000_000, "date value out of range"),
+    "far day": (pa.date32(), 9_000_000, "date value out of range"),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_times_that_python_lacks(name: str, tmp_path: Path, errors: Check) -> None:
+    kind, value, why = TIMES[name]
+    infos = [{"at": None}, {"at": value}]
+    columns = {
+        "prompt": ["3 + 5", "3 + 6"],
+        "data_source": ["ppojob/addition"] * 2,
+        "reward_model": [{"ground_truth": "8"}, {"ground_truth": "9"}],
+        "extra_info": pa.array(infos, pa.struct([("at", kind)])),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    (line,) = errors(tmp_path / "a.parquet")
+    assert line.startswith(f"a.parquet:1:extra_info: got struct<at: {kind}>: {why}")
+    assert line.endswith("; the same as text or a number")
+
+
 MESSAGE = '{"role": "user", "content": "3 + 5"}'
 PROMPTS = {
     "null": (

@@ -97,7 +97,7 @@ def read_cells(row: Row, names: ColumnNames) -> Cells:
             )
     for name, cell in row.items():
         if isinstance(cell, Undecodable):
-            raise BadCell(name, repr(cell), "text is UTF-8", "UTF-8", DataReason.NOT_UTF8)
+            raise BadCell(name, cell.got, cell.why, cell.allowed, cell.reason_code)
     prompt = _prompt(row[names.prompt], names.prompt)
     data_source = row[names.data_source]
     if not isinstance(data_source, str) or not data_source.strip():

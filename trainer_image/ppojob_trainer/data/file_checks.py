@@ -177,6 +177,20 @@ def _parquet_problem(
             "at least one row",
             DataReason.EMPTY_DATASET,
         )
+    found = file.schema_arrow.names
+    repeated = next((name for name in columns if found.count(name) > 1), None)
+    if repeated is not None:
+        return DataProblem(
+            f"{path}:{repeated}",
+            f"{found.count(repeated)} columns of this name",
+            "which of them is meant cannot be told",
+            "each name once",
+            DataReason.SCHEMA_MISMATCH,
+        )
+    return _large_chunk(path, facts, columns)
+
+
+def _large_chunk(path: str, facts: pq.FileMetaData, columns: tuple[str, ...]) -> DataProblem | None:
     for group in range(facts.num_row_groups):
         for position in range(facts.num_columns):
             chunk = facts.row_group(group).column(position)

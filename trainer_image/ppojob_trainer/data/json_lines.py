@@ -41,6 +41,7 @@ class JsonLines:
         self._file.seek(0)
         while line := self._file.readline(MAX_CELL_BYTES + 1):
             number = self.num_rows
+            self._offsets.append(self._offsets[-1] + len(line))
             if len(line) > MAX_CELL_BYTES:
                 yield BadRow(
                     self.place(number),
@@ -49,7 +50,6 @@ class JsonLines:
                     f"lines of at most {MAX_CELL_BYTES} bytes",
                 )
                 return
-            self._offsets.append(self._offsets[-1] + len(line))
             try:
                 yield self._parse(number, line)
             except BadRow as bad:
@@ -79,6 +79,9 @@ class JsonLines:
         except UnicodeDecodeError as error:
             got, why = "bytes that are not UTF-8", str(error.reason)
             raise BadRow(place, got, why, "UTF-8", DataReason.NOT_UTF8) from None
+        except RecursionError:
+            got, why = "lists or objects in each other", "nested too deep to be read"
+            raise BadRow(place, got, why, "a flatter row") from None
         except msgspec.MsgspecError as error:
             raise _malformed(place, line, str(error)) from None
         if not isinstance(row, dict):

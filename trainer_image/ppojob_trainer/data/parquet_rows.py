@@ -16,7 +16,7 @@ from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row, Undecodabl
 _BATCH_ROWS = 64
 _CACHED_BYTES = 16 * 1024 * 1024
 _CACHED_GROUP_BYTES = 16 * 1024 * 1024
-_READ_BYTES = 1 << 20
+_SHOWN_CHARACTERS = 80
 
 
 class ParquetRows:
@@ -225,7 +225,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _python_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
-    """Cells as Python values, bad text marked."""
+    """Cells as Python values; those that have none are marked."""
     columns: dict[str, list[object]] = {}
     if not batch.schema.names:
         return [{} for _ in range(batch.num_rows)]
@@ -240,7 +240,7 @@ def _python_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
 def _python_cells(column: pa.Array) -> list[object]:
     try:
         return list(column.to_pylist())
-    except UnicodeDecodeError:
+    except (ValueError, OverflowError):
         return [_python_cell(cell) for cell in column]
 
 
@@ -248,5 +248,9 @@ def _python_cell(cell: pa.Scalar) -> object:
     try:
         value: object = cell.as_py()
     except UnicodeDecodeError:
-        return Undecodable()
+        got, why = "bytes that are not UTF-8", "text is UTF-8"
+        return Undecodable(got, why, "UTF-8", DataReason.NOT_UTF8)
+    except (ValueError, OverflowError) as error:  # a time to the nanosecond, or of the year 10000
+        got, why = str(cell.type)[:_SHOWN_CHARACTERS], str(error).partition(". ")[0]
+        return Undecodable(got, why, "the same as text or a number", DataReason.BAD_VALUE)
     return value

@@ -1,6 +1,7 @@
 """What the data set asks of a file of rows, whatever its format."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from ppojob_trainer.data.problems import DataReason
@@ -13,11 +14,21 @@ Row = Mapping[str, object]
 """Cells by column name, as the format's reader gives them; ``columns.py`` says what they mean."""
 
 
+@dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Stands in a row for text that is not UTF-8."""
+    """Stands in a row for a cell that has no Python value.
 
-    def __repr__(self) -> str:
-        return "bytes that are not UTF-8"
+    Attributes:
+        got: what is there.
+        why: what is wrong with it.
+        allowed: what to write instead.
+        reason_code: stable word.
+    """
+
+    got: str
+    why: str
+    allowed: str
+    reason_code: DataReason
 
 
 class BadRow(PPOJobError):  # noqa: N818  the row is bad

@@ -127,8 +127,10 @@ class Scanner:
     def _rows(self, scan: Scan, files: Sequence[DataFile]) -> Iterator[_Candidate]:
         names = ColumnNames(self.spec.prompt_key, self.spec.data_source_key)
         self._open(scan, files, names)
+        first = 0
         for file in scan.files:
-            yield from self._rows_of(scan, file, names)
+            yield from self._rows_of(scan, file, names, first)
+            first += file.num_rows
 
     def _open(self, scan: Scan, files: Sequence[DataFile], names: ColumnNames) -> None:
         required = (names.prompt, names.data_source)
@@ -144,7 +146,9 @@ class Scanner:
             for column, extension in extension_columns(opened):
                 scan.warnings.add(_extension_warning(opened.path, column, extension))
 
-    def _rows_of(self, scan: Scan, file: RowFile, names: ColumnNames) -> Iterator[_Candidate]:
+    def _rows_of(
+        self, scan: Scan, file: RowFile, names: ColumnNames, first: int
+    ) -> Iterator[_Candidate]:
         for in_file, row in enumerate(file.rows()):
             if scan.total == self.max_rows:
                 return
@@ -158,7 +162,7 @@ class Scanner:
             except BadCell as bad:
                 _add_cell(scan.errors, bad, file.path, place)
                 continue
-            yield _Candidate(scan.total - 1, file, place, cells)
+            yield _Candidate(first + in_file, file, place, cells)
         if file.num_rows == 0:
             scan.errors.add(
                 DataProblem(
