@@ -2,19 +2,21 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from small_disks import small_disk
 
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data import parquet_rows
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset, PromptRow, truncate
-from ppojob_trainer.errors import ConfigError, PPOJobError
+from ppojob_trainer.errors import ConfigError, PPOJobError, StorageError
 
 MakeSpec = Callable[..., DataSpec]
 GoodRow = Callable[..., dict[str, object]]
@@ -256,6 +258,24 @@ def test_a_spilled_row_group_may_have_other_categories_in_each_batch(
     spec = make_spec(path)
     with PromptDataset.open(spec.train, spec, chat) as dataset:
         assert [row.data_source for row in dataset.rows(range(200))] == sources
+
+
+def test_a_full_disk_is_no_damaged_file(
+    tmp_path: Path, chat: ChatTokenizer, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_rows, "_CACHED_GROUP_BYTES", 100)
+    columns = {"prompt": ["3 + 5" * 5_000] * 200, "data_source": ["mine"] * 200}
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns), path)
+    spec = make_spec(path, maxPromptTokens=100_000)
+    with (
+        small_disk(tmp_path / "disk", 1) as disk,
+        PromptDataset.open(spec.train, spec, chat) as dataset,
+    ):
+        monkeypatch.setattr(tempfile, "tempdir", str(disk.folder))
+        with pytest.raises(StorageError, match=f"{disk.folder}/.*: write failed: No space left"):
+            dataset.rows([0])
+        assert disk.free_bytes > 2**19, "what was written is gone"
 
 
 def test_a_file_that_changes_after_it_was_read_is_an_error_of_the_job(

@@ -1,21 +1,24 @@
 """Parquet: streamed in small batches, and read again by row group."""
 
 import bisect
+import contextlib
 import itertools
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import closing
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppojob_trainer import durable
 from ppojob_trainer.data.problems import DataReason
 from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row, Undecodable
 
 _BATCH_ROWS = 64
 _CACHED_BYTES = 16 * 1024 * 1024
 _CACHED_GROUP_BYTES = 16 * 1024 * 1024
+_SPILL_PREFIX = "ppojob-rows-"
 _SHOWN_CHARACTERS = 80
 
 
@@ -159,15 +162,27 @@ class _SpilledGroup:
     """One large row group as uncompressed batches in a temporary file."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._file = tempfile.TemporaryFile(prefix="ppojob-rows-")  # noqa: SIM115  closed by close()
-        first = next(batches)
         self._starts = [0]
-        with closing(pa.ipc.new_file(self._file, first.schema)) as writer:
-            for batch in itertools.chain([first], batches):
-                writer.write_batch(batch)
-                self._starts.append(self._starts[-1] + batch.num_rows)
-        self._file.seek(0)
+        with _writing():
+            self._file = tempfile.TemporaryFile(prefix=_SPILL_PREFIX)  # noqa: SIM115  close()
+        try:
+            self._write(batches)
+        except BaseException:
+            self.close()
+            raise
         self._reader = pa.ipc.open_file(self._file)
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
+        first = next(batches)
+        with _writing():
+            writer = pa.ipc.new_file(self._file, first.schema)
+        for batch in itertools.chain([first], batches):
+            with _writing():
+                writer.write_batch(batch)
+            self._starts.append(self._starts[-1] + batch.num_rows)
+        with _writing():
+            writer.close()
+            self._file.seek(0)
 
     def batch(self, offset: int) -> pa.RecordBatch:
         """Read the row at ``offset``, as a batch of one."""
@@ -175,7 +190,17 @@ class _SpilledGroup:
         return self._reader.get_batch(number).slice(offset - self._starts[number], 1)
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what a full disk refused is wanted no more
+            self._file.close()
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Tell a full disk from a damaged file, which is read meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        durable.raise_storage_error(Path(tempfile.gettempdir()) / _SPILL_PREFIX, "write", error)
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
