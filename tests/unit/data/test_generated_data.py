@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_cli.data import data
+from ppojob_trainer.data import generate
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.generate import addition, countdown, multiply
@@ -144,6 +145,16 @@ def test_every_countdown_item_has_a_solution_and_is_there_once() -> None:
         keys.add((target, *sorted(map(str, numbers))))
         assert is_reachable([str(number) for number in numbers], target)
     assert len(keys) == len(items) == 350
+
+
+def test_countdown_goes_on_while_it_finds_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "_TRIES", 400)
+    assert len(countdown(rows=900, held_out=100).train) == 900
+    told = (
+        r"--rows: got 900 and 100 held out: only \d+ different items were found; fewer rows, or a "
+    )
+    with pytest.raises(ConfigError, match=told + "larger --max-target"):
+        countdown(rows=900, held_out=100, operands=(2, 2), max_number=5)
 
 
 def is_reachable(terms: list[str], target: int) -> bool:

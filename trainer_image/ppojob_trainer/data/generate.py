@@ -15,7 +15,8 @@ from ppojob_trainer.json_value import Json
 PromptForm = Literal["chat", "base"]
 
 ADDITION_EXAMPLE = (3, 5, 4)
-_TRIES = 1_000_000
+_TRIES = 200_000
+"""In vain, one after the other: then there is hardly another item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +136,9 @@ def countdown(
     chosen = random.Random(seed)
     seen: set[tuple[int, ...]] = set()
     items: list[TaskRow] = []
-    for _ in range(_TRIES):
-        if len(items) == rows + held_out:
-            return Task(items[held_out:], items[:held_out])
+    in_vain = 0
+    while len(items) < rows + held_out and in_vain < _TRIES:
+        in_vain += 1
         numbers = [
             chosen.randint(1, max_number) for _ in range(chosen.randint(operands[0], operands[1]))
         ]
@@ -146,12 +147,15 @@ def countdown(
             continue
         key = (target, *sorted(numbers))
         if key not in seen:
+            in_vain = 0
             seen.add(key)
             items.append(_countdown_row(numbers, target, form))
-    raise ConfigError(
-        f"--rows: got {rows}: only {len(items)} different items were found; fewer rows, or larger "
-        "numbers"
-    )
+    if len(items) < rows + held_out:
+        raise ConfigError(
+            f"--rows: got {rows} and {held_out} held out: only {len(items)} different items were "
+            "found; fewer rows, or a larger --max-target"
+        )
+    return Task(items[held_out:], items[:held_out])
 
 
 def _reachable_target(numbers: list[int], chosen: random.Random) -> int | None:
