@@ -190,6 +190,11 @@ def test_no_product_is_asked_for_twice_or_turned_round() -> None:
     assert len(factors) == 45
     with pytest.raises(ConfigError, match="there are 45 products of 1 digits; at most 40"):
         multiply(rows=41, held_out=5, digits=1)
+    told = (
+        "--validation-rows: got 50: there are 45 products of 1 digits; at most 44, or more digits"
+    )
+    with pytest.raises(ConfigError, match=told):
+        multiply(rows=10, held_out=50, digits=1)
 
 
 def test_gsm8k_has_verls_words(tmp_path: Path) -> None:

@@ -75,17 +75,27 @@ def _sums_of_numbers(rows: int, held_out: int, seed: int, digits: int) -> Task:
     chosen = random.Random(seed)
     low, high = 10 ** (digits - 1), 10**digits - 1
     kinds = math.comb(high - low + 3, 3)
-    if rows + held_out > kinds:
-        raise ConfigError(
-            f"--rows: got {rows} and {held_out} held out: there are {kinds} sums of {digits} "
-            f"digits; at most {kinds - held_out}, or more digits"
-        )
+    _refuse_more_than(kinds, f"sums of {digits} digits", rows, held_out)
     items: dict[tuple[int, ...], TaskRow] = {}
     while len(items) < rows + held_out:
         numbers = tuple(chosen.randint(low, high) for _ in range(3))
         items.setdefault(tuple(sorted(numbers)), _addition_row(numbers))
     found = list(items.values())
     return Task(found[held_out:], found[:held_out])
+
+
+def _refuse_more_than(kinds: int, what: str, rows: int, held_out: int) -> None:
+    """Items that differ are so many; at least one is to train on."""
+    if held_out >= kinds:
+        raise ConfigError(
+            f"--validation-rows: got {held_out}: there are {kinds} {what}; at most {kinds - 1}, or "
+            "more digits"
+        )
+    if rows + held_out > kinds:
+        raise ConfigError(
+            f"--rows: got {rows} and {held_out} held out: there are {kinds} {what}; at most "
+            f"{kinds - held_out}, or more digits"
+        )
 
 
 def _addition_row(numbers: tuple[int, ...]) -> TaskRow:
@@ -202,11 +212,7 @@ def multiply(
     chosen = random.Random(seed)
     low, high = 10 ** (digits - 1), 10**digits - 1
     pairs = (high - low + 1) * (high - low + 2) // 2
-    if rows + held_out > pairs:
-        raise ConfigError(
-            f"--rows: got {rows} and {held_out} held out: there are {pairs} products of {digits} "
-            f"digits; at most {pairs - held_out}, or more digits"
-        )
+    _refuse_more_than(pairs, f"products of {digits} digits", rows, held_out)
     items = [
         _multiply_row(left, right, form)
         for left, right in itertools.islice(_pairs(low, high, chosen), rows + held_out)
