@@ -196,9 +196,9 @@ def _reported() -> Iterator[None]:
 
 
 def _write(output: Path, train: "Iterable[TaskRow]", test: "Iterable[TaskRow]") -> None:
-    from ppojob_trainer.data.prompt_files import write_split
+    from ppojob_trainer.data.prompt_files import write_splits
 
-    for split, rows in (("train", train), ("test", test)):
-        with _reported():
-            path, count = write_split(output, split, rows)
+    with _reported():
+        written = write_splits(output, {"train": train, "test": test})
+    for path, count in written.items():
         click.echo(f"{path}: {count} rows")

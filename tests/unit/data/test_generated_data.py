@@ -222,6 +222,7 @@ def test_gsm8k_has_verls_words(tmp_path: Path) -> None:
     assert truths == ["5", "4000", "-2"]
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -232,14 +233,14 @@ def test_gsm8k_has_verls_words(tmp_path: Path) -> None:
     ],
 )
 def test_bad_problems_are_named_and_nothing_is_written(
-    line: str, reason: str, tmp_path: Path
+    line: str, reason: str, split: str, tmp_path: Path
 ) -> None:
     folder = write_problems(tmp_path / "in")
     good = json.dumps(PROBLEMS[0])
-    (folder / "train.jsonl").write_text(f"{good}\n{line}\n")
+    (folder / f"{split}.jsonl").write_text(f"{good}\n{line}\n")
     status, told = run("gsm8k", "--input", folder, "--output", tmp_path / "out")
     assert status == 2
-    assert told.startswith(f"{folder}/train.jsonl{reason}")
+    assert told.startswith(f"{folder}/{split}.jsonl{reason}")
     assert contents(tmp_path / "out") == {}
 
 

@@ -1,9 +1,9 @@
-"""Writes rows in verl's columns to parquet files, whole or not at all."""
+"""Writes rows in verl's columns to parquet files, all of a task or none."""
 
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,39 +45,43 @@ class TaskRow:
         }
 
 
-def write_split(folder: Path, split: str, rows: Iterable[TaskRow]) -> tuple[Path, int]:
-    """Write ``<folder>/<split>.parquet``, a thousand rows a row group.
+def write_splits(folder: Path, splits: Mapping[str, Iterable[TaskRow]]) -> dict[Path, int]:
+    """Write ``<folder>/<split>.parquet`` of each split, a thousand rows a row group.
 
-    The file appears under its name when it is whole; the same rows give the same bytes.
+    The files appear under their names when all are whole; the same rows give the same bytes.
 
     Args:
         folder: made if it does not exist.
-        split: "train" or "test", as verl names them.
-        rows: at least one.
+        splits: the rows of "train" and "test", as verl names them; at least one each.
 
     Returns:
-        The file, and its number of rows.
+        The files, and the number of rows of each.
 
     Raises:
         ConfigError: there are no rows, or the folder cannot be written.
     """
-    path = folder / f"{split}.parquet"
-    aside = folder / f".{split}.parquet.{os.getpid()}"
+    asides = {
+        folder / f"{split}.parquet": folder / f".{split}.parquet.{os.getpid()}" for split in splits
+    }
+    written = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        written = _write(aside, split, iter(rows))
-        if written == 0:
-            raise ConfigError(f"{path}: got no rows: nothing to write; at least one row")
-        aside.replace(path)
+        for (path, aside), (split, rows) in zip(asides.items(), splits.items(), strict=True):
+            written[path] = _write(aside, split, iter(rows))
+            if written[path] == 0:
+                raise ConfigError(f"{path}: got no rows: nothing to write; at least one row")
+        for path, aside in asides.items():
+            aside.replace(path)
     except OSError as error:
         raise ConfigError(
             f"{folder}: got {error.strerror or error}: files cannot be written there; "
             "a folder that this user may write"
         ) from None
     finally:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-    return path, written
+        for aside in asides.values():
+            with contextlib.suppress(OSError):
+                aside.unlink()
+    return written
 
 
 def _write(path: Path, split: str, rows: Iterable[TaskRow]) -> int:
