@@ -26,6 +26,8 @@ ENV_SERVICE_ACCOUNT = "PPOJOB_SERVICE_ACCOUNT"
 ENV_API_HOST = "KUBERNETES_SERVICE_HOST"
 """Where the API server is; the kubelet sets it, and the port below, in every pod."""
 ENV_API_PORT = "KUBERNETES_SERVICE_PORT"
+ENV_REWARD_VARIABLES = "PPOJOB_REWARD_VARIABLES"
+"""Names, separated by spaces, of the variables of the reward pods that reward functions see."""
 ENV_DIE_WITH_PARENT = "PPOJOB_DIE_WITH_PARENT"
 """Process id of the parent, which the process must not outlive: of the runner where there is no
 kubelet, and of the supervisor for what it starts."""

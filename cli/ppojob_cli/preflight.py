@@ -28,6 +28,7 @@ from ppojob_trainer.data.checks import check_files, unusable_files
 from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.tokenizer_fit import check_tokenizer_fit
+from ppojob_trainer.pod_environment import reward_variables
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.row_checks import row_checks
 
@@ -143,7 +144,7 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
     if not spec.rewards:
         return []  # scorers that are built in
     try:
-        ScoringPool(spec.rewards).close()
+        ScoringPool(spec.rewards, variables=reward_variables()).close()
     except (ConfigError, RewardFailed) as problem:
         return str(problem).splitlines()
     return []

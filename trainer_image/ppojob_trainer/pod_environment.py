@@ -112,6 +112,11 @@ def _parent_pid() -> int | None:
     return _number(name) if os.environ.get(name) else None
 
 
+def reward_variables() -> tuple[str, ...]:
+    """Names of the variables that reward functions may see besides the few that all need."""
+    return tuple(os.environ.get(contract.ENV_REWARD_VARIABLES, "").split())
+
+
 def read_pod_environment() -> PodEnvironment:
     """Read the variables that whoever started the pod has set.
 

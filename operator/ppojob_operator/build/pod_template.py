@@ -150,6 +150,7 @@ def _container(
             *({"name": name, **_value(config, value)} for name, value in pod.environment.items()),
             *_home(settings),
             *_api_access(role.role),
+            *_reward_variables(role.role, settings),
             *(_variable(one) for one in settings.env),
         ],
         "ports": _ports(role.role),
@@ -194,6 +195,14 @@ def _api_access(role: RoleName) -> list[dict[str, Any]]:
     if role != "controller":
         return []
     return [{"name": contract.ENV_SERVICE_ACCOUNT, "value": _SERVICE_ACCOUNT}]
+
+
+def _reward_variables(role: RoleName, settings: PodSettings) -> list[dict[str, Any]]:
+    """Which variables are for the functions that score; of ours they see none."""
+    if role != "reward" or not settings.env:
+        return []
+    names = " ".join(one.name for one in settings.env)
+    return [{"name": contract.ENV_REWARD_VARIABLES, "value": names}]
 
 
 def _ports(role: RoleName) -> list[dict[str, Any]]:

@@ -44,6 +44,14 @@ def test_a_variable_of_a_role_stands_over_that_of_all() -> None:
     assert variables(specs["reward"])["TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
 
 
+def test_reward_functions_see_the_variables_of_their_pods_and_no_other() -> None:
+    level, token = {"name": "LEVEL", "value": "1"}, {"name": "TOKEN", "value": "a"}
+    specs = pod_specs({"env": [level]}, {"roles": ["reward"], "env": [token]})
+    assert variables(specs["reward"])["PPOJOB_REWARD_VARIABLES"] == "LEVEL TOKEN"
+    assert "PPOJOB_REWARD_VARIABLES" not in variables(specs["controller"])
+    assert "PPOJOB_REWARD_VARIABLES" not in variables(pod_specs()["reward"])
+
+
 def test_a_home_of_ones_own_stands_over_ours() -> None:
     ours = variables(pod_specs()["reward"])["HOME"]
     specs = pod_specs({"roles": ["reward"], "env": [{"name": "HOME", "value": "/home/me"}]})

@@ -7,6 +7,7 @@ from reward_functions import Source, descendants, item
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
+from ppojob_trainer.pod_environment import reward_variables
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, RewardResult
 
@@ -246,11 +247,28 @@ def test_the_environment_is_an_allow_list(source: Source, monkeypatch: pytest.Mo
     assert len(names) < 15
 
 
+def test_variables_that_are_named_reach_the_functions(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPOJOB_REWARD_VARIABLES", "JUDGE_KEY ABSENT")
+    monkeypatch.setenv("JUDGE_KEY", "12")
+    monkeypatch.setenv("HF_TOKEN", "canary")
+    spec = source(
+        "import os\nKEY = os.environ['JUDGE_KEY']\n"
+        "def score(**row): return {'score': KEY == '12', 'others': 'HF_TOKEN' in os.environ}",
+        whole=True,
+    )
+    with ScoringPool([spec], variables=reward_variables()) as pool:
+        assert pool.score([item("x")])[0].extras == {"others": 0.0, "acc": 1.0}
+    with pytest.raises(ConfigError, match=r"reward0.py:2: importing it raised KeyError: 'JUDGE_"):
+        ScoringPool([spec])
+
+
 UNLOADABLE = {
     "no file": (None, "no such file; a Python file"),
     "syntax": ("x = 1\ndef score(:\n", ":2: not Python: "),
     "package": ("import surely_not_installed\n", "it imports surely_not_installed, which is not"),
-    "import": ("raise RuntimeError('x')\n", ":1 <module>: importing it raised RuntimeError: x"),
+    "import": ("raise RuntimeError('x')\n", ":1: importing it raised RuntimeError: x"),
     "half a letter": ("raise ValueError('\\ud83d')\n", "importing it raised ValueError: \\ud83d"),
     "exit": ("import sys; sys.exit(3)\n", "importing it raised SystemExit: 3"),
     "name": ("def other(): pass\n", "has no such function; one of other"),

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 from typing import IO
 
 from ppojob_trainer.children.frames import FrameBuffer, FrameError, pack_frame
@@ -48,6 +49,7 @@ class BoundedProcess:
         memory_bytes: limit of the child's data segment; None for no limit.
         log: where its output goes, line by line.
         threads: number of threads that numeric libraries in the child may use.
+        variables: names of further variables of the environment that it sees.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class BoundedProcess:
         memory_bytes: int | None,
         log: logging.Logger,
         threads: int = 1,
+        variables: Iterable[str] = (),
     ) -> None:
         request_read, request_write = os.pipe()
         answer_read, answer_write = os.pipe()
@@ -71,7 +74,7 @@ class BoundedProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=given,
-                env=_environment(threads),
+                env=_environment(threads, variables),
                 start_new_session=True,
             )
         except BaseException:
@@ -220,8 +223,8 @@ class BoundedProcess:
         return kind(f"{ended} ({last})" if last else ended)
 
 
-def _environment(threads: int) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+def _environment(threads: int, variables: Iterable[str]) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in (*_ENVIRONMENT, *variables) if name in os.environ}
     return kept | {"OMP_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
 
 

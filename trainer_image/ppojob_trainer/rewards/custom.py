@@ -77,6 +77,15 @@ def user_frames(error: BaseException) -> list[str]:
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
 
 
+def _last_place(path: str, error: BaseException) -> str:
+    """The last line of the file, or of one beside it, that an exception came through."""
+    file = Path(path)
+    folders = {file.absolute().parent, file.resolve().parent}
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).parent in folders]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else path
+
+
 def _checked(
     path: str, name: str, function: object, arguments: Mapping[str, Json]
 ) -> Callable[..., object]:
@@ -120,10 +129,9 @@ def _import_problem(path: str, error: BaseException) -> BadFunction:
             f"it imports {error.name}, which is not installed",
             "a package of the reward pod's image, or a file beside this one",
         )
-    place = next(reversed(user_frames(error)), path)
     return BadFunction(
         "RewardModule",
-        place,
+        _last_place(path, error),
         f"importing it raised {type(error).__name__}: {printable(str(error), 200)}",
         "a file that can be imported",
     )

@@ -70,6 +70,7 @@ class ScoringPool(Closing):
         on_failure: what a failed call means. "fail": the job fails with ``RewardFailed``. "zero":
             the response gets the score of a wrong answer, and ``failure`` among its extras.
         memory_bytes: limit of each process's data.
+        variables: names of environment variables that the functions see, where they are set.
         log: where children's output goes.
 
     Raises:
@@ -84,12 +85,14 @@ class ScoringPool(Closing):
         processes: int = 1,
         on_failure: OnFailure = "fail",
         memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
+        variables: Sequence[str] = (),
         log: logging.Logger | None = None,
     ) -> None:
         self._functions = _functions(rewards)
         self._is_routed = not rewards
         self._on_failure = on_failure
         self._memory_bytes = memory_bytes
+        self._variables = tuple(variables)
         self._log = log or logging.getLogger(__name__)
         self._idle: queue.SimpleQueue[BoundedProcess | None] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="scoring")
@@ -223,7 +226,10 @@ class ScoringPool(Closing):
             if self._is_closed:
                 raise RewardFailed("scoring", "the pool has been closed")
             child = BoundedProcess(
-                "ppojob_trainer.rewards.child", memory_bytes=self._memory_bytes, log=self._log
+                "ppojob_trainer.rewards.child",
+                memory_bytes=self._memory_bytes,
+                log=self._log,
+                variables=self._variables,
             )
             self._children = {old for old in self._children if old.is_alive} | {child}
         try:

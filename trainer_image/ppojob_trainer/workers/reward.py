@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, reward_variables
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
 from ppojob_trainer.rpc.keys import KeyRing
@@ -63,5 +63,7 @@ def open_reward_worker(
 ) -> Iterator[RewardWorker]:
     """The worker with its processes, which end with the block."""
     spec = environment.config.spec
-    with ScoringPool(spec.rewards, processes=spec.roles.reward.cpu) as pool:
+    with ScoringPool(
+        spec.rewards, processes=spec.roles.reward.cpu, variables=reward_variables()
+    ) as pool:
         yield RewardWorker(pool)
