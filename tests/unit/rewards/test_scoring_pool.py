@@ -164,16 +164,17 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_call_costs_its_own_row_only(name: str, source: Source) -> None:
+def test_a_broken_call_fails_and_the_next_one_does_not(name: str, source: Source) -> None:
     code, reason = BROKEN[name]
     guarded = f"if solution_str == 'bad':\n{textwrap.indent(code, '    ')}\nreturn 5"
     # Only who is to reach the limit may: a busy machine takes long to fill a gigabyte.
     seconds = 2 if reason == "RewardTimeout" else 300
     spec = source(guarded, seconds=seconds)
-    with ScoringPool([spec], on_failure="zero", memory_bytes=1 << 30) as pool:
-        results = pool.score([item(word) for word in ("good", "bad", "good", "good")])
-    assert [result.score for result in results] == [5.0, 0.0, 5.0, 5.0]
-    assert results[1].extras == {"failure": reason, "pred": "[INVALID]", "acc": 0.0}
+    with ScoringPool([spec], memory_bytes=1 << 30) as pool:
+        with pytest.raises(RewardFailed, match="row 1: ") as caught:
+            pool.score([item("good"), item("bad", 1)])
+        assert reason in f"{type(caught.value).__name__}: {caught.value}"
+        assert [result.score for result in pool.score([item("good")] * 2)] == [5.0, 5.0]
 
 
 def test_a_raised_error_tells_where(source: Source) -> None:

@@ -13,7 +13,7 @@ import pytest
 from reward_functions import Source, descendants, item, running
 
 from ppojob_trainer.errors import RewardFailed
-from ppojob_trainer.rewards.process import OnFailure, ScoringPool
+from ppojob_trainer.rewards.process import ScoringPool
 
 
 def test_a_process_that_somebody_kills_costs_nothing(source: Source, tmp_path: Path) -> None:
@@ -86,10 +86,11 @@ def test_what_a_call_started_dies_with_it(escape: str, source: Source, tmp_path:
         "popen": f"subprocess.Popen(['sleep', '{marker}'], start_new_session=True)",
     }[escape]
     spec = source(f"{code}\ntime.sleep(0.3)\nif solution_str == 'x': return 1\ntime.sleep(1000)")
-    with ScoringPool([spec], on_failure="zero") as pool:
+    with ScoringPool([spec]) as pool:
         pool.score([item("x")])
         assert running(f"sleep {marker}")
-        pool.score([item("y")])
+        with pytest.raises(RewardFailed, match="RewardTimeout"):
+            pool.score([item("y")])
         assert not running(f"sleep {marker}")
     assert not running(str(tmp_path))
 
@@ -130,10 +131,7 @@ def test_close_ends_what_is_at_work(source: Source) -> None:
     assert not descendants()
 
 
-@pytest.mark.parametrize("on_failure", ["fail", "zero"])
-def test_nothing_is_left_when_this_process_is_killed(
-    on_failure: OnFailure, source: Source, tmp_path: Path
-) -> None:
+def test_nothing_is_left_when_this_process_is_killed(source: Source) -> None:
     marker = f"{time.time_ns() % 10**9}.25"
     spec = source(
         f"subprocess.Popen(['sleep', '{marker}'], start_new_session=True)\nwhile True: pass",
@@ -144,7 +142,7 @@ def test_nothing_is_left_when_this_process_is_killed(
         "from ppojob_trainer.rewards.process import ScoringPool\n"
         "from ppojob_trainer.rewards.records import RewardItem\n"
         f"spec = RewardSpec.model_validate_json({spec.model_dump_json()!r})\n"
-        f"pool = ScoringPool([spec], on_failure={on_failure!r})\n"
+        "pool = ScoringPool([spec])\n"
         "pool.score([RewardItem(0, 'x', 'x', None)])\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program])

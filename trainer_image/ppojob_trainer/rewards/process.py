@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
@@ -23,11 +22,9 @@ from ppojob_trainer.children.process import (
 )
 from ppojob_trainer.closing import Closing
 from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
-from ppojob_trainer.rewards.records import NO_ANSWER, RewardItem, RewardResult
+from ppojob_trainer.rewards.records import RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
 from ppojob_trainer.rewards.wire import Called, CallFunction, FunctionSpec, Loaded, LoadFunctions
-
-OnFailure = Literal["fail", "zero"]
 
 START_SECONDS = 120.0
 """A reward file may import large libraries."""
@@ -61,14 +58,12 @@ class ScoringPool(Closing):
     """Children that score responses; each call has a time limit that nothing can outlive.
 
     When a call is too slow, or its process dies, that process and everything it started are killed,
-    another is started, and the other responses are scored as if nothing had happened. The call of a
-    process that died is made once more: the process may have been killed by something else.
+    and the next call gets another. The call of a process that died is made once more: the process
+    may have been killed by something else.
 
     Args:
         rewards: ``spec.rewards``; empty for the built-in scorer of each row's data source.
         processes: children.
-        on_failure: what a failed call means. "fail": the job fails with ``RewardFailed``. "zero":
-            the response gets the score of a wrong answer, and ``failure`` among its extras.
         memory_bytes: limit of each process's data.
         variables: names of environment variables that the functions see, where they are set.
         log: where children's output goes.
@@ -83,14 +78,12 @@ class ScoringPool(Closing):
         rewards: Sequence[RewardSpec],
         *,
         processes: int = 1,
-        on_failure: OnFailure = "fail",
         memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
         variables: Sequence[str] = (),
         log: logging.Logger | None = None,
     ) -> None:
         self._functions = _functions(rewards)
         self._is_routed = not rewards
-        self._on_failure = on_failure
         self._memory_bytes = memory_bytes
         self._variables = tuple(variables)
         self._log = log or logging.getLogger(__name__)
@@ -113,8 +106,8 @@ class ScoringPool(Closing):
         """Score responses, several at one time; the answer is in their order.
 
         Raises:
-            RewardFailed: a function raised, hung, died or returned nonsense, and the policy is to
-                fail. The rest is not scored.
+            RewardFailed: a function raised, hung, died or returned nonsense. The rest is not
+                scored.
             NonFiniteReward: the same for NaN and infinity.
         """
         stop = threading.Event()
@@ -145,7 +138,7 @@ class ScoringPool(Closing):
         for position in chosen:
             function = self._functions[position]
             answer = self._call(position, function, item)
-            if answer.reason_code and self._on_failure == "fail":
+            if answer.reason_code:
                 stop.set()
                 raise _failure(function, item, answer)
             answers.append((function, answer))
@@ -311,7 +304,6 @@ def _combined(answers: list[tuple[_Function, Called]]) -> RewardResult:
     function's own score as ``<function>/score``.
     """
     score = sum(function.weight * answer.score for function, answer in answers)
-    failures = [answer.reason_code for _, answer in answers if answer.reason_code]
     extras: dict[str, float | str] = {}
     if len(answers) == 1:
         extras |= answers[0][1].extras
@@ -319,9 +311,6 @@ def _combined(answers: list[tuple[_Function, Called]]) -> RewardResult:
         for function, answer in answers:
             extras[f"{function.name}/score"] = answer.score
             extras |= {f"{function.name}/{key}": value for key, value in answer.extras.items()}
-    if failures:
-        extras["failure"] = failures[0]
-        extras["pred"] = NO_ANSWER
     shared = (answer.extras for _, answer in answers)
     given = next((found["acc"] for found in shared if "acc" in found), None)
     extras["acc"] = score if given is None else given
