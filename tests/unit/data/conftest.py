@@ -103,9 +103,9 @@ class Checks:
 
 @pytest.fixture
 def errors(chat: ChatTokenizer, make_spec: MakeSpec) -> Check:
-    def check(*paths: Path, batch: int = 1, root: Path | None = None, **more: object) -> list[str]:
+    def check(*paths: Path, batch: int = 1, **more: object) -> list[str]:
         spec = make_spec(*paths, **more)
-        report = check_files(spec, chat, rewards=Checks(), prompts_per_step=batch, root=root)
+        report = check_files(spec, chat, rewards=Checks(), prompts_per_step=batch)
         assert not any("Traceback" in line or "\n" in line for line in report.errors)
         return [line.replace(f"{paths[0].parent}/", "") for line in report.errors]
 

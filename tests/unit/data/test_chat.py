@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from chat_prompts import encode_chat
 
 from ppojob_trainer.data import template_renderer
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -82,7 +83,7 @@ def test_numbers_are_those_of_transformers(name: str, make_folder: MakeFolder) -
                 )
                 variables = {"enable_thinking": True}
                 assert ours.encode_chats([turns], variables, open_turn=open_turn) == [expected]
-            assert ours.encode_chat(turns, enable_thinking=True) == expected
+            assert encode_chat(ours, turns, enable_thinking=True) == expected
         assert ours.vocab_size == len(theirs)
         assert ours.eos_token_ids == (theirs.eos_token_id,)
         for skip in (True, False):
@@ -99,16 +100,16 @@ def test_tokens_that_only_the_configuration_names_get_the_same_ids(
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
     with ChatTokenizer(folder) as ours:
         expected = theirs.apply_chat_template(TURNS, add_generation_prompt=True, return_dict=False)
-        assert ours.encode_chat(TURNS) == expected
+        assert encode_chat(ours, TURNS) == expected
         assert ours.eos_token_ids == (theirs.eos_token_id,)
 
 
 def test_a_batch_equals_single_calls_and_text_is_taken_as_it_is(chat: ChatTokenizer) -> None:
     prompts = [TURNS, "plain <|im_start|>text", TURNS[1:]]
     assert chat.encode_prompts(prompts) == [
-        chat.encode_chat(TURNS),
+        encode_chat(chat, TURNS),
         chat.encode("plain <|im_start|>text"),
-        chat.encode_chat(TURNS[1:]),
+        encode_chat(chat, TURNS[1:]),
     ]
     assert chat.encode("<|im_start|>") == [0]
 
@@ -133,16 +134,16 @@ def test_where_the_template_comes_from(place: str, make_folder: MakeFolder, tmp_
         given = tmp_path / "given.jinja" if place == "argument" else None
         (given or folder / "chat_template.jinja").write_text(wanted)
     with ChatTokenizer(folder, chat_template=given) as tokenizer:
-        assert tokenizer.decode(tokenizer.encode_chat(TURNS)) == "wanted"
+        assert tokenizer.decode(encode_chat(tokenizer, TURNS)) == "wanted"
 
 
 def test_the_time_that_templates_see_can_be_fixed(make_folder: MakeFolder) -> None:
     folder = make_folder("{{ strftime_now('%d %b %Y %H') }}")
     began = datetime.datetime(2001, 2, 3, 4, tzinfo=datetime.UTC).timestamp()
     with ChatTokenizer(folder, began=began) as tokenizer:
-        assert tokenizer.decode(tokenizer.encode_chat(TURNS)) == "03 Feb 2001 04"
+        assert tokenizer.decode(encode_chat(tokenizer, TURNS)) == "03 Feb 2001 04"
         tokenizer.tell_time(began + 3600)
-        assert tokenizer.decode(tokenizer.encode_chat(TURNS)) == "03 Feb 2001 05"
+        assert tokenizer.decode(encode_chat(tokenizer, TURNS)) == "03 Feb 2001 05"
 
 
 def children_of(pid: int | str) -> list[int]:
@@ -183,7 +184,7 @@ def test_a_hostile_template_is_one_clear_line(name: str, make_folder: MakeFolder
     template, reason = HOSTILE[name]
     folder = make_folder(template)
     with ChatTokenizer(folder) as tokenizer, pytest.raises(BadChatTemplate) as caught:
-        tokenizer.encode_chat(TURNS)
+        encode_chat(tokenizer, TURNS)
     (line,) = caught.value.problems
     assert reason in line
     assert line.startswith(f"{folder / 'tokenizer_config.json'}")
@@ -192,13 +193,13 @@ def test_a_hostile_template_is_one_clear_line(name: str, make_folder: MakeFolder
 
 def test_format_strings_reach_no_attribute(make_folder: MakeFolder) -> None:
     with ChatTokenizer(make_folder("[{{ '{0.__class__}'.format('') }}]")) as tokenizer:
-        assert tokenizer.decode(tokenizer.encode_chat(TURNS)) == "[]"
+        assert tokenizer.decode(encode_chat(tokenizer, TURNS)) == "[]"
 
 
 def test_a_refusal_names_the_line_of_the_template(make_folder: MakeFolder) -> None:
     folder = make_folder("one\ntwo\n{{ raise_exception('no') }}")
     with ChatTokenizer(folder) as tokenizer, pytest.raises(BadChatTemplate) as caught:
-        tokenizer.encode_chat(TURNS)
+        encode_chat(tokenizer, TURNS)
     assert str(caught.value) == (
         f"{folder / 'tokenizer_config.json'}:3: got 'no' from the chat template: it refuses these "
         "messages or is wrong; messages in the order the template wants, or another template"
@@ -220,7 +221,7 @@ def test_a_template_that_does_not_end_is_killed_in_time(
     monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 1.0)
     slow = pytest.raises(BadChatTemplate, match="does not end in time")
     with ChatTokenizer(make_folder(template)) as tokenizer, slow:
-        tokenizer.encode_chat(TURNS)
+        encode_chat(tokenizer, TURNS)
 
 
 def test_a_child_that_somebody_ends_or_holds_costs_nothing(
@@ -229,13 +230,13 @@ def test_a_child_that_somebody_ends_or_holds_costs_nothing(
     template = "{{ 'x' * 10 ** 12 if messages | length > 1 else 'fine' }}"
     with ChatTokenizer(make_folder(template)) as tokenizer:
         with pytest.raises(BadChatTemplate):
-            tokenizer.encode_chat(TURNS)
+            encode_chat(tokenizer, TURNS)
         for blow in (signal.SIGKILL, signal.SIGSTOP):
-            assert tokenizer.decode(tokenizer.encode_chat(TURNS[1:2])) == "fine"
+            assert tokenizer.decode(encode_chat(tokenizer, TURNS[1:2])) == "fine"
             (guardian,) = guardians()
             os.kill(worker_of(guardian), blow)
             monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 3.0)
-            assert tokenizer.decode(tokenizer.encode_chat(TURNS[1:2])) == "fine"
+            assert tokenizer.decode(encode_chat(tokenizer, TURNS[1:2])) == "fine"
             assert guardian not in guardians()
 
 
@@ -262,7 +263,7 @@ def test_children_that_are_killed_again_and_again_are_not_the_templates_fault(
     failed = pytest.raises(JobFailed, match="chat template was killed by signal 9")
     try:
         with ChatTokenizer(make_folder(endless)) as tokenizer, failed:
-            tokenizer.encode_chat(TURNS)
+            encode_chat(tokenizer, TURNS)
     finally:
         over.set()
         killer.join()
@@ -275,23 +276,23 @@ def test_a_child_that_cannot_start_is_not_the_templates_fault(
     monkeypatch.setattr(template_renderer, "START_SECONDS", 0.0)
     failed = pytest.raises(JobFailed, match="does not start in 0 s")
     with ChatTokenizer(make_folder()) as tokenizer, failed:
-        tokenizer.encode_chat(TURNS)
+        encode_chat(tokenizer, TURNS)
 
 
 def test_close_leaves_no_process(make_folder: MakeFolder) -> None:
     tokenizer = ChatTokenizer(make_folder())
-    tokenizer.encode_chat(TURNS)
+    encode_chat(tokenizer, TURNS)
     assert len(guardians()) == 1
     tokenizer.close()
     assert not guardians()
-    assert tokenizer.encode_chat(TURNS)
+    assert encode_chat(tokenizer, TURNS)
     tokenizer.close()
 
 
 def test_messages_without_a_template(make_folder: MakeFolder) -> None:
     folder = make_folder(None)
     with ChatTokenizer(folder) as tokenizer, pytest.raises(BadChatTemplate) as caught:
-        tokenizer.encode_chat(TURNS)
+        encode_chat(tokenizer, TURNS)
     assert str(caught.value) == (
         f"{folder / 'tokenizer_config.json'}: got no chat template: prompts are chat messages; a "
         "model with a chat template, spec.model.chatTemplate, or prompts that are text"
@@ -300,7 +301,7 @@ def test_messages_without_a_template(make_folder: MakeFolder) -> None:
 
 def test_variables_of_ours_are_not_the_users(chat: ChatTokenizer) -> None:
     with pytest.raises(BadChatTemplate, match="add_generation_prompt: set by the trainer"):
-        chat.encode_chat(TURNS, add_generation_prompt=False)
+        encode_chat(chat, TURNS, add_generation_prompt=False)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chat_prompts import encode_chat
 from small_disks import small_disk
 
 from ppojob_api.v1alpha1.training import DataSpec
@@ -59,7 +60,7 @@ def test_files_of_both_formats_are_one_data_set(
             number = index
             assert dataset[index] == PromptRow(
                 index,
-                tuple(chat.encode_chat(rows[number]["prompt"])),  # type: ignore[arg-type]
+                tuple(encode_chat(chat, rows[number]["prompt"])),  # type: ignore[arg-type]
                 rows[number]["prompt"],  # type: ignore[arg-type]
                 "ppojob/addition",
                 str(number + 5),
@@ -113,7 +114,7 @@ def test_a_struct_of_lists_is_a_list_of_messages(
     spec = make_spec(path)
     turns = [{"role": r, "content": c} for r, c in zip(*prompt.values(), strict=True)]
     with PromptDataset.open(spec.train, spec, chat) as dataset:
-        assert dataset[0].token_ids == tuple(chat.encode_chat(turns))
+        assert dataset[0].token_ids == tuple(encode_chat(chat, turns))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_long_prompts_are_an_error_by_default(
     with pytest.raises(ConfigError) as caught:
         PromptDataset.open(spec.train, spec, chat)
     text = "1 + 2 + 3 + 4 + 5 + 6 + 7"
-    tokens = len(chat.encode_chat([{"role": "user", "content": text}]))
+    tokens = len(encode_chat(chat, [{"role": "user", "content": text}]))
     assert caught.value.problems == (
         f"{lengths}:2:prompt: got {tokens} tokens: longer than spec.data.maxPromptTokens 12 (and 1 "
         "more rows like it); a larger maxPromptTokens, or spec.data.overlongPrompts: drop, "

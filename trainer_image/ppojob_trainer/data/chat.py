@@ -99,21 +99,6 @@ class ChatTokenizer(Closing):
         text: str = self._files.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def encode_chat(self, messages: Messages, **variables: Json) -> list[int]:
-        """Tokenise a conversation and the header of the assistant's next turn.
-
-        Args:
-            messages: mappings with "role" and "content".
-            variables: what the template sees besides, such as ``enable_thinking``.
-
-        Raises:
-            BadChatTemplate: the template is missing, wrong, too slow, or refuses the messages.
-        """
-        (outcome,) = self.encode_chats([messages], variables)
-        if isinstance(outcome, BadChatTemplate):
-            raise outcome
-        return outcome
-
     def encode_chats(
         self,
         conversations: Sequence[Messages],
@@ -124,8 +109,8 @@ class ChatTokenizer(Closing):
         """Tokenise several conversations; in place of one that the template refuses, why.
 
         Args:
-            conversations: each as for `encode_chat`.
-            variables: what the template sees besides.
+            conversations: of mappings with "role" and "content".
+            variables: what the template sees besides, such as ``enable_thinking``.
             open_turn: end with the header of the assistant's next turn.
 
         Raises:

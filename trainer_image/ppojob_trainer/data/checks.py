@@ -2,7 +2,6 @@
 
 from array import array
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +35,6 @@ def check_files(
     *,
     rewards: RewardChecks | None,
     prompts_per_step: int,
-    root: Path | None = None,
 ) -> DataReport:
     """Read training and validation data once, row by row, in bounded memory.
 
@@ -45,15 +43,14 @@ def check_files(
         chat: tokenizer of the policy.
         rewards: what the reward side can score; None when a custom function takes every row.
         prompts_per_step: size of a batch.
-        root: folder that files must lie in, symbolic links resolved; None for anywhere.
     """
-    train = Scanner(
-        spec, chat, rewards, max_rows=spec.max_train_rows, root=root, with_keys=True
-    ).scan(spec.train)
+    train = Scanner(spec, chat, rewards, max_rows=spec.max_train_rows, with_keys=True).scan(
+        spec.train
+    )
     validation = Scan()
     if spec.validation:
         validation = Scanner(
-            spec, chat, rewards, max_rows=spec.max_validation_rows, root=root, with_keys=True
+            spec, chat, rewards, max_rows=spec.max_validation_rows, with_keys=True
         ).scan(spec.validation)
     errors = train.errors.lines() + validation.errors.lines()
     if not train.errors and len(train.kept) < prompts_per_step:

@@ -32,7 +32,6 @@ def open_row_file(
     columns: tuple[str, ...],
     *,
     required: tuple[str, ...] = (),
-    root: Path | None = None,
 ) -> RowFile | DataProblem:
     """Open a data file, or say why it cannot be used.
 
@@ -41,9 +40,8 @@ def open_row_file(
         form: its format; "auto" goes by the ending, parquet where it tells nothing.
         columns: the columns that will be asked for.
         required: those of them that must be there.
-        root: folder that the file must lie in, symbolic links resolved; None for anywhere.
     """
-    problem = _path_problem(path, root)
+    problem = _path_problem(path)
     if problem is not None:
         return problem
     if form == "auto":
@@ -60,16 +58,7 @@ def open_row_file(
     return ParquetRows(path, opened, columns)
 
 
-def _path_problem(path: str, root: Path | None) -> DataProblem | None:
-    resolved = Path(path).resolve()
-    if root is not None and not resolved.is_relative_to(root.resolve()):
-        return DataProblem(
-            path,
-            str(resolved),
-            "it leads out of the data folder",
-            f"a file below {root}",
-            DataReason.OUTSIDE_ROOT,
-        )
+def _path_problem(path: str) -> DataProblem | None:
     try:
         facts = os.stat(path)
     except PermissionError:

@@ -15,7 +15,6 @@ class DataReason(StrEnum):
     FILE_MISSING = "FileMissing"
     NOT_A_FILE = "NotAFile"
     NO_PERMISSION = "NoPermission"
-    OUTSIDE_ROOT = "OutsideRoot"
     EMPTY_DATASET = "EmptyDataset"
     NOT_PARQUET = "NotParquet"
     DAMAGED_PARQUET = "DamagedParquet"

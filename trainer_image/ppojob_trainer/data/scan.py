@@ -5,7 +5,6 @@ import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
@@ -97,7 +96,6 @@ class Scanner:
         chat: tokenizer.
         rewards: what the reward side can score; None for no check (a custom function).
         max_rows: only the first rows; None for all.
-        root: folder that files must lie in; None for anywhere.
         with_keys: also collect keys that find duplicates.
     """
 
@@ -105,7 +103,6 @@ class Scanner:
     chat: ChatTokenizer
     rewards: RewardChecks | None = None
     max_rows: int | None = None
-    root: Path | None = None
     with_keys: bool = False
 
     def scan(self, files: Sequence[DataFile]) -> Scan:
@@ -135,9 +132,7 @@ class Scanner:
     def _open(self, scan: Scan, files: Sequence[DataFile], names: ColumnNames) -> None:
         required = (names.prompt, names.data_source)
         for data_file in files:
-            opened = open_row_file(
-                data_file.path, data_file.format, names.all, required=required, root=self.root
-            )
+            opened = open_row_file(data_file.path, data_file.format, names.all, required=required)
             if isinstance(opened, DataProblem):
                 scan.errors.add(opened)
                 continue
