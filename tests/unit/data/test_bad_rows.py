@@ -273,6 +273,14 @@ def test_files_of_different_kinds(
     ]
 
 
+def test_the_row_that_decides_the_kind_is_named(
+    tmp_path: Path, good_row: GoodRow, errors: Check, write_lines: Write
+) -> None:
+    rows = [good_row(prompt=7), good_row(prompt="3 + 5"), good_row()]
+    _, line = errors(write_lines(tmp_path / "a.jsonl", *rows))
+    assert line.startswith("a.jsonl:3:prompt: got messages: a.jsonl:2 has text; ")
+
+
 def test_duplicate_ids(
     tmp_path: Path, good_row: GoodRow, warnings: Check, write_lines: Write
 ) -> None:

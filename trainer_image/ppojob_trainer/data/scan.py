@@ -43,7 +43,8 @@ class Scan:
         kept: numbers, over all files, of the rows to draw from.
         total: rows seen.
         dropped: rows left out as too long.
-        prompt_kind: "text" or "messages", as the first row has it.
+        prompt_kind: "text" or "messages", as the first readable row has it.
+        prompt_place: of that row.
         errors: what must be mended.
         warnings: what is worth knowing.
         prompt_keys: eight-byte digest of every prompt seen, where asked for.
@@ -62,6 +63,7 @@ class Scan:
     row_keys: "array[int]" = field(default_factory=lambda: array("Q"))
     key_rows: "array[int]" = field(default_factory=lambda: array("q"))
     prompt_kind: str = ""
+    prompt_place: str = ""
 
     def place(self, number: int) -> str:
         """``file:row`` of a row of the concatenated files."""
@@ -215,12 +217,13 @@ class Scanner:
 
     def _check_kind(self, scan: Scan, candidate: _Candidate) -> None:
         kind = "text" if isinstance(candidate.cells.prompt, str) else "messages"
-        scan.prompt_kind = scan.prompt_kind or kind
+        if not scan.prompt_kind:
+            scan.prompt_kind, scan.prompt_place = kind, candidate.place
         if kind != scan.prompt_kind:
             bad = BadCell(
                 self.spec.prompt_key,
                 kind,
-                f"{scan.place(0)} has {scan.prompt_kind}",
+                f"{scan.prompt_place} has {scan.prompt_kind}",
                 "one kind of prompt in all rows and files",
                 DataReason.SCHEMA_MISMATCH,
             )
