@@ -261,7 +261,9 @@ def test_variables_that_are_named_reach_the_functions(
     )
     with ScoringPool([spec], variables=reward_variables()) as pool:
         assert pool.score([item("x")])[0].extras == {"others": 0.0, "acc": 1.0}
-    with pytest.raises(ConfigError, match=r"reward0.py:2: importing it raised KeyError: 'JUDGE_"):
+    with pytest.raises(
+        ConfigError, match=r"reward0.py:2 <module>: importing it raised KeyError: 'JUDGE_"
+    ):
         ScoringPool([spec])
 
 
@@ -269,7 +271,7 @@ UNLOADABLE = {
     "no file": (None, "no such file; a Python file"),
     "syntax": ("x = 1\ndef score(:\n", ":2: not Python: "),
     "package": ("import surely_not_installed\n", "it imports surely_not_installed, which is not"),
-    "import": ("raise RuntimeError('x')\n", ":1: importing it raised RuntimeError: x"),
+    "import": ("raise RuntimeError('x')\n", ":1 <module>: importing it raised RuntimeError: x"),
     "half a letter": ("raise ValueError('\\ud83d')\n", "importing it raised ValueError: \\ud83d"),
     "exit": ("import sys; sys.exit(3)\n", "importing it raised SystemExit: 3"),
     "name": ("def other(): pass\n", "has no such function; one of other"),

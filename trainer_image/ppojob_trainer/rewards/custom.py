@@ -74,7 +74,11 @@ def load_function(
 def user_frames(error: BaseException) -> list[str]:
     """The last five frames of an exception, as ``file:line name``, without the one that caught."""
     frames = traceback.extract_tb(error.__traceback__)[1:][-_SHOWN_FRAMES:]
-    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    return [_shown(frame) for frame in frames]
+
+
+def _shown(frame: traceback.FrameSummary) -> str:
+    return f"{frame.filename}:{frame.lineno} {frame.name}"
 
 
 def _last_place(path: str, error: BaseException) -> str:
@@ -83,7 +87,7 @@ def _last_place(path: str, error: BaseException) -> str:
     folders = {file.absolute().parent, file.resolve().parent}
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).parent in folders]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else path
+    return _shown(own[-1]) if own else path
 
 
 def _checked(
