@@ -44,7 +44,7 @@ def test_a_job_under_nohup_outlives_its_terminal_and_needs_no_proxy(
 
 def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, tmp_path: Path):
     output = tmp_path / "run"
-    job = tiny_job()
+    job = tiny_job(numExamine=1)
     first = start(job, output)
     assert first.wait() == 0, first.logs()
     run_folders.wait_until_gone(output)
@@ -54,6 +54,10 @@ def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, tmp
     summary = json.loads((output / "summary.json").read_text())
     assert (summary["phase"], summary["steps"]) == ("Succeeded", 24)
     assert set(summary["validation"]["first"]) == {"val-core/tiny/acc/mean@1"}
+    log = (output / "logs" / "tiny-controller-0.log").read_text()
+    for sample in ("--- step 24, row 0: score ", "--- validation 24, row 0: score "):
+        assert log.count(sample) == 1
+        assert sum(line.startswith(sample) for line in first.lines) == 1
     written = (output / "metrics.jsonl").read_bytes()
     again = start(job, output)
     assert again.wait() == 0
@@ -213,5 +217,5 @@ def test_a_failing_reward_fails_the_job_with_its_reason(start, tiny_job, tmp_pat
     output = tmp_path / "run"
     run = start(tiny_job(rewards=[{"function": "score", "source": {"path": str(bad)}}]), output)
     assert run.wait() == 3
-    assert any("must be a finite number" in line for line in run.lines), run.lines
+    assert any("got nan: not finite in float32" in line for line in run.lines), run.lines
     run_folders.wait_until_gone(output)
