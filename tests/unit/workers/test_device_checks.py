@@ -12,7 +12,7 @@ from ppojob_cli.validate import load_job
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.workers.device_checks import DeviceFacts, check_device, device_facts
 
-TURING = DeviceFacts("Tesla T4 (cuda:0)", None, (7, 5))
+TURING = DeviceFacts("Tesla T4", None, (7, 5))
 
 
 @pytest.fixture
@@ -40,10 +40,7 @@ def test_a_device_that_is_too_small_is_refused_before_anything_is_loaded(config:
 
 
 def test_a_gpu_without_bfloat16_is_refused_for_each_field(config: RunConfig) -> None:
-    why = (
-        'got "bfloat16": Tesla T4 (cuda:0) has no bfloat16, which begins with compute capability '
-        "8.0;"
-    )
+    why = 'got "bfloat16": Tesla T4 has no bfloat16, which begins with compute capability 8.0;'
     assert refusals(config, TURING) == (
         f"spec.training.autocast: {why} none, or a newer GPU than one of 7.5",
         f"spec.rollout.dtype: {why} float32, or a newer GPU than one of 7.5",

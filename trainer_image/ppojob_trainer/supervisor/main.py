@@ -35,10 +35,10 @@ def plan_of(environment: PodEnvironment) -> PodPlan:
     """What this pod runs, from the run configuration; pure but for the inherited environment."""
     silent_seconds = float(environment.config.spec.timeouts.liveness_seconds)
     if environment.role == "controller":
-        ranks, first_rank, threads = 1, 0, 1
+        ranks, first_rank, threads, gpus = 1, 0, 1, 0
     else:
         role = environment.config.topology.role(environment.role)
-        ranks, threads = role.ranks_per_pod, role.threads_per_rank
+        ranks, threads, gpus = role.ranks_per_pod, role.threads_per_rank, role.gpus_per_pod
         first_rank = environment.pod_index * ranks
     return PodPlan(
         role=environment.role,
@@ -58,6 +58,7 @@ def plan_of(environment: PodEnvironment) -> PodPlan:
             "TQDM_DISABLE": "1",
             "TMPDIR": str(environment.scratch),
         },
+        has_gpus=gpus > 0,
     )
 
 

@@ -11,6 +11,7 @@ import logging
 import signal
 import threading
 from dataclasses import dataclass
+from typing import Final
 
 from ppojob_api import contract
 from ppojob_trainer import stop_signal
@@ -18,6 +19,7 @@ from ppojob_trainer.rpc.messages import PodStatus
 from ppojob_trainer.supervisor.child import Child
 
 _log = logging.getLogger(__name__)
+_VISIBLE_GPUS: Final = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class PodPlan:
         silent_seconds: without a heartbeat for this long a process counts as lost.
         restarts_without_progress: how often a controller that gets nothing done is started again.
         environment: what its processes inherit.
+        has_gpus: whether each rank has a GPU, the one of its number among those of the pod.
     """
 
     role: str
@@ -41,6 +44,23 @@ class PodPlan:
     silent_seconds: float
     restarts_without_progress: int
     environment: dict[str, str]
+    has_gpus: bool = False
+
+    def rank_environment(self, epoch: int, local_rank: int) -> dict[str, str]:
+        """What one rank of the pod is told.
+
+        It sees its own GPU and no other: libraries begin with the first that they see.
+        """
+        told = {
+            contract.ENV_RANK: str(self.first_rank + local_rank),
+            contract.ENV_LOCAL_RANK: str(local_rank),
+            contract.ENV_EPOCH: str(epoch),
+        }
+        if self.has_gpus:
+            given = self.environment.get(_VISIBLE_GPUS)
+            seen = [str(local_rank)] if given is None else given.split(",")[local_rank:][:1]
+            told[_VISIBLE_GPUS] = "".join(seen)
+        return {**self.environment, **told}
 
 
 class Pod:
@@ -126,20 +146,12 @@ class Pod:
             return [
                 Child(
                     command,
-                    self._rank_environment(epoch, local_rank),
+                    self._plan.rank_environment(epoch, local_rank),
                     self._plan.first_rank + local_rank,
                     self._plan.silent_seconds,
                 )
                 for local_rank in range(self._plan.ranks)
             ]
-
-    def _rank_environment(self, epoch: int, local_rank: int) -> dict[str, str]:
-        return {
-            **self._plan.environment,
-            contract.ENV_RANK: str(self._plan.first_rank + local_rank),
-            contract.ENV_LOCAL_RANK: str(local_rank),
-            contract.ENV_EPOCH: str(epoch),
-        }
 
     def _judge(self) -> None:
         lost = [child for child in self._children if child.exit_code is not None or child.is_silent]

@@ -41,7 +41,7 @@ def device_facts(device: torch.device, ranks_per_pod: int) -> DeviceFacts:
     """
     if device.type == "cuda":
         _, total = torch.cuda.mem_get_info(device)
-        name = f"{torch.cuda.get_device_name(device)} ({device})"
+        name = torch.cuda.get_device_name(device)
         return DeviceFacts(name, total, torch.cuda.get_device_capability(device))
     memory = machine_bytes()
     return DeviceFacts("the pod's memory", None if memory is None else memory // ranks_per_pod)

@@ -30,7 +30,8 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     """
     config = environment.config
     role = config.topology.role(environment.role)
-    device = torch.device("cuda", rank.local_rank) if role.device == "cuda" else torch.device("cpu")
+    # A rank sees one GPU, its own (`PodPlan.rank_environment`).
+    device = torch.device("cuda", 0) if role.device == "cuda" else torch.device("cpu")
     check_device(config, role.role, device_facts(device, role.ranks_per_pod))
     torch.set_num_threads(role.threads_per_rank)
     torch.use_deterministic_algorithms(device.type == "cpu")
