@@ -163,7 +163,7 @@ def test_what_does_not_fit_the_state_is_refused(behaviour: Facts) -> None:
     assert reset.startswith("RolloutError: reset_cache: requests are in flight")
     assert generate.startswith("RolloutError: generate: the engine still holds requests")
     assert submit == "ValueError: request '0': the id is already in use"
-    assert behaviour["asleep"].endswith("the engine cannot be used: it is asleep")
+    assert behaviour["asleep"] == "RolloutError: submit '0': the engine is asleep"
     assert behaviour["awake"]
 
 

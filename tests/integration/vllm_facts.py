@@ -218,8 +218,9 @@ def behaviour(folder: Path) -> dict[str, Any]:
         refusal(lambda: opened.submit(replace(rows[0], prompt=text(LENGTH, 0)))),
     ]
     opened.sleep()
+    opened.sleep()
     facts["asleep"] = refusal(lambda: opened.submit(rows[0]))
-    opened.wake()
+    opened.load_weights(0, AutoModelForCausalLM.from_pretrained(folder).named_parameters())
     facts["awake"] = rows_of(generate(opened, rows)) == rows_of(done)
     facts |= wrong_weights(opened, rows[0], folder)
     return facts

@@ -18,8 +18,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_fallback_engine_runs_from_a_folder(folder: Path, dtype: str) -> None:
-    spec = RolloutSpec.model_validate({"engine": "huggingface", "dtype": dtype, "maxSequences": 2})
-    engine = build_engine(spec, folder, max_model_tokens=12)
+    section = {"engine": "huggingface", "dtype": dtype, "maxSequences": 2, "maxModelTokens": 12}
+    engine = build_engine(RolloutSpec.model_validate(section), folder)
     sampling = SamplingParams(1.0, 1.0, -1, max_tokens=10)
     done = generate(engine, [Request(f"{n}", (1, 2), sampling, seed=n) for n in range(5)])
     assert [len(d.tokens) for d in done] == [10] * 5

@@ -223,9 +223,10 @@ def test_a_busy_or_sleeping_engine_refuses() -> None:
     engine.abort("a")
     engine.step()
     engine.sleep()
+    engine.sleep()
     with pytest.raises(RolloutError, match="asleep"):
         engine.submit(Request("a", (1,), sampling(), seed=0))
-    engine.wake()
+    engine.load_weights(0, tiny_model().named_parameters())
     assert generate(engine, mixed_requests()) == generate(tiny_engine(), mixed_requests())
     engine.close()
     engine.close()

@@ -15,7 +15,6 @@ def build_engine(
     rollout: RolloutSpec,
     model_folder: Path,
     *,
-    max_model_tokens: int,
     device: Literal["cpu", "cuda"] = "cpu",
     trust_remote_code: bool = False,
 ) -> RolloutEngine:
@@ -25,13 +24,13 @@ def build_engine(
     collective over that world.
 
     Args:
-        rollout: `spec.rollout`.
+        rollout: `spec.rollout` of a resolved run.
         model_folder: A Hugging Face folder.
-        max_model_tokens: Longest prompt and response together (`rollout.max_model_tokens`, or what
-            the data section allows).
         device: Where to run.
         trust_remote_code: `spec.model.trustRemoteCode`.
     """
+    max_model_tokens = rollout.max_model_tokens
+    assert max_model_tokens is not None, "a run is resolved before it is started"
     if rollout.engine == "vllm":
         from ppojob_trainer.rollout.vllm_engine import VllmEngine, VllmSettings
 

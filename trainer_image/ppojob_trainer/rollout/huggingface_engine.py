@@ -9,6 +9,7 @@ last bits of a logit decide.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ class HuggingFaceEngine:
         self._running: dict[str, _Row] = {}
         self._aborted: list[_Row] = []
         self._batches: list[_Batch] = []
-        self._awake = True
+        self._unusable: Literal["asleep", "closed"] | None = None
 
     @property
     def policy_version(self) -> int:
@@ -73,8 +74,8 @@ class HuggingFaceEngine:
 
     def submit(self, request: Request) -> None:
         """See `RolloutEngine`."""
-        if not self._awake:
-            raise RolloutError(f"submit {request.request_id!r}: the engine is asleep or closed")
+        if self._unusable is not None:
+            raise RolloutError(f"submit {request.request_id!r}: the engine is {self._unusable}")
         if request.request_id in self._waiting or request.request_id in self._running:
             raise ValueError(f"request {request.request_id!r}: the id is already in use")
         vocab_size = self._model.get_input_embeddings().weight.shape[0]
@@ -116,6 +117,7 @@ class HuggingFaceEngine:
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine`."""
         check_idle(self, "load_weights")
+        self._model.to(self._home)
         own = self._model.state_dict(keep_vars=True)
         loaded: set[int] = set()
         for name, tensor in tensors:
@@ -132,6 +134,7 @@ class HuggingFaceEngine:
         if missing:
             raise RolloutError(f"load_weights: {len(missing)} tensors missing, first {missing[0]}")
         self._policy_version = version
+        self._unusable = None
 
     def reset_cache(self) -> None:
         """See `RolloutEngine`; prefixes live no longer than their batch here."""
@@ -141,12 +144,7 @@ class HuggingFaceEngine:
         """Move the weights to the host; without an accelerator there is nothing to give back."""
         check_idle(self, "sleep")
         self._model.to("cpu")
-        self._awake = False
-
-    def wake(self) -> None:
-        """See `RolloutEngine`."""
-        self._model.to(self._home)
-        self._awake = True
+        self._unusable = "asleep"
 
     def close(self) -> None:
         """See `RolloutEngine`."""
@@ -154,7 +152,7 @@ class HuggingFaceEngine:
         self._running.clear()
         self._aborted.clear()
         self._batches.clear()
-        self._awake = False
+        self._unusable = "closed"
 
     def _prefill(self, rows: list[_Row]) -> _Batch:
         """Run the distinct prompts of `rows` once, padded on the left, and spread their caches."""

@@ -125,7 +125,7 @@ class RolloutEngine(Protocol):
         ...
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Take new weights, under their Hugging Face names, tied ones once.
+        """Take new weights, under their Hugging Face names, tied ones once; wakes the engine.
 
         Tensors may be of another floating type than the engine's. Prefix caches are dropped.
 
@@ -144,14 +144,13 @@ class RolloutEngine(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Give accelerator memory to the trainer; until `wake` nothing may be submitted.
+        """Give accelerator memory to the trainer; idempotent.
 
-        The weights need not survive: follow `wake` by `load_weights`.
+        The weights are gone: until `load_weights` nothing may be submitted.
+
+        Raises:
+            RolloutError: If requests are in flight.
         """
-        ...
-
-    def wake(self) -> None:
-        """Take the memory back."""
         ...
 
     def close(self) -> None:

@@ -121,6 +121,7 @@ class VllmEngine:
         self._submitted = 0
         self._rows: dict[str, _Row] = {}
         self._aborted: list[tuple[_Row, Finished]] = []
+        self._is_asleep = False
         self._unusable: str | None = None
 
     @property
@@ -130,7 +131,10 @@ class VllmEngine:
 
     def submit(self, request: Request) -> None:
         """See `RolloutEngine`."""
-        self._refuse_unusable(f"submit {request.request_id!r}")
+        where = f"submit {request.request_id!r}"
+        self._refuse_unusable(where)
+        if self._is_asleep:
+            raise RolloutError(f"{where}: the engine is asleep")
         if request.request_id in self._rows:
             raise ValueError(f"request {request.request_id!r}: the id is already in use")
         check_request(
@@ -180,22 +184,26 @@ class VllmEngine:
         """See `RolloutEngine`.
 
         Tensors are cast one at a time, and layers are rebuilt one at a time: beyond the engine's
-        own weights, memory for about one layer is needed.
+        own weights, memory for about one layer is needed. An engine that sleeps takes the memory of
+        its cache back last.
         """
         self._refuse_unusable("load_weights")
         check_idle(self, "load_weights")
         try:
             with process_state_kept(own_environment="VLLM_"), torch.no_grad():
+                self._wake("weights")
                 self._engine.collective_rpc(
                     "reload_weights", kwargs={"weights_iterator": self._checked(tensors)}
                 )
                 self._engine.apply_model(_repack_tied_heads)
+                self._wake("kv_cache")
         except Exception as error:
             self._unusable = "loading weights failed"
             if isinstance(error, RolloutError):
                 raise
             raise RolloutError(f"load_weights: vLLM refused the weights: {error}") from error
         self._policy_version = version
+        self._is_asleep = False
         self.reset_cache()
 
     def reset_cache(self) -> None:
@@ -207,17 +215,11 @@ class VllmEngine:
 
     def sleep(self) -> None:
         """Drop weights and cache from the GPU; on the CPU vLLM cannot, and both stay in memory."""
+        self._refuse_unusable("sleep")
         check_idle(self, "sleep")
-        if not self._on_cpu:
+        if not self._is_asleep and not self._on_cpu:
             self._engine.sleep(level=2)
-        self._unusable = self._unusable or "it is asleep"
-
-    def wake(self) -> None:
-        """See `RolloutEngine`."""
-        if self._unusable == "it is asleep":
-            if not self._on_cpu:
-                self._engine.wake_up()
-            self._unusable = None
+        self._is_asleep = True
 
     def close(self) -> None:
         """See `RolloutEngine`. The role's world, if it was there before, stays."""
@@ -239,6 +241,11 @@ class VllmEngine:
         elif parallel_state._WORLD is not None:
             parallel_state._WORLD.destroy()
             parallel_state._WORLD = None
+
+    def _wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        """Take the memory of the weights or of the cache back from the trainer."""
+        if self._is_asleep and not self._on_cpu:
+            self._engine.wake_up(tags=[what])
 
     def _compiler(self) -> AbstractContextManager[object]:
         """On the CPU vLLM would still compile its sampler's rank count, which nobody reads."""

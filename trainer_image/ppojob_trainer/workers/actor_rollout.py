@@ -1,7 +1,8 @@
 """The actor-rollout role's rank: it generates rows, owns them, and trains the policy on them.
 
-The policy's weights are here twice: as the trainer holds them, and as the rollout engine does; the
-stage `sync_weights` brings the second up to the first.
+The policy's weights are here twice: as the trainer holds them, and as the rollout engine does. The
+two take turns with the device: the engine sleeps, without weights, from the first pass over the
+rows of a step until the stage `sync_weights` gives it those of the trainer.
 """
 
 from dataclasses import dataclass, field

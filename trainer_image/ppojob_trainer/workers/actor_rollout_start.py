@@ -1,14 +1,13 @@
 """Building an actor-rollout rank, in the one order that works.
 
 The role's world first, then the rollout engine (vLLM takes the default group for its own world and
-measures free memory), then the models that are trained.
+measures free memory), which sleeps until it is given weights, then the models that are trained.
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rollout.factory import build_engine
@@ -32,11 +31,11 @@ def open_actor_rollout_worker(
         engine = build_engine(
             spec.rollout,
             Path(spec.model.path),
-            max_model_tokens=spec.rollout.max_model_tokens or _longest(spec),
             device=environment.config.topology.role(environment.role).device,
             trust_remote_code=spec.model.trust_remote_code,
         )
         stack.callback(engine.close)
+        engine.sleep()
         chat = stack.enter_context(
             ChatTokenizer(Path(spec.model.path), Path(spec.model.tokenizer_path or spec.model.path))
         )
@@ -52,12 +51,10 @@ def open_actor_rollout_worker(
             run_folder=environment.run_folder,
             engine=engine,
             policy=policy,
-            stages=open_stages(environment, world, trained={"policy": policy}),
+            stages=open_stages(
+                environment, world, trained={"policy": policy}, make_room=engine.sleep
+            ),
             reward_model=reward_model,
             chat=chat,
             caller=caller,
         )
-
-
-def _longest(spec: PPOJobSpec) -> int:
-    return spec.data.max_prompt_tokens + spec.data.max_response_tokens

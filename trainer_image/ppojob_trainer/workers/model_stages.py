@@ -1,5 +1,6 @@
 """The stages of models that live in a rank: passes, updates, commits, on the rows of the step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -43,12 +44,14 @@ class ModelStages:
         channels: to other roles.
         frozen: models by the names that requests use.
         trained: likewise.
+        make_room: called before they compute, each time: gives them the device's memory.
     """
 
     run_folder: Path
     channels: RowChannels
     frozen: dict[str, StageModel] = field(default_factory=dict)
     trained: dict[str, TrainedModel] = field(default_factory=dict)
+    make_room: Callable[[], None] = lambda: None
     _rows: BatchRows | None = None
     _visiting: messages.BatchName | None = None  # whose rows they are, where others own them
 
@@ -84,6 +87,7 @@ class ModelStages:
         self._rows = BatchRows(index, mine, link, self.channels.costs)
 
     def _restore(self, request: messages.Restore) -> Nothing:
+        self.make_room()
         self._rows = self._visiting = None
         folder = None if request.folder is None else self.run_folder / request.folder
         for name, model in self.trained.items():
@@ -113,10 +117,12 @@ class ModelStages:
         return Nothing()
 
     def _forward(self, request: messages.Forward) -> PassStatistics:
+        self.make_room()
         model = self.trained.get(request.model) or self.frozen[request.model]
         return model.forward(self.rows)
 
     def _update(self, request: messages.Update) -> PassStatistics:
+        self.make_room()
         return self.trained[request.model].update(self.rows, request)
 
     def _save_shards(self, request: messages.SaveShards) -> messages.Saved:

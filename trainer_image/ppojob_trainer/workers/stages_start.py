@@ -1,5 +1,7 @@
 """Which models live in a rank, and loading them: one answer for owners of rows and for guests."""
 
+from collections.abc import Callable
+
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.workers.critic import open_critic
@@ -9,7 +11,10 @@ from ppojob_trainer.workers.rank_start import open_channels
 
 
 def open_stages(
-    environment: PodEnvironment, world: World, trained: dict[str, TrainedModel] | None = None
+    environment: PodEnvironment,
+    world: World,
+    trained: dict[str, TrainedModel] | None = None,
+    make_room: Callable[[], None] = lambda: None,
 ) -> ModelStages:
     """Load the reference and the critic where they live here.
 
@@ -17,6 +22,7 @@ def open_stages(
         environment: of the pod.
         world: of the rank's role.
         trained: models that have been loaded already.
+        make_room: called before any of the models computes.
     """
     spec = environment.config.spec
     trained = dict(trained or {})
@@ -27,5 +33,9 @@ def open_stages(
     if "critic" in living:
         trained["critic"] = open_critic(spec, world)
     return ModelStages(
-        environment.run_folder, open_channels(environment, world), frozen=frozen, trained=trained
+        environment.run_folder,
+        open_channels(environment, world),
+        frozen=frozen,
+        trained=trained,
+        make_room=make_room,
     )

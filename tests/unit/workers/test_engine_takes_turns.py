@@ -1,0 +1,123 @@
+"""The rollout engine and the trainer take turns with the device: a real rank, step by step."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import tiny_jobs
+
+from ppojob_api.run_config import resolve
+from ppojob_cli.validate import load_job
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.rollout.protocol import Request, RolloutError, SamplingParams
+from ppojob_trainer.rpc import messages, methods
+from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
+from ppojob_trainer.rpc.methods import Method
+from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
+from ppojob_trainer.workers.actor_rollout_start import open_actor_rollout_worker
+
+PROMPTS = [messages.PromptTokens(number, [4, 5, 6]) for number in range(4)]
+SAMPLES = 4
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyRing:
+    write_key_folders(tmp_path / "keys", ("actorRollout",))
+    return read_key_ring(tmp_path / "keys" / "actorRollout", "actorRollout")
+
+
+@pytest.fixture
+def worker(tmp_path: Path, keys: KeyRing) -> Iterator[ActorRolloutWorker]:
+    tiny_jobs.make_tiny_folder(tmp_path)
+    environment = PodEnvironment(
+        config=resolve(load_job(tiny_jobs.write_manifest(tmp_path, tmp_path))),
+        role="actorRollout",
+        pod_index=0,
+        address="127.0.0.1",
+        keys=tmp_path / "keys" / "actorRollout",
+        run_folder=tmp_path,
+        scratch=tmp_path,
+        address_book={},
+        api_access=None,
+        die_with_parent=False,
+    )
+    with open_actor_rollout_worker(environment, RankEnvironment(0, 0, 1), keys) as opened:
+        yield opened
+
+
+def ask(
+    worker: ActorRolloutWorker, method: Method[object, object], request: msgspec.Struct
+) -> msgspec.Struct:
+    """Have the rank do what the controller would ask for."""
+    (handler,) = [route.handler for route in worker.routes() if route.method is method]
+    return handler(request)
+
+
+def restore(worker: ActorRolloutWorker) -> None:
+    ask(worker, methods.RESTORE, messages.Restore(None, [], {"policy": 2}))
+
+
+def generate(worker: ActorRolloutWorker, purpose: str) -> list[int]:
+    request = messages.Generate(purpose, 1, 0, PROMPTS, SAMPLES)
+    answer = ask(worker, methods.GENERATE, request)
+    assert isinstance(answer, messages.Generated)
+    return answer.lengths
+
+
+def train(worker: ActorRolloutWorker, lengths: list[int]) -> Iterator[str]:
+    """The rest of a step; says what was done."""
+    owners = [0] * len(PROMPTS)
+    index = messages.RowIndex([3] * len(PROMPTS), lengths, SAMPLES, owners)
+    scores = [float(row % 2) for row in range(len(lengths))]
+    for method, request in (
+        (methods.PLACE_ROWS, messages.PlaceRows(index)),
+        (methods.FORWARD, messages.Forward("policy")),
+        (methods.ADVANTAGES, messages.Advantages(scores, 0.0)),
+        (methods.UPDATE, messages.Update("policy", [0, 1])),
+        (methods.UPDATE, messages.Update("policy", [2, 3])),
+        (methods.SYNC_WEIGHTS, messages.SyncWeights(1)),
+    ):
+        ask(worker, method, request)
+        yield method.name
+
+
+def is_asleep(worker: ActorRolloutWorker) -> bool:
+    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=1)
+    try:
+        worker.engine.submit(Request("are you awake", (4,), sampling, seed=0))
+    except RolloutError as refused:
+        return str(refused).endswith("the engine is asleep")
+    worker.engine.abort("are you awake")
+    worker.engine.step()
+    return False
+
+
+def test_the_engine_sleeps_while_models_compute_and_wakes_with_new_weights(worker) -> None:
+    assert is_asleep(worker)
+    restore(worker)
+    assert is_asleep(worker)
+    ask(worker, methods.SYNC_WEIGHTS, messages.SyncWeights(0))
+    for _ in range(2):
+        generate(worker, "validation")
+        lengths = generate(worker, "train")
+        seen = [(done, is_asleep(worker)) for done in train(worker, lengths)]
+        assert seen == [
+            ("place_rows", False),
+            ("forward", True),
+            ("advantages", True),
+            ("update", True),
+            ("update", True),
+            ("sync_weights", False),
+        ]
+
+
+def test_what_is_restored_is_generated_with_only_when_the_engine_has_it(worker) -> None:
+    restore(worker)
+    ask(worker, methods.SYNC_WEIGHTS, messages.SyncWeights(0))
+    first = generate(worker, "train")
+    restore(worker)
+    with pytest.raises(RolloutError, match="the engine is asleep"):
+        generate(worker, "train")
+    ask(worker, methods.SYNC_WEIGHTS, messages.SyncWeights(0))
+    assert generate(worker, "train") == first
