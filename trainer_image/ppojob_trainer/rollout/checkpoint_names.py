@@ -1,40 +1,28 @@
-"""Which tensors a model folder holds, and how large its key-value cache is: from headers alone."""
+"""Which tensors a set of weights has, and how large the key-value cache is: by the config alone."""
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from transformers import PretrainedConfig
 
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.architectures import Sizes, backbone_tensors, read_sizes
+from ppojob_trainer.models.kinds import POLICY
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 
+def checkpoint_names(config: PretrainedConfig) -> frozenset[str]:
+    """Return the Hugging Face names that a whole set of weights for a model has.
 
-def checkpoint_names(folder: Path, config: PretrainedConfig) -> frozenset[str]:
-    """Return the Hugging Face names that a whole set of weights for `folder`'s model has.
-
-    A tied `lm_head.weight` is left out, since it may or may not be stored, and so are rotary tables
-    that old checkpoints carry.
+    What files hold besides (old rotary tables, another library's value head) is not the model's. A
+    tied `lm_head.weight` is left out, since it may or may not come along.
 
     Raises:
-        ConfigError: If the folder holds no safetensors.
+        ConfigError: If the config lacks a size.
     """
-    if (folder / _INDEX).is_file():
-        names = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"])
-    elif (folder / _SINGLE).is_file():
-        with safe_open(folder / _SINGLE, framework="pt") as file:
-            names = set(file.keys())
-    else:
-        raise ConfigError(
-            f"spec.model.path: got {folder}: it holds no weights; allowed: a folder with {_SINGLE} "
-            f"or {_INDEX}"
-        )
-    if config.tie_word_embeddings:
-        names.discard("lm_head.weight")
-    return frozenset(name for name in names if not name.endswith("rotary_emb.inv_freq"))
+    sizes = read_sizes(config.to_dict(), Path(config.name_or_path) / "config.json")
+    if not isinstance(sizes, Sizes):
+        raise ConfigError(map(str, sizes))
+    return frozenset(dict((*backbone_tensors(sizes), *POLICY.head(sizes))))
 
 
 def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:

@@ -111,7 +111,7 @@ class VllmEngine:
             settings.model_folder, trust_remote_code=settings.trust_remote_code
         )
         self._vocab_size = int(config.vocab_size)
-        self._names = checkpoint_names(settings.model_folder, config)
+        self._names = checkpoint_names(config)
         self._owns_world = not dist.is_initialized()
         with process_state_kept(own_environment="VLLM_"):
             self._engine = LLMEngine.from_engine_args(_engine_args(settings, config))
