@@ -116,14 +116,6 @@ def test_shards_are_read_together(tmp_path):
     assert (report.errors, report.warnings) == ([], [])
 
 
-def test_stretched_positions_set_no_limit(tmp_path):
-    MODELS["llama"]().save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    config = {**json.loads(path.read_text()), "rope_scaling": {"rope_type": "yarn", "factor": 4}}
-    path.write_text(json.dumps(config))
-    assert check_model_folder(tmp_path, trust_remote_code=False).context_tokens is None
-
-
 @pytest.mark.parametrize("kind", [POLICY, CRITIC])
 @pytest.mark.parametrize(
     ("section", "rope"),

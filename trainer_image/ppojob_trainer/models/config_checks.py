@@ -10,6 +10,8 @@ from ppojob_trainer.models.architectures import ARCHITECTURES
 from ppojob_trainer.models.kinds import ModelKind, label_count
 from ppojob_trainer.models.problems import ModelReason
 
+_WHOLE_LENGTH: Final = (None, "default", "llama3", "yarn")
+"""Types of rotary positions whose `max_position_embeddings` is the length after any stretching."""
 _ONE_FAMILY: Final = f"one of {', '.join(ARCHITECTURES)}"
 _ROPE_SECTIONS: Final = ("rope_scaling", "rope_parameters")
 _FIXED_ROPES: Final = (None, "default", "linear", "yarn", "llama3")
@@ -55,13 +57,14 @@ def check_config(
 
 
 def context_tokens(config: Mapping[str, Json]) -> int | None:
-    """Positions that the model was made for, where nothing stretches them."""
+    """Positions that the model was made for; None where something stretches them further.
+
+    Source: vLLM 0.32, `config/model.py`, `_get_and_verify_max_len`, which takes no longer ones.
+    """
     for key in ("rope_scaling", "rope_parameters"):
         rope = config.get(key)
-        if isinstance(rope, dict):
-            kind = rope.get("rope_type", rope.get("type"))
-            if kind is not None and kind != "default":
-                return None
+        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) not in _WHOLE_LENGTH:
+            return None
     positions = config.get("max_position_embeddings")
     return positions if isinstance(positions, int) else None
 
