@@ -153,7 +153,8 @@ def test_abort_keeps_what_was_drawn_and_spares_the_others(behaviour: Facts) -> N
     assert behaviour["spared"]
 
 
-def test_a_failing_listener_leaves_an_idle_engine(behaviour: Facts) -> None:
+def test_a_phase_that_fails_leaves_an_idle_engine(behaviour: Facts) -> None:
+    assert behaviour["failed"] == "ValueError: request '0': the id is already in use"
     assert behaviour["drained"]
 
 

@@ -227,7 +227,7 @@ def behaviour(folder: Path) -> dict[str, Any]:
 
 
 def interruptions(opened: VllmEngine, rows: list[Request], done: list[Finished]) -> dict[str, Any]:
-    """Rows that are aborted, calls that come while rows are on their way, a caller that fails."""
+    """Rows that are aborted, calls that come while rows are on their way, a phase that fails."""
     facts: dict[str, Any] = {}
     for request in rows[:4]:
         opened.submit(request)
@@ -247,14 +247,8 @@ def interruptions(opened: VllmEngine, rows: list[Request], done: list[Finished])
     facts["aborted"] = asdict(rest[0])
     facts["unaborted prefix"] = done[1].tokens[:5]
     facts["spared"] = [d.tokens for d in rest[1:]] == [done[n].tokens for n in (0, 2, 3)]
-
-    def fail(response: Finished) -> None:
-        raise KeyError(response.request_id)
-
-    try:
-        generate(opened, rows, fail)
-    except KeyError:
-        facts["drained"] = rows_of(generate(opened, rows)) == rows_of(done)
+    facts["failed"] = refusal(lambda: generate(opened, [*rows, rows[0]]))
+    facts["drained"] = rows_of(generate(opened, rows)) == rows_of(done)
     return facts
 
 

@@ -145,15 +145,13 @@ def test_the_ending_token_is_kept_and_its_reason_told() -> None:
         assert d.finish_reason == "stop" or len(d.tokens) == 12
 
 
-def test_responses_come_in_request_order_and_are_told_as_they_end() -> None:
+def test_responses_come_in_request_order_whichever_ends_first() -> None:
     requests = [
         Request(f"{n}", (1,), sampling(max_tokens=1 + (5 * n) % 7), seed=n) for n in range(7)
     ]
-    told: list[str] = []
-    done = generate(tiny_engine(), requests, lambda d: told.append(d.request_id))
+    done = generate(tiny_engine(), requests)
     assert [d.request_id for d in done] == [r.request_id for r in requests]
     assert [len(d.tokens) for d in done] == [r.sampling.max_tokens for r in requests]
-    assert told == sorted(told, key=lambda name: 1 + (5 * int(name)) % 7)
 
 
 def test_abort_keeps_what_was_drawn_and_spares_the_others() -> None:
@@ -174,16 +172,22 @@ def test_abort_keeps_what_was_drawn_and_spares_the_others() -> None:
     assert [d.tokens for d in rest] == [alone.tokens]
 
 
-def test_a_failing_listener_leaves_an_idle_engine() -> None:
+def test_a_phase_that_fails_leaves_an_idle_engine() -> None:
     engine = tiny_engine()
-
-    def fail(done: Finished) -> None:
-        raise KeyError(done.request_id)
-
-    with pytest.raises(KeyError):
-        generate(engine, mixed_requests(), fail)
+    with pytest.raises(ValueError, match="the id is already in use"):
+        generate(engine, [*mixed_requests(), mixed_requests()[0]])
     assert not engine.has_work()
     assert generate(engine, mixed_requests()) == generate(tiny_engine(), mixed_requests())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_without_numbers_is_named_by_its_request(temperature: float) -> None:
+    engine = tiny_engine()
+    tensors = {name: torch.full_like(t, torch.nan) for name, t in tiny_model().named_parameters()}
+    engine.load_weights(3, tensors.items())
+    with pytest.raises(RolloutError, match=r"request 'a': got NaN .* weights of version 3"):
+        generate(engine, [Request("a", (1,), sampling(temperature), seed=0)])
+    assert not engine.has_work()
 
 
 @pytest.mark.parametrize("tied", [True, False])

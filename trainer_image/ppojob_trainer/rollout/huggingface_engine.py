@@ -16,7 +16,13 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from ppojob_trainer.rollout.admission import check_idle, check_request
-from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, RolloutError
+from ppojob_trainer.rollout.protocol import (
+    Finished,
+    FinishReason,
+    Request,
+    RolloutError,
+    not_a_number,
+)
 from ppojob_trainer.rollout.sampling import draw, processed_logprobs
 
 
@@ -199,6 +205,9 @@ class HuggingFaceEngine:
         """Give each row its next token; return the rows that it ended."""
         sampling = [row.request.sampling for row in batch.rows]
         logprobs = processed_logprobs(batch.logits, sampling)
+        for row, is_broken in zip(batch.rows, logprobs.isnan().any(dim=-1).tolist(), strict=True):
+            if is_broken:
+                raise not_a_number(row.request.request_id, self._policy_version)
         uniforms = torch.stack([row.uniforms[len(row.tokens)] for row in batch.rows])
         drawn = draw(logprobs, uniforms.to(logprobs.device), sampling)
         taken = logprobs.gather(-1, drawn[:, None])[:, 0]

@@ -6,7 +6,7 @@ partial rollouts drive the same methods themselves.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -95,6 +95,14 @@ class Finished:
     policy_version: int
 
 
+def not_a_number(request_id: str, policy_version: int) -> RolloutError:
+    """What an engine raises whose model gives a request no probabilities."""
+    return RolloutError(
+        f"request {request_id!r}: got NaN for the probability of a token: the weights of version "
+        f"{policy_version} hold numbers that are not finite, or overflow the engine's type"
+    )
+
+
 class RolloutEngine(Protocol):
     """What draws responses. Methods are called from one thread."""
 
@@ -113,7 +121,11 @@ class RolloutEngine(Protocol):
         ...
 
     def step(self) -> list[Finished]:
-        """Advance what runs by about one token; return what ended, in order of submission."""
+        """Advance what runs by about one token; return what ended, in order of submission.
+
+        Raises:
+            RolloutError: If the model gives NaN for a request's probabilities.
+        """
         ...
 
     def has_work(self) -> bool:
@@ -158,11 +170,7 @@ class RolloutEngine(Protocol):
         ...
 
 
-def generate(
-    engine: RolloutEngine,
-    requests: Sequence[Request],
-    on_finished: Callable[[Finished], None] | None = None,
-) -> list[Finished]:
+def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finished]:
     """Draw all of `requests` and return them in their order: one generation phase.
 
     The phase starts on an idle engine with an empty prefix cache, so that its result is a function
@@ -171,7 +179,6 @@ def generate(
     Args:
         engine: An idle engine.
         requests: With distinct ids.
-        on_finished: Called with each response as it ends, such as to score it while others run.
 
     Raises:
         RolloutError: If the engine is busy or loses a request.
@@ -188,8 +195,6 @@ def generate(
         while engine.has_work():
             for response in engine.step():
                 finished[response.request_id] = response
-                if on_finished is not None:
-                    on_finished(response)
     except BaseException:
         _drain(engine, [request.request_id for request in requests])
         raise
