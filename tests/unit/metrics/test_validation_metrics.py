@@ -1,6 +1,7 @@
 """mean@n, std@n, best@n, worst@n and maj@n against a literal loop over the bootstraps."""
 
 import math
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from ppojob_trainer.metrics import names
 from ppojob_trainer.metrics.validation import (
     ValidationRow,
+    majority_samples,
     prompt_statistics,
     validation_metrics,
 )
@@ -63,9 +65,27 @@ def literal(values: list[float], votes: list[str] | None) -> dict[str, float]:
 def test_prompt_statistics_equal_the_definition(samples, has_votes):
     values = [value for value, _ in samples]
     votes = [vote for _, vote in samples] if has_votes else None
-    found, expected = prompt_statistics(values, votes), literal(values, votes)
+    winners = None if votes is None else majority_samples(votes)
+    found, expected = prompt_statistics(values, winners), literal(values, votes)
     assert found.keys() == expected.keys()
     assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_answers_of_many_samples_are_counted_in_little_memory():
+    """Every draw beside every other would be a gigabyte."""
+    votes = [str(n % 700) for n in range(1024)]
+    tracemalloc.start()
+    try:
+        found = majority_samples(votes)[1024]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 * 2**20
+    drawn = np.random.RandomState(42).choice(1024, size=(1000, 1024))
+    for sample, bootstrap in zip(found, drawn, strict=True):
+        answers = [votes[index] for index in bootstrap]
+        (winner, _), *_ = Counter(answers).most_common(1)
+        assert sample == bootstrap[answers.index(winner)]
 
 
 def test_one_sample_a_prompt_by_hand():

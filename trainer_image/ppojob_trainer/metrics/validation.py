@@ -19,6 +19,7 @@ SEED: Final = 42
 CORE_VARIABLE: Final = "acc"
 VOTE_VARIABLE: Final = "pred"
 
+_COUNTED_AT_ONCE: Final = 2**18
 _CORE_STATISTICS: Final = ("mean@", "best@", "maj@")
 
 
@@ -77,12 +78,14 @@ def validation_metrics(rows: Iterable[ValidationRow]) -> dict[str, float]:
     return dict(sorted(found.items()))
 
 
-def prompt_statistics(values: Sequence[float], votes: Sequence[str] | None) -> dict[str, float]:
+def prompt_statistics(
+    values: Sequence[float], winners: Mapping[int, NDArray[np.int64]] | None
+) -> dict[str, float]:
     """Statistics of one prompt's samples.
 
     Args:
         values: (N,) of one variable.
-        votes: (N,) answers of the samples; None leaves out maj@n.
+        winners: of the answers, by `majority_samples`; None leaves out maj@n.
 
     Returns:
         ``mean@N``, ``mean@1``, and for N > 1 ``std@N`` (of the population) and, for n of 2, 4, ...
@@ -95,16 +98,32 @@ def prompt_statistics(values: Sequence[float], votes: Sequence[str] | None) -> d
     if num_samples == 1:
         return found
     found[f"std@{num_samples}"] = float(array.std())
-    codes = None if votes is None else np.unique(np.asarray(votes), return_inverse=True)[1]
     for size in _subset_sizes(num_samples):
         drawn = _draws(num_samples, size)
         reduced = {"best": array[drawn].max(axis=1), "worst": array[drawn].min(axis=1)}
-        if codes is not None:
-            reduced["maj"] = _majority_values(array[drawn], codes[drawn])
+        if winners is not None:
+            reduced["maj"] = array[winners[size]]
         for name, results in reduced.items():
             found[f"{name}@{size}/mean"] = float(results.mean())
             found[f"{name}@{size}/std"] = float(results.std())
     return found
+
+
+def majority_samples(votes: Sequence[str]) -> dict[int, NDArray[np.int64]]:
+    """Who speaks for the majority of each bootstrap.
+
+    Args:
+        votes: (N,) answers of one prompt's samples.
+
+    Returns:
+        n -> (1000,) the sample of the first draw that has the most common answer; of equally common
+        ones, the answer drawn first.
+    """
+    answers, codes = np.unique(np.asarray(votes), return_inverse=True)
+    return {
+        size: _majority(codes, len(answers), _draws(len(votes), size))
+        for size in _subset_sizes(len(votes))
+    }
 
 
 def _source_statistics(prompts: list[list[ValidationRow]]) -> dict[str, dict[str, float]]:
@@ -114,16 +133,18 @@ def _source_statistics(prompts: list[list[ValidationRow]]) -> dict[str, dict[str
     has_votes = all(
         isinstance(row.extras.get(VOTE_VARIABLE), str) for rows in prompts for row in rows
     )
-    found: dict[str, dict[str, float]] = {}
-    for variable in sorted(shared):
-        gathered: dict[str, list[float]] = defaultdict(list)
-        for rows, numbers in zip(prompts, samples, strict=True):
-            votes = [str(row.extras[VOTE_VARIABLE]) for row in rows] if has_votes else None
-            values = [variables[variable] for variables in numbers]
-            for statistic, value in prompt_statistics(values, votes).items():
-                gathered[statistic].append(value)
-        found[variable] = {name: float(np.mean(values)) for name, values in gathered.items()}
-    return found
+    gathered: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in shared}
+    for rows, numbers in zip(prompts, samples, strict=True):
+        votes = [str(row.extras[VOTE_VARIABLE]) for row in rows] if has_votes else None
+        winners = None if votes is None else majority_samples(votes)
+        for name, statistics in gathered.items():
+            values = [variables[name] for variables in numbers]
+            for statistic, value in prompt_statistics(values, winners).items():
+                statistics[statistic].append(value)
+    return {
+        name: {statistic: float(np.mean(values)) for statistic, values in statistics.items()}
+        for name, statistics in gathered.items()
+    }
 
 
 def _subset_sizes(num_samples: int) -> list[int]:
@@ -150,14 +171,22 @@ def _draws(num_samples: int, size: int) -> NDArray[np.int64]:
     return drawn
 
 
-def _majority_values(values: NDArray[np.float64], codes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Value of the first draw that has the most common answer; of equals, the answer drawn first.
+def _majority(
+    codes: NDArray[np.int64], answers: int, drawn: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """(bootstraps,) samples that speak for the majority.
 
     Args:
-        values: (bootstraps, n).
-        codes: (bootstraps, n) answers as numbers.
+        codes: (N,) answers of the samples, as numbers below `answers`.
+        answers: how many different ones there are.
+        drawn: (bootstraps, n) sample indices.
     """
-    counts = (codes[:, :, None] == codes[:, None, :]).sum(axis=2)
-    first = counts.argmax(axis=1)
-    majority: NDArray[np.float64] = values[np.arange(len(values)), first]
-    return majority
+    winners = []
+    bootstraps = max(1, _COUNTED_AT_ONCE // max(answers, drawn.shape[1]))
+    for first in range(0, len(drawn), bootstraps):
+        block = drawn[first : first + bootstraps]
+        rows = np.arange(len(block))
+        cells = codes[block] + answers * rows[:, None]
+        counts = np.bincount(cells.ravel(), minlength=answers * len(block))
+        winners.append(block[rows, counts[cells].argmax(axis=1)])
+    return np.concatenate(winners)
