@@ -1,6 +1,13 @@
-"""A role of one rank, for tests of what a rank does with its rows."""
+"""A role of one rank, for tests of what a rank does."""
 
+from pathlib import Path
+
+import tiny_jobs
+
+from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_cli.validate import load_job
+from ppojob_trainer.pod_environment import PodEnvironment
 
 
 def grpo_spec(prompts: int, samples: int) -> PPOJobSpec:
@@ -23,3 +30,19 @@ class Alone:
     def exchange(self, outgoing, incoming):
         assert not outgoing
         assert not incoming
+
+
+def actor_pod(folder: Path, **changes: object) -> PodEnvironment:
+    """The pod of a tiny job's policy, whose files `tiny_jobs.make_tiny_folder` makes."""
+    return PodEnvironment(
+        config=resolve(load_job(tiny_jobs.write_manifest(folder, folder, **changes))),
+        role="actorRollout",
+        pod_index=0,
+        address="127.0.0.1",
+        keys=folder / "keys" / "actorRollout",
+        run_folder=folder,
+        scratch=folder,
+        address_book={},
+        api_access=None,
+        die_with_parent=False,
+    )

@@ -6,10 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import tiny_jobs
+from lone_role import actor_pod
 
-from ppojob_api.run_config import resolve
-from ppojob_cli.validate import load_job
-from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.pod_environment import RankEnvironment
 from ppojob_trainer.rollout.protocol import Request, RolloutError, SamplingParams
 from ppojob_trainer.rpc import messages, methods
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
@@ -28,21 +27,10 @@ def keys(tmp_path: Path) -> KeyRing:
 
 
 @pytest.fixture
-def worker(tmp_path: Path, keys: KeyRing) -> Iterator[ActorRolloutWorker]:
+def worker(torch_as_it_was: None, tmp_path: Path, keys: KeyRing) -> Iterator[ActorRolloutWorker]:
     tiny_jobs.make_tiny_folder(tmp_path)
-    environment = PodEnvironment(
-        config=resolve(load_job(tiny_jobs.write_manifest(tmp_path, tmp_path))),
-        role="actorRollout",
-        pod_index=0,
-        address="127.0.0.1",
-        keys=tmp_path / "keys" / "actorRollout",
-        run_folder=tmp_path,
-        scratch=tmp_path,
-        address_book={},
-        api_access=None,
-        die_with_parent=False,
-    )
-    with open_actor_rollout_worker(environment, RankEnvironment(0, 0, 1), keys) as opened:
+    rank = RankEnvironment(rank=0, local_rank=0, epoch=1)
+    with open_actor_rollout_worker(actor_pod(tmp_path), rank, keys) as opened:
         yield opened
 
 

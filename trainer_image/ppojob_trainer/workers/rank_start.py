@@ -29,6 +29,7 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
         ConfigError: the device cannot hold the models, or lacks a type of number.
     """
     config = environment.config
+    timeouts = config.spec.timeouts
     role = config.topology.role(environment.role)
     # A rank sees one GPU, its own (`PodPlan.rank_environment`).
     device = torch.device("cuda", 0) if role.device == "cuda" else torch.device("cpu")
@@ -43,7 +44,9 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
         device,
         address=environment.address,
         meeting=_meeting(environment, role, rank.epoch) if meets else None,
-        open_seconds=config.spec.timeouts.startup_seconds,
+        open_seconds=timeouts.startup_seconds,
+        # Ranks wait for each other in a collective: no longer than the stage that it is part of.
+        operation_seconds=max(timeouts.startup_seconds, timeouts.stage_seconds),
     ) as world:
         yield world
 
