@@ -96,7 +96,10 @@ def open_reference(spec: PPOJobSpec, world: World) -> Reference:
 
 
 def _policy_head(spec: PPOJobSpec, entropy: str) -> PolicyHead:
-    """Log-probabilities of the distribution that responses are sampled from.
+    """Log-probabilities at the temperature that responses are sampled with.
+
+    They are of all tokens. What the sampler reports under top-p and top-k is renormalised over the
+    tokens that these leave, so the two then differ even where the engines agree.
 
     Args:
         spec: the job.
