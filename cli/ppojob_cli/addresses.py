@@ -21,7 +21,7 @@ class Addresses:
     """
 
     def __init__(self, ranks_per_pod: int = 1) -> None:
-        self._ports = (
+        self._ports: tuple[int, ...] = (
             contract.PORT_SUPERVISOR,
             contract.PORT_STORE,
             contract.PORT_HEALTH,

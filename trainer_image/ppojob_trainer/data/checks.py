@@ -23,10 +23,12 @@ class DataReport:
     Attributes:
         errors: lines to mend; nothing may be started while there are any.
         warnings: lines worth knowing.
+        train_rows: prompts to draw from.
     """
 
     errors: list[str]
     warnings: list[str]
+    train_rows: int
 
 
 def check_files(
@@ -59,9 +61,10 @@ def check_files(
     for scan in (train, validation):
         warnings += [str(problem) for problem in _duplicates(scan)]
     warnings += [str(problem) for problem in _overlaps(train, validation)]
+    report = DataReport(errors, warnings, len(train.kept))
     train.close()
     validation.close()
-    return DataReport(errors, warnings)
+    return report
 
 
 def unusable_files(spec: DataSpec) -> list[str]:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ppojob_trainer.children.output import printable
+from ppojob_api.problem import printable
 from ppojob_trainer.json_value import Json
 
 SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
