@@ -175,6 +175,23 @@ def test_requests_that_do_not_fit_are_refused(behaviour: Facts) -> None:
     assert "got 128 prompt tokens and up to 20 response tokens" in length
 
 
+def test_a_model_without_numbers_is_named_by_its_request(behaviour: Facts) -> None:
+    assert behaviour["no numbers"].startswith("RolloutError: request '0': got NaN for the prob")
+    assert "weights of version 7" in behaviour["no numbers"]
+
+
+def test_a_vllm_for_another_device_is_refused_in_a_line(facts: Facts) -> None:
+    found = facts["other device"]
+    assert found.startswith("ConfigError: spec.roles.actorRollout.gpusPerReplica: got ranks on cud")
+    assert found.endswith("computes on cpu; the packages of requirements/cuda.txt")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_has_a_token_for_every_sequence(facts: Facts, device: str) -> None:
+    tokens, sequences = facts["limits"][device]
+    assert tokens >= sequences == 9000
+
+
 def test_weights_that_do_not_fit_end_the_engine(behaviour: Facts) -> None:
     missing = "load_weights: 1 tensors missing, first model.norm.weight"
     assert behaviour["missing"] == f"RolloutError: {missing}"

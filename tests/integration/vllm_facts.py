@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from ppojob_trainer.rollout import vllm_engine
 from ppojob_trainer.rollout.protocol import (
@@ -45,6 +45,16 @@ def engine(folder: Path, dtype: str, **changes: Any) -> Iterator[VllmEngine]:
         yield opened
     finally:
         opened.close()
+
+
+def scheduler_limits(folder: Path) -> dict[str, Any]:
+    """Tokens and sequences of a step, on either device: vLLM wants no fewer tokens."""
+    facts = {}
+    for device in ("cpu", "cuda"):
+        many = settings(folder, "float32", device=device, max_sequences=9000)
+        arguments = vllm_engine._engine_args(many, AutoConfig.from_pretrained(folder))
+        facts[device] = [arguments.max_num_batched_tokens, arguments.max_num_seqs]
+    return facts
 
 
 def text(length: int, start: int) -> tuple[int, ...]:
@@ -222,6 +232,10 @@ def behaviour(folder: Path) -> dict[str, Any]:
     facts["asleep"] = refusal(lambda: opened.submit(rows[0]))
     opened.load_weights(0, AutoModelForCausalLM.from_pretrained(folder).named_parameters())
     facts["awake"] = rows_of(generate(opened, rows)) == rows_of(done)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.model.norm.weight.data.fill_(torch.nan)
+    opened.load_weights(7, model.named_parameters())
+    facts["no numbers"] = refusal(lambda: generate(opened, rows[:1]))
     facts |= wrong_weights(opened, rows[0], folder)
     return facts
 
@@ -287,6 +301,10 @@ def pressure(folder: Path) -> dict[str, Any]:
 
 def all_facts(folder: Path, output: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {"behaviour": behaviour(folder / "tied")}
+    facts["limits"] = scheduler_limits(folder / "tied")
+    facts["other device"] = refusal(
+        lambda: VllmEngine(settings(folder / "tied", "float32", device="cuda"))
+    )
     for kind in ("tied", "untied"):
         for dtype in TYPES:
             export = output.parent / f"export-{kind}-{dtype}"

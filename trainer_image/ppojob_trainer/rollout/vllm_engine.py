@@ -16,6 +16,7 @@ Four things about vLLM on the CPU cost time to find, and each has its line and i
 
 import gc
 import logging
+import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoConfig
 
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rollout.admission import check_idle, check_request
 from ppojob_trainer.rollout.checkpoint_names import checkpoint_names, key_value_bytes_per_token
 from ppojob_trainer.rollout.process_state import process_state_kept, random_state_kept
@@ -37,6 +39,7 @@ from ppojob_trainer.rollout.protocol import (
     Request,
     RolloutError,
     SamplingParams,
+    not_a_number,
 )
 
 # Read by vLLM while it is imported. The engine core runs in this process. Its warnings speak of
@@ -51,6 +54,7 @@ with process_state_kept(own_environment="VLLM_"):
     from vllm.inputs.engine import tokens_input
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
     from vllm.outputs import RequestOutput
+    from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine import FinishReason as VllmFinishReason
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -59,8 +63,8 @@ logger = logging.getLogger(__name__)
 
 # The smallest block of vLLM's fast CPU attention: a prompt is shared by whole blocks only.
 _CPU_BLOCK_TOKENS = 32
-# Prompts prefilled in one step on the CPU: enough that a whole phase starts together.
-_CPU_PREFILL_TOKENS = 8192
+# Prompts prefilled in one step: enough that a whole phase starts together.
+_PREFILL_TOKENS = 8192
 # Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
 _CPU_KV_CACHE_BYTES = 4 << 30
 # Without `kv_cache_gib` on a GPU: the share that vLLM may fill; the trainer keeps the rest.
@@ -104,7 +108,12 @@ class VllmEngine:
     """A `RolloutEngine` over vLLM's `LLMEngine`."""
 
     def __init__(self, settings: VllmSettings) -> None:
-        """Load the model. Collective over the role's world, if there is one."""
+        """Load the model. Collective over the role's world, if there is one.
+
+        Raises:
+            ConfigError: If the installed vLLM computes on another device.
+        """
+        _check_device(settings.device)
         self._settings = settings
         self._on_cpu = settings.device == "cpu"
         config = AutoConfig.from_pretrained(
@@ -282,12 +291,24 @@ class VllmEngine:
                 f"request {output.request_id!r}: vLLM gave {len(logprobs)} log-probabilities for "
                 f"{len(tokens)} tokens"
             )
+        if any(map(math.isnan, logprobs)):
+            raise not_a_number(output.request_id, self._policy_version)
         return Finished(
             output.request_id,
             tokens,
             logprobs,
             reasons[completion.finish_reason],
             self._policy_version,
+        )
+
+
+def _check_device(device: Literal["cpu", "cuda"]) -> None:
+    found = current_platform.device_type
+    if found != device:
+        raise ConfigError(
+            f"spec.roles.actorRollout.gpusPerReplica: got ranks on {device}: the installed vLLM "
+            f"{vllm.__version__} computes on {found or 'no device that it knows here'}; the "
+            f"packages of requirements/{device}.txt"
         )
 
 
@@ -309,10 +330,13 @@ def _engine_args(settings: VllmSettings, config: AutoConfig) -> vllm.EngineArgs:
         "distributed_executor_backend": "uni",
         "seed": 0,
     }
+    # A step gives every sequence a token: vLLM does not start where that is too much.
+    step_tokens = max(settings.max_sequences, _PREFILL_TOKENS)
     if settings.device == "cuda":
         return vllm.EngineArgs(
             **common,
             enable_sleep_mode=True,
+            max_num_batched_tokens=step_tokens,
             kv_cache_memory_bytes=settings.kv_cache_bytes,
             gpu_memory_utilization=_GPU_MEMORY_SHARE,
         )
@@ -322,7 +346,7 @@ def _engine_args(settings: VllmSettings, config: AutoConfig) -> vllm.EngineArgs:
         enforce_eager=True,
         block_size=_CPU_BLOCK_TOKENS,
         enable_chunked_prefill=False,
-        max_num_batched_tokens=max(settings.max_model_tokens, _CPU_PREFILL_TOKENS),
+        max_num_batched_tokens=max(settings.max_model_tokens, step_tokens),
         kv_cache_memory_bytes=settings.kv_cache_bytes or _cpu_cache_bytes(settings, config),
     )
 
