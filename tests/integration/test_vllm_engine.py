@@ -1,6 +1,7 @@
 """The real vLLM, in processes of its own (`vllm_facts.py`): what it promises, measured there."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -40,7 +42,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pad_token_id=2,
         )
         LlamaForCausalLM(config).save_pretrained(folder / kind)
+    save_with_more(folder / "tied", folder / "with more")
     return folder
+
+
+def save_with_more(source: Path, folder: Path) -> None:
+    """Copy a model; beside its weights lies what others leave behind."""
+    shutil.copytree(source, folder)
+    tensors = load_file(source / "model.safetensors")
+    more = ("v_head.summary.weight", "model.layers.0.self_attn.rotary_emb.cos_cached")
+    others = {name: torch.zeros(1) for name in more}
+    save_file({**tensors, **others}, folder / "model.safetensors", {"format": "pt"})
+    index = {"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def run_together(models: Path, output: Path, commands: list[list[str]]) -> list[Facts]:
@@ -88,6 +102,7 @@ def test_logprobs_are_those_of_the_trainer(facts: Facts, variant: str, moment: s
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_synchronised_weights_equal_a_fresh_engine_bit_by_bit(facts: Facts, variant: str) -> None:
+    assert facts[variant]["first equal"]
     assert facts[variant]["fresh equal"]
     assert facts[variant]["versions"] == [3]
 
@@ -102,6 +117,10 @@ def test_a_tied_head_that_is_not_packed_again_is_noticed(facts: Facts) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_engine_keeps_no_hold_of_the_trainers_memory(facts: Facts, variant: str) -> None:
     assert not facts[variant]["aliased"]
+
+
+def test_what_lies_beside_the_weights_is_no_concern_of_the_engine(facts: Facts) -> None:
+    assert facts["with more"] == facts["tied float32"]["rows"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -164,6 +183,7 @@ def test_what_does_not_fit_the_state_is_refused(behaviour: Facts) -> None:
     assert reset.startswith("RolloutError: reset_cache: requests are in flight")
     assert generate.startswith("RolloutError: generate: the engine still holds requests")
     assert submit == "ValueError: request '0': the id is already in use"
+    assert behaviour["born"] == "RolloutError: submit '0/0': the engine is asleep"
     assert behaviour["asleep"] == "RolloutError: submit '0': the engine is asleep"
     assert behaviour["awake"]
 

@@ -40,11 +40,34 @@ def settings(folder: Path, dtype: str, **changes: Any) -> VllmSettings:
 
 @contextmanager
 def engine(folder: Path, dtype: str, **changes: Any) -> Iterator[VllmEngine]:
+    """An engine with a folder's weights, which come from the trainer."""
     opened = VllmEngine(settings(folder, dtype, **changes))
+    try:
+        load_folder(opened, folder)
+        yield opened
+    finally:
+        opened.close()
+
+
+@contextmanager
+def engine_that_reads(folder: Path, dtype: str) -> Iterator[VllmEngine]:
+    """One whose weights vLLM itself has read: what all others must equal."""
+    load_format, vllm_engine._LOAD_FORMAT = vllm_engine._LOAD_FORMAT, "safetensors"
+    try:
+        opened = VllmEngine(settings(folder, dtype))
+    finally:
+        vllm_engine._LOAD_FORMAT = load_format
+    opened._is_asleep = False
     try:
         yield opened
     finally:
         opened.close()
+
+
+def load_folder(opened: VllmEngine, folder: Path) -> None:
+    """Bring a folder's weights into an engine, as the trainer holds them."""
+    trainer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    opened.load_weights(0, trainer.named_parameters())
 
 
 def scheduler_limits(folder: Path) -> dict[str, Any]:
@@ -180,8 +203,10 @@ def weight_updates(folder: Path, dtype: str, export: Path) -> dict[str, Any]:
         for parameter in trainer.parameters():
             parameter.data.zero_()
         facts["aliased"] = rows_of(generate(opened, rows)) != updated
-    with engine(export, dtype) as fresh:
+    with engine_that_reads(export, dtype) as fresh:
         facts["fresh equal"] = rows_of(generate(fresh, rows)) == updated
+    with engine_that_reads(folder, dtype) as fresh:
+        facts["first equal"] = rows_of(generate(fresh, rows)) == facts["rows"]
     return facts
 
 
@@ -205,6 +230,8 @@ def behaviour(folder: Path) -> dict[str, Any]:
     before = process_state()
     opened = VllmEngine(settings(folder, "float32"))
     facts: dict[str, Any] = {"marks of start": marks(before)}
+    facts["born"] = refusal(lambda: opened.submit(requests()[0]))
+    load_folder(opened, folder)
     cached: list[int] = []
     finished = opened._finished
 
@@ -230,7 +257,7 @@ def behaviour(folder: Path) -> dict[str, Any]:
     opened.sleep()
     opened.sleep()
     facts["asleep"] = refusal(lambda: opened.submit(rows[0]))
-    opened.load_weights(0, AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+    load_folder(opened, folder)
     facts["awake"] = rows_of(generate(opened, rows)) == rows_of(done)
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.model.norm.weight.data.fill_(torch.nan)
@@ -311,6 +338,8 @@ def all_facts(folder: Path, output: Path) -> dict[str, Any]:
             facts[f"{kind} {dtype}"] = weight_updates(folder / kind, dtype, export)
     facts["no repack"] = {d: without_repacking(folder / "tied", d) for d in TYPES}
     facts["pressure"] = pressure(folder / "tied")
+    with engine(folder / "with more", "float32") as opened:
+        facts["with more"] = rows_of(generate(opened, requests()))
     return facts
 
 

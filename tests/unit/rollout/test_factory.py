@@ -6,8 +6,9 @@ import pytest
 from tiny_models import save_model
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rollout.factory import build_engine
-from ppojob_trainer.rollout.protocol import Request, SamplingParams, generate
+from ppojob_trainer.rollout.protocol import Request, RolloutError, SamplingParams, generate
 
 
 @pytest.fixture
@@ -20,6 +21,9 @@ def folder(tmp_path: Path) -> Path:
 def test_the_fallback_engine_runs_from_a_folder(folder: Path, dtype: str) -> None:
     section = {"engine": "huggingface", "dtype": dtype, "maxSequences": 2, "maxModelTokens": 12}
     engine = build_engine(RolloutSpec.model_validate(section), folder)
+    with pytest.raises(RolloutError, match="the engine is asleep"):
+        engine.submit(Request("early", (1,), SamplingParams(1.0, 1.0, -1, max_tokens=1), seed=0))
+    engine.load_weights(0, load_model(folder).named_parameters())
     sampling = SamplingParams(1.0, 1.0, -1, max_tokens=10)
     done = generate(engine, [Request(f"{n}", (1, 2), sampling, seed=n) for n in range(5)])
     assert [len(d.tokens) for d in done] == [10] * 5

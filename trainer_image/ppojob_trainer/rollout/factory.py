@@ -18,7 +18,7 @@ def build_engine(
     device: Literal["cpu", "cuda"] = "cpu",
     trust_remote_code: bool = False,
 ) -> RolloutEngine:
-    """Build the engine that `rollout` names, with the folder's weights as version 0.
+    """Build the engine that `rollout` names; it sleeps until it is given weights.
 
     Call it after the role's torch world is up and before the training model is built: it is
     collective over that world.
@@ -58,6 +58,8 @@ def build_engine(
         attn_implementation="sdpa",
         trust_remote_code=trust_remote_code,
     )
-    return HuggingFaceEngine(
+    engine = HuggingFaceEngine(
         model.to(device), max_model_tokens=max_model_tokens, max_sequences=rollout.max_sequences
     )
+    engine.sleep()
+    return engine

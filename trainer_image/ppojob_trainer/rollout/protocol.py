@@ -108,7 +108,7 @@ class RolloutEngine(Protocol):
 
     @property
     def policy_version(self) -> int:
-        """The version given to the last `load_weights`; 0 for the weights it started with."""
+        """The version given to the last `load_weights`; 0 before."""
         ...
 
     def submit(self, request: Request) -> None:

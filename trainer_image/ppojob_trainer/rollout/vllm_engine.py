@@ -65,6 +65,8 @@ logger = logging.getLogger(__name__)
 _CPU_BLOCK_TOKENS = 32
 # Prompts prefilled in one step: enough that a whole phase starts together.
 _PREFILL_TOKENS = 8192
+# Weights come from the trainer alone: nothing is read twice, and no file that vLLM would refuse.
+_LOAD_FORMAT = "dummy"
 # Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
 _CPU_KV_CACHE_BYTES = 4 << 30
 # Without `kv_cache_gib` on a GPU: the share that vLLM may fill; the trainer keeps the rest.
@@ -76,7 +78,7 @@ class VllmSettings:
     """What an engine is built from.
 
     Attributes:
-        model_folder: A Hugging Face folder with safetensors.
+        model_folder: A Hugging Face folder, of which the configuration is read.
         dtype: Type of weights and key-value cache.
         device: Where it runs; must be what the installed vLLM is built for.
         max_model_tokens: Longest prompt and response together.
@@ -108,7 +110,7 @@ class VllmEngine:
     """A `RolloutEngine` over vLLM's `LLMEngine`."""
 
     def __init__(self, settings: VllmSettings) -> None:
-        """Load the model. Collective over the role's world, if there is one.
+        """Build the model; it sleeps. Collective over the role's world, if there is one.
 
         Raises:
             ConfigError: If the installed vLLM computes on another device.
@@ -132,6 +134,7 @@ class VllmEngine:
         self._aborted: list[tuple[_Row, Finished]] = []
         self._is_asleep = False
         self._unusable: str | None = None
+        self.sleep()
 
     @property
     def policy_version(self) -> int:
@@ -318,6 +321,7 @@ def _engine_args(settings: VllmSettings, config: AutoConfig) -> vllm.EngineArgs:
         "model": str(settings.model_folder),
         "dtype": str(settings.dtype).removeprefix("torch."),
         "trust_remote_code": settings.trust_remote_code,
+        "load_format": _LOAD_FORMAT,
         "skip_tokenizer_init": True,
         "max_model_len": settings.max_model_tokens,
         "max_num_seqs": settings.max_sequences,

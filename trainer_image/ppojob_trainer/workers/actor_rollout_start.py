@@ -35,7 +35,6 @@ def open_actor_rollout_worker(
             trust_remote_code=spec.model.trust_remote_code,
         )
         stack.callback(engine.close)
-        engine.sleep()
         chat = stack.enter_context(
             ChatTokenizer(Path(spec.model.path), Path(spec.model.tokenizer_path or spec.model.path))
         )
