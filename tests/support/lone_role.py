@@ -44,5 +44,5 @@ def actor_pod(folder: Path, **changes: object) -> PodEnvironment:
         scratch=folder,
         address_book={},
         api_access=None,
-        die_with_parent=False,
+        parent_pid=None,
     )

@@ -92,8 +92,8 @@ def test_arguments_reach_built_in_scorers() -> None:
 
 REFUSED_ARGUMENTS = {
     "a name that the scorer lacks": (
-        {"metod": "flexible"},
-        "got gsm8k with metod: it takes no such argument",
+        {"way": "flexible"},
+        "got gsm8k with way: it takes no such argument",
     ),
     "what a call gives itself": (
         {"ground_truth": "1"},
