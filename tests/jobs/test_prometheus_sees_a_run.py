@@ -13,10 +13,8 @@ from ppojob_api import contract
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
-# A CPU run has no memory of devices; KL is in the reward here, not in the loss; nor is there a
-# critic.
+# KL is in the reward here, not in the loss; nor is there a critic.
 NOT_IN_THIS_RUN = {
-    "ppojob_memory_bytes",
     "ppojob_actor_kl_loss",
     "ppojob_actor_kl_coef",
     "ppojob_critic_grad_norm",
