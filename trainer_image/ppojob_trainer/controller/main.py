@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-from ppojob_api import contract
+from ppojob_api import contract, validation
 from ppojob_trainer.controller.job_resource import JobResource
 from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.status_writer import StatusWriter
@@ -55,6 +55,8 @@ def _drive(
 ) -> int:
     try:
         forget_summary(environment.run_folder)
+        for problem in validation.warnings(environment.config.job()):
+            _log.warning("%s", problem)
         with contextlib.ExitStack() as stack:
             loop = build_loop(environment, reporter, stop, lifeline, stack)
             lifeline.tell_ready()

@@ -1,11 +1,10 @@
 """Builds the loop of a job out of its parts: the one place where all of them are named."""
 
 import contextlib
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from ppojob_api import contract, validation
+from ppojob_api import contract
 from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -41,8 +40,6 @@ from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.identity import code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
 
-_log = logging.getLogger(__name__)
-
 
 def build_loop(
     environment: PodEnvironment,
@@ -58,8 +55,6 @@ def build_loop(
     """
     config, run_folder = environment.config, environment.run_folder
     spec, root = config.spec, run_folder / CHECKPOINTS_FOLDER
-    for problem in validation.warnings(config.job()):
-        _log.warning("%s", problem)
     store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json())
     journal = Journal(root / JOURNAL_NAME)
     began = journal.began()
