@@ -32,6 +32,9 @@ ENV_DIE_WITH_PARENT = "PPOJOB_DIE_WITH_PARENT"
 """Process id of the parent, which the process must not outlive: of the runner where there is no
 kubelet, and of the supervisor for what it starts."""
 
+ENV_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+"""The GPUs of a process, by index or UUID; CUDA counts them from 0 in this order."""
+
 ENV_RANK = "PPOJOB_RANK"
 """Rank within the role's world; set by the pod's supervisor, as are the three below."""
 ENV_LOCAL_RANK = "PPOJOB_LOCAL_RANK"

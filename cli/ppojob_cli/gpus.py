@@ -5,10 +5,8 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final
 
+from ppojob_api import contract
 from ppojob_operator.build.pods import Pod
-
-VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
-"""The GPUs of a process, by index or UUID; it counts them from 0 in this order."""
 
 DEVICES: Final = Path("/dev")
 
@@ -19,7 +17,7 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     Read as CUDA reads it: the list ends at the first entry that is no GPU of this machine.
     """
     there = sum(path.name[6:].isdecimal() for path in DEVICES.glob("nvidia*"))
-    listed = environment.get(VARIABLE)
+    listed = environment.get(contract.ENV_VISIBLE_GPUS)
     if listed is None or there == 0:
         return tuple(map(str, range(there)))
     entries = dict.fromkeys(entry.strip() for entry in listed.split(","))

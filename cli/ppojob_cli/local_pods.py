@@ -150,7 +150,7 @@ class LocalPods:
                     environment[name] = str(index)
         environment[contract.ENV_ADDRESS_BOOK] = str(book)
         environment[contract.ENV_DIE_WITH_PARENT] = str(os.getpid())
-        environment[gpus.VARIABLE] = devices
+        environment[contract.ENV_VISIBLE_GPUS] = devices
         python, *arguments = pod.argv
         assert python == "python"
         log_path = self._run_folder / LOGS_FOLDER / f"{pod.name}.log"

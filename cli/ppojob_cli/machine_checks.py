@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from ppojob_api import contract
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.run_config import EngineFacts, RunConfig
 from ppojob_api.topology import Device
@@ -115,8 +116,12 @@ def check_gpus(config: RunConfig) -> Iterator[Problem]:
     }
     wanted, there = config.topology.total_gpus, len(gpus.visible_gpus(os.environ))
     if wanted > there:
-        listed = os.environ.get(gpus.VARIABLE)
-        whose = "this machine has" if listed is None else f"{gpus.VARIABLE}={shown(listed)} shows"
+        listed = os.environ.get(contract.ENV_VISIBLE_GPUS)
+        whose = (
+            "this machine has"
+            if listed is None
+            else f"{contract.ENV_VISIBLE_GPUS}={shown(listed)} shows"
+        )
         yield Problem(
             "spec.roles",
             "GPUs for " + ", ".join(f"{role} ({count})" for role, count in needed.items()),

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from job_runs import Run
 from refused_jobs import RefusedJob, check, read_lines
 
+from ppojob_api import contract
 from ppojob_api.run_config import EngineFacts, resolve
 from ppojob_cli import gpus, machine_checks, output_checks
 from ppojob_cli import run as run_command
@@ -154,7 +155,7 @@ def _no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     devices.mkdir()
     (devices / "nvidiactl").touch()
     monkeypatch.setattr(gpus, "DEVICES", devices)
-    monkeypatch.delenv(gpus.VARIABLE, raising=False)
+    monkeypatch.delenv(contract.ENV_VISIBLE_GPUS, raising=False)
 
 
 @pytest.mark.parametrize("name", CASES)

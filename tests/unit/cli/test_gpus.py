@@ -9,6 +9,7 @@ import tiny_jobs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppojob_api import contract
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli import gpus
@@ -44,7 +45,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
         (folder / name).touch()
     monkeypatch.setattr(gpus, "DEVICES", folder)
-    monkeypatch.delenv(gpus.VARIABLE, raising=False)
+    monkeypatch.delenv(contract.ENV_VISIBLE_GPUS, raising=False)
     return folder
 
 
@@ -88,7 +89,7 @@ def test_no_gpu_is_in_two_pods(replicas: int, each: int, critic: int) -> None:
     ],
 )
 def test_what_the_user_lets_a_job_see(listed: str, visible: tuple[str, ...]) -> None:
-    assert gpus.visible_gpus({gpus.VARIABLE: listed}) == visible
+    assert gpus.visible_gpus({contract.ENV_VISIBLE_GPUS: listed}) == visible
 
 
 def test_all_gpus_of_the_machine_without_a_word(machine: Path) -> None:
@@ -100,7 +101,7 @@ def test_all_gpus_of_the_machine_without_a_word(machine: Path) -> None:
 def test_a_machine_without_gpus_has_none_by_any_name(machine: Path) -> None:
     for path in machine.iterdir():
         path.unlink()
-    assert gpus.visible_gpus({}) == gpus.visible_gpus({gpus.VARIABLE: SOME}) == ()
+    assert gpus.visible_gpus({}) == gpus.visible_gpus({contract.ENV_VISIBLE_GPUS: SOME}) == ()
 
 
 def test_enough_gpus() -> None:
@@ -119,7 +120,7 @@ def test_every_role_that_asks_for_gpus_is_named(machine: Path) -> None:
 def test_fewer_gpus_than_the_job_needs_are_let_through_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(gpus.VARIABLE, "3")
+    monkeypatch.setenv(contract.ENV_VISIBLE_GPUS, "3")
     assert [str(problem) for problem in check_gpus(two_pods())] == [
         'spec.roles: got GPUs for actorRollout (2): 2 in all, and CUDA_VISIBLE_DEVICES="3" shows '
         f"1; fewer, or {CPU}"
@@ -127,7 +128,7 @@ def test_fewer_gpus_than_the_job_needs_are_let_through_to_it(
 
 
 def test_pods_are_started_with_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(gpus.VARIABLE, f"3,{SOME}")
+    monkeypatch.setenv(contract.ENV_VISIBLE_GPUS, f"3,{SOME}")
     folder = tmp_path / "run"
     folder.mkdir()
     local = LocalPods(two_pods(), folder)
@@ -136,7 +137,7 @@ def test_pods_are_started_with_their_gpus(tmp_path: Path, monkeypatch: pytest.Mo
         seen = {running.pod.name: environment(running.process.pid) for running in local.pods}
     finally:
         local.end()
-    assert {name: variables[gpus.VARIABLE] for name, variables in seen.items()} == {
+    assert {name: variables[contract.ENV_VISIBLE_GPUS] for name, variables in seen.items()} == {
         "tiny-controller-0": "",
         "tiny-actor-rollout-0": "3",
         "tiny-actor-rollout-1": SOME,

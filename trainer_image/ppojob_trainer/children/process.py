@@ -13,12 +13,13 @@ import weakref
 from collections.abc import Iterable
 from typing import IO
 
+from ppojob_api import contract
 from ppojob_trainer.children.frames import FrameBuffer, FrameError, pack_frame
 from ppojob_trainer.children.guardian import SIGNALLED_STATUS
 from ppojob_trainer.children.output import OutputLog
 
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PYTHONPATH",
-                "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")  # fmt: skip
+                "LD_LIBRARY_PATH", contract.ENV_VISIBLE_GPUS)  # fmt: skip
 _END_SECONDS = 2.0
 
 

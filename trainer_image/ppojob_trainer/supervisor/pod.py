@@ -11,7 +11,6 @@ import logging
 import signal
 import threading
 from dataclasses import dataclass
-from typing import Final
 
 from ppojob_api import contract
 from ppojob_trainer import stop_signal
@@ -19,7 +18,6 @@ from ppojob_trainer.rpc.messages import PodStatus
 from ppojob_trainer.supervisor.child import Child
 
 _log = logging.getLogger(__name__)
-_VISIBLE_GPUS: Final = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,9 @@ class PodPlan:
             contract.ENV_EPOCH: str(epoch),
         }
         if self.has_gpus:
-            given = self.environment.get(_VISIBLE_GPUS)
+            given = self.environment.get(contract.ENV_VISIBLE_GPUS)
             seen = [str(local_rank)] if given is None else given.split(",")[local_rank:][:1]
-            told[_VISIBLE_GPUS] = "".join(seen)
+            told[contract.ENV_VISIBLE_GPUS] = "".join(seen)
         return {**self.environment, **told}
 
 
