@@ -1,4 +1,4 @@
-"""Defaults that depend on other fields: what null means, written out."""
+"""Defaults that depend on other fields or on the processor, written out."""
 
 from typing import TypeVar
 
@@ -41,6 +41,40 @@ def resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
             "roles": _resolved_roles(spec),
         }
     )
+
+
+def with_number_types(spec: PPOJobSpec, *, native_bfloat16: bool | None) -> PPOJobSpec:
+    """Write out the types of numbers that are `auto`.
+
+    A GPU takes bfloat16. A processor takes it where it multiplies it natively: elsewhere float32 is
+    up to seven times as fast.
+
+    Args:
+        spec: A resolved spec.
+        native_bfloat16: Whether the processors of the ranks do; None where that is not known: then
+            what depends on it stays auto.
+    """
+    own = topology.model_pods(spec.roles)
+    on_gpus = {role: pods.gpus_per_replica > 0 for role, pods in own.items()}
+
+    def takes_bfloat16(on_gpu: bool) -> bool | None:
+        return True if on_gpu else native_bfloat16
+
+    update: dict[str, object] = {}
+    takes = takes_bfloat16(all(on_gpus.values()))
+    if spec.training.autocast == "auto" and takes is not None:
+        autocast = "bfloat16" if takes else "none"
+        update["training"] = spec.training.model_copy(update={"autocast": autocast})
+    engine = takes_bfloat16(on_gpus["actorRollout"])
+    model = takes_bfloat16(on_gpus.get("rewardModel", on_gpus["actorRollout"]))
+    for name, section, takes in (
+        ("rollout", spec.rollout, engine),
+        ("reward_model", spec.reward_model, model),
+    ):
+        if section is not None and section.dtype == "auto" and takes is not None:
+            dtype = "bfloat16" if takes else "float32"
+            update[name] = section.model_copy(update={"dtype": dtype})
+    return spec.model_copy(update=update)
 
 
 def _resolved_data(spec: PPOJobSpec) -> DataSpec:

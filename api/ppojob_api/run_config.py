@@ -1,7 +1,8 @@
 """The resolved run configuration: what the operator renders and what every pod reads.
 
-Nothing is left open in it: every default is written out, so two runs with equal digests did the
-same thing, and a later version with other defaults cannot change the meaning of an old run.
+Every default is written out, so two runs with equal digests did the same thing, and a later version
+with other defaults cannot change the meaning of an old run. Types of numbers that are `auto` stay
+auto where the processor of the pods is not known; the pods write them out (`on_processor`).
 """
 
 import hashlib
@@ -43,11 +44,14 @@ class EngineFacts(Section):
     """Version of vLLM."""
 
     instruction_set: str | None = None
-    """Widest instruction set of the processor, or the name of the GPU."""
+    """Widest instruction set of the processor, by the names that Linux uses."""
+
+    native_bfloat16: bool | None = None
+    """Whether the processor multiplies bfloat16 natively."""
 
 
 class RunConfig(Section):
-    """One run, with nothing left open."""
+    """One run, with every default written out."""
 
     name: str
     """Name of the job."""
@@ -79,6 +83,11 @@ class RunConfig(Section):
             ValueError: It is not a run configuration of this version.
         """
         return cls.model_validate_json(data, by_alias=True, by_name=False)
+
+    def on_processor(self, *, native_bfloat16: bool) -> "RunConfig":
+        """The same run where processors do, or do not, multiply bfloat16 natively."""
+        spec = resolution.with_number_types(self.spec, native_bfloat16=native_bfloat16)
+        return self.model_copy(update={"spec": spec})
 
     def digest(self) -> str:
         """SHA-256 of the canonical JSON, as 64 hex digits."""
@@ -120,17 +129,21 @@ def resolve(job: PPOJob, *, facts: EngineFacts | None = None) -> RunConfig:
 
     Returns:
         The run configuration. Resolving its `job()` again gives the same spec. A job without uid
-        gets one derived from its namespace and name.
+        gets one derived from its namespace and name. Types of numbers that depend on a processor
+        that is not known stay `auto`: the pods resolve them (`on_processor`).
     """
     metadata = job.metadata
-    spec = resolution.resolved_spec(job.spec)
+    facts = facts or EngineFacts()
+    spec = resolution.with_number_types(
+        resolution.resolved_spec(job.spec), native_bfloat16=facts.native_bfloat16
+    )
     return RunConfig(
         name=metadata.name,
         namespace=metadata.namespace,
         uid=metadata.uid or _uid(metadata),
         spec=spec,
         topology=topology.build(metadata.name, spec),
-        facts=facts or EngineFacts(),
+        facts=facts,
     )
 
 

@@ -2,12 +2,10 @@
 
 import ctypes
 import os
-import platform
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Final
 
 from ppojob_api import contract
@@ -16,11 +14,10 @@ from ppojob_api.run_config import EngineFacts, RunConfig
 from ppojob_api.topology import Device
 from ppojob_cli import gpus
 from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, in_gib, machine_bytes
+from ppojob_trainer.processor import has_native_bfloat16, instruction_set
 
 NUMA: Final = "libnuma.so.1"
 """What vLLM's kernels for the CPU are linked against."""
-
-_FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,8 @@ def engine_facts() -> EngineFacts:
         torch=_version("torch"),
         transformers=_version("transformers"),
         vllm=next(iter(vllm_builds().values()), None),
-        instruction_set=_instruction_set(),
+        instruction_set=instruction_set(),
+        native_bfloat16=has_native_bfloat16(),
     )
 
 
@@ -203,12 +201,3 @@ def _release(text: str) -> tuple[int, ...]:
     """`2.13.0+cpu` as 2, 13, 0."""
     numbers = re.match(r"\d+(\.\d+)*", text)
     return tuple(map(int, numbers[0].split("."))) if numbers else ()
-
-
-def _instruction_set() -> str:
-    """Widest known instruction set of the processor, by the names that Linux uses."""
-    try:
-        flags = set(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        flags = set()
-    return next((flag for flag in _FLAGS if flag in flags), platform.machine())

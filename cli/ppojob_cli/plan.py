@@ -11,6 +11,7 @@ from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
 from ppojob_cli.overrides import set_option
 from ppojob_cli.plan_of_cluster import cluster_lines, memory_lines
 from ppojob_cli.validate import render_problems, validate_file, warn
+from ppojob_trainer.processor import has_native_bfloat16
 
 
 def plan_lines(config: RunConfig) -> Iterator[str]:
@@ -29,6 +30,11 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     yield "Run"
     yield from (f"  {line}" for line in _run_lines(config.spec))
     yield ""
+    types = list(_type_lines(config))
+    if types:
+        yield "Types of numbers, by the processors of the pods; here"
+        yield from (f"  {line}" for line in types)
+        yield ""
     yield "Memory at the least; activations and caches come on top"
     yield from (f"  {line}" for line in memory_lines(config))
     yield ""
@@ -111,6 +117,20 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     best = spec.checkpoint.best
     kept = f", and the one of {best.mode} {best.metric}" if best is not None else ""
     yield f"commits: {commits}; the last {spec.checkpoint.keep_last} are kept{kept}"
+
+
+def _type_lines(config: RunConfig) -> Iterator[str]:
+    """What the types become on this machine that the configuration leaves to the processor."""
+    native = has_native_bfloat16()
+    ours, here = config.spec, config.on_processor(native_bfloat16=native).spec
+    why = f"{'native' if native else 'no native'} bfloat16"
+    found = [
+        ("training.autocast", ours.training.autocast, here.training.autocast),
+        ("rollout.dtype", ours.rollout.dtype, here.rollout.dtype),
+    ]
+    if ours.reward_model and here.reward_model:
+        found.append(("rewardModel.dtype", ours.reward_model.dtype, here.reward_model.dtype))
+    yield from (f"{name}: {new} ({why})" for name, old, new in found if old == "auto")
 
 
 def _count(number: int, noun: str, plural: str | None = None) -> str:

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 RECOVERY = {"restartsWithoutProgress": 1000}
 CHANGES = {
-    "rollout": {"engine": "vllm", "dtype": "bfloat16", "kvCacheGib": 0.25},
-    "training": {"autocast": "bfloat16"},
+    "rollout": {"engine": "vllm", "kvCacheGib": 0.25},
+    "training": {"autocast": "auto"},
     "steps": {"total": 6, "validateEvery": 3},
     "recovery": RECOVERY,
     "timeouts": {"livenessSeconds": 10},

@@ -8,10 +8,10 @@ import run_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
-ROLLOUT = {"engine": "vllm", "dtype": "bfloat16", "kvCacheGib": 0.25}
+ROLLOUT = {"engine": "vllm", "kvCacheGib": 0.25}
 CHANGES = {
     "rollout": ROLLOUT,
-    "training": {"autocast": "bfloat16"},
+    "training": {"autocast": "auto"},
     "steps": {"total": 4, "validateEvery": 2},
     "recovery": {"restartsWithoutProgress": 10},
 }

@@ -21,8 +21,8 @@ OPERATOR = "localhost/ppojob/operator:dev"
 SECTIONS: dict[str, Any] = {
     **tiny_jobs.PPO,
     "roles": tiny_jobs.OWN_PODS,
-    "rollout": {"engine": "vllm", "dtype": "bfloat16", "kvCacheGib": 0.25},
-    "training": {"autocast": "bfloat16"},
+    "rollout": {"engine": "vllm", "kvCacheGib": 0.25},
+    "training": {"autocast": "auto"},
     "optimizer": {"learningRate": 3e-3},
     # A busy machine may take its time; a rank that is killed is noticed by its end.
     "timeouts": {"livenessSeconds": 120},

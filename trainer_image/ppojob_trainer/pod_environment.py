@@ -10,6 +10,7 @@ from ppojob_api import contract
 from ppojob_api.run_config import RunConfig
 from ppojob_api.well_known import ROLE_SLUGS, RoleName
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.processor import has_native_bfloat16
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class PodEnvironment:
     """The contract's variables, parsed; docs/contract.md has the table.
 
     Attributes:
-        config: the resolved run configuration.
+        config: the resolved run configuration; what it left to the processor is resolved too.
         role: role of this pod.
         pod_index: index of this pod within its role.
         address: IP address to bind.
@@ -124,10 +125,11 @@ def read_pod_environment() -> PodEnvironment:
         ConfigError: one is missing or not of its form.
     """
     book = os.environ.get(contract.ENV_ADDRESS_BOOK)
-    config = Path(_value(contract.ENV_CONFIG))
+    path = Path(_value(contract.ENV_CONFIG))
     try:
+        config = RunConfig.from_json(path.read_bytes())
         return PodEnvironment(
-            config=RunConfig.from_json(config.read_bytes()),
+            config=config.on_processor(native_bfloat16=has_native_bfloat16()),
             role=_role(),
             pod_index=_number(contract.ENV_POD_INDEX),
             address=_value(contract.ENV_POD_ADDRESS),

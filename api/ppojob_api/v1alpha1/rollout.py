@@ -6,8 +6,8 @@ from pydantic import Field
 
 from ppojob_api.v1alpha1.section import (
     Arguments,
+    AutoFloatType,
     Count,
-    FloatType,
     Items,
     Name,
     Path,
@@ -52,8 +52,9 @@ class RolloutSpec(Section):
     engine: Literal["vllm", "huggingface"] = "vllm"
     """huggingface is the slow fall-back for tiny models. verl: rollout.name."""
 
-    dtype: FloatType = "bfloat16"
-    """Type of the engine's weights. verl: rollout.dtype, bfloat16."""
+    dtype: AutoFloatType = "auto"
+    """Type of the engine's weights; auto: bfloat16 on GPUs and on processors that multiply it
+    natively (AVX512-BF16, AMX), float32 elsewhere. verl: rollout.dtype, bfloat16."""
 
     temperature: Temperature = 1.0
     """verl: rollout.temperature, 1."""
@@ -123,8 +124,8 @@ class RewardModelSpec(Section):
     chat_template: Path | None = None
     """File with a Jinja chat template; null: the tokenizer's own."""
 
-    dtype: FloatType = "bfloat16"
-    """Type of the weights. verl: bfloat16."""
+    dtype: AutoFloatType = "auto"
+    """Type of the weights; auto: as rollout.dtype. verl: bfloat16."""
 
     max_tokens: Tokens | None = None
     """Longest conversation in the reward model's tokens; null: what the model takes.

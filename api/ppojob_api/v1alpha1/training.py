@@ -125,8 +125,10 @@ class OptimizerSpec(Section):
 class TrainingSpec(Section):
     """How forward and backward are computed; none of it changes what is optimised."""
 
-    autocast: Literal["none", "bfloat16"] = "bfloat16"
-    """Type of the matrix products. verl: fsdp_config.dtype, bfloat16."""
+    autocast: Literal["auto", "none", "bfloat16"] = "auto"
+    """Type of the matrix products; none: that of the weights; auto: bfloat16 on GPUs and on
+    processors that multiply it natively (AVX512-BF16, AMX), none elsewhere.
+    verl: fsdp_config.dtype, bfloat16."""
 
     micro_batch_tokens: Tokens = 16_384
     """Tokens of one forward and backward; a longer group goes alone.

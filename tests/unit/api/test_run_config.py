@@ -106,6 +106,51 @@ def test_the_divisor_of_its_aggregation() -> None:
     assert spec.algorithm.loss_scale_tokens == spec.data.max_response_tokens == 512
 
 
+MODEL_AND_CRITIC = {
+    "rewardModel": {"path": "/models/r"},
+    "algorithm": algorithm("ppo"),
+}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "native", "types"),
+    [
+        (0, None, ("auto", "auto", "auto")),
+        (0, False, ("none", "float32", "float32")),
+        (0, True, ("bfloat16", "bfloat16", "bfloat16")),
+        (1, None, ("bfloat16", "bfloat16", "bfloat16")),
+        (1, False, ("bfloat16", "bfloat16", "bfloat16")),
+    ],
+)
+def test_types_of_numbers_follow_the_device(
+    gpus: int, native: bool | None, types: tuple[str, str, str]
+) -> None:
+    roles = {"actorRollout": {"gpusPerReplica": gpus}}
+    config = resolve(
+        job(**MODEL_AND_CRITIC, roles=roles), facts=EngineFacts(native_bfloat16=native)
+    )
+    spec = config.spec
+    assert spec.reward_model is not None
+    assert (spec.training.autocast, spec.rollout.dtype, spec.reward_model.dtype) == types
+    # A pod that knows its processor writes out what is open, and nothing else.
+    in_a_pod = config.on_processor(native_bfloat16=bool(native))
+    assert "auto" not in {in_a_pod.spec.training.autocast, in_a_pod.spec.rollout.dtype}
+    assert (in_a_pod == config) is (types[0] != "auto")
+
+
+def test_a_critic_on_processors_decides_the_products_of_all_trained_models() -> None:
+    own = {"colocateWith": None}
+    roles = {"actorRollout": {"gpusPerReplica": 1}, "critic": own}
+    config = resolve(job(**MODEL_AND_CRITIC, roles=roles), facts=EngineFacts(native_bfloat16=False))
+    assert (config.spec.training.autocast, config.spec.rollout.dtype) == ("none", "bfloat16")
+
+
+def test_types_of_numbers_that_are_given_stay() -> None:
+    given_types = {"training": {"autocast": "bfloat16"}, "rollout": {"dtype": "float32"}}
+    spec = resolve(job(**given_types), facts=EngineFacts(native_bfloat16=False)).spec
+    assert (spec.training.autocast, spec.rollout.dtype) == ("bfloat16", "float32")
+
+
 def test_settings_of_reinforce() -> None:
     spec = resolve(job(algorithm=algorithm("reinforce_plus_plus"))).spec
     assert spec.algorithm.reinforce_plus_plus is not None

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import tiny_jobs
 import torch
@@ -53,6 +54,17 @@ def test_another_program_and_other_settings_are_named_with_their_pod() -> None:
         "all pods of a job",
         "job-critic-1: got configuration bbbbbbbbbbbb: the controller's is aaaaaaaaaaaa; one "
         "ConfigMap for all pods of a job",
+    )
+
+
+def test_types_of_numbers_that_depend_on_the_processor_are_named() -> None:
+    agreement = Agreement(code=A, config=A, native_bfloat16=True)
+    # The types are written out in the job, so its configuration is the same on any processor.
+    agreement.admit(["job-critic-1"], [PodIdentity(A, A, {})])
+    assert refusal(agreement, "job-critic-1", PodIdentity(A, B, {})) == (
+        "job-critic-1: got a processor without native bfloat16: the controller's is with native "
+        "bfloat16, and types of numbers are auto; one kind of processor for all pods, or "
+        "spec.training.autocast and the dtypes of spec.rollout and spec.rewardModel written out",
     )
 
 
@@ -185,7 +197,7 @@ def test_a_pod_answers_while_its_files_are_read_and_reads_them_once(model: Path)
     assert before.config == config_digest(pod.config)
     may_go_on.set()
     reading.join(60)
-    assert own.tell() == own.tell() == PodIdentity(before.code, before.config, {str(model): A})
+    assert own.tell() == own.tell() == msgspec.structs.replace(before, models={str(model): A})
     assert looked == [model]
 
 

@@ -21,10 +21,12 @@ class Agreement:
     Attributes:
         code: digest of the controller's program.
         config: digest of the controller's configuration.
+        native_bfloat16: whether the controller's processor multiplies bfloat16 natively.
     """
 
     code: str
     config: str
+    native_bfloat16: bool = False
     _models: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def admit(self, pods: Sequence[str], identities: Sequence[PodIdentity]) -> list[str]:
@@ -43,12 +45,25 @@ class Agreement:
         problems = []
         for pod, identity in zip(pods, identities, strict=True):
             problems += _other(pod, identity.code, self.code, "program", "image")
-            problems += _other(pod, identity.config, self.config, "configuration", "ConfigMap")
+            problems += self._of_config(pod, identity)
             self._models[pod] = identity.models or {}
         problems += self._of_models()
         if problems:
             raise ConfigError(problems)
         return [pod for pod, known in zip(pods, identities, strict=True) if known.models is None]
+
+    def _of_config(self, pod: str, identity: PodIdentity) -> list[str]:
+        if identity.config == self.config or identity.native_bfloat16 == self.native_bfloat16:
+            return _other(pod, identity.config, self.config, "configuration", "ConfigMap")
+        theirs, ours = (
+            f"{'with' if native else 'without'} native bfloat16"
+            for native in (identity.native_bfloat16, self.native_bfloat16)
+        )
+        return [
+            f"{pod}: got a processor {theirs}: the controller's is {ours}, and types of numbers "
+            "are auto; one kind of processor for all pods, or spec.training.autocast and the "
+            "dtypes of spec.rollout and spec.rewardModel written out"
+        ]
 
     def _of_models(self) -> list[str]:
         problems = []

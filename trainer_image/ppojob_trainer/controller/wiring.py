@@ -36,6 +36,7 @@ from ppojob_trainer.lifeline import Lifeline
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
 from ppojob_trainer.pod_environment import PodEnvironment
+from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.identity import code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
@@ -235,7 +236,9 @@ def _roles(
         for topology in environment.config.topology.with_own_pods
         if topology.role != "controller"
     )
-    agreement = Agreement(code_digest(), config_digest(environment.config))
+    agreement = Agreement(
+        code_digest(), config_digest(environment.config), native_bfloat16=has_native_bfloat16()
+    )
     return Roles(caller, groups, spec.timeouts.startup_seconds, stop, agreement)
 
 

@@ -20,7 +20,8 @@ MEMORY_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 
-_WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2}
+_WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2, "auto": 2}
+"""Of auto, which a plan may leave to the processors of the pods, the least that it may take."""
 _TRAINED: Final = 4
 """A trained weight has a gradient and the two moments of AdamW, in its own type."""
 

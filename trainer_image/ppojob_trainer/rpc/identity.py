@@ -20,11 +20,14 @@ class PodIdentity(msgspec.Struct, frozen=True):
         config: digest of the run, and of what decides its weights.
         models: digests of the folders that the pod reads, by their paths; without those that
             cannot be read; None until it has looked at them all, so that it is asked again.
+        native_bfloat16: whether its processor multiplies bfloat16 natively, on which the types of
+            numbers depend that the job leaves open.
     """
 
     code: str
     config: str
     models: dict[str, str] | None
+    native_bfloat16: bool = False
 
 
 def code_digest() -> str:

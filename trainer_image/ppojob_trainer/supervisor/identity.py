@@ -9,6 +9,7 @@ import msgspec
 from ppojob_trainer.models.fingerprint import fingerprint
 from ppojob_trainer.models.safetensors_header import BadHeader
 from ppojob_trainer.pod_environment import PodEnvironment
+from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.rpc.identity import PodIdentity, code_digest, config_digest
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,12 @@ class OwnIdentity:
     ) -> None:
         self._folders = sorted(_folders(environment))
         self._read = read
-        self._known = PodIdentity(code_digest(), config_digest(environment.config), models=None)
+        self._known = PodIdentity(
+            code_digest(),
+            config_digest(environment.config),
+            models=None,
+            native_bfloat16=has_native_bfloat16(),
+        )
 
     def tell(self) -> PodIdentity:
         """What is known by now; never waits, and may be asked from any thread."""

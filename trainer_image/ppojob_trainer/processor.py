@@ -1,0 +1,46 @@
+"""What the processor of this machine can do, as far as it decides bits and speed."""
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+_SETS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+"""Widest first, by the names that Linux uses."""
+
+_NATIVE_BFLOAT16: Final = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
+"""AMX and AVX512-BF16 of x86, BF16 of Arm."""
+
+_ATEN_LIMITS: Final = frozenset({"default", "avx2"})
+_ONEDNN_BFLOAT16: Final = ("BF16", "FP16", "AMX", "AVX10", "ALL", "DEFAULT")
+
+
+def instruction_set() -> str:
+    """The widest known instruction set."""
+    flags = _flags()
+    return next((name for name in _SETS if name in flags), platform.machine())
+
+
+def has_native_bfloat16(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether bfloat16 is multiplied as such, and PyTorch is not told to leave that out.
+
+    Elsewhere PyTorch multiplies it at a seventh of the rate of float32.
+
+    Args:
+        environment: may limit PyTorch (ATEN_CPU_CAPABILITY) and oneDNN (ONEDNN_MAX_CPU_ISA) to
+            less than the processor has.
+    """
+    if environment.get("ATEN_CPU_CAPABILITY", "").lower() in _ATEN_LIMITS:
+        return False
+    limit = environment.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    if limit and not any(word in limit for word in _ONEDNN_BFLOAT16):
+        return False
+    return bool(_NATIVE_BFLOAT16 & _flags())
+
+
+def _flags() -> frozenset[str]:
+    try:
+        return frozenset(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return frozenset()
