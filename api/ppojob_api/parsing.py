@@ -1,7 +1,6 @@
 """Plain values to a job: every wrong field of it becomes a Problem, all of them at once."""
 
 import copy
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,9 +9,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ppojob_api import shape as shapes
+from ppojob_api import suggestions
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.shape import PathKey, Shape
-from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.section import PRINTABLE
 
 # What an API server writes into metadata, or reads there alone: read over in silence.
@@ -33,9 +33,6 @@ SERVER_METADATA: Final = frozenset(
 
 # A repaired value may hide a missing field below it, so repairing is repeated, never endlessly.
 REPAIRS_LIMIT: Final = 4
-
-# Share of equal letters from which a word counts as a slip for another.
-NEAR: Final = 0.75
 
 _TOO_SMALL = {"greater_than", "greater_than_equal", "string_too_short", "too_short"}
 _TOO_LARGE = {"less_than", "less_than_equal", "string_too_long", "too_long"}
@@ -83,8 +80,8 @@ def parse(value: object, doubtful: Iterable[PathKey] = ()) -> Parsed:
             for detail in _without_echoes(details):
                 path = _path(detail)
                 if not _overlaps(path, unknown):
-                    problem = _problem(detail, path)
-                    problems.setdefault(problem.where, problem)
+                    for problem in _problems(detail, path):
+                        problems.setdefault(problem.where, problem)
             unknown |= paths
             for path in paths:
                 _replace(tree, path)
@@ -153,18 +150,28 @@ def _is_required(path: PathKey) -> bool:
     return member is not None and member.required
 
 
+def _problems(detail: ErrorDetails, path: PathKey) -> Iterable[Problem]:
+    if detail["type"] != "extra_forbidden":
+        return [_problem(detail, path)]
+    unknown = suggestions.leaves(path, detail["input"]) or [(path, detail["input"])]
+    return [_unknown_field(*one) for one in unknown]
+
+
+def _unknown_field(path: PathKey, value: object) -> Problem:
+    told = suggestions.of_field(path, value)
+    return Problem(shapes.dotted(path), shown(value), told.why, told.allowed, told.reason_code)
+
+
 def _problem(detail: ErrorDetails, path: PathKey) -> Problem:
     where, value, kind = shapes.dotted(path), detail["input"], detail["type"]
     shape = shapes.at(path)
     allowed = "printable text as a key" if shape is None else shape.allowed()
     if kind == "missing":
         return Problem(where, ABSENT, "the field is required", allowed, ReasonCode.REQUIRED)
-    if kind == "extra_forbidden":
-        why = "there is no such field"
-        return Problem(where, shown(value), why, _nearest(path), ReasonCode.UNKNOWN_FIELD)
     if kind == "literal_error" and shape is not None:
-        why = f"the value is unknown{_meant(value, shape)}"
-        return Problem(where, shown(value), why, allowed, ReasonCode.NOT_ONE_OF)
+        field = shapes.dotted(tuple(key for key in path if isinstance(key, str)))
+        told = suggestions.of_word(field, value, shape)
+        return Problem(where, shown(value), told.why, told.allowed, told.reason_code)
     if kind in _TOO_SMALL | _TOO_LARGE | {"finite_number"}:
         why = _size(kind, value)
         allowed = "a finite number" if shape is not None and shape.kind == "any" else allowed
@@ -193,36 +200,6 @@ def _size(kind: str, value: object) -> str:
     noun = nouns.get(type(value), "number")
     sizes = ("small", "large") if noun == "number" else ("short", "long")
     return f"the {noun} is too {sizes[kind in _TOO_LARGE]}"
-
-
-def _meant(value: object, shape: Shape) -> str:
-    if not isinstance(value, str):
-        return ""
-    by_folded = {_folded(choice): choice for choice in shape.choices}
-    near = difflib.get_close_matches(_folded(value), by_folded, n=1, cutoff=0.6)
-    return f", did you mean {by_folded[near[0]]}" if near else ""
-
-
-def _folded(word: str) -> str:
-    return word[:128].lower().replace("_", "").replace("-", "").replace("0", "o")
-
-
-def _nearest(path: PathKey) -> str:
-    """What to write for an unknown field: one near it, the same word elsewhere, or a list."""
-    parent, word = shapes.at(path[:-1]), str(path[-1])
-    if parent is None or parent.model is None:
-        return "remove it"
-    here = {_folded(name): name for name in shapes.members(parent.model)}
-    near = difflib.get_close_matches(_folded(word), here, n=1, cutoff=NEAR)
-    if near:
-        return f"write {here[near[0]]}"
-    by_name: dict[str, list[str]] = {}
-    for other in shapes.all_paths(PPOJobSpec, "spec."):
-        by_name.setdefault(_folded(other.rpartition(".")[2]), []).append(other)
-    near = difflib.get_close_matches(_folded(word), by_name, n=1, cutoff=NEAR)
-    if near:
-        return f"write {' or '.join(by_name[near[0]])}"
-    return f"fields here are {', '.join(sorted(here.values()))}"
 
 
 def _kind(value: object) -> str:

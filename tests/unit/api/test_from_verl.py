@@ -1,11 +1,11 @@
-"""docs/from-verl.md speaks of fields that exist, and forgets none of the spec that verl has."""
+"""docs/from-verl.md speaks of fields that exist, forgets none, and says what messages say."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from ppojob_api import shape
+from ppojob_api import foreign_names, shape, suggestions
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "from-verl.md"
 FIELDS = {path for path in shape.all_paths() if not path.startswith("status")}
@@ -42,11 +42,15 @@ OURS = {
 
 
 def rows() -> list[tuple[str, str, str]]:
-    found = []
+    """verl's names, each with the section that it stands in, and the other two columns."""
+    found, section = [], ""
     for line in DOCUMENT.read_text().splitlines():
+        if line.startswith("## "):
+            section = f"{line[3:]}." if re.fullmatch(r"[\w.]+", line[3:]) else ""
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| ") and not cells[0].startswith(("verl", "---")):
-            found.append((cells[0], cells[1], cells[2].strip("| ") if len(cells) > 2 else ""))
+            verl = re.sub(r"`([\w.]+?)(\.\*)?`", rf"`{section}\1`", cells[0])
+            found.append((verl, cells[1], cells[2].strip("| ") if len(cells) > 2 else ""))
     return found
 
 
@@ -70,6 +74,35 @@ def test_row(row: tuple[str, str, str]) -> None:
     assert fields or ours in {"not yet", "not needed"}
     for field in fields + named(remark):
         assert field in FIELDS
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
+def test_messages_say_the_same(row: tuple[str, str, str]) -> None:
+    verl, ours, _ = row
+    for name in re.findall(r"`([\w.]+)`", verl):
+        told = suggestions.foreign_field(name.split("."))
+        assert told is not None, name
+        assert (told.status or sorted(told.here)) == (
+            sorted(re.findall(r"`([^`]*)`", ours)) or ours
+        ), name
+
+
+def test_fields_of_the_table_exist() -> None:
+    tables = [*foreign_names.FIELDS.values(), *foreign_names.WORDS.values()]
+    for row in (row for table in tables for row in table):
+        said = re.findall(r"(?:spec|metadata)\.[\w.\[\]]*\w", " ".join((*row.here, row.remark)))
+        assert {field.replace("[]", "") for field in said} <= FIELDS
+    for field, words in foreign_names.WORDS.items():
+        found = shape.at(tuple(field.split(".")))
+        choices = found and (found.item or found).choices
+        assert choices, field
+        assert {word for row in words for word in row.here} <= set(choices), field
+
+
+def test_a_name_stands_once() -> None:
+    tables = foreign_names.FIELDS.values()
+    names = [name for table in tables for row in table for name in row.names]
+    assert sorted(set(names)) == sorted(names)
 
 
 def test_every_field_that_verl_knows_is_in_the_table() -> None:

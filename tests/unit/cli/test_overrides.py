@@ -101,8 +101,8 @@ BAD = (
     ),
     (
         "spec.model={path: /m, dtype: float8}",
-        '--set spec.model={path: /m, dtype: float8}: spec.model.dtype: got "float8": the value is'
-        " unknown, did you mean float32; one of float32, bfloat16",
+        '--set spec.model={path: /m, dtype: float8}: spec.model.dtype: got "float8": not'
+        " in this version; one of float32, bfloat16",
     ),
     (
         "spec.algorithm.miniBatchPrompts=5",

@@ -1,0 +1,400 @@
+"""What verl, TRL and OpenRLHF call otherwise: one table of fields, one of words.
+
+Messages, `ppojob fields` and docs/fields.md answer from it; a test holds docs/from-verl.md to it.
+
+A line has names apart by spaces, what they are here, and what to know besides. `critic.lr` is an
+`lr` anywhere below a `critic`; of two lines that fit, the longer name counts. What they are here is
+fields apart by spaces, `not yet` with what is not there, or `not needed` with why not.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+NOT_YET: Final = "not yet"
+NOT_NEEDED: Final = "not needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table.
+
+    Attributes:
+        names: As the other framework writes them.
+        here: Fields or a word; empty where `status` says why there is none.
+        remark: What to know besides, as it follows a comma.
+        status: NOT_YET, NOT_NEEDED, or empty.
+    """
+
+    names: tuple[str, ...]
+    here: tuple[str, ...]
+    remark: str
+    status: str
+
+
+def rows(text: str) -> tuple[Row, ...]:
+    """The rows of a table."""
+    return tuple(_row(line) for line in text.strip().splitlines())
+
+
+def rows_by_field(text: str) -> dict[str, list[Row]]:
+    """The rows of a table whose first column is the field."""
+    found: dict[str, list[Row]] = {}
+    for line in text.strip().splitlines():
+        fields, _, rest = line.partition(" | ")
+        for field in fields.split():
+            found.setdefault(field, []).append(_row(rest))
+    return found
+
+
+def _row(line: str) -> Row:
+    names, here, remark = (part.strip() for part in f"{line} | ".split(" | ")[:3])
+    status = here if here in {NOT_YET, NOT_NEEDED} else ""
+    return Row(tuple(names.split()), () if status else tuple(here.split()), remark, status)
+
+
+VERL = rows("""
+train_files | spec.data.train | a list of {path: FILE}
+val_files | spec.data.validation | a list of {path: FILE}
+train_max_samples | spec.data.maxTrainRows
+val_max_samples | spec.data.maxValidationRows
+prompt_key | spec.data.promptKey
+reward_fn_key | spec.data.dataSourceKey
+max_prompt_length | spec.data.maxPromptTokens
+max_response_length | spec.data.maxResponseTokens
+train_batch_size | spec.algorithm.promptsPerStep | in prompts; OpenRLHF's is miniBatchPrompts
+data.shuffle | spec.data.shuffle
+data.seed | spec.data.seed
+truncation filter_overlong_prompts | spec.data.overlongPrompts
+apply_chat_template_kwargs | spec.data.applyChatTemplateKwargs
+gen_batch_size val_batch_size | not needed | promptsPerStep prompts are one batch
+filter_overlong_prompts_workers dataloader_num_workers | not needed | data is read ahead
+return_raw_chat return_full_prompt | not needed | rows on disk hold the prompt
+image_key video_key audio_key freeze_vision_tower | not yet | pictures and sound
+custom_cls | not yet | data sets by code
+tool_config_path function_tool_path multi_turn | not yet | tools and several turns
+model.path | spec.model.path
+model.tokenizer_path | spec.model.tokenizerPath
+enable_gradient_checkpointing | spec.training.activationCheckpointing
+custom_chat_template | spec.model.chatTemplate | a file
+use_remove_padding | not needed | rows are packed and nothing is padded
+use_fused_kernels | spec.training.logprobChunkTokens | a number of tokens
+trust_remote_code | spec.model.trustRemoteCode
+external_lib override_config | not yet | code and settings beside the model folder
+enable_activation_offload param_offload optimizer_offload offload_policy | not yet | offloading
+lora_rank lora_alpha target_modules | not yet | LoRA
+use_liger tiled_mlp mtp | not yet | other kernels
+ppo_mini_batch_size | spec.algorithm.miniBatchPrompts
+ppo_epochs | spec.algorithm.epochs
+actor.shuffle critic.shuffle critic.data_loader_seed | spec.algorithm.shuffleMiniBatches
+data_loader_seed rollout.seed | spec.seed
+ppo_max_token_len_per_gpu log_prob_max_token_len_per_gpu | spec.training.microBatchTokens
+forward_max_token_len_per_gpu critic.use_dynamic_bsz | spec.training.microBatchTokens
+ppo_micro_batch_size_per_gpu log_prob_use_dynamic_bsz | spec.training.microBatchTokens | in tokens
+log_prob_micro_batch_size_per_gpu | spec.training.microBatchTokens | in tokens
+use_dynamic_bsz | not needed | micro-batches are always budgets of tokens
+grad_clip | spec.optimizer.gradientClip
+clip_ratio clip_ratio_low | spec.algorithm.policyLoss.clipLow
+clip_ratio_high | spec.algorithm.policyLoss.clipHigh
+clip_ratio_c | spec.algorithm.policyLoss.dualClip
+loss_mode | spec.algorithm.policyLoss.type
+loss_agg_mode | spec.algorithm.lossAggregation
+loss_scale_factor | spec.algorithm.lossScaleTokens
+entropy_coeff | spec.algorithm.entropyCoefficient
+use_kl_loss | spec.algorithm.kl.in | where true is loss
+use_kl_in_reward | spec.algorithm.kl.in | where true is reward
+kl_loss_coef | spec.algorithm.kl.coefficient | with spec.algorithm.kl.in: loss
+kl_coef | spec.algorithm.kl.coefficient | with spec.algorithm.kl.in: reward
+kl_loss_type kl_penalty | spec.algorithm.kl.estimator
+kl_ctrl.type | spec.algorithm.kl.controller
+kl_ctrl.horizon | spec.algorithm.kl.horizon
+target_kl | spec.algorithm.kl.target
+lr | spec.optimizer.learningRate
+optim.weight_decay | spec.optimizer.weightDecay
+optim.betas | spec.optimizer.betas
+lr_warmup_steps | spec.optimizer.warmupSteps | in optimizer steps
+lr_scheduler_type | spec.optimizer.schedule
+min_lr_ratio | spec.optimizer.minLearningRateRatio
+num_cycles | not yet | other schedules
+model_dtype | spec.model.dtype
+fsdp_config.dtype | spec.training.autocast
+save_contents load_contents | not needed | a commit always holds everything
+strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
+ulysses_sequence_parallel_size | not yet | sequence parallelism
+reshard_after_forward forward_prefetch wrap_policy ref.fsdp_config | not yet | FSDP's own
+full_determinism | not needed | a step is a function of weights, data and seed
+checkpoint.async_save checkpoint.strict save_lora_only | not yet | other ways to commit
+tau_pos tau_neg clip_cov_ratio kl_cov_ratio ppo_kl_coef dro_beta | not yet | other policy losses
+router_replay router_replay.mode | not yet | replay of routers
+rollout.name | spec.rollout.engine
+n | spec.algorithm.samplesPerPrompt
+temperature | spec.rollout.temperature
+do_sample | spec.rollout.temperature | where false is 0
+top_k | spec.rollout.topK | -1: all
+top_p | spec.rollout.topP
+rollout.dtype | spec.rollout.dtype
+gpu_memory_utilization | spec.rollout.kvCacheGib | an amount and no share
+tensor_model_parallel_size | spec.rollout.parallelism.tensor
+data_parallel_size | spec.rollout.parallelism.data
+max_num_seqs | spec.rollout.maxSequences
+max_model_len | spec.rollout.maxModelTokens
+val_kwargs.temperature | spec.rollout.validation.temperature
+val_kwargs.do_sample | spec.rollout.validation.temperature | where false is 0
+val_kwargs.top_p | spec.rollout.validation.topP
+val_kwargs.top_k | spec.rollout.validation.topK
+val_kwargs.n validation.n | spec.rollout.validation.samples
+calculate_log_probs logprobs_mode | not needed | always, after temperature
+free_cache_engine | not needed | engine and trainer take turns with a GPU
+load_format enforce_eager | not needed | the engine gets its weights from the trainer
+max_num_batched_tokens enable_chunked_prefill enable_prefix_caching engine_kwargs | not yet
+rollout.mode rollout.agent | not yet | asynchronous rollouts and agents
+checkpoint_engine rollout.trace rollout.prometheus disaggregation quantization | not yet
+adv_estimator | spec.algorithm.type
+norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd
+gamma | spec.algorithm.ppo.gamma spec.algorithm.reinforcePlusPlus.gamma | in the section of its type
+lam | spec.algorithm.ppo.lambda
+use_pf_ppo pf_ppo | not yet | PF-PPO
+filter_groups | not yet | filtering of groups
+rollout_correction rollout_is rollout_rs | not yet | correction of the rollout's policy
+gdpo_reward_keys gdpo_reward_weights | not yet | GDPO
+critic.enable | not needed | spec.algorithm.type: ppo has a critic
+critic.model.path | spec.critic.path
+critic.tokenizer_path critic.model.tokenizer_path | not needed | they are the policy's
+critic.lr | spec.critic.optimizer.learningRate
+critic.optim.weight_decay | spec.critic.optimizer.weightDecay
+critic.optim.betas | spec.critic.optimizer.betas
+critic.lr_warmup_steps | spec.critic.optimizer.warmupSteps | in optimizer steps
+critic.lr_scheduler_type | spec.critic.optimizer.schedule
+critic.min_lr_ratio | spec.critic.optimizer.minLearningRateRatio
+critic.grad_clip | spec.critic.optimizer.gradientClip
+cliprange_value | spec.critic.valueClip
+critic.ppo_epochs | spec.critic.epochs
+critic.ppo_mini_batch_size | spec.critic.miniBatchPrompts
+critic.model.fsdp_config critic.fsdp_size | spec.roles.critic.parallelism
+custom_reward_function.path | spec.rewards[].source.path
+custom_reward_function.name | spec.rewards[].function
+reward_kwargs | spec.rewards[].arguments
+reward.num_workers | spec.roles.reward.cpu
+reward_manager | spec.rewards
+reward_model.enable | spec.rewardModel
+reward_model.model.path reward_model.model_path | spec.rewardModel.path
+input_tokenizer | spec.rewardModel.tokenizerPath
+reward_model.max_length | spec.rewardModel.maxTokens
+reward_model.rollout.dtype | spec.rewardModel.dtype
+enable_resource_pool | spec.roles.rewardModel.colocateWith
+reward_model.nnodes reward_model.n_gpus_per_node | spec.roles.rewardModel
+sandbox_fusion | not yet | sandboxes
+total_epochs | spec.steps.epochs
+total_training_steps | spec.steps.total
+experiment_name project_name | metadata.name
+logger | spec.loggers
+nnodes | spec.roles.actorRollout.replicas
+n_gpus_per_node | spec.roles.actorRollout.gpusPerReplica
+device | spec.roles.actorRollout.gpusPerReplica | where 0 is the CPU
+save_freq | spec.checkpoint.every
+test_freq | spec.steps.validateEvery
+val_before_train | spec.steps.validateFirst
+val_only | spec.steps.validateOnly
+resume_mode | spec.checkpoint.resume
+default_local_dir | spec.checkpoint.volume.claimName | and `ppojob run --output` here
+max_actor_ckpt_to_keep max_critic_ckpt_to_keep | spec.checkpoint.keepLast
+num_examine log_val_generations | spec.numExamine
+rollout_data_dir validation_data_dir | not needed | the run folder always has them
+balance_batch | not needed | work is always balanced
+critic_warmup | spec.critic.warmupSteps | one less than in verl
+resume_from_path default_hdfs_dir del_local_ckpt_after_load esi_redundant_time | not yet
+use_v1 v1 | not yet | asynchronous training
+ray_kwargs | not needed | there is no Ray
+distillation transfer_queue global_profiler skip | not yet
+""")
+
+TRL = rows("""
+model_name_or_path | spec.model.path | a folder
+reward_model_path | spec.rewardModel.path | a folder
+dataset_name train_dataset | spec.data.train | a list of {path: FILE}
+eval_dataset | spec.data.validation | a list of {path: FILE}
+reward_funcs | spec.rewards
+reward_weights | spec.rewards[].weight
+max_completion_length response_length | spec.data.maxResponseTokens
+shuffle_dataset | spec.data.shuffle
+chat_template_kwargs | spec.data.applyChatTemplateKwargs
+num_generations | spec.algorithm.samplesPerPrompt
+num_generations_eval | spec.rollout.validation.samples
+learning_rate | spec.optimizer.learningRate
+critic.learning_rate | spec.critic.optimizer.learningRate
+weight_decay | spec.optimizer.weightDecay
+adam_beta1 adam_beta2 | spec.optimizer.betas | both in a list
+adam_epsilon | spec.optimizer.epsilon
+max_grad_norm | spec.optimizer.gradientClip
+warmup_steps | spec.optimizer.warmupSteps
+warmup_ratio | not yet | a share; steps are spec.optimizer.warmupSteps
+per_device_train_batch_size | spec.training.microBatchTokens | in tokens
+per_device_eval_batch_size | not needed | the engine makes batches itself
+gradient_accumulation_steps | not needed | miniBatchPrompts is one optimizer step
+generation_batch_size batch_size | spec.algorithm.promptsPerStep | in prompts
+steps_per_generation num_mini_batches mini_batch_size | spec.algorithm.miniBatchPrompts | in prompts
+num_train_epochs | spec.steps.epochs
+max_steps | spec.steps.total
+num_iterations num_ppo_epochs | spec.algorithm.epochs
+beta | spec.algorithm.kl.coefficient | with spec.algorithm.kl.in: loss (GRPO) or reward (RLOO)
+epsilon | spec.algorithm.policyLoss.clipLow | AdamW's is spec.optimizer.epsilon
+epsilon_high | spec.algorithm.policyLoss.clipHigh
+delta | spec.algorithm.policyLoss.dualClip
+cliprange | spec.algorithm.policyLoss.clipLow spec.algorithm.policyLoss.clipHigh
+loss_type | spec.algorithm.lossAggregation
+scale_rewards | spec.algorithm.grpo.normalizeByStd | where group is true, none is false
+vf_coef | not needed | the critic has an optimizer of its own, spec.critic.optimizer
+whiten_rewards reward_clip_range normalize_advantages | not yet | other normalisation
+missing_eos_penalty | not yet | penalties by length; a reward function can give one
+importance_sampling_level | not yet | ratios of whole responses (GSPO)
+sapo_temperature_neg sapo_temperature_pos | not yet | other policy losses
+mask_truncated_completions top_entropy_quantile | not yet | masking of tokens
+sync_ref_model ref_model_mixup_alpha ref_model_sync_steps | not yet | a moving reference
+vllm_importance_sampling_correction off_policy_mask_threshold | not yet | off-policy correction
+multi_objective_aggregation use_bias_correction_kl | not yet
+use_vllm | spec.rollout.engine | where true is vllm
+vllm_mode | not needed | engine and trainer share the ranks of actorRollout
+vllm_server_base_url vllm_server_host vllm_server_port | not yet | servers of others
+vllm_max_model_length | spec.rollout.maxModelTokens
+min_p repetition_penalty generation_kwargs | not yet | other ways of sampling
+use_peft peft_config lora lora_r lora_dropout lora_target_modules | not yet | LoRA
+load_in_4bit load_in_8bit | not yet | quantized weights
+use_liger_kernel torch_compile attn_implementation | not yet | other kernels
+model_init_kwargs | not yet | settings beside the model folder
+fp16 | not yet | float16
+gradient_checkpointing | spec.training.activationCheckpointing
+deepspeed fsdp | not needed | models are sharded by FSDP2 over all ranks of their role
+output_dir | spec.checkpoint.volume.claimName | and `ppojob run --output` here
+run_name | metadata.name
+report_to | spec.loggers
+logging_steps | not needed | every step is logged
+save_total_limit | spec.checkpoint.keepLast
+load_best_model_at_end metric_for_best_model | spec.checkpoint.best.metric
+greater_is_better | spec.checkpoint.best.mode | max or min
+resume_from_checkpoint | spec.checkpoint.resume
+push_to_hub hub_model_id | not yet | uploads; `ppojob export` writes a folder
+log_completions num_completions_to_print | spec.numExamine
+""")
+
+OPENRLHF = rows("""
+pretrain | spec.model.path | a folder
+critic_pretrain | spec.critic.path | a folder
+reward_pretrain | spec.rewardModel.path | a folder
+remote_rm_url | spec.rewards[].source.path | a file with a function
+agent_func_path | not yet | tools and several turns
+prompt_data | spec.data.train | a list of {path: FILE}
+prompt_data_probs | not yet | shares of data sets
+input_key | spec.data.promptKey
+label_key | not needed | the column reward_model.ground_truth has the answer
+apply_chat_template | not needed | prompts that are messages go through the template
+prompt_max_len | spec.data.maxPromptTokens
+generate_max_len max_new_tokens | spec.data.maxResponseTokens
+max_samples | spec.data.maxTrainRows
+n_samples_per_prompt | spec.algorithm.samplesPerPrompt
+eval_n_samples_per_prompt | spec.rollout.validation.samples
+eval_temperature | spec.rollout.validation.temperature
+rollout_batch_size | spec.algorithm.promptsPerStep
+vllm_generate_batch_size | not needed | the engine makes batches itself
+micro_train_batch_size micro_rollout_batch_size | spec.training.microBatchTokens | in tokens
+train_max_tokens_per_gpu rollout_max_tokens_per_gpu | spec.training.microBatchTokens
+use_dynamic_batch | not needed | micro-batches are always budgets of tokens
+max_epochs | spec.algorithm.epochs
+num_episodes | spec.steps.epochs
+actor_learning_rate | spec.optimizer.learningRate
+critic_learning_rate | spec.critic.optimizer.learningRate
+lr_warmup_ratio | not yet | a share; steps are spec.optimizer.warmupSteps
+lr_scheduler | spec.optimizer.schedule
+adam_betas | spec.optimizer.betas
+l2 | spec.optimizer.weightDecay
+max_norm | spec.optimizer.gradientClip
+advantage_estimator | spec.algorithm.type
+no_advantage_std_norm | spec.algorithm.grpo.normalizeByStd | where true is false
+policy_loss_type | spec.algorithm.policyLoss.type
+eps_clip eps_clip_low_high | spec.algorithm.policyLoss.clipLow spec.algorithm.policyLoss.clipHigh
+value_clip | spec.critic.valueClip
+lambd | spec.algorithm.ppo.lambda
+init_kl_coef | spec.algorithm.kl.coefficient | with spec.algorithm.kl.in: reward or loss
+kl_estimator | spec.algorithm.kl.estimator
+kl_target | spec.algorithm.kl.target | with spec.algorithm.kl.controller: adaptive
+kl_horizon | spec.algorithm.kl.horizon | with spec.algorithm.kl.controller: adaptive
+entropy_loss_coef | spec.algorithm.entropyCoefficient
+freezing_actor_steps | spec.critic.warmupSteps
+ptx_coef aux_loss_coef | not yet | other terms of the loss
+normalize_reward | not yet | normalised rewards
+overlong_buffer_len overlong_penalty_factor | not yet | penalties by length
+dynamic_filtering dynamic_filtering_reward_range | not yet | filtering of groups
+enable_vllm_is_correction | not yet | correction of the rollout's policy
+async_train | not yet | asynchronous training
+bf16 | spec.training.autocast | where true is bfloat16
+zero_stage zpg | not needed | models are sharded by FSDP2 over all ranks of their role
+packing_samples | not needed | rows are packed and nothing is padded
+adam_offload ref_reward_offload | not yet | offloading
+ds_tensor_parallel_size | spec.roles.actorRollout.parallelism.tensor
+ring_attn_size | not yet | sequence parallelism
+enable_ema ema_beta | not yet | averages of weights
+actor_num_nodes | spec.roles.actorRollout.replicas
+actor_num_gpus_per_node | spec.roles.actorRollout.gpusPerReplica
+critic_num_nodes critic_num_gpus_per_node | spec.roles.critic
+ref_num_nodes ref_num_gpus_per_node | spec.roles.reference
+reward_num_nodes reward_num_gpus_per_node | spec.roles.rewardModel
+colocate_all_models colocate_actor_ref colocate_critic_reward | not needed | so by itself
+vllm_num_engines | spec.rollout.parallelism.data
+vllm_tensor_parallel_size | spec.rollout.parallelism.tensor
+vllm_gpu_memory_utilization | spec.rollout.kvCacheGib | an amount and no share
+vllm_enable_sleep vllm_enable_sleep_mode deepspeed_enable_sleep | not needed | always
+vllm_sync_backend | not needed | the engine lives in the trainer's ranks
+ckpt_path save_path | spec.checkpoint.volume.claimName | and `ppojob run --output` here
+save_steps | spec.checkpoint.every
+eval_steps | spec.steps.validateEvery
+max_ckpt_num | spec.checkpoint.keepLast
+save_hf_ckpt | spec.checkpoint.export
+load_checkpoint | spec.checkpoint.resume
+use_tensorboard | spec.loggers | [console, tensorboard]
+use_wandb wandb_project wandb_run_name wandb_group wandb_org | not yet | wandb
+""")
+
+# A name that several frameworks have stands with the first of them.
+FIELDS: Final = {"verl": VERL, "TRL": TRL, "OpenRLHF": OPENRLHF}
+
+# Words that fields take: the field, the words apart by spaces, and as above.
+WORDS: Final = rows_by_field("""
+spec.algorithm.type | gae | ppo
+spec.algorithm.type | group_norm | grpo
+spec.algorithm.type | dr_grpo | grpo | with spec.algorithm.grpo.normalizeByStd: false
+spec.algorithm.type | dapo | grpo | with policyLoss.clipHigh: 0.28; filtering: not yet
+spec.algorithm.type | reinforce reinforce++ | reinforce_plus_plus
+spec.algorithm.type | reinforce_baseline reinforce++_baseline | reinforce_plus_plus_baseline
+spec.algorithm.type | remax gpg grpo_passk gdpo gspo maxrl dpo optimal_token_baseline | not yet
+spec.algorithm.type | tir_optimal_token_baseline grpo_vectorized rloo_vectorized | not yet
+spec.algorithm.policyLoss.type | vanilla regular ppo grpo dapo dual_clip | clip
+spec.algorithm.policyLoss.type | gspo sapo gpg cispo dppo_tv dppo_kl clip_cov | not yet
+spec.algorithm.policyLoss.type | kl_cov geo_mean dro bypass_mode luspo vespo reinforce | not yet
+spec.algorithm.lossAggregation | dapo bnpo | token_mean
+spec.algorithm.lossAggregation | seq-mean-token-sum | sequence_mean_token_sum
+spec.algorithm.lossAggregation | seq-mean-token-sum-norm dr_grpo | sequence_mean_token_sum_norm
+spec.algorithm.lossAggregation | seq-mean-token-mean sequence_mean grpo | sequence_mean_token_mean
+spec.algorithm.lossAggregation | cispo sapo luspo vespo gspo | not yet
+spec.algorithm.kl.estimator | kl | k1
+spec.algorithm.kl.estimator | mse | k2
+spec.algorithm.kl.estimator | low_var_kl | k3
+spec.algorithm.kl.estimator | k1+ k2+ k3+ abs+ kl+ mse+ low_var_kl+ | k2 | whose gradient is theirs
+spec.algorithm.kl.estimator | full | not yet
+spec.optimizer.schedule spec.critic.optimizer.schedule | constant_with_warmup | constant
+spec.optimizer.schedule spec.critic.optimizer.schedule | cosine_with_min_lr | cosine
+spec.optimizer.schedule spec.critic.optimizer.schedule | linear polynomial inverse_sqrt | not yet
+spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp32 float | float32
+spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | bf16 | bfloat16
+spec.model.dtype spec.rollout.dtype spec.rewardModel.dtype | fp16 float16 half fp8 float8 | not yet
+spec.training.autocast | float32 fp32 no false | none
+spec.training.autocast | bf16 | bfloat16
+spec.training.autocast | fp16 float16 | not yet
+spec.rollout.engine | hf transformers | huggingface
+spec.rollout.engine | sglang trtllm | not yet
+spec.data.overlongPrompts | left | truncate_left
+spec.data.overlongPrompts | right | truncate_right
+spec.data.overlongPrompts | middle | truncate_middle
+spec.data.overlongPrompts | filter | drop
+spec.checkpoint.resume | latest | auto
+spec.checkpoint.resume | disable resume_path from_path | not yet
+spec.loggers | file | not needed | metrics.jsonl is always written
+spec.loggers | wandb mlflow swanlab vemlp_wandb clearml trackio comet rl_insight | not yet
+""")

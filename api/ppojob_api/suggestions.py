@@ -1,0 +1,154 @@
+"""What to write instead of a field or a word that the resource does not have.
+
+Names of other frameworks are looked up in a table; only near misses of our own are told by letters.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import chain
+from typing import Final, NamedTuple
+
+from ppojob_api import shape as shapes
+from ppojob_api.foreign_names import FIELDS, NOT_NEEDED, NOT_YET, WORDS, Row
+from ppojob_api.problem import ReasonCode
+from ppojob_api.shape import PathKey, Shape
+from ppojob_api.v1alpha1.job import PPOJobSpec
+
+# Share of equal letters from which a word counts as a slip for another.
+NEAR: Final = 0.8
+
+
+class Suggestion(NamedTuple):
+    """What is wrong with a name, and what to write."""
+
+    why: str
+    allowed: str
+    reason_code: ReasonCode = ReasonCode.UNKNOWN_FIELD
+
+
+def of_field(path: PathKey, value: object) -> Suggestion:
+    """What to write for a field that does not exist.
+
+    Args:
+        path: Where it stands.
+        value: What it holds.
+    """
+    parent, word = shapes.at(path[:-1]), folded(str(path[-1]))
+    fields = shapes.members(parent.model) if parent is not None and parent.model is not None else {}
+    here = {folded(name): name for name in fields}
+    why = "there is no such field"
+    if word in here:
+        return Suggestion(why, f"write {here[word]}")
+    row = foreign_field(path)
+    if row is not None:
+        return _of_row(row, path, value)
+    near = difflib.get_close_matches(word, here, n=1, cutoff=NEAR)
+    if near:
+        return Suggestion(why, f"write {here[near[0]]}")
+    others = shapes.all_paths(PPOJobSpec, "spec.")
+    elsewhere = [other for other in others if folded(other.rpartition(".")[2]) == word]
+    if elsewhere:
+        return Suggestion(why, f"write {' or '.join(elsewhere)}")
+    names = ", ".join(sorted(here.values()))
+    return Suggestion(why, f"fields here are {names}" if names else "remove it")
+
+
+def of_word(field: str, value: object, shape: Shape) -> Suggestion:
+    """What to write for a word that a field does not take.
+
+    Args:
+        field: The field, without numbers of items.
+        value: What is there.
+        shape: What may be there.
+    """
+    why, code = "the value is unknown", ReasonCode.NOT_ONE_OF
+    if not isinstance(value, str):
+        return Suggestion(why, shape.allowed(), code)
+    word = folded(value)
+    by_folded = {folded(choice): choice for choice in shape.choices}
+    row = None if word in by_folded else foreign_word(field, value)
+    if row is None:
+        near = difflib.get_close_matches(word, by_folded, n=1, cutoff=NEAR)
+        why += f", did you mean {by_folded[near[0]]}" if near else ""
+        return Suggestion(why, shape.allowed(), code)
+    if row.status == NOT_YET:
+        return Suggestion("not in this version", shape.allowed(), ReasonCode.NOT_IN_THIS_VERSION)
+    if row.status == NOT_NEEDED:
+        return Suggestion(f"not needed: {row.remark}", "remove it", code)
+    return Suggestion(why, _with_remark(f"write {row.here[0]}", row), code)
+
+
+def leaves(path: PathKey, value: object) -> list[tuple[PathKey, object]]:
+    """What stands below an unknown field, where another framework's section was copied here.
+
+    Returns:
+        Each inner field and its value, or nothing where none of them is in the table.
+    """
+    found = list(_leaves(path, value))
+    return found if any(foreign_field(inner) for inner, _ in found if inner != path) else []
+
+
+def foreign_field(path: Sequence[object]) -> Row | None:
+    """The row of a field of another framework, wherever it stands."""
+    keys = [key for key in path if isinstance(key, str)]
+    parts = [folded(part) for key in keys for part in key.split(".")] or [""]
+    fits = [(c, row) for c, row in _by_last_word().get(parts[-1], ()) if _has(parts[:-1], c)]
+    return max(fits, key=lambda fit: len(fit[0]))[1] if fits else None
+
+
+def foreign_word(field: str, word: str) -> Row | None:
+    """The row of a word of another framework."""
+    rows = WORDS.get(field, ())
+    return next((row for row in rows if folded(word) in map(folded, row.names)), None)
+
+
+def folded(word: str) -> str:
+    """A word without what spellings differ in: snake_case, kebab-case, camelCase, 0 for o."""
+    return word[:128].lower().replace("_", "").replace("-", "").replace("0", "o")
+
+
+def _of_row(row: Row, path: PathKey, value: object) -> Suggestion:
+    if row.status == NOT_YET:
+        why = f"{row.remark}: not in this version" if row.remark else "not in this version"
+        return Suggestion(why, "remove it", ReasonCode.NOT_IN_THIS_VERSION)
+    if row.status == NOT_NEEDED:
+        return Suggestion(f"not needed: {row.remark}", "remove it")
+    allowed = f"write {' or '.join(row.here)}"
+    meant = foreign_word(row.here[0], value) if isinstance(value, str) else None
+    if meant is not None and meant.here:
+        return Suggestion(
+            "there is no such field", _with_remark(f"{allowed}: {meant.here[0]}", meant)
+        )
+    if meant is not None and meant.status == NOT_YET:
+        allowed += f", where {value} is not in this version"
+    return Suggestion("there is no such field", _with_remark(allowed, row))
+
+
+def _with_remark(text: str, row: Row) -> str:
+    return f"{text}, {row.remark}" if row.remark else text
+
+
+@cache
+def _by_last_word() -> dict[str, list[tuple[list[str], Row]]]:
+    """The rows by the last word of each name, with the words before it."""
+    found: dict[str, list[tuple[list[str], Row]]] = {}
+    for row in chain(*FIELDS.values()):
+        for name in row.names:
+            *before, last = map(folded, name.split("."))
+            found.setdefault(last, []).append((before, row))
+    return found
+
+
+def _has(parts: list[str], words: list[str]) -> bool:
+    """Whether a path has these words, in their order."""
+    rest = iter(parts)
+    return all(word in rest for word in words)
+
+
+def _leaves(path: PathKey, value: object) -> Iterable[tuple[PathKey, object]]:
+    if not isinstance(value, dict) or not value or foreign_field(path) is not None:
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from _leaves((*path, str(key)), inner)

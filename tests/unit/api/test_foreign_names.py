@@ -1,0 +1,142 @@
+"""Fields and words of verl, TRL and OpenRLHF get the name that they have here, or "not yet"."""
+
+from typing import Any
+
+import pytest
+from bad_specs import changed_job
+
+from ppojob_api import validation
+from ppojob_api.problem import Problem
+
+# What a user writes, and where it stands here; a word in capitals is what is not in this version.
+NAMES = """
+adv_estimator                algorithm.type
+kl_loss_coef                 algorithm.kl.coefficient
+use_kl_loss                  algorithm.kl.in
+clip_ratio_high              algorithm.policyLoss.clipHigh
+clip_ratio_c                 algorithm.policyLoss.dualClip
+loss_agg_mode                algorithm.lossAggregation
+entropy_coeff                algorithm.entropyCoefficient
+ppo_mini_batch_size          algorithm.miniBatchPrompts
+ppo_micro_batch_size_per_gpu training.microBatchTokens
+train_batch_size             algorithm.promptsPerStep
+max_response_length          data.maxResponseTokens
+lr                           optimizer.learningRate
+grad_clip                    optimizer.gradientClip
+gpu_memory_utilization       rollout.kvCacheGib
+save_freq                    checkpoint.every
+total_epochs                 steps.epochs
+filter_groups                FILTERING OF GROUPS
+lora_rank                    LORA
+beta                         algorithm.kl.coefficient
+epsilon                      algorithm.policyLoss.clipLow
+epsilon_high                 algorithm.policyLoss.clipHigh
+delta                        algorithm.policyLoss.dualClip
+loss_type                    algorithm.lossAggregation
+scale_rewards                algorithm.grpo.normalizeByStd
+num_generations              algorithm.samplesPerPrompt
+max_completion_length        data.maxResponseTokens
+learning_rate                optimizer.learningRate
+num_train_epochs             steps.epochs
+num_iterations               algorithm.epochs
+per_device_train_batch_size  training.microBatchTokens
+use_vllm                     rollout.engine
+max_grad_norm                optimizer.gradientClip
+cliprange                    algorithm.policyLoss.clipLow
+sync_ref_model               A MOVING REFERENCE
+importance_sampling_level    RATIOS OF WHOLE RESPONSES (GSPO)
+lora_r                       LORA
+advantage_estimator          algorithm.type
+n_samples_per_prompt         algorithm.samplesPerPrompt
+rollout_batch_size           algorithm.promptsPerStep
+micro_train_batch_size       training.microBatchTokens
+init_kl_coef                 algorithm.kl.coefficient
+eps_clip                     algorithm.policyLoss.clipLow
+lambd                        algorithm.ppo.lambda
+value_clip                   critic.valueClip
+actor_learning_rate          optimizer.learningRate
+critic_learning_rate         critic.optimizer.learningRate
+generate_max_len             data.maxResponseTokens
+num_episodes                 steps.epochs
+dynamic_filtering            FILTERING OF GROUPS
+use_wandb                    WANDB
+"""
+CASES = [line.split(maxsplit=1) for line in NAMES.strip().splitlines()]
+
+
+def found(*changes: str) -> list[Problem]:
+    problems: Any = validation.validate(changed_job(list(changes)))
+    assert isinstance(problems, list), "nothing was found"
+    return problems
+
+
+@pytest.mark.parametrize("section", ["", "trainer.", "algorithm.policyLoss."])
+@pytest.mark.parametrize(("name", "answer"), CASES)
+def test_field(name: str, answer: str, section: str) -> None:
+    camel = name.split("_")[0] + "".join(word.capitalize() for word in name.split("_")[1:])
+    for spelling in {name, camel, name.replace("_", "-")}:
+        (problem,) = found(f"spec.{section}{spelling}: 1")
+        assert problem.where == f"spec.{section}{spelling}"
+        if answer.isupper():
+            assert problem.reason_code == "NotInThisVersion"
+            assert problem.why.upper() == f"{answer}: NOT IN THIS VERSION"
+        else:
+            assert problem.reason_code == "UnknownField"
+            assert problem.allowed.replace(",", " ").split()[:2] == ["write", f"spec.{answer}"]
+
+
+def test_sections_of_verl_are_read_to_their_last_field() -> None:
+    actor = "{optim: {lr: 1.0e-6}, policy_loss: {loss_mode: vanilla}, use_remove_padding: true}"
+    problems = found(
+        f"spec.actor_rollout_ref: {{actor: {actor}, ref: {{odd: 1}}}}",
+        "spec.critic: {optim: {lr: 1.0e-5}}",
+        "spec.reward_model: {enable: true, model: {path: /m}}",
+        'spec: {"actor_rollout_ref.rollout.val_kwargs.n": 4}',
+    )
+    actor = "spec.actor_rollout_ref.actor"
+    assert {problem.where: problem.allowed for problem in problems} == {
+        f"{actor}.optim.lr": "write spec.optimizer.learningRate",
+        f"{actor}.policy_loss.loss_mode": "write spec.algorithm.policyLoss.type: clip",
+        f"{actor}.use_remove_padding": "remove it",
+        "spec.actor_rollout_ref.ref.odd": "remove it",
+        "spec.critic.optim.lr": "write spec.critic.optimizer.learningRate",
+        "spec.reward_model.enable": "write spec.rewardModel",
+        "spec.reward_model.model.path": "write spec.rewardModel.path",
+        'spec["actor_rollout_ref.rollout.val_kwargs.n"]': "write spec.rollout.validation.samples",
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "word", "ours"),
+    [
+        ("algorithm.type", "gae", "ppo"),
+        ("algorithm.type", "dr_grpo", "grpo, with spec.algorithm.grpo.normalizeByStd: false"),
+        ("algorithm.policyLoss.type", "vanilla", "clip"),
+        ("algorithm.policyLoss.type", "gspo", ""),
+        ("algorithm.lossAggregation", "seq-mean-token-sum", "sequence_mean_token_sum"),
+        ("algorithm.kl.estimator", "low_var_kl", "k3"),
+        ("rollout.engine", "hf", "huggingface"),
+        ("rollout.dtype", "float16", ""),
+        ("critic.optimizer.schedule", "linear", ""),
+        ("data.overlongPrompts", "left", "truncate_left"),
+    ],
+)
+def test_word(field: str, word: str, ours: str) -> None:
+    problem = found(f"spec.{field}: {word}")[0]
+    assert problem.where == f"spec.{field}"
+    assert problem.reason_code == ("NotOneOf" if ours else "NotInThisVersion")
+    assert problem.allowed == f"write {ours}" if ours else "did you mean" not in problem.why
+
+
+@pytest.mark.parametrize(
+    ("field", "answer"),
+    [
+        ("optimizer.lerningRate", "write learningRate"),
+        ("optimizer.betaz", "write betas"),
+        ("algorithm.kl.betas", "write spec.optimizer.betas or spec.critic.optimizer.betas"),
+        ("rollout.learningRat", "fields here are"),
+    ],
+)
+def test_letters_count_for_slips_in_the_same_section_alone(field: str, answer: str) -> None:
+    (problem,) = found(f"spec.{field}: 1")
+    assert problem.allowed.startswith(answer)
