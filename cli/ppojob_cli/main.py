@@ -11,6 +11,7 @@ COMMANDS: Final = {
     "run": ("ppojob_cli.run", "run"),
     "validate": ("ppojob_cli.validate", "validate"),
     "plan": ("ppojob_cli.plan", "plan"),
+    "fields": ("ppojob_cli.fields", "fields"),
     "data": ("ppojob_cli.data", "data"),
     "model": ("ppojob_cli.model", "model"),
     "export": ("ppojob_cli.export", "export"),

@@ -1,0 +1,66 @@
+"""`ppojob fields`: the fields of a job on the terminal, without a cluster and without its page."""
+
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+
+import click
+
+from ppojob_api import contract, suggestions
+from ppojob_api import shape as shapes
+from ppojob_api.field_page import Field
+from ppojob_api.field_page import fields as all_fields
+from ppojob_api.problem import Problem, shown
+from ppojob_api.shape import PathKey
+from ppojob_api.v1alpha1.job import PPOJobSpec
+
+INDENT = "    "
+
+
+@click.command("fields")
+@click.argument("path", default="spec", metavar="[PATH]")
+def fields(path: str) -> None:
+    """Print the fields of a job: type, default, meaning, verl's name.
+
+    PATH is a field such as spec.algorithm.kl, and all below it is printed; without PATH, what
+    stands in spec. A PATH that does not exist is answered with what to write, also where it is a
+    name of verl, TRL or OpenRLHF.
+    """
+    keys = [key for key in re.split(r"\.|\[[0-9]*\]", path) if key] or [path]
+    if keys[0] in shapes.members(PPOJobSpec):
+        keys = ["spec", *keys]
+    problem = _problem(path, keys)
+    if problem is not None:
+        click.echo(str(problem), err=True)
+        raise SystemExit(contract.EXIT_INVALID)
+    wanted = ".".join(keys)
+    for field in all_fields():
+        plain = field.path.replace("[]", "")
+        is_top = plain.count(".") == 1
+        if shapes.within(plain, wanted) and (is_top or wanted != "spec"):
+            click.echo("\n".join(_lines(field)))
+    if wanted == "spec":
+        click.echo("\nppojob fields spec.algorithm prints what is below spec.algorithm.")
+
+
+def _lines(field: Field) -> Iterator[str]:
+    yield click.style(field.path, bold=True)
+    verl = f"verl: {field.verl}" if field.verl else ""
+    width = min(100, shutil.get_terminal_size().columns)
+    for text in filter(None, (field.takes + field.defaulting, field.meaning, verl)):
+        yield from textwrap.wrap(text, width, initial_indent=INDENT, subsequent_indent=INDENT)
+
+
+def _problem(given: str, keys: list[str]) -> Problem | None:
+    """What is wrong with a path, or None."""
+    path: PathKey = ()
+    for key in keys:
+        path = (*path, key)
+        shape = shapes.at(path)
+        if shape is None:
+            told = suggestions.of_field(path, None)
+            return Problem("PATH", shown(given), told.why, told.allowed, told.reason_code)
+        if shape.kind == "list":
+            path = (*path, 0)
+    return None

@@ -1,0 +1,67 @@
+"""`ppojob fields` and docs/fields.md know every field of the models, and no other."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ppojob_api import shape
+from ppojob_cli.main import main
+
+PAGE = Path(__file__).parents[3] / "docs" / "fields.md"
+PATHS = [path for path in shape.all_paths() if path.startswith("spec.")]
+
+
+def fields(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["fields", *arguments])
+
+
+@pytest.mark.parametrize("section", ["algorithm", "spec.rewards[0]", "spec.roles", "metadata"])
+def test_a_section_is_printed_whole(section: str) -> None:
+    printed = re.findall(r"^[a-z]\S*", fields(section).output, re.MULTILINE)
+    name = (
+        section.removesuffix("[0]")
+        if "." in section or section == "metadata"
+        else f"spec.{section}"
+    )
+    below = [path for path in shape.all_paths() if shape.within(path, name)]
+    assert [path.replace("[]", "") for path in printed if path != "ppojob"] == below
+
+
+def test_without_a_path_the_sections_are_told() -> None:
+    printed = re.findall(r"^spec\.\S*", fields().output, re.MULTILINE)
+    assert printed == [path for path in PATHS if path.count(".") == 1]
+
+
+def test_what_is_told_of_a_field() -> None:
+    assert fields("spec.algorithm.epochs").output.splitlines() == [
+        "spec.algorithm.epochs",
+        "    an integer from 1 to 1000; default 1",
+        "    Passes over a step's experience.",
+        "    verl: ppo_epochs, 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("adv_estimator", "write spec.algorithm.type"),
+        ("spec.optimizer.lr", "write spec.optimizer.learningRate"),
+        ("spec.algorithm.lora_rank", "remove it"),
+        ("spec.algorithm.kll", "write kl"),
+        ("spec.data.train[0].file", "fields here are format, path"),
+        ("[0]", "fields here are apiVersion, kind, metadata, spec, status"),
+    ],
+)
+def test_an_unknown_path(path: str, answer: str) -> None:
+    result = fields(path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f'PATH: got "{path}": ')
+    assert result.stderr.endswith(f"; {answer}\n")
+
+
+def test_the_page_has_every_field_once() -> None:
+    tables = PAGE.read_text().partition("## Names of other frameworks")[0]
+    rows = re.findall(r"^(?:\| `|## )(spec\.[\w.\[\]]+)", tables, re.MULTILINE)
+    assert sorted(row.replace("[]", "") for row in rows) == sorted(PATHS)
