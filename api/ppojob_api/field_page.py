@@ -51,16 +51,17 @@ class Field:
 
     @property
     def takes(self) -> str:
-        """What may be written there."""
-        return self.member.shape.allowed().removeprefix("write ")
+        """What may be written there; that it may be left out the default says."""
+        words = self.member.shape.allowed().removeprefix("write ")
+        return re.sub(r",? or (null|remove it)$", "", words)
 
     @property
     def default(self) -> str:
-        """What it is where it is not given; empty for a section that is always there."""
+        """What it is where it is not given; empty for sections, and where the meaning says it."""
         if self.member.required:
             return "required"
-        is_section = self.member.shape.kind == "object" and self.member.default is not None
-        return "" if is_section else json.dumps(self.member.default)
+        is_told = self.member.default is None or self.member.shape.kind == "object"
+        return "" if is_told else json.dumps(self.member.default)
 
     @property
     def defaulting(self) -> str:

@@ -1,0 +1,79 @@
+"""What docs/data-and-rewards.md shows works: its rows are read, its function scores them."""
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ruamel.yaml import YAML
+
+from ppojob_api import shape
+from ppojob_api.v1alpha1.rollout import RewardSpec
+from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.checks import check_files
+from ppojob_trainer.rewards.process import ScoringPool
+from ppojob_trainer.rewards.records import RewardItem
+from ppojob_trainer.rewards.routing import SCORERS
+from ppojob_trainer.rewards.row_checks import row_checks
+
+PAGE = (Path(__file__).parents[3] / "docs" / "data-and-rewards.md").read_text()
+BLOCKS: dict[str, str] = dict(re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL))
+
+
+def rewards(folder: Path) -> list[RewardSpec]:
+    path = folder / "sums.py"
+    path.write_text(BLOCKS["python"])
+    (settings,) = YAML(typ="safe").load(BLOCKS["yaml"])["rewards"]
+    return [RewardSpec.model_validate(settings | {"source": {"path": str(path)}})]
+
+
+def test_rows_are_read_as_json_lines_and_as_parquet(
+    tmp_path: Path, chat: ChatTokenizer, make_spec: Callable[..., DataSpec]
+) -> None:
+    lines, table = tmp_path / "a.jsonl", tmp_path / "b.parquet"
+    lines.write_text(BLOCKS["json"])
+    pq.write_table(
+        pa.Table.from_pylist([json.loads(row) for row in BLOCKS["json"].splitlines()]), table
+    )
+    for path in (lines, table):
+        checks = row_checks(rewards(tmp_path))
+        report = check_files(make_spec(path), chat, rewards=checks, prompts_per_step=2)
+        assert (report.errors, report.warnings, report.train_rows) == ([], [], 2)
+
+
+def test_the_function_scores(tmp_path: Path) -> None:
+    responses = ["3 + 9 = 12.", "It is 13", "It is -12", "No idea"]
+    items = [RewardItem(n, "my/sums", text, "12", {}) for n, text in enumerate(responses)]
+    with ScoringPool(rewards(tmp_path)) as pool:
+        results = pool.score(items)
+    assert [result.score for result in results] == [1.0, 1.0, 0.1, 0.0]
+    assert [result.extras["acc"] for result in results] == [1.0, 0.0, 0.0, 0.0]
+    assert [result.extras["numbers"] for result in results] == [3.0, 1.0, 1.0, 0.0]
+
+
+def test_the_table_of_scorers_is_theirs() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([^|]*) \| [^|]* \| [^|]* \| ([^|]*) \|$", PAGE, re.MULTILINE
+    )
+    told = {name: [re.findall("`(.*?)`", cell) for cell in cells] for name, *cells in rows}
+    assert told == {
+        name: [
+            list(scorer.words or scorer.data_sources),
+            [
+                argument.name
+                for argument in inspect.signature(scorer.score).parameters.values()
+                if argument.kind is argument.KEYWORD_ONLY
+            ],
+        ]
+        for name, scorer in SCORERS.items()
+    }
+
+
+def test_fields_that_are_named_exist() -> None:
+    fields = {path.replace("[]", "") for path in shape.all_paths()}
+    named = re.findall(r"`(spec\.[\w.\[\]]+)`", PAGE)
+    assert {name.replace("[]", "") for name in named} <= fields
