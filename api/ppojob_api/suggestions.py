@@ -48,8 +48,10 @@ def of_field(path: PathKey, value: object) -> Suggestion:
         return Suggestion(why, f"write {here[near[0]]}")
     others = shapes.all_paths(PPOJobSpec, "spec.")
     elsewhere = [other for other in others if folded(other.rpartition(".")[2]) == word]
+    section = ".".join(key for key in path[:-1] if isinstance(key, str))
+    inside = [other for other in elsewhere if shapes.within(other, section)]
     if elsewhere:
-        return Suggestion(why, f"write {' or '.join(elsewhere)}")
+        return Suggestion(why, f"write {' or '.join(inside or elsewhere)}")
     names = ", ".join(sorted(here.values()))
     return Suggestion(why, f"fields here are {names}" if names else "remove it")
 

@@ -135,6 +135,7 @@ def test_word(field: str, word: str, ours: str) -> None:
         ("optimizer.betaz", "write betas"),
         ("algorithm.kl.betas", "write spec.optimizer.betas or spec.critic.optimizer.betas"),
         ("rollout.learningRat", "fields here are"),
+        ("roles.actorRollout.dataShard", "write spec.roles.actorRollout.parallelism.dataShard"),
     ],
 )
 def test_letters_count_for_slips_in_the_same_section_alone(field: str, answer: str) -> None:
