@@ -108,10 +108,12 @@ def test_synchronised_weights_equal_a_fresh_engine_bit_by_bit(facts: Facts, vari
 
 
 def test_a_tied_head_that_is_not_packed_again_is_noticed(facts: Facts) -> None:
-    """Guards the guard: with the step left out, the limits above must not hold."""
-    for dtype, (largest, mean) in LIMITS.items():
-        found = facts["no repack"][dtype]
-        assert found["mean"] > 2 * mean, (dtype, found, largest)
+    """Guards the guard: with the step left out, the limits above hold only of what is not packed."""
+    left_out = facts["no repack"]
+    assert left_out["float32"]["packed"]
+    for dtype, (_, mean) in LIMITS.items():
+        found = left_out[dtype]
+        assert found["mean"] > 2 * mean if found["packed"] else found["mean"] <= mean, (dtype, found)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

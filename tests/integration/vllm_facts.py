@@ -210,7 +210,14 @@ def weight_updates(folder: Path, dtype: str, export: Path) -> dict[str, Any]:
     return facts
 
 
-def without_repacking(folder: Path, dtype: str) -> dict[str, float]:
+def has_packed_head(model: torch.nn.Module) -> bool:
+    """Whether the output head computes with a copy of its weight: not with every processor."""
+    head = next(m for m in model.modules() if hasattr(m, "cpu_linear") and "Embedding" in str(m))
+    states = torch.ones(1, head.weight.shape[1], dtype=head.weight.dtype)
+    return bool(head.cpu_linear(states, torch.zeros_like(head.weight), None).any())
+
+
+def without_repacking(folder: Path, dtype: str) -> dict[str, Any]:
     """How far log-probabilities are off when the output head is not packed again."""
     trainer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     disturb(trainer, 5)
@@ -222,7 +229,9 @@ def without_repacking(folder: Path, dtype: str) -> dict[str, float]:
             opened.load_weights(1, trainer.named_parameters())
         finally:
             vllm_engine._repack_tied_heads = repack
-        return summary(differences(trainer, rows, generate(opened, rows), dtype))
+        (packed,) = opened._engine.apply_model(has_packed_head)
+        found = summary(differences(trainer, rows, generate(opened, rows), dtype))
+        return {**found, "packed": packed}
 
 
 def behaviour(folder: Path) -> dict[str, Any]:
