@@ -42,11 +42,12 @@ demo: setup ## train a real small model by GRPO on this machine (under 20 minute
 test: setup ## every test that needs no cluster (about 25 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not gpu and not cluster"
 
-test-cluster: setup cluster-up ## the tests on a real cluster (at most 40 minutes from nothing)
+test-cluster: setup cluster-up ## all tests on a real cluster, training in pods among them (an hour from nothing)
 	$(BIN)/python -m pytest -m "cluster and not long"
 
-test-operator: setup cluster-up ## of these, what needs no image of the trainer (about 12 minutes)
-	$(BIN)/python -m pytest -m "cluster and not long and not images"
+test-operator: setup ## of these, what needs no containers: API server, scheduler, a fake node
+	$(CLUSTER) up --fake-node
+	$(BIN)/python -m pytest -m "cluster and not long and not images and not containers"
 
 cluster-up: ## a real Kubernetes node on this machine (root; builds it once: about 10 minutes)
 	$(CLUSTER) up

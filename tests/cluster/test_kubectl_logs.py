@@ -15,7 +15,12 @@ from cluster_access import Cluster, eventually
 from cluster_jobs import job, stand_in
 from kubectl_plugin import ppojob
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("crd")]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.containers,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("crd"),
+]
 
 
 def counting(word: str, lines: int, pause: float, after: str = "time.sleep(3600)") -> str:

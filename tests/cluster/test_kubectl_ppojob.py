@@ -37,6 +37,7 @@ http.server.ThreadingHTTPServer(("", 7404), Metrics).serve_forever()
 """
 
 
+@pytest.mark.containers
 def test_metrics_come_through_the_api_server(cluster: Cluster, base_image: str) -> None:
     cluster.apply(job("served"))
     none = ppojob(cluster, "metrics", "served", code=2)

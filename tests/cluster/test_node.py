@@ -10,7 +10,7 @@ import node_processes
 import pytest
 from cluster_access import Cluster, as_list, eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.containers, pytest.mark.timeout(300)]
 
 PORT = 8000
 MARK = "a-pod-of-test-node"

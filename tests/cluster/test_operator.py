@@ -41,6 +41,7 @@ def children(cluster: Cluster, name: str) -> dict[tuple[str, str], Any]:
     }
 
 
+@pytest.mark.containers
 def test_the_words_of_scheduler_and_kubelet_reach_the_status(
     cluster: Cluster, operator: Operator
 ) -> None:

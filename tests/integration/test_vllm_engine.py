@@ -108,12 +108,15 @@ def test_synchronised_weights_equal_a_fresh_engine_bit_by_bit(facts: Facts, vari
 
 
 def test_a_tied_head_that_is_not_packed_again_is_noticed(facts: Facts) -> None:
-    """Guards the guard: with the step left out, the limits above hold only of what is not packed."""
+    """Guards the guard: with the step left out, only what is not packed keeps the limits."""
     left_out = facts["no repack"]
     assert left_out["float32"]["packed"]
     for dtype, (_, mean) in LIMITS.items():
         found = left_out[dtype]
-        assert found["mean"] > 2 * mean if found["packed"] else found["mean"] <= mean, (dtype, found)
+        assert found["mean"] > 2 * mean if found["packed"] else found["mean"] <= mean, (
+            dtype,
+            found,
+        )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -46,9 +46,14 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser(name, help=text).set_defaults(run=run)
 
     add("build", lambda places, _: programs.build(places), "build every program into .cluster/")
-    add(
-        "up", lambda places, _: node.up(places), "build what is missing and bring the node to Ready"
+    up = commands.add_parser("up", help="build what is missing and bring the node to Ready")
+    up.add_argument(
+        "--fake-node",
+        action="store_true",
+        help="let kwok play the node: all of Kubernetes but containers that run, built in half "
+        "the time; a node that runs containers, and is up, does too",
     )
+    up.set_defaults(run=lambda places, given: node.up(places, containers=not given.fake_node))
     add("down", lambda places, _: node.down(places), "end the node; only what is cached stays")
 
     image = commands.add_parser("image", help="make images without a registry")

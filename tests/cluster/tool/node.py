@@ -23,15 +23,23 @@ LINK = "ppojob0"
 PATIENCE_S = 120.0
 
 
-def up(places: Places) -> None:
-    """Bring the node to Ready. A node that is Ready and as it should be is left alone."""
+def up(places: Places, *, containers: bool = True) -> None:
+    """Bring the node to Ready. A node that is Ready and as it should be is left alone.
+
+    Args:
+        places: of the checkout.
+        containers: whether its pods run. A node that runs them also does where they need not.
+    """
     machine.require(machine.FOR_RUNNING)
-    programs.build(places)
-    wanted = plan.make(places)
+    whole = plan.make(places)
+    if not containers and _is_up(places, whole):
+        return
+    programs.build(places, containers=containers)
+    wanted = whole if containers else plan.make(places, containers=False)
     if not _is_up(places, wanted):
         _end(places)
         try:
-            _begin(places, wanted)
+            _begin(places, wanted, containers=containers)
         except BaseException:
             # A half-started node would look like a broken one.
             _end(places)
@@ -46,17 +54,22 @@ def down(places: Places) -> None:
         _end(places)
 
 
-def _begin(places: Places, wanted: plan.Plan) -> None:
+def _begin(places: Places, wanted: plan.Plan, *, containers: bool) -> None:
     with step("start the node's processes"):
         _write(places, wanted)
         _start(places)
     with step("wait for the API server"):
         _until(places, lambda: _kubectl(places, "get", "--raw=/readyz") == "ok")
-    for program in ("pause", "coredns"):
-        images.load_program(places, program)
-    with step("wait for the node and for DNS"):
-        _kubectl(places, "apply", "--server-side", f"--filename={plan.names(places)}")
-        _until(places, lambda: _is_ready(places))
+    if containers:
+        for program in ("pause", "coredns"):
+            images.load_program(places, program)
+        start = plan.names(places)
+    else:
+        start = places.node / "node.json"
+        start.write_text(json.dumps(plan.fake_node()))
+    with step("wait for the node and for DNS" if containers else "wait for the fake node"):
+        _kubectl(places, "apply", "--server-side", f"--filename={start}")
+        _until(places, lambda: _is_ready(places, wanted))
     # Its being there says that the node came up.
     places.kubeconfig.symlink_to(_way_in(places))
 
@@ -136,15 +149,17 @@ def _is_up(places: Places, wanted: plan.Plan) -> bool:
     if not running.exists() or running.read_text() != wanted.as_json():
         return False
     try:
-        _until(places, lambda: _is_ready(places), seconds=20.0)
+        _until(places, lambda: _is_ready(places, wanted), seconds=20.0)
     except ClusterError:
         return False
     return True
 
 
-def _is_ready(places: Places) -> bool:
+def _is_ready(places: Places, wanted: plan.Plan) -> bool:
     ready = '{.status.conditions[?(@.type=="Ready")].status}'
     node = _kubectl(places, "get", f"node/{plan.NODE}", f"--output=jsonpath={ready}")
+    if str(plan.names(places)) not in wanted.files:
+        return node == "True"
     available = "--output=jsonpath={.status.availableReplicas}"
     names = _kubectl(places, "--namespace=kube-system", "get", "deployment/coredns", available)
     return (node, names) == ("True", "1")

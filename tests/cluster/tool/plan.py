@@ -21,6 +21,9 @@ CGROUP = "ppojob-cluster"
 GATES = "GenericWorkload=true,GangScheduling=true"
 
 API = "https://127.0.0.1:6443"
+READY = f"{API}/readyz"
+FAKE = "kwok.x-k8s.io/node"
+"""Annotation by which kwok knows its nodes."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,26 @@ class Plan:
         return json.dumps(asdict(self), indent=1)
 
 
-def make(places: Places) -> Plan:
-    """The plan of this checkout's node."""
-    return Plan(files=_files(places), processes=_processes(places))
+def make(places: Places, *, containers: bool = True) -> Plan:
+    """The plan of this checkout's node.
+
+    Args:
+        places: of the checkout.
+        containers: whether pods run; without, kwok says so of a node that is not there.
+    """
+    processes = _control_plane(places)
+    if containers:
+        return Plan(_files(places), (*processes, *_runtime(places)))
+    return Plan(_audit_policy(places), (*processes, _fake_node(places)))
 
 
-def _processes(places: Places) -> tuple[Process, ...]:
-    node, pki = places.node, places.node / "pki"
+def _paths(places: Places) -> dict[str, Path]:
     # The key in each path makes a rebuilt program a different plan.
-    path = {program.name: programs.folder(places, program) for program in programs.PROGRAMS}
-    ready = f"{API}/readyz"
+    return {program.name: programs.folder(places, program) for program in programs.PROGRAMS}
+
+
+def _control_plane(places: Places) -> tuple[Process, ...]:
+    node, pki, path = places.node, places.node / "pki", _paths(places)
     quick = ("--kube-api-qps=2000", "--kube-api-burst=4000", "--leader-elect=false")
     etcd = (
         f"{path['etcd']}/etcd",
@@ -91,8 +104,43 @@ def _processes(places: Places) -> tuple[Process, ...]:
         f"--feature-gates={GATES}",
         *quick,
     )
+    return (
+        Process("etcd", etcd),
+        Process("apiserver", _api_server(places), after="http://127.0.0.1:2379/health"),
+        Process("controller-manager", controllers, after=READY),
+        Process("scheduler", scheduler, after=READY),
+    )
+
+
+def _fake_node(places: Places) -> Process:
+    """kwok, for the node and its pods: they are what an API server knows of them."""
+    path = _paths(places)["kwok"]
+    kwok = (
+        f"{path}/kwok",
+        f"--kubeconfig={places.node}/pki/admin.conf",
+        f"--config={path}/kwok-stages.yaml",
+        f"--manage-nodes-with-annotation-selector={FAKE}={NODE}",
+        "--node-lease-duration-seconds=40",
+    )
+    return Process("kwok", kwok, after=READY)
+
+
+def fake_node() -> dict[str, object]:
+    """The node that kwok keeps Ready."""
+    room = {"cpu": "2", "memory": "24Gi", "pods": "110"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": NODE, "annotations": {FAKE: NODE}},
+        "status": {"allocatable": room, "capacity": room},
+    }
+
+
+def _runtime(places: Places) -> tuple[Process, ...]:
+    """What runs pods."""
+    node, pki, path = places.node, places.node / "pki", _paths(places)
     kubelet = (
-        f"{path['kube']}/kubelet",
+        f"{path['node']}/kubelet",
         f"--config={node}/kubelet.yaml",
         f"--kubeconfig={pki}/{NODE}.conf",
         f"--hostname-override={NODE}",
@@ -101,23 +149,18 @@ def _processes(places: Places) -> tuple[Process, ...]:
         f"--node-ip={NODE_ADDRESS}",
     )
     containerd = (f"{path['containerd']}/containerd", f"--config={node}/containerd.toml")
-    proxy = (f"{path['kube']}/kube-proxy", f"--config={node}/proxy.yaml")
+    proxy = (f"{path['node']}/kube-proxy", f"--config={node}/proxy.yaml")
     return (
-        Process("etcd", etcd),
         Process("containerd", containerd),
-        Process("apiserver", _api_server(places), after="http://127.0.0.1:2379/health"),
-        Process("controller-manager", controllers, after=ready),
-        Process("scheduler", scheduler, after=ready),
-        Process("proxy", proxy, after=ready),
+        Process("proxy", proxy, after=READY),
         Process("kubelet", kubelet, after=str(places.socket)),
     )
 
 
 def _api_server(places: Places) -> tuple[str, ...]:
     pki = places.node / "pki"
-    kube = next(program for program in programs.PROGRAMS if program.name == "kube")
     return (
-        f"{programs.folder(places, kube)}/kube-apiserver",
+        f"{_paths(places)['kube']}/kube-apiserver",
         "--etcd-servers=http://127.0.0.1:2379",
         f"--service-cluster-ip-range={SERVICE_RANGE}",
         "--secure-port=6443",
@@ -148,12 +191,16 @@ def names(places: Places) -> Path:
     return places.node / "coredns.yaml"
 
 
+def _audit_policy(places: Places) -> dict[str, str]:
+    policy = (TOOL / "manifests" / "audit-policy.yaml").read_text()
+    return {str(places.node / "audit-policy.yaml"): policy}
+
+
 def _files(places: Places) -> dict[str, str]:
-    manifests = TOOL / "manifests"
-    dns = (manifests / "coredns.yaml").read_text().replace("$(ADDRESS)", DNS_ADDRESS)
+    dns = (TOOL / "manifests" / "coredns.yaml").read_text().replace("$(ADDRESS)", DNS_ADDRESS)
     return {
+        **_audit_policy(places),
         str(names(places)): dns.replace("$(IMAGE)", image_name(places, "coredns")),
-        str(places.node / "audit-policy.yaml"): (manifests / "audit-policy.yaml").read_text(),
         str(places.node / "containerd.toml"): _containerd(places),
         str(places.node / "cni" / "10-pods.conflist"): _pod_network(places),
         str(places.node / "kubelet.yaml"): json.dumps(_kubelet(places), indent=1),
@@ -164,7 +211,7 @@ def _files(places: Places) -> dict[str, str]:
 
 
 def _containerd(places: Places) -> str:
-    path = {program.name: programs.folder(places, program) for program in programs.PROGRAMS}
+    path = _paths(places)
     return f"""
 version = 3
 root = "{places.store}"

@@ -133,7 +133,7 @@ def test_without_go_there_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_every_kubernetes_module_has_the_minor_of_the_others() -> None:
-    lines = (TOOL / "programs" / "kube" / "go.mod").read_text().splitlines()
+    lines = (TOOL / "programs" / "kubernetes" / "go.mod").read_text().splitlines()
     (version,) = (line.split()[-1] for line in lines if "k8s.io/kubernetes v" in line)
     replaced = {line.split()[-1] for line in lines if " => " in line}
     assert replaced == {version.replace("v1.", "v0.")}

@@ -1,9 +1,8 @@
-// Command kube is every Kubernetes program in one: which one, its own name says. They share nearly
-// all of their code, so one link does the work of six.
+// Command kube is the Kubernetes control plane and kubectl in one: which of them, its own name says.
+// They share nearly all of their code, so one link does the work of four.
 package main
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 
@@ -15,9 +14,7 @@ import (
 	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
-	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
-	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 func command(name string) *cobra.Command {
@@ -28,10 +25,6 @@ func command(name string) *cobra.Command {
 		return controllers.NewControllerManagerCommand()
 	case "kube-scheduler":
 		return scheduler.NewSchedulerCommand()
-	case "kubelet":
-		return kubelet.NewKubeletCommand(context.Background())
-	case "kube-proxy":
-		return proxy.NewProxyCommand()
 	default:
 		return kubectl.NewDefaultKubectlCommand()
 	}
