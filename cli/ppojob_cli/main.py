@@ -82,6 +82,8 @@ def _not_installed(command: str, problem: ModuleNotFoundError) -> NotInstalledEr
         raise problem
     is_about_cluster = "cluster" in COMMANDS[command][0]
     remedy = "pip install '.[kubectl]'" if is_about_cluster else "make setup"
+    if command == "validate":
+        remedy = f"--offline to judge the manifest alone, or {remedy}"
     return NotInstalledError(
         f"{package}: got nothing: the command {command} needs it; {remedy} in a clone of PPOJob"
     )

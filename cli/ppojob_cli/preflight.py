@@ -1,4 +1,4 @@
-"""Finds all that is wrong with a job's input on this machine, before anything is started."""
+"""Finds all that is wrong with a job and its inputs, before anything is started."""
 
 import os
 from dataclasses import dataclass, field
@@ -40,25 +40,50 @@ class Preflight:
     Attributes:
         errors: what must be mended; nothing is started while there are any.
         warnings: what is worth knowing.
+        parameters: weights of the policy; None where they are not known.
     """
 
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    parameters: int | None = None
 
 
-def check_inputs(config: RunConfig, output: Path) -> Preflight:
-    """Judge everything that a job names, as its pods will read it.
-
-    No check waits for another to be content, but where it would have nothing to look at.
+def check_run(config: RunConfig, output: Path) -> Preflight:
+    """Judge everything that a run needs: its inputs, this machine and the run folder.
 
     Args:
         config: the run, resolved with the facts of this machine.
         output: its run folder; nothing is written there.
     """
+    found = check_inputs(config)
+    found.errors += render_problems(
+        [
+            *check_gpus(config),
+            *check_memory(config),
+            *check_lifecycle(config),
+            *check_versions(config),
+            *check_vllm(config, vllm_builds()),
+            *check_output(config, output, found.parameters),
+        ]
+    )
+    refusals = check_commits(config, output)
+    found.errors += refusals
+    if not refusals:
+        found.warnings += render_problems(uncommitted_warning(output))
+    found.warnings += render_problems([*threads_warning(config), *volatile_warning(output)])
+    return found
+
+
+def check_inputs(config: RunConfig) -> Preflight:
+    """Judge everything that a job names, as its pods will read it.
+
+    No check waits for another to be content, but where it would have nothing to look at.
+    """
     found = Preflight(warnings=render_problems(validation.warnings(config.job())))
     model = check_model_folder(
         Path(config.spec.model.path), trust_remote_code=config.spec.model.trust_remote_code
     )
+    found.parameters = model.parameters
     found.errors += render_problems([*model.errors, *_context(config.spec, model)])
     found.warnings += render_problems(model.warnings)
     largest_token_id = _check_data(config, model, found)
@@ -67,21 +92,6 @@ def check_inputs(config: RunConfig, output: Path) -> Preflight:
     found.warnings += render_problems(critic.warnings)
     _check_reward_model(config.spec, found)
     found.errors += _rewards(config.spec)
-    found.errors += render_problems(
-        [
-            *check_gpus(config),
-            *check_memory(config),
-            *check_lifecycle(config),
-            *check_versions(config),
-            *check_vllm(config, vllm_builds()),
-        ]
-    )
-    found.errors += render_problems(check_output(config, output, model.parameters))
-    refusals = check_commits(config, output)
-    found.errors += refusals
-    if not refusals:
-        found.warnings += render_problems(uncommitted_warning(output))
-    found.warnings += render_problems([*threads_warning(config), *volatile_warning(output)])
     return found
 
 

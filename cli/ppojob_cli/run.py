@@ -17,7 +17,7 @@ from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE
 from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.machine_checks import engine_facts
 from ppojob_cli.overrides import set_option
-from ppojob_cli.preflight import check_inputs
+from ppojob_cli.preflight import check_run
 from ppojob_cli.run_folder import locked, usable
 from ppojob_cli.run_state import PodState
 from ppojob_cli.summary import Ending, finished_summary
@@ -95,7 +95,7 @@ def run_job(file: Path, output: Path | None, overrides: Sequence[str] = (), *, p
 
 
 def _refuse_wrong_input(config: RunConfig, folder: Path) -> None:
-    found = check_inputs(config, folder)
+    found = check_run(config, folder)
     for line in found.warnings:
         click.echo(f"warning: {line}", err=True)
     if found.errors:

@@ -1,15 +1,18 @@
-"""`ppojob validate`: every problem of every file, one a line, before anything is started."""
+"""`ppojob validate`: every problem of a job and of what it names, before anything is started."""
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from ppojob_api import contract, manifest, validation
+from ppojob_api.checks.pods import all_settings
 from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.overrides import override, set_option
-from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.errors import ConfigError, PPOJobError
 
 
 def validate_file(path: str, overrides: Sequence[str] = ()) -> list[Problem] | PPOJob:
@@ -51,18 +54,9 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> PPOJob:
     raise ConfigError(render_problems(judged))
 
 
-def render_problems(problems: Iterable[Problem], *, name: str | None = None) -> list[str]:
-    """Problems as lines.
-
-    Args:
-        problems: What to show.
-        name: The file, where a reader could take one file's problems for another's.
-    """
-    lines = []
-    for problem in problems:
-        in_file = name is None or problem.where == name or problem.where.startswith(f"{name}:")
-        lines.append(str(problem) if in_file else f"{name}: {problem}")
-    return lines
+def render_problems(problems: Iterable[Problem]) -> list[str]:
+    """Problems as lines."""
+    return [str(problem) for problem in problems]
 
 
 def validate_files(
@@ -96,35 +90,82 @@ def _same_job(job: PPOJob, other: str) -> Problem:
     return Problem("metadata.name", name, why, "another name", ReasonCode.DUPLICATE)
 
 
-def warn(job: PPOJob, *, name: str | None = None) -> None:
-    """Write what is worth knowing of a good job to standard error.
-
-    Args:
-        job: The job.
-        name: The file, where there are several.
-    """
-    for line in render_problems(validation.warnings(job), name=name):
+def warn(job: PPOJob) -> None:
+    """Write what is worth knowing of a good job to standard error."""
+    for line in render_problems(validation.warnings(job)):
         click.echo(f"warning: {line}", err=True)
 
 
 @click.command("validate")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @set_option
-def validate(files: tuple[str, ...], overrides: tuple[str, ...]) -> None:
-    """Check PPOJob manifests; - is standard input.
+@click.option(
+    "--offline", is_flag=True, help="Judge the manifests alone; no file that they name is read."
+)
+def validate(files: tuple[str, ...], overrides: tuple[str, ...], *, offline: bool) -> None:
+    """Check PPOJob manifests and what they name; - is standard input.
 
-    Prints every problem of every FILE as one line, `where: got: why; what is allowed`, and ends
-    with status 2 if there is any. Warnings are lines too, and change nothing.
+    Reads model folders, tokenizer, chat template and every row, and loads the reward functions
+    once, as `ppojob run` does before it starts anything. Prints every problem of every FILE as one
+    line, `where: got: why; what is allowed`, and ends with status 2 if there is any. Warnings are
+    lines too, and change nothing. Whether this machine can run the job is for `ppojob run` to say.
     """
-    results = validate_files(files, overrides)
-    for name, judged in results:
-        shown_name = name if len(results) > 1 else None
-        if isinstance(judged, PPOJob):
-            job = f"{judged.metadata.namespace}/{judged.metadata.name}"
-            click.echo(f"{name}: ok: PPOJob {job}")
-            warn(judged, name=shown_name)
-            continue
-        for line in render_problems(judged, name=shown_name):
-            click.echo(line, err=True)
-    if any(isinstance(judged, list) for _, judged in results):
+    is_good = True
+    for name, judged in validate_files(files, overrides):
+        errors, warnings = _found(judged, offline=offline)
+        of = name if len(files) > 1 else None
+        for line in warnings:
+            click.echo(f"warning: {_named(line, of)}", err=True)
+        for line in errors:
+            click.echo(_named(line, of), err=True)
+        if isinstance(judged, PPOJob) and not errors:
+            click.echo(f"{name}: ok: PPOJob {judged.metadata.namespace}/{judged.metadata.name}")
+        is_good = is_good and not errors
+    if not is_good:
         raise SystemExit(contract.EXIT_INVALID)
+
+
+def _named(line: str, file: str | None) -> str:
+    """A line behind its file, where a reader could take one file's problems for another's."""
+    return line if file is None or line.startswith(f"{file}:") else f"{file}: {line}"
+
+
+def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[str], Sequence[str]]:
+    """Errors and warnings of one file, and of what it names."""
+    if isinstance(judged, list):
+        return render_problems(judged), []
+    elsewhere = [] if offline else list(_not_mounted(judged))
+    if offline or elsewhere:
+        return [], render_problems([*validation.warnings(judged), *elsewhere])
+    from ppojob_cli.preflight import check_inputs  # a second to load, and not in every installation
+
+    try:
+        found = check_inputs(resolve(judged))
+    except PPOJobError as problem:
+        return str(problem).splitlines(), []
+    return found.errors, found.warnings
+
+
+def _not_mounted(job: PPOJob) -> Iterator[Problem]:
+    """Volumes of the job's pods that hold what it names, and that are not on this machine."""
+    paths = list(_texts(job.spec.model_dump(exclude={"pods"})))
+    for where, settings in all_settings(job):
+        for index, volume in enumerate(settings.volumes):
+            used = any(path.startswith(f"{volume.folder}/") for path in paths)
+            if used and not os.path.isdir(volume.folder):
+                yield Problem(
+                    f"{where}.volumes[{index}].mountPath",
+                    shown(volume.mount_path),
+                    "there is no such folder on this machine, so that only the manifest was judged",
+                    "the same command where the volume is mounted",
+                    ReasonCode.UNREADABLE,
+                )
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All texts within a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)

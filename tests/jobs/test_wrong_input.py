@@ -164,6 +164,15 @@ def test_wrong_input_is_refused(name: str, wrong: RefusedJob) -> None:
     check(wrong, LINES[name])
 
 
+def test_validate_finds_what_run_finds_in_the_inputs(wrong: RefusedJob) -> None:
+    all_at_once(wrong)
+    outcome = CliRunner().invoke(main, ["validate", str(wrong.write_manifest())])
+    of_this_machine = ("spec.roles", "--output")
+    expected = [line for line in LINES["all at once"] if not line.startswith(of_this_machine)]
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert wrong.bare(outcome.stderr).splitlines() == expected
+
+
 def test_every_line_has_its_case() -> None:
     assert LINES.keys() == CASES.keys()
 

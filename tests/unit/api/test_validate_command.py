@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJob
@@ -51,10 +51,15 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def judge(arguments: list[str], text: str | None = None) -> Result:
+    """What `ppojob validate` says of manifests whose files are not there."""
+    return CliRunner().invoke(validate, ["--offline", *arguments], input=text)
+
+
 @pytest.mark.usefixtures("files")
 class TestValidate:
     def test_good_files(self) -> None:
-        result = CliRunner().invoke(validate, ["one.yaml", "two.yaml"])
+        result = judge(["one.yaml", "two.yaml"])
         assert result.exit_code == 0
         assert result.stdout == (
             "one.yaml: ok: PPOJob default/one\ntwo.yaml: ok: PPOJob default/two\n"
@@ -62,13 +67,13 @@ class TestValidate:
         assert result.stderr == ""
 
     def test_bad_file(self) -> None:
-        result = CliRunner().invoke(validate, ["bad.yaml"])
+        result = judge(["bad.yaml"])
         assert result.exit_code == 2
         assert result.stdout == ""
         assert result.stderr.splitlines() == [TYPE_LINE, STEPS_LINE]
 
     def test_every_file_is_judged_and_named(self) -> None:
-        result = CliRunner().invoke(validate, ["bad.yaml", "none.yaml", "one.yaml"])
+        result = judge(["bad.yaml", "none.yaml", "one.yaml"])
         assert result.exit_code == 2
         assert result.stdout == "one.yaml: ok: PPOJob default/one\n"
         assert result.stderr.splitlines() == [
@@ -79,18 +84,18 @@ class TestValidate:
         ]
 
     def test_a_warning_is_told_and_is_no_problem(self) -> None:
-        result = CliRunner().invoke(validate, ["one.yaml", "--set", "spec.model.dtype=bfloat16"])
+        result = judge(["one.yaml", "--set", "spec.model.dtype=bfloat16"])
         assert (result.exit_code, result.stdout) == (0, "one.yaml: ok: PPOJob default/one\n")
         assert result.stderr == f"warning: {DTYPE_WARNING}\n"
         options = ["--set", "spec.model.dtype=bfloat16"]
-        result = CliRunner().invoke(validate, ["one.yaml", "two.yaml", *options])
+        result = judge(["one.yaml", "two.yaml", *options])
         assert result.stderr == "".join(
             f"warning: {name}.yaml: {DTYPE_WARNING}\n" for name in ("one", "two")
         )
 
     def test_two_files_of_one_job(self) -> None:
         Path("again.yaml").write_text(GOOD.replace("NAME", "one"))
-        result = CliRunner().invoke(validate, ["one.yaml", "again.yaml"])
+        result = judge(["one.yaml", "again.yaml"])
         assert result.exit_code == 2
         assert result.stderr.splitlines() == [
             'again.yaml: metadata.name: got "one": one.yaml describes the job default/one already;'
@@ -98,17 +103,17 @@ class TestValidate:
         ]
 
     def test_standard_input(self) -> None:
-        result = CliRunner().invoke(validate, ["-"], input=GOOD.replace("NAME", "piped"))
+        result = judge(["-"], GOOD.replace("NAME", "piped"))
         assert (result.exit_code, result.stdout) == (0, "<stdin>: ok: PPOJob default/piped\n")
 
     def test_empty_standard_input(self) -> None:
-        result = CliRunner().invoke(validate, ["-"], input="")
+        result = judge(["-"], "")
         assert result.exit_code == 2
         assert result.stderr == "<stdin>:1:1: got nothing: the file is empty; one PPOJob\n"
 
     def test_fifty_documents_with_a_bad_one(self) -> None:
         documents = [GOOD.replace("NAME", f"job{i}") for i in range(49)]
-        result = CliRunner().invoke(validate, ["-"], input="---\n".join([*documents, BAD]))
+        result = judge(["-"], "---\n".join([*documents, BAD]))
         assert result.exit_code == 2
         assert "got 50 documents" in result.stderr
         assert result.stdout == ""
@@ -116,16 +121,48 @@ class TestValidate:
     def test_file_and_spec_at_once(self) -> None:
         text = BAD.replace("NAME", "bad").replace("epochs: 2", "shuffleMiniBatches: yes")
         column = text.splitlines()[6].index("yes") + 1
-        result = CliRunner().invoke(validate, ["-"], input=text)
+        result = judge(["-"], text)
         assert [line.split(": got")[0] for line in result.stderr.splitlines()] == [
             f"<stdin>:7:{column}",
             "spec.algorithm.type",
             "spec.steps.total",
         ]
 
+    def test_files_that_are_not_there(self) -> None:
+        for arguments in (["one.yaml"], ["one.yaml", "two.yaml"]):
+            result = CliRunner().invoke(validate, arguments)
+            assert (result.exit_code, result.stdout) == (2, "")
+            places = ("spec.model.path", "a.parquet", "b.jsonl", "spec.rewards[0].function")
+            assert [line.split(": got")[0] for line in result.stderr.splitlines()] == [
+                f"{file}: {place}" if arguments[1:] else place
+                for file in arguments
+                for place in places
+            ]
+
+    @pytest.mark.parametrize(
+        ("mount", "model", "is_looked_at"),
+        [
+            ("/no-such-mount/", "/no-such-mount/m", False),
+            ("/no-such-mount", "/no-such-mount-either/m", True),
+            ("/usr", "/usr/no-such-model", True),
+        ],
+    )
+    def test_inputs_on_a_volume_of_a_cluster(
+        self, mount: str, model: str, *, is_looked_at: bool
+    ) -> None:
+        pods = f"spec.pods=[{{volumes: [{{claimName: c, mountPath: {mount}}}]}}]"
+        options = ["--set", pods, "--set", f"spec.model.path={model}"]
+        result = CliRunner().invoke(validate, ["one.yaml", *options])
+        places = [line.split(": got")[0] for line in result.stderr.splitlines()]
+        if is_looked_at:
+            assert (result.exit_code, places[0]) == (2, "spec.model.path")
+        else:
+            assert result.stdout == "one.yaml: ok: PPOJob default/one\n"
+            assert places == ["warning: spec.pods[0].volumes[0].mountPath"]
+
     @pytest.mark.parametrize("arguments", [[], ["--strict", "one.yaml"]])
     def test_wrong_arguments(self, arguments: list[str]) -> None:
-        result = CliRunner().invoke(validate, arguments)
+        result = judge(arguments)
         assert result.exit_code == 2
         assert "Usage" in result.stderr
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,12 +22,21 @@ sys.modules.update(dict.fromkeys({OF_OTHERS!r}))  # what is None there cannot be
 from ppojob_cli.main import main
 main(prog_name="ppojob")
 """
+EXAMPLES = Path(__file__).parents[3] / "examples"
 TRAINER = "make setup in a clone of PPOJob"
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-c", PROGRAM, *arguments]
     return subprocess.run(program, capture_output=True, text=True, check=False)
+
+
+def test_validate_goes_without_them_offline() -> None:
+    manifest = str(EXAMPLES / "addition-grpo.yaml")
+    done = call("validate", manifest)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the command validate needs it; --offline to judge the manifest alone" in done.stderr
+    assert call("validate", "--offline", manifest).returncode == 0
 
 
 @pytest.mark.parametrize(
