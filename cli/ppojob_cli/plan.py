@@ -142,9 +142,10 @@ def _count(number: int, noun: str, plural: str | None = None) -> str:
 @set_option
 @click.option("--json", "as_json", is_flag=True, help="Print the run configuration as JSON.")
 def plan(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    """Show roles, ranks, memory, objects and every default of FILE; - is standard input.
+    """Show roles, ranks, memory, objects and every default of FILE.
 
-    Starts nothing, asks no cluster, and reads of models but the sizes of their weights.
+    FILE is - for standard input. Starts nothing, asks no cluster, and reads of models only the
+    sizes of their weights.
     """
     judged = validate_file(file, overrides)
     if not isinstance(judged, PPOJob):

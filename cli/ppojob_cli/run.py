@@ -58,7 +58,7 @@ class Interrupts:
 @set_option
 @click.option("--plain", is_flag=True, help="Plain lines instead of the live view.")
 def run(file: Path, output: Path | None, overrides: tuple[str, ...], plain: bool) -> None:
-    """Run a PPOJob manifest on this machine, or go on with it after an interruption.
+    """Run a PPOJob manifest on this machine, or go on with its run.
 
     Exit status: 0 done, 2 the input is wrong and nothing was started, 3 the job failed,
     130 interrupted (the first Ctrl-C ends the step and commits, the second stops at once).

@@ -199,18 +199,21 @@ class ClusterConnection:
         return read
 
 
-def connect(context: str | None, namespace: str | None) -> ClusterConnection:
-    """The cluster of a kubeconfig: that of `KUBECONFIG`, or `~/.kube/config`.
+def connect(
+    context: str | None, namespace: str | None, kubeconfig: str | None = None
+) -> ClusterConnection:
+    """The cluster of a kubeconfig.
 
     Args:
         context: of the kubeconfig; None: the current one.
         namespace: of the job; None: that of the context.
+        kubeconfig: a file; None: that of `KUBECONFIG`, or `~/.kube/config`.
 
     Raises:
         ClusterUseError: there is no usable kubeconfig, or no such context in it.
     """
     # The library reads the variable when it is loaded, and knows no empty one.
-    file = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    file = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     configuration = Configuration()
     configuration.connection_pool_maxsize = _CONNECTIONS
     try:
@@ -228,7 +231,7 @@ def connect(context: str | None, namespace: str | None) -> ClusterConnection:
     except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as problem:
         raise ClusterUseError(
             f"kubeconfig: got {_first_line(problem)}: it cannot be used; "
-            "set KUBECONFIG to a file with which kubectl works"
+            "--kubeconfig or KUBECONFIG with a file with which kubectl works"
         ) from problem
     default = chosen["context"].get("namespace") or "default"
     return ClusterConnection(ApiClient(configuration), namespace or default)

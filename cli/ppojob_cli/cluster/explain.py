@@ -35,10 +35,10 @@ _WIDTH = 100
 def explain(
     connection: "ClusterConnection", name: str, operator_namespace: str, operator_name: str
 ) -> None:
-    """Every reason why a job does not go on, the most important first, with what to do.
+    """Every reason why a job does not go on, and what to do about it.
 
-    Looks at the job, its pods, their nodes, events, supervisors and the operator's Lease, and
-    says what it was not allowed to look at.
+    The most important comes first. Looks at the job, its pods, their nodes, events, supervisors
+    and the operator's Lease, and says what it was not allowed to look at.
     """
     from ppojob_cli.cluster.observation import observe
 

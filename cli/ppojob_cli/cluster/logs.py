@@ -36,10 +36,10 @@ def logs(
     tail: int | None,
     previous: bool,
 ) -> None:
-    """The logs of all pods of a job, merged by time, each line behind the name of its pod.
+    """Logs of all pods of a job, merged by time.
 
-    With --follow pods that come later are followed too, also those that replace others. Times are
-    those of the pods' nodes.
+    Each line stands behind the name of its pod. With --follow pods that come later are followed
+    too, also those that replace others. Times are those of the pods' nodes.
     """
     from ppojob_cli.cluster import log_streams
     from ppojob_cli.cluster.jobs import find_job

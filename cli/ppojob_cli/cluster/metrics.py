@@ -40,7 +40,7 @@ class Series:
 @click.option("--watch", is_flag=True, help="Again every 5 s, until Ctrl-C.")
 @click.option("--raw", is_flag=True, help="As the controller serves it, for programs.")
 def metrics(connection: "ClusterConnection", name: str, *, watch: bool, raw: bool) -> None:
-    """The metrics of the job's last step, sorted by name, and what they mean.
+    """Metrics of a job's last step, by name, and what they mean.
 
     They are asked of the controller's pod, by the API server's way into pods: neither Prometheus
     nor a port-forward is needed. Of histograms the count and the sum are shown.

@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
@@ -16,7 +16,19 @@ from ppojob_cli.cluster.problems import ClusterUseError, told
 if TYPE_CHECKING:
     from ppojob_cli.cluster.connection import ClusterConnection
 
+C = TypeVar("C", bound=Callable[..., Any])
 P = ParamSpec("P")
+
+
+def cluster_options(command: C) -> C:
+    """Give a command, or all of them, the options by which kubectl's own find a cluster."""
+    for *names, metavar, text in (
+        ("--kubeconfig", "FILE", "Default: KUBECONFIG, ~/.kube/config."),
+        ("--context", "CONTEXT", "Of the kubeconfig; default: the current."),
+        ("-n", "--namespace", "NAMESPACE", "Of the job; default: kubectl's."),
+    ):
+        command = click.option(*names, metavar=metavar, help=text)(command)
+    return command
 
 
 def on_cluster(
@@ -25,17 +37,21 @@ def on_cluster(
     """Give a command its job's name and the cluster, and tell problems in one line."""
 
     @click.argument("name", metavar="NAME")
-    @click.option("-n", "--namespace", metavar="NAMESPACE", help="Of the job; default: kubectl's.")
-    @click.option("--context", metavar="CONTEXT", help="Of the kubeconfig; default: the current.")
+    @cluster_options
     @functools.wraps(command)
     def called(
-        name: str, namespace: str | None, context: str | None, *args: P.args, **kwargs: P.kwargs
+        name: str,
+        namespace: str | None,
+        context: str | None,
+        kubeconfig: str | None,
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> None:
         with told():
             _check_names(name, namespace)
             from ppojob_cli.cluster.connection import connect
 
-            command(connect(context, namespace), name, *args, **kwargs)
+            command(connect(context, namespace, kubeconfig), name, *args, **kwargs)
 
     return called
 

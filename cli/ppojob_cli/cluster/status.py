@@ -20,7 +20,7 @@ _POLL_SECONDS = 2.0
 @on_cluster
 @click.option("--watch", is_flag=True, help="Until the job is over, or Ctrl-C.")
 def status(connection: "ClusterConnection", name: str, *, watch: bool) -> None:
-    """Phase and why, progress, roles, conditions and the last failures of a job."""
+    """Phase, progress, roles, conditions and last failures of a job."""
     from rich.console import Console
 
     from ppojob_cli.cluster.jobs import find_job

@@ -109,6 +109,24 @@ def test_the_namespace_and_the_token_of_the_kubeconfig_are_used(server: FakeApiS
     assert {one.headers["authorization"] for one in server.requests} == {f"Bearer {TOKEN}"}
 
 
+def test_where_the_cluster_is_may_stand_before_the_command(
+    server: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBECONFIG")
+    server.routes[f"GET {JOB}"] = Answer(value=job())
+    place = ["-n", "lab", "--context", "here", "--kubeconfig", str(tmp_path / "kubeconfig")]
+    other = ["-n", "elsewhere", "--context", "none", "--kubeconfig", "none"]
+    for before, behind in ((place, []), ([], place), (other, place)):
+        call(*before, "status", "sum", *behind)
+    assert [one.path for one in server.requests] == [JOB] * 3
+
+
+def test_a_command_of_this_machine_takes_no_cluster() -> None:
+    assert '--context: got "here": plan asks no cluster' in call(
+        "--context", "here", "plan", "job.yaml", code=2
+    )
+
+
 def test_a_watched_status_is_written_when_it_is_another_one(server: FakeApiServer) -> None:
     turns = iter(["Starting", "Starting", "Succeeded"])
 

@@ -27,6 +27,14 @@ def test_every_command_has_a_section() -> None:
         assert f"## {program} {word}" in sections
 
 
+def test_help_parts_what_runs_here_from_what_asks_a_cluster() -> None:
+    here, cluster = page().split("```")[1].split("Commands ")[1:]
+    assert here.startswith("that run on this machine:\n  run ")
+    assert cluster.startswith("about a job on a cluster, also as kubectl ppojob:\n  status ")
+    assert "\n  metrics " in cluster
+    assert "\n  metrics " not in here
+
+
 def test_the_plugin_calls_itself_as_its_user_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
