@@ -56,7 +56,7 @@ def uncommitted_warning(folder: Path) -> Iterator[Problem]:
         yield Problem(
             "--output",
             str(folder),
-            f"{_counted(lost)} without a commit will be done again",
+            f"{_counted(lost)} without a commit will be repeated",
             "spec.checkpoint.every sets how many that may be",
             ReasonCode.OUT_OF_RANGE,
         )

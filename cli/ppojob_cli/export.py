@@ -45,7 +45,7 @@ def export(run: Path, commit: str, output: Path) -> None:
     except (PPOJobError, _WrongInputError) as problem:
         click.echo(str(problem), err=True)
         raise SystemExit(contract.EXIT_INVALID) from None
-    click.echo(f"{output}: the policy behind step {step}")
+    click.echo(f"{output}: the policy after step {step}")
 
 
 class _WrongInputError(Exception):

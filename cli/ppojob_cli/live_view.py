@@ -79,8 +79,8 @@ class LiveView:
         """Read the folder; samples and rewinds are printed above the table, and stay."""
         self._state = self._shown.reader.read()
         new = self._records.take(self._state)
-        if self._records.rewound_to is not None:
-            self.note(f"back to step {self._records.rewound_to}: what follows it is done again")
+        if self._records.rewind is not None:
+            self.note(self._records.rewind)
         for item in new:
             if not item.is_again:
                 self._print(self._shown.sample_lines(item.record), style="dim")

@@ -121,7 +121,7 @@ def main(**of_cluster: str | None) -> None:
     """Reinforcement-learning post-training of language models, on Kubernetes or on this machine.
 
     --namespace, --context and --kubeconfig are for the commands about a job on a cluster, and may
-    also stand behind them.
+    also stand after them.
     """
     context = click.get_current_context()
     given = {name: value for name, value in of_cluster.items() if value is not None}

@@ -75,8 +75,8 @@ class PlainView:
 
     def _show_new(self, state: RunState) -> None:
         new = self._records.take(state)
-        if self._records.rewound_to is not None:
-            _write([f"back to step {self._records.rewound_to}: what follows it is done again"])
+        if self._records.rewind is not None:
+            _write([self._records.rewind])
         for item in new:
             self._show(item, state)
 

@@ -61,7 +61,7 @@ def run(file: Path, output: Path | None, overrides: tuple[str, ...], plain: bool
     """Run a PPOJob manifest on this machine, or go on with its run.
 
     Exit status: 0 done, 2 the input is wrong and nothing was started, 3 the job failed,
-    130 interrupted (the first Ctrl-C ends the step and commits, the second stops at once).
+    130 interrupted (the first Ctrl-C finishes the step and commits, the second stops at once).
     """
     try:
         status = run_job(file, output, overrides, plain=plain)
@@ -123,7 +123,7 @@ def _follow(pods: LocalPods, folder: Path, view: View, interrupts: Interrupts) -
             return stopped_at_once(folder)
         if interrupts.count == 1 and not asked:
             asked = True
-            view.note("ending the step, then committing; Ctrl-C again stops at once")
+            view.note("finishing the step, then committing; Ctrl-C again stops at once")
             pods.ask_to_stop()
         ended = pods.controller.process.poll()
         if ended is not None and asked:

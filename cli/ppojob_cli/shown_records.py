@@ -28,16 +28,18 @@ class ShownRecords:
     def __init__(self, state: RunState) -> None:
         self._records = state.records
         self._times = {record.step: record.time for record in state.records}
-        self.rewound_to: int | None = None
+        self.rewind: str | None = None
 
     def take(self, state: RunState) -> list[NewRecord]:
-        """The records that are new since the last call; sets `rewound_to` where steps went away."""
+        """The records that are new since the last call; sets `rewind` where steps went away."""
         before, self._records = self._records, state.records
-        self.rewound_to = None
+        self.rewind = None
         if self._records is before:
             return []
         if before and state.done_steps < before[-1].step:
-            self.rewound_to = state.done_steps
+            first, last = state.done_steps + 1, before[-1].step
+            steps = f"step {last}" if first == last else f"steps {first} to {last}"
+            self.rewind = f"back to step {state.done_steps}: repeating {steps}"
         new = [
             NewRecord(record, is_again=record.step in self._times)
             for record in state.records

@@ -63,7 +63,7 @@ def test_a_disk_that_is_full_for_a_while(
     assert not list(checkpoints.glob("step-*"))
     assert unsealed(checkpoints) == []
     log = (output / "logs" / "tiny-controller-0.log").read_text()
-    assert [f"no commit behind step {step}: " in log for step in (2, 4, 6, 8)] == [True] * 4
+    assert [f"no commit after step {step}: " in log for step in (2, 4, 6, 8)] == [True] * 4
     assert "No space left on device" in log
     ballast.unlink()
     os.kill(controller, signal.SIGCONT)

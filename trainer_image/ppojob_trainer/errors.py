@@ -113,7 +113,7 @@ class Fenced(PPOJobError):
         self.role = role
         self.got = got
         self.current = current
-        super().__init__(f"{role}: got epoch {got}: it is over; the current epoch is {current}")
+        super().__init__(f"{role}: got attempt {got}: it ended; the current attempt is {current}")
 
 
 class StorageError(PPOJobError):

@@ -224,7 +224,7 @@ def _stale_step(seen: Seen) -> Iterator[Finding]:
     each = _seconds_a_step(training)
     if silence > max(STALE_SECONDS, _STALE_STEPS * (each or 0.0)):
         usual = f"; a step took about {duration(each)}" if each else ""
-        what = f"nothing new from the controller for {duration(silence)}, behind step"
+        what = f"nothing new from the controller for {duration(silence)} since step"
         yield Finding("StepStale", f"{what} {training.step}{usual}", FOUND["StepStale"])
 
 

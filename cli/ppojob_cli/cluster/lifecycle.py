@@ -19,7 +19,7 @@ _POLL_SECONDS = 1.0
 @on_cluster
 @click.option("--wait", is_flag=True, help="Until its pods are gone.")
 def suspend(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
-    """Let a job end its step, commit and give its pods back.
+    """Let a job finish its step, commit and give its pods back.
 
     With --wait the exit status is 3 if the job ends instead.
     """
@@ -46,7 +46,7 @@ def _set(connection: "ClusterConnection", name: str, *, is_suspended: bool, wait
     job = find_job(connection, name)
     if has_ended(job.status):
         phase = job.status.phase
-        raise ClusterUseError(f'NAME: got "{name}": it is over, {phase}; a job that is not')
+        raise ClusterUseError(f'NAME: got "{name}": it has ended, {phase}; one that goes on')
     asked = "suspended" if is_suspended else "resumed"
     if job.terms.lifecycle.suspend == is_suspended:
         click.echo(f"{name}: {'suspended' if is_suspended else 'not suspended'} already")

@@ -38,7 +38,7 @@ def logs(
 ) -> None:
     """Logs of all pods of a job, merged by time.
 
-    Each line stands behind the name of its pod. With --follow pods that come later are followed
+    Each line begins with the name of its pod. With --follow pods that come later are followed
     too, also those that replace others. Times are those of the pods' nodes.
     """
     from ppojob_cli.cluster import log_streams

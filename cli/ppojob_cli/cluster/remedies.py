@@ -131,7 +131,7 @@ CONDITIONS: Final[Mapping[ConditionType, Mapping[str, str]]] = {
     },
     "Suspended": {
         "Asked": "set `spec.lifecycle.suspend` to false to go on, bit for bit from the commit",
-        "Suspending": "wait: the controller ends its step and commits, then the pods go",
+        "Suspending": "wait: the controller finishes its step and commits, then the pods go",
         "NotAsked": "nothing",
     },
     "Failed": {
@@ -162,7 +162,7 @@ CONDITIONS: Final[Mapping[ConditionType, Mapping[str, str]]] = {
             "look at the kinds in `status.failures`"
         ),
         "DeadlineExceeded": (
-            "`spec.lifecycle.activeDeadlineSeconds` is over; what was committed is there"
+            "`spec.lifecycle.activeDeadlineSeconds` has passed; what was committed is there"
         ),
     },
 }

@@ -69,7 +69,7 @@ def test_steps_of_this_job_without_a_commit_are_told(folder: Path, config: RunCo
     journal = leave_run(folder, config, 3)
     assert check_commits(config, folder) == []
     assert warnings(folder) == [
-        f"--output: got {folder}: 3 steps without a commit will be done again; "
+        f"--output: got {folder}: 3 steps without a commit will be repeated; "
         "spec.checkpoint.every sets how many that may be"
     ]
     journal.append(CommitSealed(time=0.0, step=2, size_bytes=1))

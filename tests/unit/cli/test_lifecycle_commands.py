@@ -41,7 +41,7 @@ def test_a_job_that_runs_is_resumed_already(server: FakeApiServer) -> None:
 def test_a_job_that_is_over_is_left_alone(server: FakeApiServer) -> None:
     server.routes[f"GET {JOB}"] = Answer(value=job(status_of("Complete", "Succeeded")))
     said = call("suspend", "sum", code=2)
-    assert said == 'NAME: got "sum": it is over, Succeeded; a job that is not\n'
+    assert said == 'NAME: got "sum": it has ended, Succeeded; one that goes on\n'
 
 
 def test_waiting_is_for_what_was_asked_and_not_for_what_was(server: FakeApiServer) -> None:

@@ -198,10 +198,10 @@ class TestShownRecords:
         shown.take(reader.read())
         run.cut(1)
         assert shown.take(reader.read()) == []
-        assert shown.rewound_to == 1
+        assert shown.rewind is not None
         run.line(2, {}, time=2_000.0)
         assert [(new.record.step, new.is_again) for new in shown.take(reader.read())] == [(2, True)]
-        assert shown.rewound_to is None
+        assert shown.rewind is None
         run.line(3, {}, time=2_001.0)
         run.line(4, {}, time=2_002.0)
         new = shown.take(reader.read())

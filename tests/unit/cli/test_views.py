@@ -90,7 +90,7 @@ class TestPlain:
         assert lines[4:] == [
             "recovering: reward: lost: killed; addition-controller-0 ready,"
             " addition-reward-0 starting",
-            "back to step 1: what follows it is done again",
+            "back to step 1: repeating steps 2 to 3",
             "step 2/20  reward 0.500  left 3 min 00 s (again)",
         ]
 

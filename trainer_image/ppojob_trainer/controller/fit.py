@@ -130,7 +130,7 @@ class Loop:
         try:
             self.commits.save(progress)
         except StorageError as problem:
-            _log.error("no commit behind step %d: %s", progress.step, problem)
+            _log.error("no commit after step %d: %s", progress.step, problem)
             self.reporter.report(message=f"no commit: {problem}")
 
     def _advance(self, progress: Progress) -> Progress:

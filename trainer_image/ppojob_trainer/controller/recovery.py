@@ -93,7 +93,7 @@ class Recovery:
             RoleLost: a role was lost on the way.
         """
         if position.progress is not None and self._all_live():
-            _log.info("the ranks live; going on behind step %d", position.progress.step)
+            _log.info("the ranks live; going on after step %d", position.progress.step)
             self._check_data(position.progress)
             self.records.cut_metrics(position.progress)
             self._stands = True

@@ -75,7 +75,7 @@ def series_of(name: str, unit: str, meaning: str, exported: tuple[str, Kind] | N
 
 
 STEPS: Final = Series(
-    "ppojob_steps_total", "counter", "steps finished, those included that were done again"
+    "ppojob_steps_total", "counter", "steps finished; a repeated step counts again"
 )
 LAST_PROGRESS: Final = Series(
     "ppojob_last_progress_timestamp_seconds",
@@ -94,7 +94,7 @@ CONTROLLER_SERIES: Final = (STEPS, LAST_PROGRESS, LAST_COMMIT, COMMITTED_STEP)
 
 _POD: Final = ("role", "index")
 _RANK: Final = ("role", "rank")
-POD_EPOCH: Final = Series("ppojob_pod_epoch", "gauge", "epoch whose ranks the pod runs", _POD)
+POD_EPOCH: Final = Series("ppojob_pod_epoch", "gauge", "attempt of the role that it runs", _POD)
 POD_RESTARTS: Final = Series(
     "ppojob_pod_restarts_total", "counter", "how often the pod's ranks were started again", _POD
 )
@@ -105,6 +105,6 @@ RANK_MEMORY: Final = Series(
     "ppojob_rank_resident_memory_bytes", "gauge", "main memory that a rank holds", _RANK
 )
 RANK_CPU: Final = Series(
-    "ppojob_rank_cpu_seconds_total", "counter", "processor time of a rank, of this epoch", _RANK
+    "ppojob_rank_cpu_seconds_total", "counter", "processor time of a rank, in this attempt", _RANK
 )
 POD_SERIES: Final = (POD_EPOCH, POD_RESTARTS, RANK_READY, RANK_MEMORY, RANK_CPU)

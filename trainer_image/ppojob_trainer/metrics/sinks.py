@@ -90,7 +90,7 @@ class JsonLines:
                 reason = f"no metrics line: {error}"
                 raise DamagedCommit(f"{self.path.name}:{number}", reason) from error
             if step < last:
-                reason = f"got step {step} behind step {last}: the file was changed"
+                reason = f"got step {step} after step {last}: the file was changed"
                 raise DamagedCommit(f"{self.path.name}:{number}", reason)
             last = step
             found.append((line, step))

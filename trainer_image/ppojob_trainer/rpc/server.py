@@ -247,15 +247,15 @@ class RpcServer:
             if header.caller_epoch < self._seen_controller_epoch:
                 raise _Refusal(
                     ErrorKind.FENCED,
-                    f"controller epoch {header.caller_epoch} is over; "
-                    f"{self._seen_controller_epoch} has taken its place",
+                    f"attempt {header.caller_epoch} of the controller has ended; "
+                    f"attempt {self._seen_controller_epoch} has taken its place",
                 )
             self._seen_controller_epoch = header.caller_epoch
         request = header.request_id
         if request is not None and self._epoch is not None and request.epoch != self._epoch:
             raise _Refusal(
                 ErrorKind.STALE_EPOCH,
-                f"request of epoch {request.epoch}, this role is at {self._epoch}",
+                f"request to attempt {request.epoch} of the role, this is attempt {self._epoch}",
             )
 
     def _accept_work(

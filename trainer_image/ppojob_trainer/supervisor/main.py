@@ -108,7 +108,7 @@ def exit_status(status: PodStatus) -> int:
 
 
 def _let_controller_finish(pod: Pod) -> None:
-    """Ask the controller to end its step, commit and leave, and wait for that."""
+    """Ask the controller to finish its step, commit and leave, and wait for that."""
     _log.info("asked to end; the controller finishes its step")
     pod.ask_to_end()
     while pod.status().phase in {"starting", "ready"}:

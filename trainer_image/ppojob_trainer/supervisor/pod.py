@@ -113,7 +113,7 @@ class Pod:
             self._judge()
 
     def ask_to_end(self) -> None:
-        """Ask the controller to end its step, commit and leave; also one that is yet to start."""
+        """Ask the controller to finish its step, commit and leave; also one yet to start."""
         self._is_ending = True
         for child in self._children:
             child.signal(signal.SIGTERM)
@@ -127,7 +127,7 @@ class Pod:
     def _start_epoch(self, epoch: int) -> None:
         self.end()
         children = self._started(epoch)
-        _log.info("%s: epoch %d: started %s", self._plan.role, epoch, [c.pid for c in children])
+        _log.info("%s: attempt %d: started %s", self._plan.role, epoch, [c.pid for c in children])
         with self._lock:
             self._restarts += 1 if self._epoch else 0
             self._children = children
@@ -168,7 +168,7 @@ class Pod:
         for child in self._children:
             child.end()
         level = logging.INFO if exit_code == contract.EXIT_DONE else logging.WARNING
-        _log.log(level, "%s: epoch %d is over: %s", self._plan.role, self._epoch, reason)
+        _log.log(level, "%s: attempt %d ended: %s", self._plan.role, self._epoch, reason)
         with self._lock:
             self._children = []
             self._reason = reason
