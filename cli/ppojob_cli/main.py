@@ -65,6 +65,15 @@ class LateGroup(click.Group):
             return _stand_in(cmd_name, problem)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or name those that there are."""
+        if args[0] not in COMMANDS:
+            why, known = "there is no such command", ", ".join(COMMANDS)
+            raise click.UsageError(f"COMMAND: got {shown(args[0])}: {why}; one of {known}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Part the commands that run here from those that ask a cluster."""
         width = formatter.width - 6 - max(map(len, COMMANDS))

@@ -66,7 +66,7 @@ def missing_files(folder: Path) -> list[str]:
 def _make_demo(output: Path) -> None:
     from ppojob_trainer.errors import ConfigError
 
-    click.echo(f"{output}: making SmolLM2-135M-Instruct (a minute where it is not there)")
+    click.echo(f"{output}: making SmolLM2-135M-Instruct (a minute the first time)")
     try:
         from ppojob_trainer.models.smollm2 import build_demo_model
 

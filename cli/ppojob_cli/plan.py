@@ -106,17 +106,19 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     if spec.critic is not None and spec.critic.warmup_steps:
         yield f"warm-up: {_count(spec.critic.warmup_steps, 'step')} train the critic alone"
     times = [
-        "first" if steps.validate_first else "",
+        "before the first step" if steps.validate_first else "",
         f"every {_count(steps.validate_every, 'step')}" if steps.validate_every else "",
-        "last" if steps.validate_last else "",
+        "after the last step" if steps.validate_last else "",
     ]
     validation = ", ".join(time for time in times if time) if spec.data.validation else ""
     yield f"validation: {validation or 'never'}"
     every = spec.checkpoint.every
-    commits = f"every {_count(every, 'step')} and last" if every else "last"
+    commits = (
+        f"every {_count(every, 'step')}, after the last step" if every else "after the last step"
+    )
     best = spec.checkpoint.best
     kept = f", and the one of {best.mode} {best.metric}" if best is not None else ""
-    yield f"commits: {commits}; the last {spec.checkpoint.keep_last} are kept{kept}"
+    yield f"commits: {commits}; the newest {spec.checkpoint.keep_last} are kept{kept}"
 
 
 def _type_lines(config: RunConfig) -> Iterator[str]:

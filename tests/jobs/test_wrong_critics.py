@@ -33,7 +33,8 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "no such folder": (
         shutil.rmtree,
         'spec.critic.path: got "critic": there is no such folder; a folder on this machine in '
-        "Hugging Face form (config.json, *.safetensors, tokenizer.json)",
+        "Hugging Face form (config.json, *.safetensors, tokenizer.json); ppojob model makes one of "
+        "a hub id",
     ),
     "another kind": (
         config(architectures=["LlamaForQuestionAnswering"]),

@@ -33,7 +33,8 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "71 no such folder": (
         lambda _, judge: shutil.rmtree(judge),
         'spec.rewardModel.path: got "judge": there is no such folder; a folder on this machine in '
-        "Hugging Face form (config.json, *.safetensors, tokenizer.json)",
+        "Hugging Face form (config.json, *.safetensors, tokenizer.json); ppojob model makes one of "
+        "a hub id",
     ),
     "72 a language model": (
         config(architectures=["LlamaForCausalLM"]),

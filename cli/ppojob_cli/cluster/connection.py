@@ -230,8 +230,8 @@ def connect(
         )
     except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as problem:
         raise ClusterUseError(
-            f"kubeconfig: got {_first_line(problem)}: it cannot be used; "
-            "--kubeconfig or KUBECONFIG with a file with which kubectl works"
+            f"kubeconfig: got {file}: {_first_line(problem)}; "
+            "a file with which kubectl works, by --kubeconfig or KUBECONFIG"
         ) from problem
     default = chosen["context"].get("namespace") or "default"
     return ClusterConnection(ApiClient(configuration), namespace or default)

@@ -191,8 +191,8 @@ class TestPlan:
             "",
             "Run",
             "  20 steps: 320 prompts, 2560 responses",
-            "  validation: first, every 5 steps, last",
-            "  commits: last; the last 2 are kept",
+            "  validation: before the first step, every 5 steps, after the last step",
+            "  commits: after the last step; the newest 2 are kept",
             "",
         ]
         assert "  optimizer:\n    learningRate: 1e-06\n" in spec

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ppojob_cli import main
 from ppojob_cli.help_page import page
@@ -33,6 +34,13 @@ def test_help_parts_what_runs_here_from_what_asks_a_cluster() -> None:
     assert cluster.startswith("about a job on a cluster, also as kubectl ppojob:\n  status ")
     assert "\n  metrics " in cluster
     assert "\n  metrics " not in here
+
+
+def test_an_unknown_command_is_told_those_that_there_are() -> None:
+    said = CliRunner().invoke(main.main, ["plam"]).output
+    assert (
+        f'COMMAND: got "plam": there is no such command; one of {", ".join(main.COMMANDS)}' in said
+    )
 
 
 def test_the_plugin_calls_itself_as_its_user_does(

@@ -29,7 +29,8 @@ from ppojob_trainer.models.weight_files import Weights, listed, read_weights
 
 _MAX_CONFIG_BYTES: Final = 16 * 1024 * 1024
 _WANTED: Final = (
-    "a folder on this machine in Hugging Face form (config.json, *.safetensors, tokenizer.json)"
+    "a folder on this machine in Hugging Face form (config.json, *.safetensors, tokenizer.json); "
+    "ppojob model makes one of a hub id"
 )
 _IGNORED: Final = (HEAD, "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
