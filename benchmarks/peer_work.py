@@ -73,7 +73,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
         "clip_high": spec.algorithm.policy_loss.clip_high,
         "learning_rate": spec.optimizer.learning_rate,
         "weight_decay": spec.optimizer.weight_decay,
-        "gradient_clip": spec.optimizer.gradient_clip or 0.0,
+        "gradient_clip": spec.optimizer.gradient_clip,
         "threads": actor.threads_per_rank * actor.world_size,
     }
 

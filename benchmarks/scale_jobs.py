@@ -32,7 +32,7 @@ def job(name: str, pods: int) -> dict[str, Any]:
     actors = pods - _OTHER_PODS
     roles = {
         "actorRollout": {"replicas": actors},
-        "reference": {"replicas": 2, "colocateWith": None},
+        "reference": {"replicas": 2, "colocateWith": "none"},
         "reward": {"replicas": 2},
     }
     algorithm = {"type": "ppo", "promptsPerStep": 4 * actors, "samplesPerPrompt": 2}

@@ -1,7 +1,8 @@
 """The models as a CustomResourceDefinition: `python -m ppojob_api.crd > crds/ppojobs.yaml`.
 
-The schema is structural: no reference, no union; optional fields are nullable, free-form objects
-keep unknown fields, and every default stands in it, so the API server writes them out.
+The schema is structural: no reference, no union; free-form objects keep unknown fields, and every
+default stands in it, so the API server writes them out. No field is nullable, so the API server
+drops a null as `kubectl apply` does, and fills in the default.
 """
 
 import sys
@@ -110,11 +111,6 @@ def _field(member: Member, path: str) -> dict[str, Any]:
 
 def _node(shape: Shape, path: str) -> dict[str, Any]:
     node = _bare(shape, path)
-    if shape.nullable:
-        node["nullable"] = True
-        if shape.kind == "enum":
-            # An API server takes no null for an enum, not even where the enum names it.
-            node["pattern"] = f"^({'|'.join(node.pop('enum'))})$"
     rules = [_validation(rule) for rule in RULES if path and rule.path == path]
     return {**node, "x-kubernetes-validations": rules} if rules else node
 

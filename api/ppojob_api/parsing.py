@@ -1,7 +1,6 @@
 """Plain values to a job: every wrong field of it becomes a Problem, all of them at once."""
 
-import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,7 +64,7 @@ def parse(value: object, doubtful: Iterable[PathKey] = ()) -> Parsed:
         got, why = shown(value), f"{_kind(value)} is not a job"
         problem = Problem("PPOJob", got, why, "an object with spec", ReasonCode.WRONG_TYPE)
         return Parsed(None, (problem,), ())
-    tree = _without_server_fields(value)
+    tree = _without_server_fields(_given({str(key): item for key, item in value.items()}))
     # A doubtful value of a field that does not exist is still worth the remark that it does not.
     unknown = {path for path in doubtful if shapes.at(path) is not None}
     for path in unknown:
@@ -90,8 +89,26 @@ def parse(value: object, doubtful: Iterable[PathKey] = ()) -> Parsed:
     return Parsed(None, tuple(problems.values()), tuple(unknown))
 
 
-def _without_server_fields(value: Mapping[Any, Any]) -> dict[str, Any]:
-    tree = {str(key): copy.deepcopy(item) for key, item in value.items()}
+def _given(value: Any, path: PathKey = ()) -> Any:
+    """A copy without the fields that are null, which says no more than to leave them out.
+
+    `kubectl apply` drops them from maps of every kind, and an API server from those of its schema.
+    """
+    if isinstance(value, list):
+        return [_given(item, (*path, index)) for index, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    shape = shapes.at(path)
+    fields = shapes.members(shape.model) if shape is not None and shape.model else None
+    return {
+        key: _given(item, (*path, key))
+        for key, item in value.items()
+        # A field that does not exist is worth a line, whatever it holds.
+        if item is not None or (fields is not None and key not in fields)
+    }
+
+
+def _without_server_fields(tree: dict[str, Any]) -> dict[str, Any]:
     metadata = tree.get("metadata")
     if isinstance(metadata, dict):
         tree["metadata"] = {k: v for k, v in metadata.items() if k not in SERVER_METADATA}

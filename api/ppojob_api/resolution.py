@@ -159,7 +159,7 @@ def _resolved_roles(spec: PPOJobSpec) -> RolesSpec:
     for name, role, is_needed in needed:
         if role is None and is_needed:
             update[name] = ColocatableRole()
-        elif role is not None and role.colocate_with is None:
+        elif role is not None and role.colocate_with == "none":
             update[name] = _resolved_pods(role)
     return roles.model_copy(update=update)
 

@@ -62,7 +62,7 @@ class Shape:
     """What may stand at one place of the resource."""
 
     kind: Kind
-    nullable: bool = False
+    optional: bool = False
     model: type[Section] | None = None
     item: "Shape | None" = None
     choices: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Shape:
 
     def allowed(self) -> str:
         """What to write here, in words."""
-        return self._words() + (" or null" if self.nullable else "")
+        return self._words() + (", or remove it" if self.optional else "")
 
     def _words(self) -> str:
         if self.kind == "boolean":
@@ -223,7 +223,7 @@ def _shape(annotation: Any, metadata: Iterable[object] = ()) -> Shape:
         return _shape(inner, facts)
     if origin in {Union, types.UnionType}:
         (inner,) = (arg for arg in get_args(annotation) if arg is not type(None))
-        return replace(_shape(inner, facts), nullable=True)
+        return replace(_shape(inner, facts), optional=True)
     return _constrained(_bare(annotation, origin), facts)
 
 

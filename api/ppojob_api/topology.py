@@ -51,7 +51,7 @@ class RoleTopology(Section):
     """GPUs of each pod."""
 
     colocated_with: RoleName | None = None
-    """The role whose pods this one lives in; null: pods of its own."""
+    """The role whose pods this one lives in; none: pods of its own."""
 
     @property
     def world_size(self) -> int:
@@ -149,7 +149,7 @@ def model_pods(roles: RolesSpec) -> dict[RoleName, RolePods]:
     """The roles of a spec that shard a model over pods of their own, by name."""
     pods: dict[RoleName, RolePods] = {"actorRollout": roles.actor_rollout}
     guests = colocatable_roles(roles).items()
-    return pods | {name: role for name, role in guests if role.colocate_with is None}
+    return pods | {name: role for name, role in guests if role.colocate_with == "none"}
 
 
 def scores_by_functions(spec: PPOJobSpec) -> bool:
@@ -168,7 +168,7 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
     if spec.roles.rollout is not None:
         roles.append(_model_pods(job_name, "rollout", spec.roles.rollout))
     for name, role in colocatable_roles(spec.roles).items():
-        if role.colocate_with is None:
+        if role.colocate_with == "none":
             roles.append(_model_pods(job_name, name, role))
         else:
             update = {"role": name, "colocated_with": role.colocate_with}

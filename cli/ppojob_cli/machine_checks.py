@@ -156,10 +156,10 @@ def check_lifecycle(config: RunConfig) -> Iterator[Problem]:
     if life.suspend:
         yield _clusters(f"{where}.suspend", True, "false, and Ctrl-C to stop a run")
     if life.active_deadline_seconds is not None:
-        yield _clusters(f"{where}.activeDeadlineSeconds", life.active_deadline_seconds, "null")
+        yield _clusters(f"{where}.activeDeadlineSeconds", life.active_deadline_seconds, "remove it")
     if life.ttl_seconds_after_finished is not None:
         where = f"{where}.ttlSecondsAfterFinished"
-        yield _clusters(where, life.ttl_seconds_after_finished, "null")
+        yield _clusters(where, life.ttl_seconds_after_finished, "remove it")
 
 
 def _clusters(where: str, value: object, allowed: str) -> Problem:

@@ -31,7 +31,7 @@ def dated(tiny_job, tiny_folder: Path, tmp_path: Path) -> Path:
             "chatTemplate": str(template),
         },
         rewards=[],
-        roles={"rewardModel": {"colocateWith": None}},
+        roles={"rewardModel": {"colocateWith": "none"}},
         steps={"total": 4},
         timeouts={"livenessSeconds": 60},
     )

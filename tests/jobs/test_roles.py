@@ -60,7 +60,7 @@ def test_a_role_apart_gives_the_bits_of_a_role_beside(start, even_folder, tmp_pa
 
 def test_two_ranks_give_the_numbers_of_one(start, even_folder, tmp_path: Path):
     one = finished(start, even_folder, tmp_path, "one", **tiny_jobs.PPO, **SHORT)
-    two_ranks = {"colocateWith": None, "ranksPerReplica": 2}
+    two_ranks = {"colocateWith": "none", "ranksPerReplica": 2}
     roles = {
         "actorRollout": {"ranksPerReplica": 2},
         "critic": two_ranks,

@@ -76,7 +76,7 @@ def test_a_reward_model_scores_the_same_wherever_it_lives(
     points = ("rpc.judge.answer.before@1=kill", "rpc.judge.answer.after@2=kill")
     section = {"path": str(classifier), "dtype": "float32", "weight": 2.0}
     outputs = {}
-    for name, place in (("beside", "actorRollout"), ("apart", None)):
+    for name, place in (("beside", "actorRollout"), ("apart", "none")):
         outputs[name] = tmp_path / name
         job = tiny_job(
             rewardModel=section,
@@ -85,7 +85,7 @@ def test_a_reward_model_scores_the_same_wherever_it_lives(
             steps={"total": 3},
             timeouts={"livenessSeconds": 60},
         )
-        environment = job_points.armed(once, *points) if place is None else {}
+        environment = job_points.armed(once, *points) if place == "none" else {}
         run = start(job, outputs[name], **environment)
         assert run.wait() == 0, run.logs()
     assert len(list(once.iterdir())) == len(points)

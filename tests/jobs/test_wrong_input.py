@@ -296,7 +296,7 @@ def test_overrides_are_judged_with_the_file(wrong: RefusedJob) -> None:
     total = "--set spec.steps.total=0: got 0: the number is too small; an integer from 1 to "
     assert wrong.refused(wrong.write_manifest(), "--set", "spec.steps.total=0") == [
         "spec.rollout.topP: got 0: the number is too small; a number above 0 and at most 1",
-        f"{total}1000000000 or null",
+        f"{total}1000000000, or remove it",
     ]
 
 

@@ -26,12 +26,18 @@ def helm(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return _call("helm", "make cluster-up builds it", command, *names)
 
 
-def helm_on(cluster: Cluster, command: str, *arguments: str) -> None:
-    """Have helm act on a cluster, for the release `ppojob-operator` in the test's namespace."""
-    chart = () if command == "uninstall" else (str(CHART),)
+def helm_on(
+    cluster: Cluster,
+    command: str,
+    *arguments: str,
+    release: str = "ppojob-operator",
+    chart: Path = CHART,
+) -> None:
+    """Have helm act on a cluster, for a release in the test's namespace."""
+    charts = () if command == "uninstall" else (str(chart),)
     way_in = (f"--kubeconfig={cluster.folder}/kubeconfig", f"--namespace={cluster.namespace}")
     where = "make cluster-up builds it"
-    done = _call("helm", where, command, "ppojob-operator", *chart, *way_in, *arguments)
+    done = _call("helm", where, command, release, *charts, *way_in, *arguments)
     if done.returncode:
         pytest.fail(f"helm {command} {' '.join(arguments)}: {done.stderr}")
 

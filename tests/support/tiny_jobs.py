@@ -27,7 +27,7 @@ PPO = {
     "critic": {"optimizer": {"learningRate": 1e-3}, "warmupSteps": 1},
 }
 """Sections of a job with a critic and a reference."""
-OWN_PODS = {"reference": {"colocateWith": None}, "critic": {"colocateWith": None}}
+OWN_PODS = {"reference": {"colocateWith": "none"}, "critic": {"colocateWith": "none"}}
 """`spec.roles` of such a job in which every role has pods of its own."""
 MODELS = Path(__file__).with_name("tiny_models.py")
 

@@ -52,6 +52,14 @@ def nearest_divisors(number: int, near: int) -> tuple[int, int]:
     return below, above
 
 
+def dual_clip(job: PPOJob) -> Iterator[Problem]:
+    """The bound is on ratios that grew."""
+    bound = job.spec.algorithm.policy_loss.dual_clip
+    if 0 < bound <= 1:
+        where, why = "spec.algorithm.policyLoss.dualClip", "it bounds ratios above 1"
+        yield out_of_range(where, bound, why, "above 1, or 0 for none")
+
+
 def temperatures(job: PPOJob) -> Iterator[Problem]:
     """Engines lift temperatures next to 0, or divide by almost nothing; one of them has a top."""
     rollout = job.spec.rollout
@@ -113,7 +121,7 @@ def model_tokens(job: PPOJob) -> Iterator[Problem]:
             limit,
             f"maxPromptTokens {data.max_prompt_tokens} + maxResponseTokens "
             f"{data.max_response_tokens} = {needed}",
-            f"at least {needed}, or null",
+            f"at least {needed}, or remove it",
         )
 
 
@@ -127,6 +135,7 @@ _SAMPLES = "spec.algorithm.samplesPerPrompt"
 ARITHMETIC_CHECKS = (
     Check(group_size, ("spec.algorithm.type", _SAMPLES)),
     Check(mini_batch, _BATCH),
+    Check(dual_clip, ("spec.algorithm.policyLoss.dualClip",)),
     Check(
         temperatures,
         (

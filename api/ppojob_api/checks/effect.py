@@ -190,7 +190,7 @@ def reward_model(job: PPOJob) -> Iterator[Problem]:
     """A model of weight 0 is run for nothing; ranks without a model have nothing to do."""
     model, role = job.spec.reward_model, job.spec.roles.reward_model
     if model is not None and model.weight == 0:
-        allowed = "another weight, or rewardModel: null"
+        allowed = "another weight, or remove spec.rewardModel"
         yield no_effect("spec.rewardModel.weight", model.weight, "on the reward", allowed)
     if model is None and role is not None:
         value = role.model_dump(mode="json", exclude_unset=True)
@@ -211,10 +211,10 @@ def reward_pods(job: PPOJob) -> Iterator[Problem]:
 def colocated_pods(job: PPOJob) -> Iterator[Problem]:
     """A role in another's ranks has no pods to set."""
     for role, guest in topology.colocatable_roles(job.spec.roles).items():
-        if guest.colocate_with is None:
+        if guest.colocate_with == "none":
             continue
         why = f"with colocateWith: {guest.colocate_with}"
-        allowed = "remove it, or colocateWith: null for pods of its own"
+        allowed = "remove it, or colocateWith: none for pods of its own"
         for name, value in guest.model_dump(mode="json", exclude_defaults=True).items():
             yield no_effect(f"spec.roles.{role}.{name}", value, why, allowed)
 

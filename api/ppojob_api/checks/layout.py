@@ -30,7 +30,7 @@ def ranks_and_gpus(job: PPOJob) -> Iterator[Problem]:
         if gpus and ranks not in (None, gpus):
             where = f"spec.roles.{role}.ranksPerReplica"
             why = f"gpusPerReplica is {gpus}, and a GPU holds one rank"
-            yield conflict(where, ranks, why, f"{gpus}, or null")
+            yield conflict(where, ranks, why, f"{gpus}, or remove it")
 
 
 def engines(job: PPOJob) -> Iterator[Problem]:
@@ -40,7 +40,7 @@ def engines(job: PPOJob) -> Iterator[Problem]:
     if engines not in (None, ranks):
         where = "spec.rollout.parallelism.data"
         why = f"each rank of spec.roles.actorRollout holds one engine, and there are {ranks}"
-        yield conflict(where, engines, why, f"{ranks}, or null")
+        yield conflict(where, engines, why, f"{ranks}, or remove it")
 
 
 def prompts_for_all_ranks(job: PPOJob) -> Iterator[Problem]:

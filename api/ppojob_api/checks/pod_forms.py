@@ -38,9 +38,9 @@ def tolerations(job: PPOJob) -> Iterator[Problem]:
                 allowed = "remove it, or operator: Equal"
                 yield no_effect(f"{place}.value", one.value, "with operator: Exists", allowed)
             if one.toleration_seconds is not None and one.effect != "NoExecute":
-                why, allowed = "only a taint of effect NoExecute ends pods", "effect: NoExecute"
-                seconds = one.toleration_seconds
-                yield conflict(f"{place}.tolerationSeconds", seconds, why, f"{allowed}, or null")
+                seconds, why = one.toleration_seconds, "only a taint of effect NoExecute ends pods"
+                allowed = "effect: NoExecute, or remove it"
+                yield conflict(f"{place}.tolerationSeconds", seconds, why, allowed)
 
 
 def resources(job: PPOJob) -> Iterator[Problem]:

@@ -48,11 +48,11 @@ def best_commit(job: PPOJob) -> Iterator[Problem]:
     validations = job.spec.steps.validate_every
     if validations is None:
         why = "spec.checkpoint.best compares validations, and there are none in between"
-        allowed = "a number of steps, or checkpoint.best: null"
+        allowed = "a number of steps, or remove spec.checkpoint.best"
         yield Problem("spec.steps.validateEvery", ABSENT, why, allowed, ReasonCode.REQUIRED)
     elif commits is None:
         why = "spec.checkpoint.best chooses between commits, and there is only the last"
-        allowed = f"a multiple of validateEvery {validations}, or checkpoint.best: null"
+        allowed = f"a multiple of validateEvery {validations}, or remove spec.checkpoint.best"
         yield Problem("spec.checkpoint.every", ABSENT, why, allowed, ReasonCode.REQUIRED)
     elif commits % validations:
         why = f"spec.checkpoint.best needs a validation at each commit, every {validations} steps"
@@ -89,7 +89,7 @@ def within_run(job: PPOJob) -> Iterator[Problem]:
     for where, every in periods:
         if every is not None and every > total:
             why = f"it would never happen in the {total} steps of the run"
-            yield out_of_range(where, every, why, f"at most {total}, or null")
+            yield out_of_range(where, every, why, f"at most {total}, or remove it")
 
 
 def warmup(job: PPOJob) -> Iterator[Problem]:

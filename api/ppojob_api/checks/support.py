@@ -17,7 +17,7 @@ def rollout_pods(job: PPOJob) -> Iterator[Problem]:
     if role is not None:
         value = role.model_dump(mode="json", exclude_unset=True)
         what = "pods of its own for generation"
-        yield not_yet("spec.roles.rollout", value, what, "null: generate in actorRollout's pods")
+        yield not_yet("spec.roles.rollout", value, what, "remove it: actorRollout's pods generate")
 
 
 def training_parallelism(job: PPOJob) -> Iterator[Problem]:
@@ -30,7 +30,7 @@ def training_parallelism(job: PPOJob) -> Iterator[Problem]:
         elif layout.data_shard not in (None, ranks):
             per_pod = topology.ranks_per_replica(pods)
             what = f"other shards than replicas {pods.replicas} x {per_pod} ranks = {ranks}"
-            yield not_yet(f"{where}.dataShard", layout.data_shard, what, f"{ranks}, or null")
+            yield not_yet(f"{where}.dataShard", layout.data_shard, what, f"{ranks}, or remove it")
 
 
 def rollout_parallelism(job: PPOJob) -> Iterator[Problem]:

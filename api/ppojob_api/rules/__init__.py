@@ -21,7 +21,7 @@ __all__ = ["RULES", "Rule"]
 def _immutable(section: str) -> Rule:
     """What decides the weights of a run stays as it was created."""
     message = f"spec.{section} decides the weights and cannot change; make a job of another name"
-    if not members(PPOJobSpec)[section].shape.nullable:
+    if not members(PPOJobSpec)[section].shape.optional:
         return Rule(f"spec.{section}", "self == oldSelf", message)
     # A rule within a section that may be absent goes with it, so the spec watches over those.
     return _stays("spec", section, message)

@@ -37,7 +37,7 @@ EFFECT_RULES = (
     Rule(
         "spec.rewardModel",
         "self.weight != 0.0",
-        "a reward of weight 0 has no effect; another weight, or rewardModel: null",
+        "a reward of weight 0 has no effect; another weight, or remove rewardModel",
         "weight",
     ),
     Rule(
@@ -84,6 +84,7 @@ EFFECT_RULES = (
             f"(!{given('steps.validateEvery')} || self.steps.validateEvery <= self.steps.total)"
             f" && (!{given('checkpoint.every')} || self.checkpoint.every <= self.steps.total)",
         ),
-        "steps.validateEvery or checkpoint.every would never happen; at most steps.total, or null",
+        "steps.validateEvery or checkpoint.every would never happen; at most steps.total, or"
+        " remove it",
     ),
 )

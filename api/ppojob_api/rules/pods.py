@@ -36,7 +36,7 @@ POD_RULES = (
     Rule(
         _TOLERATION,
         implies(given("tolerationSeconds"), f"{given('effect')} && self.effect == 'NoExecute'"),
-        "only a taint of effect NoExecute ends pods; effect: NoExecute, or null",
+        "only a taint of effect NoExecute ends pods; effect: NoExecute, or remove it",
         "tolerationSeconds",
     ),
 )

@@ -25,7 +25,7 @@ def _pod_rules(role: str) -> tuple[Rule, ...]:
                 f"self.gpusPerReplica > 0 && {given('ranksPerReplica')}",
                 "self.ranksPerReplica == self.gpusPerReplica",
             ),
-            "a GPU holds one rank; as many as gpusPerReplica, or null",
+            "a GPU holds one rank; as many as gpusPerReplica, or remove it",
             "ranksPerReplica",
         ),
         Rule(
@@ -36,19 +36,19 @@ def _pod_rules(role: str) -> tuple[Rule, ...]:
         Rule(
             path,
             implies(given("parallelism.dataShard"), f"self.parallelism.dataShard == {_ranks()}"),
-            "other shards than one a rank: not in this version; parallelism.dataShard: null",
+            "other shards than one a rank: not in this version; remove parallelism.dataShard",
         ),
     )
 
 
 def _guest_rules(role: str) -> tuple[Rule, ...]:
-    own = f"{given(f'roles.{role}')} && !{given(f'roles.{role}.colocateWith')}"
+    own = f"{given(f'roles.{role}')} && self.roles.{role}.colocateWith == 'none'"
     return (
         Rule(
             f"spec.roles.{role}",
-            implies(given("colocateWith"), untouched(RolePods)),
+            implies("self.colocateWith != 'none'", untouched(RolePods)),
             "settings of pods have no effect in the pods of another role; remove them, or"
-            " colocateWith: null for pods of its own",
+            " colocateWith: none for pods of its own",
         ),
         Rule(
             "spec",
@@ -76,6 +76,6 @@ ROLE_RULES = (
             given("rollout.parallelism.data"),
             f"self.rollout.parallelism.data == {_ranks('roles.actorRollout')}",
         ),
-        "each rank of roles.actorRollout holds one engine; rollout.parallelism.data: null",
+        "each rank of roles.actorRollout holds one engine; remove rollout.parallelism.data",
     ),
 )

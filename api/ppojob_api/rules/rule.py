@@ -28,11 +28,8 @@ class Rule:
 
 
 def given(field: str) -> str:
-    """CEL for "the optional field has a value": it may be absent or null.
-
-    `dyn` keeps the type checker from refusing to compare, say, an integer with null.
-    """
-    return f"(has(self.{field}) && dyn(self.{field}) != null)"
+    """CEL for "the optional field has a value"."""
+    return f"has(self.{field})"
 
 
 def either(field: str, otherwise: str) -> str:

@@ -139,7 +139,7 @@ RUN_RULES = (
             " <= self.rollout.maxModelTokens",
         ),
         "rollout.maxModelTokens is less than data.maxPromptTokens + data.maxResponseTokens;"
-        " at least their sum, or null",
+        " at least their sum, or remove it",
     ),
     Rule(
         "spec.rewards[]",

@@ -6,7 +6,7 @@ SUPPORT_RULES = (
     Rule(
         "spec.roles",
         f"!{given('rollout')}",
-        "pods of its own for generation: not in this version; null",
+        "pods of its own for generation: not in this version; remove it",
         "rollout",
     ),
     Rule(

@@ -61,9 +61,9 @@ class PolicyLossSpec(Section):
     """The ratio is clipped above at 1 + clipHigh. PPO and verl: 0.2;
     DAPO (arXiv:2503.14476): 0.28."""
 
-    dual_clip: Annotated[float, Field(gt=1, le=1_000)] | None = 3.0
-    """Bound on the loss of negative advantages (Ye et al. 2020, arXiv:1912.09729); null: none.
-    verl: clip_ratio_c, 3."""
+    dual_clip: Annotated[float, Field(ge=0, le=1_000)] = 3.0
+    """Bound on the loss of negative advantages (Ye et al. 2020, arXiv:1912.09729), above 1;
+    0: none. verl: clip_ratio_c, 3."""
 
 
 class KlSpec(Section):
@@ -75,7 +75,7 @@ class KlSpec(Section):
 
     estimator: KlEstimator | None = None
     """k1 = a - b, k2 = (a - b)^2 / 2, k3 = e^(b-a) - (b-a) - 1, abs = |a - b|
-    (http://joschu.net/blog/kl-approx.html); null: k1 with `in: reward`, k3 with `in: loss`.
+    (http://joschu.net/blog/kl-approx.html); absent: k1 with `in: reward`, k3 with `in: loss`.
     verl: kl_penalty kl, which is k1; kl_loss_type low_var_kl, which is k3."""
 
     coefficient: Coefficient = 0.001
@@ -104,7 +104,7 @@ class AlgorithmSpec(Section):
     """Responses of each prompt, a group. verl: rollout.n."""
 
     mini_batch_prompts: Count | None = None
-    """Prompts of one optimizer step; divides promptsPerStep; null: all (on-policy).
+    """Prompts of one optimizer step; divides promptsPerStep; absent: all (on-policy).
     verl: ppo_mini_batch_size, which counts prompts too."""
 
     epochs: Annotated[int, Field(ge=1, le=1_000)] = 1
@@ -130,7 +130,7 @@ class AlgorithmSpec(Section):
     verl: loss_agg_mode, token-mean."""
 
     loss_scale_tokens: Tokens | None = None
-    """Divisor of sequence_mean_token_sum_norm; null: data.maxResponseTokens.
+    """Divisor of sequence_mean_token_sum_norm; absent: data.maxResponseTokens.
     verl: loss_scale_factor, null (the padded length)."""
 
     entropy_coefficient: Coefficient = 0.0

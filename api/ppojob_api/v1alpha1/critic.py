@@ -19,7 +19,7 @@ class CriticSpec(Section):
     """The value model of `type: ppo`: a model with one output a token."""
 
     path: Path | None = None
-    """Folder in Hugging Face form; null: the policy's, with a new value head.
+    """Folder in Hugging Face form; absent: the policy's, with a new value head.
     verl: critic.model.path."""
 
     optimizer: CriticOptimizerSpec = CriticOptimizerSpec()
@@ -34,8 +34,8 @@ class CriticSpec(Section):
     verl: trainer.critic_warmup, one less than there."""
 
     epochs: Annotated[int, Field(ge=1, le=1_000)] | None = None
-    """Passes over a step's experience; null: algorithm.epochs. verl: critic.ppo_epochs."""
+    """Passes over a step's experience; absent: algorithm.epochs. verl: critic.ppo_epochs."""
 
     mini_batch_prompts: Count | None = None
-    """Prompts of one optimizer step; null: algorithm.miniBatchPrompts.
+    """Prompts of one optimizer step; absent: algorithm.miniBatchPrompts.
     verl: critic.ppo_mini_batch_size."""

@@ -68,7 +68,7 @@ class PPOJobSpec(Section):
     """How responses are generated."""
 
     critic: CriticSpec | None = None
-    """The value model, type ppo only; null: the defaults when the algorithm has one."""
+    """The value model, type ppo only; absent: the defaults when the algorithm has one."""
 
     rewards: Annotated[Items[RewardSpec], Field(max_length=32)] = ()
     """Reward functions; empty: the reward model alone where one is given, else each row's data

@@ -28,19 +28,19 @@ class Toleration(Section):
     """A taint that the pods bear; as Kubernetes writes it."""
 
     key: LabelKey | None = None
-    """Of the taint; null, with operator Exists alone: every taint."""
+    """Of the taint; absent, with operator Exists alone: every taint."""
 
     operator: Literal["Exists", "Equal"] = "Equal"
     """How `value` is compared; Exists: it is not."""
 
     value: LabelValue | None = None
-    """Of the taint; null, which operator Exists asks for: the empty one."""
+    """Of the taint; absent, which operator Exists asks for: the empty one."""
 
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Of the taint; null: every effect."""
+    """Of the taint; absent: every effect."""
 
     toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """How long a taint of effect NoExecute is borne, and of no other; null: for ever."""
+    """How long a taint of effect NoExecute is borne, and of no other; absent: for ever."""
 
 
 class TopologySpread(Section):
@@ -114,19 +114,19 @@ class PodSettings(Section):
     """Roles whose pods these are; empty: all, the controller too."""
 
     image: ImageName | None = None
-    """Image of the container; null: the operator's."""
+    """Image of the container; absent: the operator's."""
 
     image_pull_secrets: Annotated[Items[ObjectName], Field(max_length=8)] = ()
     """Secrets with registry credentials."""
 
     memory: Quantity | None = None
-    """Memory of a pod, asked for and not exceeded; null: no limit."""
+    """Memory of a pod, asked for and not exceeded; absent: no limit."""
 
     shared_memory: Quantity | None = None
-    """Size of /dev/shm; null: 1Gi, with GPUs 8Gi."""
+    """Size of /dev/shm; absent: 1Gi, with GPUs 8Gi."""
 
     gpu_resource: DeviceName | None = None
-    """Name under which GPUs are asked for; null: the operator's, nvidia.com/gpu."""
+    """Name under which GPUs are asked for; absent: the operator's, nvidia.com/gpu."""
 
     resources: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(default_factory=dict)
     """cpu, ephemeral-storage, and devices by DOMAIN/NAME; cpu is asked for, not capped, and a core

@@ -16,7 +16,7 @@ class TrainingParallelism(Section):
     """Layout of a trained model over the ranks of its role."""
 
     data_shard: Count | None = None
-    """FSDP shards; null: what the ranks and `tensor` leave."""
+    """FSDP shards; absent: what the ranks and `tensor` leave."""
 
     tensor: Count = 1
     """Tensor parallel ranks."""
@@ -32,10 +32,10 @@ class RolePods(Section):
     """GPUs of a pod; 0: CPU. verl: trainer.n_gpus_per_node."""
 
     ranks_per_replica: Ranks | None = None
-    """Processes of a pod; null: one a GPU, 1 on CPU."""
+    """Processes of a pod; absent: one a GPU, 1 on CPU."""
 
     threads_per_rank: Threads | None = None
-    """Threads of a process; null: cpu / ranksPerReplica where cpu is given, else 1.
+    """Threads of a process; absent: cpu / ranksPerReplica where cpu is given, else 1.
     Part of the resolved configuration, since it changes the order of sums."""
 
     cpu: Threads | None = None
@@ -48,8 +48,8 @@ class RolePods(Section):
 class ColocatableRole(RolePods):
     """A role that lives in another's ranks or in pods of its own; one field says which."""
 
-    colocate_with: Literal["actorRollout"] | None = "actorRollout"
-    """In whose pods and ranks it lives; null: pods of its own, and only then the settings of pods
+    colocate_with: Literal["actorRollout", "none"] = "actorRollout"
+    """In whose pods and ranks it lives; none: pods of its own, and only then the settings of pods
     have an effect. verl: always colocated."""
 
 
@@ -70,16 +70,16 @@ class RolesSpec(Section):
     """The policy, trained here, and generating here unless `rollout` is given."""
 
     rollout: RolePods | None = None
-    """Pods of its own for generation; null: the hybrid engine in actorRollout's."""
+    """Pods of its own for generation; absent: the hybrid engine in actorRollout's."""
 
     reference: ColocatableRole | None = None
-    """The frozen model of the KL; null: colocated with actorRollout when the KL needs one."""
+    """The frozen model of the KL; absent: colocated with actorRollout when the KL needs one."""
 
     critic: ColocatableRole | None = None
-    """The value model; null: colocated with actorRollout when the algorithm has one."""
+    """The value model; absent: colocated with actorRollout when the algorithm has one."""
 
     reward_model: ColocatableRole | None = None
-    """The model of spec.rewardModel; null: colocated with actorRollout when there is one."""
+    """The model of spec.rewardModel; absent: colocated with actorRollout when there is one."""
 
     reward: RewardRole = RewardRole()
     """Where responses are scored."""

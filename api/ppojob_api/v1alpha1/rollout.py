@@ -43,7 +43,7 @@ class RolloutParallelism(Section):
     """Tensor parallel ranks of one engine. verl: tensor_model_parallel_size."""
 
     data: Count | None = None
-    """Engines; null: as many as the ranks hold."""
+    """Engines; absent: as many as the ranks hold."""
 
 
 class RolloutSpec(Section):
@@ -66,14 +66,14 @@ class RolloutSpec(Section):
     """-1: all. verl: rollout.top_k, -1."""
 
     max_model_tokens: Tokens | None = None
-    """Longest prompt and response together; null: maxPromptTokens + maxResponseTokens.
+    """Longest prompt and response together; absent: maxPromptTokens + maxResponseTokens.
     verl: rollout.max_model_len."""
 
     max_sequences: Annotated[int, Field(ge=1, le=65_536)] = 256
     """Sequences generated at one time. verl: max_num_seqs; vLLM: 256."""
 
     kv_cache_gib: Annotated[float, Field(gt=0, le=4_096)] | None = None
-    """Memory of the key-value cache; null: the engine's choice."""
+    """Memory of the key-value cache; absent: the engine's choice."""
 
     parallelism: RolloutParallelism = RolloutParallelism()
     """Layout of its own over the same GPUs."""
@@ -118,17 +118,17 @@ class RewardModelSpec(Section):
     verl: reward_model.model.path."""
 
     tokenizer_path: Path | None = None
-    """Folder of the tokenizer; null: the reward model's. verl: reward_model.model.input_tokenizer
+    """Folder of the tokenizer; absent: the reward model's. verl: reward_model.model.input_tokenizer
     names the policy's; here texts are always tokenised anew."""
 
     chat_template: Path | None = None
-    """File with a Jinja chat template; null: the tokenizer's own."""
+    """File with a Jinja chat template; absent: the tokenizer's own."""
 
     dtype: AutoFloatType = "auto"
     """Type of the weights; auto: as rollout.dtype. verl: bfloat16."""
 
     max_tokens: Tokens | None = None
-    """Longest conversation in the reward model's tokens; null: what the model takes.
+    """Longest conversation in the reward model's tokens; absent: what the model takes.
     verl: reward_model.max_length."""
 
     weight: RewardWeight = 1.0
@@ -143,13 +143,14 @@ class RewardSpec(Section):
     verl: custom_reward_function.name."""
 
     source: RewardSource | None = None
-    """Where the function comes from; null: built in."""
+    """Where the function comes from; absent: built in."""
 
     weight: RewardWeight = 1.0
     """Factor of its score."""
 
     arguments: Arguments = Field(default_factory=dict)
-    """Keyword arguments of every call. verl: custom_reward_function.reward_kwargs."""
+    """Keyword arguments of every call; null: left out.
+    verl: custom_reward_function.reward_kwargs."""
 
     time_limit_seconds: Seconds = 10.0
     """A call that takes longer is killed and fails the job."""

@@ -22,7 +22,7 @@ class StepsSpec(Section):
     """Passes over the training data. verl: trainer.total_epochs."""
 
     validate_every: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Validate after every n-th step; null: never in between. verl: trainer.test_freq, -1."""
+    """Validate after every n-th step; absent: never in between. verl: trainer.test_freq, -1."""
 
     validate_first: bool = True
     """Validate before the first step. verl: trainer.val_before_train, true."""
@@ -55,14 +55,14 @@ class CheckpointSpec(Section):
     """Commits of everything that a resumed run needs."""
 
     every: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Commit after every n-th step; null: after the last only. verl: trainer.save_freq, -1."""
+    """Commit after every n-th step; absent: after the last only. verl: trainer.save_freq, -1."""
 
     keep_last: Annotated[int, Field(ge=2, le=1_000)] = 2
     """Commits kept; at least 2, since one that is found damaged needs another behind it.
     verl: max_actor_ckpt_to_keep, all."""
 
     best: BestCommitSpec | None = None
-    """Keep the commit with the best validation too, whatever its age; null: only keepLast."""
+    """Keep the commit with the best validation too, whatever its age; absent: only keepLast."""
 
     volume: VolumeSpec | None = None
     """Where a cluster keeps the run folder, and needs it; `ppojob run` has its --output instead."""

@@ -17,7 +17,7 @@ class KueueSpec(Section):
     """LocalQueue in the namespace of the job."""
 
     priority_class_name: ObjectName | None = None
-    """WorkloadPriorityClass: the order in the queue, and who is preempted; null: priority 0."""
+    """WorkloadPriorityClass: the order in the queue, and who is preempted; absent: priority 0."""
 
 
 class VolcanoSpec(Section):
@@ -41,8 +41,8 @@ class SchedulingSpec(Section):
     """Settings of type kueue; required there."""
 
     volcano: VolcanoSpec | None = None
-    """Settings of type volcano; null: the default queue."""
+    """Settings of type volcano; absent: the default queue."""
 
     start_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """A job whose pods are placed in part alone gives them all back after this time, and tries
-    again after the same; null: it waits, and holds what it has."""
+    again after the same; absent: it waits, and holds what it has."""

@@ -28,14 +28,14 @@ class ModelSpec(Section):
     verl: actor_rollout_ref.model.path."""
 
     tokenizer_path: Path | None = None
-    """Folder of the tokenizer; null: the model's."""
+    """Folder of the tokenizer; absent: the model's."""
 
     dtype: FloatType = "float32"
     """Type of the weights that the optimizer updates; bfloat16 rounds small updates away.
     verl: fsdp_config.model_dtype, fp32."""
 
     chat_template: Path | None = None
-    """File with a Jinja chat template; null: the tokenizer's own."""
+    """File with a Jinja chat template; absent: the tokenizer's own."""
 
     trust_remote_code: bool = False
     """Run code that lies beside the model. verl: trust_remote_code, false."""
@@ -73,16 +73,16 @@ class DataSpec(Section):
     """Longest response, its end token included. verl: data.max_response_length, 512."""
 
     max_train_rows: Annotated[int, Field(ge=1, le=2**53)] | None = None
-    """Use only the first rows; null: all. verl: data.train_max_samples, -1."""
+    """Use only the first rows; absent: all. verl: data.train_max_samples, -1."""
 
     max_validation_rows: Annotated[int, Field(ge=1, le=2**53)] | None = None
-    """Use only the first rows; null: all. verl: data.val_max_samples, -1."""
+    """Use only the first rows; absent: all. verl: data.val_max_samples, -1."""
 
     shuffle: bool = True
     """A new seeded order each epoch. verl: data.shuffle, true."""
 
     seed: Seed | None = None
-    """Seed of the order; null: spec.seed. verl: data.seed."""
+    """Seed of the order; absent: spec.seed. verl: data.seed."""
 
     overlong_prompts: Literal[
         "error", "drop", "truncate_left", "truncate_right", "truncate_middle"
@@ -91,7 +91,8 @@ class DataSpec(Section):
     verl: data.truncation, error; data.filter_overlong_prompts is drop."""
 
     apply_chat_template_kwargs: Arguments = Field(default_factory=dict)
-    """Variables handed to the chat template. verl: data.apply_chat_template_kwargs."""
+    """Variables handed to the chat template; null: left out.
+    verl: data.apply_chat_template_kwargs."""
 
 
 class OptimizerSpec(Section):
@@ -118,8 +119,8 @@ class OptimizerSpec(Section):
     weight_decay: Share = 0.01
     """Decoupled weight decay. verl: weight_decay, 0.01."""
 
-    gradient_clip: Annotated[float, Field(gt=0, le=1_000_000)] | None = 1.0
-    """Largest global gradient norm; null: none. verl: grad_clip, 1."""
+    gradient_clip: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
+    """Largest global gradient norm; 0: no clipping. verl: grad_clip, 1."""
 
 
 class TrainingSpec(Section):
@@ -134,8 +135,8 @@ class TrainingSpec(Section):
     """Tokens of one forward and backward; a longer group goes alone.
     verl: ppo_max_token_len_per_gpu, 16384."""
 
-    logprob_chunk_tokens: Tokens | None = 256
-    """Tokens whose logits exist at one time; null: all of a micro-batch."""
+    logprob_chunk_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 256
+    """Tokens whose logits exist at one time; 0: all of a micro-batch."""
 
     share_prompts: bool = True
     """Compute the prompt of a group once; gradients are the same."""

@@ -152,9 +152,8 @@ def compare_policy_loss(policy_loss: ModuleType, batch: Batch, dtype: torch.dtyp
     )
     tokens = tokens_of(batch, "logprobs", "old_logprobs", "advantages", "mask")
     for low, high, dual in CLIP_CASES:
-        result = policy_loss.clip(
-            new, old, weights, clip_low=low, clip_high=high, dual_clip=dual, mask=batch.flat_mask
-        )
+        bounds = {"clip_low": low, "clip_high": high, "dual_clip": dual or 0.0}
+        result = policy_loss.clip(new, old, weights, mask=batch.flat_mask, **bounds)
         expected = [
             literal.clip_loss(p, q, a, low, high, dual) if m else 0.0 for p, q, a, m in tokens
         ]
@@ -175,7 +174,7 @@ def compare_policy_gradient(policy_loss: ModuleType, batch: Batch, dtype: torch.
     for low, high, dual in CLIP_CASES:
         new, old, weights = (batch.flat_poisoned(name, dtype) for name in names)
         new.requires_grad_()
-        bounds = {"clip_low": low, "clip_high": high, "dual_clip": dual}
+        bounds = {"clip_low": low, "clip_high": high, "dual_clip": dual or 0.0}
         loss = policy_loss.clip(new, old, weights, mask=batch.flat_mask, **bounds).loss
         assert loss.requires_grad
         (gradient,) = torch.autograd.grad(loss.sum(), new)

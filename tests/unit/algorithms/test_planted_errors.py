@@ -153,7 +153,7 @@ MISTAKES = (
      "policy_loss"),
     ("clip: log-ratio cut off too early", "policy_loss", "LOG_RATIO_LIMIT = 20.0",
      "LOG_RATIO_LIMIT = 2.0", "policy_loss"),
-    ("clip: dual clip missing", "policy_loss", "if dual_clip is not None:\n        ceiling",
+    ("clip: dual clip missing", "policy_loss", "if dual_clip:\n        ceiling",
      "if False:\n        ceiling", "policy_loss"),
     ("clip: dual clip on gains too", "policy_loss",
      "torch.where(negative, torch.minimum(loss, ceiling), loss)", "torch.minimum(loss, ceiling)",

@@ -9,7 +9,7 @@ from ppojob_trainer.algorithms import policy_loss
 from ppojob_trainer.algorithms.policy_loss import POLICY_LOSSES, TokenLoss, clip
 
 
-def clip_of_ratio(ratio: float, advantage: float, dual_clip: float | None = 3.0) -> TokenLoss:
+def clip_of_ratio(ratio: float, advantage: float, dual_clip: float = 3.0) -> TokenLoss:
     """One token with the given ratio, clip_low 0.2, clip_high 0.3."""
     return clip(
         torch.tensor([math.log(ratio)], dtype=torch.float64),
@@ -55,7 +55,7 @@ def test_by_hand(ratio: float, advantage: float, loss: float, flags: tuple[bool,
 
 
 def test_without_dual_clip():
-    result = clip_of_ratio(5.0, -2.0, dual_clip=None)
+    result = clip_of_ratio(5.0, -2.0, dual_clip=0.0)
     assert result.loss.item() == pytest.approx(10.0)
     assert not result.dual_clipped.item()
 
@@ -70,7 +70,7 @@ def test_log_ratios_are_cut_off_at_20(dtype: torch.dtype):
         torch.tensor([-1.0, 1.0], dtype=dtype),
         clip_low=0.2,
         clip_high=0.2,
-        dual_clip=None,
+        dual_clip=0.0,
     )
     # -A e^20 = 485165195.41 and -A e^-20 = -2.0611536e-9; beyond the limit there is no gradient
     assert result.loss.tolist() == pytest.approx([485165195.41, -2.0611536e-9], rel=1e-6)

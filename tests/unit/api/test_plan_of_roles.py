@@ -39,7 +39,7 @@ def test_every_role() -> None:
         rewards=[{"function": "gsm8k"}],
         roles={
             "actorRollout": {"replicas": 2, "gpusPerReplica": 4},
-            "critic": {"colocateWith": None, "gpusPerReplica": 2},
+            "critic": {"colocateWith": "none", "gpusPerReplica": 2},
         },
         steps={"total": 20, "validateEvery": 5},
         checkpoint={"every": 10, "best": {"metric": "val-core/sum/acc/mean@1"}},

@@ -212,7 +212,7 @@ def test_a_reward_model_brings_its_role() -> None:
 def test_layouts_are_written_out() -> None:
     roles = {
         "actorRollout": {"replicas": 2, "ranksPerReplica": 2, "cpu": 4},
-        "critic": {"colocateWith": None, "gpusPerReplica": 4},
+        "critic": {"colocateWith": "none", "gpusPerReplica": 4},
     }
     spec = resolve(ppo_job(roles=roles)).spec
     assert spec.rollout.parallelism.data == 4
@@ -229,9 +229,9 @@ GUESTS = st.sampled_from(
     [
         None,
         {},
-        {"colocateWith": None},
-        {"colocateWith": None, "replicas": 2, "ranksPerReplica": 2},
-        {"colocateWith": None, "gpusPerReplica": 4, "parallelism": {"dataShard": 4}},
+        {"colocateWith": "none"},
+        {"colocateWith": "none", "replicas": 2, "ranksPerReplica": 2},
+        {"colocateWith": "none", "gpusPerReplica": 4, "parallelism": {"dataShard": 4}},
     ]
 )
 

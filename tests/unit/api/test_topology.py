@@ -89,9 +89,9 @@ def test_a_colocated_role_shares_the_ranks_of_its_host(role: Any) -> None:
 def test_roles_in_pods_of_their_own() -> None:
     job = build(
         actorRollout={"gpusPerReplica": 2},
-        reference={"colocateWith": None, "gpusPerReplica": 1},
-        critic={"colocateWith": None, "replicas": 2, "gpusPerReplica": 4},
-        rewardModel={"colocateWith": None, "replicas": 2, "ranksPerReplica": 3, "cpu": 6},
+        reference={"colocateWith": "none", "gpusPerReplica": 1},
+        critic={"colocateWith": "none", "replicas": 2, "gpusPerReplica": 4},
+        rewardModel={"colocateWith": "none", "replicas": 2, "ranksPerReplica": 3, "cpu": 6},
     )
     assert [role.role for role in job.roles] == [
         "controller",
@@ -114,7 +114,7 @@ def test_without_gpus_the_ranks_with_a_model_are_the_devices() -> None:
     job = build(
         actorRollout={"ranksPerReplica": 2},
         reference={},
-        critic={"colocateWith": None, "replicas": 3},
+        critic={"colocateWith": "none", "replicas": 3},
         reward={"replicas": 4},
     )
     assert (job.total_gpus, job.num_devices) == (0, 2 + 3)
@@ -122,7 +122,7 @@ def test_without_gpus_the_ranks_with_a_model_are_the_devices() -> None:
 
 def test_only_pods_of_a_roles_own_count_as_pods() -> None:
     roles = RolesSpec.model_validate(
-        {"reference": {}, "critic": {"colocateWith": None, "replicas": 3, "ranksPerReplica": 2}}
+        {"reference": {}, "critic": {"colocateWith": "none", "replicas": 3, "ranksPerReplica": 2}}
     )
     assert list(topology.colocatable_roles(roles)) == ["reference", "critic"]
     worlds = {role: topology.world_size(pods) for role, pods in topology.model_pods(roles).items()}

@@ -34,7 +34,8 @@ TYPE_LINE = (
     " rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, opo"
 )
 STEPS_LINE = (
-    "spec.steps.total: got 0: the number is too small; an integer from 1 to 1000000000 or null"
+    "spec.steps.total: got 0: the number is too small; an integer from 1 to 1000000000, or remove"
+    " it"
 )
 DTYPE_WARNING = (
     'spec.model.dtype: got "bfloat16": an update as large as learningRate 1e-06 is rounded away in'

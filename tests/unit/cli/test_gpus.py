@@ -32,7 +32,7 @@ def two_pods() -> RunConfig:
 
 
 def three_roles() -> RunConfig:
-    apart = {"colocateWith": None, "gpusPerReplica": 1}
+    apart = {"colocateWith": "none", "gpusPerReplica": 1}
     roles = {"actorRollout": {"gpusPerReplica": 1}, "critic": apart, "reference": apart}
     return config_of(**tiny_jobs.PPO, roles=roles)
 
@@ -62,7 +62,7 @@ def test_each_pod_has_gpus_of_its_own() -> None:
 def test_no_gpu_is_in_two_pods(replicas: int, each: int, critic: int) -> None:
     roles = {
         "actorRollout": {"replicas": replicas, "gpusPerReplica": each},
-        "critic": {"colocateWith": None, "gpusPerReplica": critic},
+        "critic": {"colocateWith": "none", "gpusPerReplica": critic},
     }
     config = config_of(**tiny_jobs.PPO, roles=roles)
     planned = pods(config)

@@ -97,7 +97,7 @@ BAD = (
     (
         "spec.steps.total={a: 1}",
         '--set spec.steps.total={a: 1}: got {"a": 1}: an object is not an integer;'
-        " an integer from 1 to 1000000000 or null",
+        " an integer from 1 to 1000000000, or remove it",
     ),
     (
         "spec.model={path: /m, dtype: float8}",

@@ -28,7 +28,7 @@ CASES = {
     "no commit on the way": (
         {"checkpoint": {"every": 11}},
         "spec.checkpoint.every: got 11: it would never happen in the 10 steps of the run; "
-        "at most 10, or null",
+        "at most 10, or remove it",
     ),
 }
 

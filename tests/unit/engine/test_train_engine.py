@@ -33,7 +33,7 @@ def weights(model) -> dict[str, torch.Tensor]:
 
 
 def gradient(model, rows, goal, **training) -> dict[str, torch.Tensor]:
-    build(model, optimizer=OptimizerSpec(gradient_clip=None), **training).update(rows, goal)
+    build(model, optimizer=OptimizerSpec(gradient_clip=0.0), **training).update(rows, goal)
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
@@ -85,7 +85,7 @@ def test_updates_equal_adamw_stepped_by_hand(make_model, make_rows, tied):
         {"micro_batch_tokens": 25},
         {"share_prompts": False, "micro_batch_tokens": 40},
         {"activation_checkpointing": True},
-        {"logprob_chunk_tokens": None},
+        {"logprob_chunk_tokens": 0},
         {"skip_zero_gradient_groups": False},
     ],
     ids=str,

@@ -43,7 +43,7 @@ def make_critic(family: str = "llama", dtype: torch.dtype = torch.float32) -> Pr
     return model
 
 
-def build(model, *, rate: float = 1e-3, clip: float | None = None, **training) -> TrainEngine:
+def build(model, *, rate: float = 1e-3, clip: float = 0.0, **training) -> TrainEngine:
     return TrainEngine(
         model,
         ValueHead(),

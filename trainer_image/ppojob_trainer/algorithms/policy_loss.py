@@ -41,7 +41,7 @@ def clip(
     *,
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None,
+    dual_clip: float,
     mask: Tensor | None = None,
 ) -> TokenLoss:
     """The clipped surrogate loss of PPO.
@@ -60,12 +60,12 @@ def clip(
         advantages: (tokens,) A.
         clip_low: how far the ratio may fall below 1.
         clip_high: how far the ratio may rise above 1.
-        dual_clip: c > 1, or None for no dual clip.
+        dual_clip: c > 1, or 0 for no dual clip.
         mask: (tokens,) bool; where False the loss is 0 and has no gradient, whatever the columns
             hold there. None: every token is trained.
 
     Raises:
-        ValueError: if a bound is negative or `dual_clip` is not above 1.
+        ValueError: if a bound is negative or `dual_clip` is neither 0 nor above 1.
     """
     _check_bounds(clip_low, clip_high, dual_clip)
     advantages = zero_outside(advantages, mask)
@@ -76,7 +76,7 @@ def clip(
     loss = torch.maximum(-advantages * ratio, -advantages * bounded)
     negative = advantages < 0.0
     dual_clipped = torch.zeros_like(negative)
-    if dual_clip is not None:
+    if dual_clip:
         ceiling = -advantages * dual_clip
         dual_clipped = negative & (loss > ceiling)
         loss = torch.where(negative, torch.minimum(loss, ceiling), loss)
@@ -89,15 +89,15 @@ def clip(
     )
 
 
-def _check_bounds(clip_low: float, clip_high: float, dual_clip: float | None) -> None:
+def _check_bounds(clip_low: float, clip_high: float, dual_clip: float) -> None:
     if min(clip_low, clip_high) < 0.0:
         raise ValueError(
             f"clip_low, clip_high: got {clip_low}, {clip_high}: a clip range holds 1; "
             "both must be 0 or more"
         )
-    if dual_clip is not None and not dual_clip > 1.0:
+    if dual_clip != 0.0 and not dual_clip > 1.0:
         raise ValueError(
-            f"dual_clip: got {dual_clip}: it bounds ratios above 1; must be more than 1, or None"
+            f"dual_clip: got {dual_clip}: it bounds ratios above 1; must be above 1, or 0 for none"
         )
 
 

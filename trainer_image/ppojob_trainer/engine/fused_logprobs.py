@@ -25,12 +25,12 @@ class LogprobSettings:
 
     Attributes:
         temperature: above 0; logits are divided by it.
-        chunk_tokens: a tile holds at most this many tokens times V logits; None for no limit.
+        chunk_tokens: a tile holds at most this many tokens times V logits; 0 for no limit.
         entropy: "none", "value" (without gradient) or "gradient".
     """
 
     temperature: float = 1.0
-    chunk_tokens: int | None = 256
+    chunk_tokens: int = 256
     entropy: str = "none"
 
     def __post_init__(self) -> None:
@@ -116,10 +116,10 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _tiles(tokens: int, vocab: int, chunk_tokens: int | None) -> Iterator[tuple[slice, slice]]:
+def _tiles(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, slice]]:
     """Tiles of at most `chunk_tokens` x vocab logits, the vocabulary running fastest."""
     rows = max(1, min(TOKEN_BLOCK, tokens))
-    limit = max(1, tokens if chunk_tokens is None else chunk_tokens) * vocab
+    limit = max(1, chunk_tokens or tokens) * vocab
     columns = max(1, min(vocab, limit // rows))
     for first in range(0, tokens, rows):
         for column in range(0, vocab, columns):

@@ -55,12 +55,12 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
     )
 
 
-def clip_gradients(parameters: Iterable[Tensor], limit: float | None, world: World) -> float:
+def clip_gradients(parameters: Iterable[Tensor], limit: float, world: World) -> float:
     """Scale gradients so that their global norm is at most `limit`.
 
     Args:
         parameters: those with a gradient count.
-        limit: None leaves the gradients as they are.
+        limit: 0 leaves the gradients as they are.
         world: over whose ranks the gradients are cut.
 
     Returns:
@@ -72,7 +72,7 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float | None, world: Wor
     if world.size > 1:
         (squares,) = sum_over_ranks(world, [float(norm) ** 2])
         norm = norm.new_tensor(math.sqrt(squares))
-    if limit is not None and norm.isfinite() and norm > limit:
+    if limit and norm.isfinite() and norm > limit:
         torch._foreach_mul_(grads, limit / (norm + 1e-6))
     return float(norm)
 

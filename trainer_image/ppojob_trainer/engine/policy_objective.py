@@ -83,7 +83,7 @@ class PolicyObjective:
         Args:
             spec: the job's algorithm.
             kl_coefficient: β of this step; None for that of the spec.
-            max_response_tokens: what `lossScaleTokens: null` stands for.
+            max_response_tokens: what stands for `lossScaleTokens` where it is absent.
         """
         loss = POLICY_LOSSES[spec.policy_loss.type]
         options = spec.policy_loss.model_dump(exclude={"type"}, by_alias=False)

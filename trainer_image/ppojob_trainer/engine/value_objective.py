@@ -40,7 +40,7 @@ class ValueObjective:
         Args:
             critic: the clip.
             algorithm: the aggregation.
-            max_response_tokens: what `lossScaleTokens: null` stands for.
+            max_response_tokens: what stands for `lossScaleTokens` where it is absent.
         """
         scale = algorithm.loss_scale_tokens or max_response_tokens
         return cls(critic.value_clip, Aggregation(algorithm.loss_aggregation, scale))

@@ -26,7 +26,7 @@ def check_score_fit(
             "spec.rewardModel.maxTokens",
             shown(max_tokens),
             f"the reward model was made for {context_tokens}",
-            f"at most {context_tokens}, or null",
+            f"at most {context_tokens}, or remove it",
             ReasonCode.OUT_OF_RANGE,
         )
     if vocabulary is not None and largest_token_id >= vocabulary:

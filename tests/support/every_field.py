@@ -1,0 +1,127 @@
+"""A job that sets every field of the spec, made from the models, so that it stays complete."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from ppojob_api import validation
+from ppojob_api.shape import Member, Shape, members, placeholder
+from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+
+START: dict[str, Any] = {
+    "apiVersion": "ppojob.dev/v1alpha1",
+    "kind": "PPOJob",
+    "metadata": {"name": "every-field"},
+    "spec": {
+        "model": {"path": "/data/model"},
+        "data": {
+            "train": [{"path": "/data/a.parquet"}],
+            "validation": [{"path": "/data/b.parquet"}],
+        },
+        "algorithm": {
+            "type": "ppo",
+            "promptsPerStep": 64,
+            "samplesPerPrompt": 4,
+            "miniBatchPrompts": 8,
+            "lossAggregation": "sequence_mean_token_sum_norm",
+            "kl": {"in": "reward", "controller": "adaptive"},
+        },
+        "optimizer": {"schedule": "cosine"},
+        "critic": {"optimizer": {"schedule": "cosine"}, "miniBatchPrompts": 8},
+        "rewards": [
+            {
+                "function": "exact",
+                "source": {"path": "/data/reward.py"},
+                "arguments": {"limit": 1, "nothing": None, "within": [{"nothing": None}]},
+            }
+        ],
+        "rewardModel": {"path": "/data/reward-model"},
+        "roles": {
+            "actorRollout": {"replicas": 2},
+            "reference": {"colocateWith": "none"},
+            "critic": {"colocateWith": "none"},
+            "rewardModel": {"colocateWith": "none"},
+        },
+        "pods": [
+            {
+                "tolerations": [{"key": "a", "effect": "NoExecute"}],
+                "env": [
+                    {"name": "A", "value": "b"},
+                    {"name": "C", "secret": {"name": "s", "key": "k"}},
+                ],
+                "volumes": [
+                    {"claimName": "a", "mountPath": "/data"},
+                    {"configMap": "b", "mountPath": "/b"},
+                    {"secret": "c", "mountPath": "/c"},
+                ],
+                "topologySpread": [{"topologyKey": "zone"}],
+            }
+        ],
+        "scheduling": {"type": "kueue", "kueue": {"queueName": "q"}},
+        "rollout": {"validation": {"temperature": 0.5, "samples": 4}},
+        "steps": {"total": 40, "validateEvery": 4},
+        "checkpoint": {
+            "every": 8,
+            "volume": {"claimName": "a"},
+            "best": {"metric": "val-core/a/acc/mean@1"},
+        },
+    },
+}
+"""What other fields hang on, and text that has to fit other text."""
+
+NUMBERS = (0, 1, 2, 4, 8, 16, 0.5, 1.5, 1_024, 100_000)
+TEXTS = ("x", "/data/x", "1Gi", "example.com/x")
+MAPS = ({"cpu": "2"}, {"metadata": {"labels": {"a": "b"}}})
+
+
+def every_field() -> tuple[dict[str, Any], list[str]]:
+    """The job, every field in it; and the paths of those that have no value but their default.
+
+    Each field in turn gets the first value, other than its default, with which the job is still
+    good. Where there is none its default is written out, and null where it has none.
+    """
+    job, unmoved = copy.deepcopy(START), []
+    _fill(job, job["spec"], PPOJobSpec, "spec", unmoved)
+    return job, unmoved
+
+
+def _fill(
+    job: dict[str, Any], section: dict[str, Any], model: Any, path: str, unmoved: list[str]
+) -> None:
+    for name, member in members(model).items():
+        where = f"{path}.{name}"
+        if name not in section and not _move(job, section, name, member):
+            section[name] = member.default
+            unmoved.append(where)
+        value, item = section[name], member.shape.item
+        if isinstance(value, dict) and member.shape.model is not None:
+            _fill(job, value, member.shape.model, where, unmoved)
+        elif isinstance(value, list) and item is not None and item.model is not None:
+            for index, one in enumerate(value):
+                _fill(job, one, item.model, f"{where}[{index}]", unmoved)
+
+
+def _move(job: dict[str, Any], section: dict[str, Any], name: str, member: Member) -> bool:
+    for value in _values(member.shape):
+        section[name] = copy.deepcopy(value)
+        if value != member.default and isinstance(validation.validate(job), PPOJob):
+            return True
+    return False
+
+
+def _values(shape: Shape) -> Iterator[Any]:
+    if shape.kind == "boolean":
+        yield from (True, False)
+    elif shape.kind == "enum":
+        yield from shape.choices
+    elif shape.kind in {"integer", "number"}:
+        yield from NUMBERS
+    elif shape.kind == "string":
+        yield from TEXTS
+    elif shape.kind == "map":
+        yield from MAPS
+    elif shape.kind == "list" and shape.item is not None:
+        times = int(shape.length.minimum or 1)
+        yield from ([value] * times for value in _values(shape.item))
+    else:
+        yield placeholder(shape)

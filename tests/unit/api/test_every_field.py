@@ -1,0 +1,65 @@
+"""A null is a field that is not there, for every field that there is."""
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from every_field import every_field
+
+from ppojob_api import validation
+from ppojob_api.problem import ReasonCode
+from ppojob_api.v1alpha1.job import PPOJob
+
+JOB, UNMOVED = every_field()
+
+CANNOT_BE_SET = {
+    # Not in this version, or nothing to choose from.
+    *("spec.model.trustRemoteCode", "spec.roles.rollout", "spec.rewards.source.configMap"),
+    *(f"spec.roles.{role}.parallelism.tensor" for role in ("actorRollout", "reference", "critic")),
+    *("spec.roles.rewardModel.parallelism.tensor", "spec.rollout.parallelism.tensor"),
+    "spec.algorithm.policyLoss.type",
+    # Beside another choice that the job makes.
+    *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.volcano"),
+    *("spec.data.seed", "spec.rollout.kvCacheGib", "spec.pods.tolerations.value"),
+    *("spec.steps.epochs", "spec.steps.validateOnly", "spec.checkpoint.resume"),
+    *(f"spec.pods.env.{name}" for name in ("value", "secret")),
+    *(f"spec.pods.volumes.{name}" for name in ("claimName", "configMap", "secret")),
+}
+
+
+def test_every_field_has_another_value_than_its_default() -> None:
+    assert isinstance(validation.validate(JOB), PPOJob)
+    assert {re.sub(r"\[[0-9]+\]", "", path) for path in UNMOVED} == CANNOT_BE_SET
+
+
+def test_null_is_absent() -> None:
+    for section, name in sections(job := copy.deepcopy(JOB)):
+        value, section[name] = section[name], None
+        with_null = validation.validate(job)
+        del section[name]
+        assert validation.validate(job) == with_null, name
+        section[name] = value
+
+
+def sections(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every field of a job, with the section that it is in."""
+    items = enumerate(value) if isinstance(value, list) else value.items()
+    for key, inner in list(items):
+        if isinstance(key, str):
+            yield value, key
+        if isinstance(inner, dict | list):
+            yield from sections(inner)
+
+
+def test_a_null_of_free_form_is_left_out() -> None:
+    judged = validation.validate(JOB)
+    assert isinstance(judged, PPOJob)
+    assert judged.spec.rewards[0].arguments == {"limit": 1, "within": [{}]}
+
+
+def test_an_unknown_field_is_told_though_it_is_null() -> None:
+    found = validation.validate({**JOB, "spec": {**JOB["spec"], "unknown": None}})
+    assert isinstance(found, list)
+    (problem,) = found
+    assert (problem.reason_code, problem.where) == (ReasonCode.UNKNOWN_FIELD, "spec.unknown")
