@@ -11,7 +11,7 @@ from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.validate import validate_file
 from ppojob_trainer.checkpoint.commit import CommitStore
-from ppojob_trainer.checkpoint.identity import first_difference
+from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last_sealed
 from ppojob_trainer.controller.position import read_position
 from ppojob_trainer.errors import CannotResume, DamagedCommit
@@ -87,8 +87,7 @@ def _steps_of_another(config: RunConfig, folder: Path) -> Iterator[Problem]:
         yield Problem("--output", str(folder), why, "another folder", ReasonCode.CONFLICT)
         return
     old, new = (json.loads(one.trajectory_json())["spec"] for one in (made, config))
-    if difference := first_difference(old, new, "spec"):
-        where, theirs, ours = difference
+    for where, theirs, ours in changed_settings(old, new):
         why = f"{lost} from {folder}, done with {theirs}"
         allowed = "the old value, or another folder"
         yield Problem(where, ours, why, allowed, ReasonCode.CONFLICT)

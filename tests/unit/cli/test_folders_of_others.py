@@ -98,6 +98,29 @@ def test_steps_made_with_other_settings_are_not_thrown_away(
     ]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["spec.seed=5"],
+        ["spec.data.seed=5"],
+        ["spec.algorithm.type=rloo"],
+        ["spec.algorithm.type=ppo"],
+        ["spec.algorithm.promptsPerStep=8"],
+        ["spec.algorithm.grpo.normalizeByStd=false"],
+        ["spec.algorithm.kl.in=loss"],
+        ["spec.algorithm.lossAggregation=sequence_mean_token_sum_norm"],
+        ["spec.data.maxResponseTokens=9"],
+        ["spec.rollout.temperature=0.5", "spec.seed=5"],
+    ],
+)
+def test_what_differs_is_named_as_its_author_wrote_it(
+    changes: list[str], folder: Path, config: RunConfig, tmp_path: Path
+) -> None:
+    leave_run(folder, job_with(tmp_path, *changes), 1)
+    named = [line.partition(": got ")[0] for line in check_commits(config, folder)]
+    assert named == [change.partition("=")[0] for change in changes]
+
+
 def test_a_run_that_did_no_step_is_in_nobodys_way(
     folder: Path, config: RunConfig, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
-"""Whether a commit belongs to this job: the one item that differs, with both values."""
+"""Whether a commit belongs to this job: every setting that differs, with both values."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,29 @@ from ppojob_trainer.errors import CannotResume, DamagedCommit
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 _ABSENT: Final = "(absent)"
+_SOURCES: Final = {
+    "spec.model.tokenizerPath": {"spec.model.path"},
+    "spec.data.seed": {"spec.seed"},
+    "spec.algorithm.miniBatchPrompts": {"spec.algorithm.promptsPerStep"},
+    "spec.algorithm.ppo": {"spec.algorithm.type"},
+    "spec.algorithm.grpo": {"spec.algorithm.type"},
+    "spec.algorithm.reinforcePlusPlus": {"spec.algorithm.type"},
+    "spec.algorithm.lossScaleTokens": {"spec.algorithm.lossAggregation"},
+    "spec.algorithm.kl.estimator": {"spec.algorithm.kl.in"},
+    "spec.rollout.maxModelTokens": {"spec.data.maxPromptTokens", "spec.data.maxResponseTokens"},
+    "spec.critic": {"spec.algorithm.type"},
+    "spec.critic.path": {"spec.model.path"},
+    "spec.critic.epochs": {"spec.algorithm.epochs"},
+    "spec.critic.miniBatchPrompts": {
+        "spec.algorithm.miniBatchPrompts",
+        "spec.algorithm.promptsPerStep",
+    },
+    "spec.rewardModel.tokenizerPath": {"spec.rewardModel.path"},
+}
+"""Fields that follow from others where nobody writes them: a change is told of those others."""
+
+Difference = tuple[str, str, str]
+"""Path, old value and new value as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +61,7 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
         folder: the commit's folder, which holds its configuration.
 
     Raises:
-        CannotResume: names the one item that differs.
+        CannotResume: names what differs, a line each.
         DamagedCommit: the commit's own configuration cannot be read.
     """
     if found.job_uid != owner.job_uid:
@@ -46,14 +70,13 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
             "name another folder, or go on with the job that made it"
         )
     theirs = settings_of(found, folder)
-    difference = first_difference(theirs.get("spec"), json.loads(owner.config).get("spec"), "spec")
-    if difference is None:
-        return
-    where, old, new = difference
-    raise CannotResume(
-        f"{where}: got {new}: commit {folder.name} was made with {old}; "
-        "go on with the old value, or begin a run of its own in another folder"
-    )
+    differences = changed_settings(theirs.get("spec"), json.loads(owner.config).get("spec"))
+    if differences:
+        raise CannotResume(
+            f"{where}: got {new}: commit {folder.name} was made with {old}; "
+            "go on with the old value, or begin a run of its own in another folder"
+            for where, old, new in differences
+        )
 
 
 def layout_change(owner: Identity, found: Manifest, folder: Path) -> str | None:
@@ -69,7 +92,7 @@ def layout_change(owner: Identity, found: Manifest, folder: Path) -> str | None:
     """
     theirs = settings_of(found, folder)
     ours = json.loads(owner.config)
-    difference = first_difference(theirs.get("layout"), ours.get("layout"), "spec")
+    difference = next(_differences(theirs.get("layout"), ours.get("layout"), "spec"), None)
     return None if difference is None else "{}: {} -> {}".format(*difference)
 
 
@@ -93,32 +116,45 @@ def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
     return settings
 
 
-def first_difference(old: Json, new: Json, where: str) -> tuple[str, str, str] | None:
-    """The first leaf in which two JSON documents differ, in the order of the keys.
+def changed_settings(old: Json, new: Json) -> list[Difference]:
+    """The settings in which two runs differ, as their author would name them.
 
     Args:
-        old: one document.
-        new: the other.
-        where: path of both (``spec.algorithm``).
+        old: the object `spec` of one, nothing left open in it.
+        new: that of the other.
 
     Returns:
-        Path, old value and new value as JSON; None where they are equal.
+        In the order of the keys. What follows from another setting that differs is left out.
     """
+    found = list(_differences(old, new, "spec"))
+    paths = {where for where, _, _ in found}
+    return [
+        difference
+        for difference in found
+        if not any(
+            f"{difference[0]}.".startswith(f"{derived}.") and sources & paths
+            for derived, sources in _SOURCES.items()
+        )
+    ]
+
+
+def _differences(old: Json, new: Json, where: str) -> Iterator[Difference]:
+    """The leaves in which two JSON documents differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
-            inner = f"{where}.{key}" if where else key
-            if key not in old or key not in new:
-                return inner, _text(old, key), _text(new, key)
-            if difference := first_difference(old[key], new[key], inner):
-                return difference
-        return None
+            inner = f"{where}.{key}"
+            if key in old and key in new:
+                yield from _differences(old[key], new[key], inner)
+            else:
+                yield inner, _text(old, key), _text(new, key)
+        return
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (left, right) in enumerate(zip(old, new, strict=True)):
-            if difference := first_difference(left, right, f"{where}[{index}]"):
-                return difference
-        return None
+            yield from _differences(left, right, f"{where}[{index}]")
+        return
     left_text, right_text = json.dumps(old, sort_keys=True), json.dumps(new, sort_keys=True)
-    return None if left_text == right_text else (where, left_text, right_text)
+    if left_text != right_text:
+        yield where, left_text, right_text
 
 
 def _text(document: dict[str, Json], key: str) -> str:
