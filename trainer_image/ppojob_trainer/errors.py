@@ -52,7 +52,7 @@ class ConfigError(PPOJobError, ValueError):
 
 
 class CannotResume(ConfigError):
-    """A commit exists, and it is not one of this job: names the one item that differs."""
+    """A commit exists, and it is not one of this job: names what differs."""
 
 
 class JobFailed(PPOJobError):
@@ -152,11 +152,17 @@ class RewardFailed(PPOJobError):
     Attributes:
         where: function and row (``gsm8k: row 12``).
         reason: one line.
+        row: number of the response in its batch; None where no single one is to blame.
+        response: its text, or the beginning of it.
     """
 
-    def __init__(self, where: str, reason: str) -> None:
+    def __init__(
+        self, where: str, reason: str, *, row: int | None = None, response: str = ""
+    ) -> None:
         self.where = where
         self.reason = reason
+        self.row = row
+        self.response = response
         super().__init__(f"{where}: {reason}")
 
 
@@ -164,10 +170,16 @@ class NonFiniteReward(RewardFailed):
     """A reward function answered NaN or infinity, which would poison every weight."""
 
     def __init__(
-        self, where: str, value: float, why: str = "a reward must be a finite number"
+        self,
+        where: str,
+        value: float,
+        why: str = "a reward must be a finite number",
+        *,
+        row: int | None = None,
+        response: str = "",
     ) -> None:
         self.value = value
-        super().__init__(where, f"got {value}: {why}")
+        super().__init__(where, f"got {value}: {why}", row=row, response=response)
 
 
 class InjectedFault(PPOJobError):

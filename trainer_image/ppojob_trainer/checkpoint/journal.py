@@ -74,6 +74,18 @@ class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
     progress: Progress
 
 
+class StepTrained(_Event, frozen=True, kw_only=True, tag="step_trained"):
+    """A step has trained the models, and the validation behind it failed: the run ends in it.
+
+    Attributes:
+        progress: all scalar state behind the step; a commit of it follows.
+        metrics: of the step, which has no line until a later controller has validated.
+    """
+
+    progress: Progress
+    metrics: dict[str, float | None]
+
+
 class Resumed(_Event, frozen=True, kw_only=True, tag="resumed"):
     """The ranks of all stateful roles hold this state, from a commit or from the base model.
 
@@ -139,6 +151,7 @@ Event = (
     | ControllerStarted
     | EpochStarted
     | StepDone
+    | StepTrained
     | Resumed
     | CommitSealed
     | CommitRefused

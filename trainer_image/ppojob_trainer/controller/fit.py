@@ -13,6 +13,7 @@ ranks answer what they did already from memory.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from ppojob_api.run_layout import EXPORT_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import failpoints
 from ppojob_trainer.algorithms.kl_controller import KlController
-from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone
+from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepTrained
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.commits import Commits
@@ -44,7 +45,7 @@ from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.training_step import StepResult, TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
-from ppojob_trainer.errors import RoleLost, StorageError
+from ppojob_trainer.errors import JobFailed, PPOJobError, RewardFailed, RoleLost, StorageError
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.client import Traffic
 from ppojob_trainer.rpc.messages import ExportModel
@@ -97,6 +98,7 @@ class Loop:
     reporter: Reporter
     stop_requested: Callable[[], bool]
     tell_progress: Callable[[], None]
+    _unvalidated: StepTrained | None = None
 
     def fit(self) -> Progress:
         """Train to the end, or until asked to stop; everything done is committed.
@@ -104,9 +106,11 @@ class Loop:
         Raises:
             ConfigError: commits are to be judged by a metric that validations do not have.
             JobFailed: a stage failed as it would again, or roles are lost over and over.
+            RewardFailed: a reward function failed before a step was done.
             StorageError: the disk refused metrics, journal or the last commit.
         """
         position = self.recovery.take_over()
+        self._unvalidated = position.unvalidated
         before = position.progress or self.recovery.fresh
         commit = self.commits.newest()
         step = position.progress.step if position.progress else commit or 0
@@ -122,8 +126,9 @@ class Loop:
                 progress = self._recovered(loss, progress)
 
     def _is_over(self, progress: Progress) -> bool:
-        is_done = progress.step >= self.total_steps and not self._validates_first(progress)
-        return is_done or self.stop_requested()
+        is_done = progress.step >= self.total_steps
+        owes = self._validates_first(progress) or self._owed_validation(progress) is not None
+        return (is_done and not owes) or self.stop_requested()
 
     def _commit_on_the_way(self, progress: Progress) -> None:
         """Commit; a disk that refuses costs safety, not the job: the next commit tries again."""
@@ -134,15 +139,22 @@ class Loop:
             self.reporter.report(message=f"no commit: {problem}")
 
     def _advance(self, progress: Progress) -> Progress:
-        """The first validation, or one step; returns the state behind it."""
+        """The first validation, one that failed before, or a step; returns the state behind it."""
         if self._validates_first(progress):
             return self._record(self._first_validation(progress))
+        if (owed := self._owed_validation(progress)) is not None:
+            return self._record(self._late_validation(progress, owed))
         return self._record(self._step(progress))
 
     def _validates_first(self, progress: Progress) -> bool:
         steps = self.spec.steps
         asked = self.evaluation is not None and (steps.validate_first or steps.validate_only)
         return asked and progress.step == 0 and progress.metrics_lines == 0
+
+    def _owed_validation(self, progress: Progress) -> StepTrained | None:
+        """The step that the job stands behind, where the run before ended in its validation."""
+        owed = self._unvalidated
+        return owed if owed is not None and owed.progress.step == progress.step else None
 
     def _first_validation(self, progress: Progress) -> "Outcome":
         timer = StepTimer(on_stage=self._report_stage)
@@ -166,7 +178,10 @@ class Loop:
             indices = self.order.next_batch(self.spec.algorithm.prompts_per_step)
             prompts = self.dataset.rows(indices)
         coefficient = progress.kl_coefficient or 0.0
-        result = self.training.run(step, prompts, coefficient, timer)
+        try:
+            result = self.training.run(step, prompts, coefficient, timer)
+        except RewardFailed as failure:
+            raise self._saved(failure, progress) from failure
         with timer("write_rows"):
             self._write_rows(result.batch, step)
         metrics = training_metrics(
@@ -175,27 +190,63 @@ class Loop:
             epoch=self.order.epoch,
             max_prompt_tokens=self.spec.data.max_prompt_tokens,
         )
-        if self._validates_after(step):
-            with timer("testing"):
-                metrics |= self._validate(step)
-        failpoints.hit(STEP_COMPUTED)
+        metrics |= self._kl_metrics(coefficient, result)
         rows = step_rows(result)
+        trained = msgspec.structs.replace(
+            progress,
+            step=step,
+            policy_version=step,
+            data=DataCursor(**self.order.state_dict(), sha256=cursor.sha256),
+            kl_coefficient=self._next_kl(progress, result),
+            metrics_lines=progress.metrics_lines + 1,
+            tokens=progress.tokens + rows.total_tokens,
+            roles=tuple(updates.state_after(step) for updates in self.training.updates),
+        )
+        if self._validates_after(step):
+            metrics |= self._validate_behind(Outcome(trained, metrics), timer)
+        failpoints.hit(STEP_COMPUTED)
         times = timer.finish()
         metrics |= clock_metrics(rows, times, num_devices=self.num_devices)
-        metrics |= self._kl_metrics(coefficient, result) | traffic_metrics(self._take_traffic())
-        return Outcome(
-            msgspec.structs.replace(
-                progress,
-                step=step,
-                policy_version=step,
-                data=DataCursor(**self.order.state_dict(), sha256=cursor.sha256),
-                kl_coefficient=self._next_kl(progress, result),
-                metrics_lines=progress.metrics_lines + 1,
-                tokens=progress.tokens + rows.total_tokens,
-                seconds=progress.seconds + times.step_seconds,
-                roles=tuple(updates.state_after(step) for updates in self.training.updates),
-            ),
-            metrics,
+        metrics |= traffic_metrics(self._take_traffic())
+        seconds = progress.seconds + times.step_seconds
+        return Outcome(msgspec.structs.replace(trained, seconds=seconds), metrics)
+
+    def _validate_behind(self, trained: "Outcome", timer: StepTimer) -> dict[str, float]:
+        """Validate; where a reward function fails, what was trained and its metrics stay."""
+        progress = trained.progress
+        try:
+            with timer("testing"):
+                return self._validate(progress.step)
+        except RewardFailed as failure:
+            self.journal.append(
+                StepTrained(time=time.time(), progress=progress, metrics=dict(trained.metrics))
+            )
+            raise self._saved(failure, progress) from failure
+
+    def _late_validation(self, progress: Progress, owed: StepTrained) -> "Outcome":
+        timer = StepTimer(on_stage=self._report_stage)
+        self.reporter.report(phase="Training", step=progress.step)
+        known = owed.metrics.items()
+        metrics = {name: math.nan if value is None else value for name, value in known}
+        metrics |= self._validate_behind(Outcome(progress, metrics), timer)
+        times = timer.finish()
+        metrics |= clock_metrics(None, times, num_devices=self.num_devices)
+        seconds = progress.seconds + times.step_seconds
+        return Outcome(msgspec.structs.replace(progress, seconds=seconds), metrics)
+
+    def _saved(self, failure: RewardFailed, done: Progress) -> PPOJobError:
+        """The failure, once what was done before it is committed: scoring changes no model."""
+        if done.step == 0:
+            return failure
+        self.reporter.report(stage="save_checkpoint")
+        try:
+            if not self.commits.is_committed(done):
+                self.commits.save(done)
+        except (RoleLost, StorageError) as problem:
+            return JobFailed(f"{failure}\nno commit behind step {done.step}: {problem}")
+        return JobFailed(
+            f"{failure}\nstep {done.step} is committed: once the function is mended, the same job "
+            "goes on behind it"
         )
 
     def _report_stage(self, stage: str) -> None:
@@ -249,6 +300,7 @@ class Loop:
     def _record(self, outcome: "Outcome") -> Progress:
         """Metrics first, then the journal: a step that the journal knows has its line."""
         progress = outcome.progress
+        self._unvalidated = None
         self.records.sinks.write(progress.step, outcome.metrics)
         failpoints.hit(STEP_RECORDED)
         self.journal.append(StepDone(time=time.time(), progress=progress))

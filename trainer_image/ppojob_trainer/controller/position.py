@@ -10,6 +10,7 @@ from ppojob_trainer.checkpoint.journal import (
     Resumed,
     Rewound,
     StepDone,
+    StepTrained,
 )
 from ppojob_trainer.checkpoint.manifest import Progress
 
@@ -24,12 +25,14 @@ class Position:
         progress: state behind the last step that the present stateful ranks finished, or were
             restored to; None when they were started and never restored.
         rewinds: how often the job has gone to a commit, or to its beginning.
+        unvalidated: the step that was trained last, where its validation failed.
     """
 
     controller_epoch: int
     role_epochs: dict[str, int]
     progress: Progress | None
     rewinds: int
+    unvalidated: StepTrained | None = None
 
 
 def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position:
@@ -43,6 +46,7 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
     role_epochs: dict[str, int] = {}
     progress: Progress | None = None
     rewinds = 0
+    unvalidated: StepTrained | None = None
     for event in events:
         match event:
             case ControllerStarted():
@@ -54,8 +58,13 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
             case Rewound():
                 rewinds += 1
                 progress = None
-            case Resumed() | StepDone():
+            case Resumed():
                 progress = event.progress
+            case StepDone():
+                progress = event.progress
+                unvalidated = None
+            case StepTrained():
+                unvalidated = event
             case _:
                 pass
-    return Position(controller_epoch, role_epochs, progress, rewinds)
+    return Position(controller_epoch, role_epochs, progress, rewinds, unvalidated)

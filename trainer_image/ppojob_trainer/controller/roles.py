@@ -212,6 +212,13 @@ class Roles:
                     raise ConfigError(status.reason)
                 raise RoleLost(group.name, f"pod {status.pod}: {status.reason}")
 
+    def blame_loss_first(self) -> None:
+        """A rank that fails because another one died must not be blamed: `RoleLost` of that."""
+        deadline = time.monotonic() + _LOSS_GRACE_SECONDS
+        while time.monotonic() < deadline:
+            self.watch()
+            time.sleep(_POLL_SECONDS)
+
     def ask(
         self,
         group: RoleGroup,
@@ -332,7 +339,7 @@ class Roles:
             raise RoleLost(silence.peer.role, str(silence)) from silence
         except CallRefused as refusal:
             self._heed_fence(refusal)
-            self._blame_loss_first()
+            self.blame_loss_first()
             if refusal.kind in (ErrorKind.CHANNEL_LOST, ErrorKind.CHANGED):
                 raise RoleLost(_dispensable(calls, refusal.peer), str(refusal)) from refusal
             if refusal.kind is ErrorKind.STORAGE:
@@ -381,13 +388,6 @@ class Roles:
         if refusal.kind is ErrorKind.FENCED:
             epoch = self.caller.epoch
             raise Fenced(refusal.peer.role, epoch, epoch + 1) from refusal
-
-    def _blame_loss_first(self) -> None:
-        """A rank that fails because another one died must not be blamed: look who is lost."""
-        deadline = time.monotonic() + _LOSS_GRACE_SECONDS
-        while time.monotonic() < deadline:
-            self.watch()
-            time.sleep(_POLL_SECONDS)
 
     def _missing(self, groups: Iterable[RoleGroup]) -> str:
         missing = [

@@ -1,26 +1,19 @@
 """Prompts and responses as text for a person: `spec.numExamine` rows of each step."""
 
-import json
 import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppojob_api.problem import printable
+from ppojob_trainer.controller.excerpt import excerpt
 from ppojob_trainer.controller.records import rows_folder
-
-PROMPT_CHARACTERS: Final = 160
-PROMPT_LINES: Final = 4
-RESPONSE_CHARACTERS: Final = 600
-RESPONSE_LINES: Final = 12
-TRUTH_CHARACTERS: Final = 160
 
 _log = logging.getLogger(__name__)
 _PART = re.compile(r"part-\d{5,}\.parquet")
@@ -54,7 +47,7 @@ class Sample:
         row: Number of the row in the batch.
         prompt: With the chat template's tokens.
         response: Without special tokens.
-        ground_truth: JSON.
+        ground_truth: As text.
         score: What the reward functions gave.
         is_truncated: Whether a length limit ended it.
     """
@@ -126,9 +119,7 @@ def sample_lines(sample: Sample) -> list[str]:
     cut = " (cut at the length limit)" if sample.is_truncated else ""
     return [
         f"--- {place}, row {sample.row}: score {sample.score:.3g}{cut}",
-        *_block("prompt", _tail(sample.prompt.rstrip("\n"))),
-        *_block("response", _head(sample.response)),
-        *_block("truth", [printable(_plain_json(sample.ground_truth), TRUTH_CHARACTERS)]),
+        *excerpt(sample.prompt, sample.response, sample.ground_truth),
     ]
 
 
@@ -144,32 +135,3 @@ def _matching(part: Path, wanted: set[int]) -> Iterator[_Text]:
     """The wanted rows of a part; reads no further than the last of them."""
     here = sum(place.row in wanted for place in _rows(part, _Place))
     yield from islice((row for row in _rows(part, _Text) if row.row in wanted), here)
-
-
-def _block(name: str, lines: list[str]) -> list[str]:
-    first, *others = lines or [""]
-    block = [f"  {name:<9} {first}", *(f"  {'':<9} {line}" for line in others)]
-    return [line.rstrip() for line in block]
-
-
-def _tail(text: str) -> list[str]:
-    kept = text[-PROMPT_CHARACTERS:].split("\n")[-PROMPT_LINES:]
-    mark = "..." if len("\n".join(kept)) < len(text) else ""
-    return [printable(line) for line in (f"{mark}{kept[0]}", *kept[1:])]
-
-
-def _head(text: str) -> list[str]:
-    kept = text if len(text) <= RESPONSE_CHARACTERS else f"{text[:RESPONSE_CHARACTERS]}..."
-    lines = kept.rstrip("\n").split("\n")
-    if len(lines) > RESPONSE_LINES:
-        lines = [*lines[: RESPONSE_LINES - 1], f"... and {len(lines) - RESPONSE_LINES + 1} lines"]
-    return [printable(line) for line in lines]
-
-
-def _plain_json(text: str) -> str:
-    """A JSON text without its quotes, anything else as it is."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, str) else text

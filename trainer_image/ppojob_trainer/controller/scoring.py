@@ -11,7 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from ppojob_trainer.controller.batch import Batch, shares
+from ppojob_trainer.controller.excerpt import excerpt
 from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.errors import RewardFailed
+from ppojob_trainer.json_value import plain_text
+from ppojob_trainer.rewards.wire import NotScored
 from ppojob_trainer.rpc.messages import BatchName, Judge, RowScore, Score, SendTexts
 from ppojob_trainer.rpc.methods import JUDGE, SCORE, SEND_TEXTS, Method
 from ppojob_trainer.rpc.portions import PORTION_BYTES, portions
@@ -82,6 +86,10 @@ class Scoring:
         items = [batch.score_items(*part) for part in self._send_texts(group, batch, step)]
         id_ = RequestId(0, step, f"{batch.purpose}/score")
         answers = self._in_portions(group, SCORE, items, lambda some: Score(name, some), id_)
+        failure = next((answer.failure for answer in answers if answer.failure is not None), None)
+        if failure is not None:
+            self.roles.blame_loss_first()
+            raise _failed(group, failure, batch)
         return [score for answer in answers for score in answer.scores]
 
     def _by_model(self, model: RewardModel, batch: Batch, step: int) -> list[float]:
@@ -159,6 +167,16 @@ class Scoring:
             ranks = [owner for owner, _, _ in senders]
             self.roles.ask(self.owner, SEND_TEXTS, requests, id_, ranks=ranks)
         return parts
+
+
+def _failed(group: RoleGroup, failure: NotScored, batch: Batch) -> RewardFailed:
+    """The failure with what it failed at: the scorer knows the response, and not its prompt."""
+    lines = [failure.message]
+    if failure.row is not None:
+        asked = batch.prompt_of(failure.row)
+        prompt = asked.prompt if isinstance(asked.prompt, str) else str(asked.prompt[-1]["content"])
+        lines += excerpt(prompt, failure.response, plain_text(asked.ground_truth))
+    return RewardFailed(group.name, "\n".join(lines))
 
 
 def _sum(functions: list[RowScore] | None, judged: list[float], weight: float) -> list[RowScore]:

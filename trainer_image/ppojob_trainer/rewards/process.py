@@ -31,6 +31,8 @@ START_SECONDS = 120.0
 DEFAULT_MEMORY_BYTES = 4 * 1024**3
 BUILT_IN_SECONDS = 10.0
 DIED = "RewardDied"
+TOLD_CHARACTERS = 2_000
+"""Of a response that could not be scored."""
 ATTEMPTS = 2
 """Processes that a call, or the loading of functions, may end before it is to blame."""
 
@@ -284,10 +286,13 @@ def _numbered(names: list[str]) -> list[str]:
 
 def _failure(function: _Function, item: RewardItem, answer: Called) -> RewardFailed:
     where = f"{function.label} {function.spec.name!r}: row {item.row}"
+    response = item.response[:TOLD_CHARACTERS]
     if answer.reason_code == "NonFiniteReward":
-        return NonFiniteReward(where, _number(answer.got), answer.why)
+        value = _number(answer.got)
+        return NonFiniteReward(where, value, answer.why, row=item.row, response=response)
     why = f": {answer.why}" if answer.why else ""
-    return RewardFailed(where, f"{answer.reason_code}: got {answer.got}{why}")
+    reason = f"{answer.reason_code}: got {answer.got}{why}"
+    return RewardFailed(where, reason, row=item.row, response=response)
 
 
 def _number(text: str) -> float:

@@ -79,4 +79,18 @@ class Called(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+class NotScored(msgspec.Struct, frozen=True):
+    """Why responses have no scores.
+
+    Attributes:
+        message: one line.
+        row: number of the response that is to blame, in its batch; None where none is.
+        response: its text, or the beginning of it.
+    """
+
+    message: str
+    row: int | None = None
+    response: str = ""
+
+
 ScorerRequest = LoadFunctions | CallFunction

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from ppojob_trainer.rewards.wire import NotScored
+
 
 class RankState(msgspec.Struct, frozen=True):
     """What a supervisor knows of one of its processes.
@@ -153,9 +155,10 @@ class RowScore(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """Scores in the order of the rows."""
+    """Scores in the order of the rows, or why there are none."""
 
     scores: list[RowScore]
+    failure: NotScored | None = None
 
 
 class JudgeItem(msgspec.Struct, frozen=True, array_like=True):

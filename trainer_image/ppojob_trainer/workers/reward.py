@@ -4,19 +4,24 @@ It holds no model, no GPU and a key that commands nobody, since it is where user
 child processes with a time limit, never in this one.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
 
+from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, reward_variables
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
+from ppojob_trainer.rewards.wire import NotScored
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages import RowScore, Score, Scored, ScoreItem
 from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.workers.text_inbox import TextInbox
+
+_log = logging.getLogger(__name__)
 
 
 class RewardWorker:
@@ -38,7 +43,13 @@ class RewardWorker:
         rows = [row for item in request.items for row in range(item.first, item.last)]
         texts = iter(self._inbox.take(request.batch, rows))
         items = [answer for item in request.items for answer in _reward_items(item, texts)]
-        results = self._pool.score(items)
+        try:
+            results = self._pool.score(items)
+        except RewardFailed as failure:
+            # It is an answer: whoever asks again is told the same, and the texts are gone by then.
+            _log.error("%s", failure)
+            message = f"{type(failure).__name__}: {failure}"
+            return Scored([], NotScored(message, failure.row, failure.response))
         return Scored(
             [
                 RowScore(item.row, result.score, msgspec.json.encode(result.extras, order="sorted"))

@@ -1,0 +1,73 @@
+"""A reward function that raises ends the job, and costs none of the steps before."""
+
+import json
+from pathlib import Path
+
+import job_points
+import pytest
+import run_folders
+import tiny_jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+STEPS = {"total": 4, "validateFirst": False, "validateEvery": None, "validateLast": True}
+OF_A_STEP = 16
+
+
+def rewards_at(path: Path) -> list[dict[str, object]]:
+    return [{"function": "letters", "source": {"path": str(path)}}]
+
+
+def failing_from(path: Path, call: int) -> None:
+    """Write a function that counts its calls, in a file, and raises from one of them on."""
+    calls = path.with_suffix(".calls")
+    path.write_text(
+        tiny_jobs.REWARD.replace(
+            '"""\n',
+            f'"""\n    with open({str(calls)!r}, "a+") as calls:\n        calls.write("x")\n'
+            f"        if calls.tell() > {call}:\n"
+            '            raise KeyError("no " + ground_truth)\n',
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_folder, tmp_path_factory) -> dict[str, object]:
+    """What the job leaves whose function never fails."""
+    return tiny_jobs.undisturbed_result(tmp_path_factory.mktemp("whole"), tiny_folder, steps=STEPS)
+
+
+@pytest.mark.parametrize(
+    ("call", "committed", "point"),
+    [
+        (2 * OF_A_STEP, 2, "checkpoint.seal.rename.before@1=kill"),  # in step 3
+        (4 * OF_A_STEP, 4, "checkpoint.seal.rename.after@1=kill"),  # in the validation of step 4
+    ],
+)
+def test_what_was_done_is_committed(
+    call, committed, point, start, tiny_job, tmp_path: Path, undisturbed
+):
+    """Also where the controller is killed in that very commit; the mended job ends as any."""
+    path, once = tmp_path / "letters.py", tmp_path / "once"
+    once.mkdir()
+    job = tiny_job(rewards=rewards_at(path), steps=STEPS, checkpoint={"every": None})
+    failing_from(path, call)
+    output = tmp_path / "run"
+    run = start(job, output, **job_points.armed(once, point))
+    assert run.wait() == 3, run.logs()
+    assert job_points.fired(once) == {point.partition("@")[0]}
+    (failed,) = (at for at, line in enumerate(run.lines) if line.startswith("failed: "))
+    told = run.lines[failed : failed + 6]
+    assert "RewardRaised: got KeyError: " in told[0]
+    assert f"it raised at {path}:7 letters" in told[0]
+    assert [line.split()[0] for line in told[1:4]] == ["prompt", "response", "truth"]
+    assert told[1].split()[1].replace("+", "").isdigit()
+    assert f"step {committed} is committed" in "\n".join(told)
+    folders = [folder.name for folder in (output / "checkpoints").glob("step-*")]
+    assert folders == [f"step-{committed:06d}"]
+
+    path.write_text(tiny_jobs.REWARD)
+    again = start(job, output)
+    assert again.wait() == 0, again.logs()
+    assert run_folders.result(output) == undisturbed
+    assert json.loads((output / "summary.json").read_text())["validation"]["last"]
