@@ -101,6 +101,9 @@ class Checks:
         return None if isinstance(ground_truth, str) else 'the sum as text, such as "12"'
 
 
+TABLE = Checks()
+
+
 @pytest.fixture
 def errors(chat: ChatTokenizer, make_spec: MakeSpec) -> Check:
     def check(*paths: Path, batch: int = 1, **more: object) -> list[str]:
@@ -114,10 +117,12 @@ def errors(chat: ChatTokenizer, make_spec: MakeSpec) -> Check:
 
 @pytest.fixture
 def warnings(chat: ChatTokenizer, make_spec: MakeSpec) -> Check:
-    def check(*paths: Path, validation: tuple[Path, ...] = ()) -> list[str]:
+    def check(
+        *paths: Path, validation: tuple[Path, ...] = (), rewards: Checks | None = TABLE
+    ) -> list[str]:
         held_out = [{"path": str(path)} for path in validation]
         spec = make_spec(*paths, validation=held_out)
-        report = check_files(spec, chat, rewards=Checks(), prompts_per_step=1)
+        report = check_files(spec, chat, rewards=rewards, prompts_per_step=1)
         assert report.errors == []
         return [line.replace(f"{paths[0].parent}/", "") for line in report.warnings]
 

@@ -128,6 +128,11 @@ PROMPTS = {
         'prompt[0].content: got list [{"type": "text"}]: a message\'s content is text; text; '
         "pictures and sound are not read",
     ),
+    "an answer at the end": (
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+        'prompt[1].role: got "assistant": the conversation ends in an answer, and the policy is '
+        "to give one; a conversation without its last answer",
+    ),
     "unequal lists": (
         {"role": ["user", "assistant"], "content": ["a"]},
         "prompt: got 2 roles and 1 contents: every message has one of each; lists of equal length",
@@ -384,3 +389,14 @@ def test_the_report_itself_is_bounded(tmp_path: Path, errors: Check) -> None:
     found = errors(*(tmp_path / f"{number}.parquet" for number in range(LISTED_PROBLEMS + 7)))
     assert len(found) == LISTED_PROBLEMS + 1
     assert found[-1] == "... and 7 more problems that are not listed"
+
+
+def test_rows_without_ground_truth_are_counted_where_any_function_may_score(
+    tmp_path: Path, good_row: GoodRow, warnings: Check, write_lines: Write
+) -> None:
+    bare = [good_row(f"{n} + 1", reward_model=None) for n in range(3)]
+    path = write_lines(tmp_path / "a.jsonl", good_row(), *bare)
+    assert warnings(path, rewards=None) == [
+        "a.jsonl:2:reward_model.ground_truth: got nothing: reward functions are given None (and "
+        "2 more rows like it); fine where they need no ground truth"
+    ]

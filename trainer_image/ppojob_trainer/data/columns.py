@@ -141,6 +141,14 @@ def _prompt(cell: object, column: str) -> Prompt:
             "at least one message with content",
             DataReason.EMPTY_PROMPT,
         )
+    if messages[-1]["role"] == "assistant":
+        raise BadCell(
+            f"{column}[{len(messages) - 1}].role",
+            shown("assistant"),
+            "the conversation ends in an answer, and the policy is to give one",
+            "a conversation without its last answer",
+            DataReason.BAD_PROMPT,
+        )
     return messages
 
 

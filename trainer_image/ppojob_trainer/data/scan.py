@@ -230,9 +230,18 @@ class Scanner:
             _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
 
     def _check_reward(self, scan: Scan, candidate: _Candidate) -> None:
+        cells = candidate.cells
+        if cells.ground_truth is None and not self._needs_ground_truth(cells):
+            bad = BadCell(
+                "reward_model.ground_truth",
+                "nothing",
+                "reward functions are given None",
+                "fine where they need no ground truth",
+                DataReason.GROUND_TRUTH,
+            )
+            _add_cell(scan.warnings, bad, candidate.file.path, candidate.place)
         if self.rewards is None:
             return
-        cells = candidate.cells
         allowed = self.rewards.data_source_problem(cells.data_source)
         if allowed is not None:
             column, got = self.spec.data_source_key, repr(cells.data_source)
@@ -247,6 +256,13 @@ class Scanner:
         if allowed is not None:
             bad = BadCell(column, got, why, allowed, reason)
             _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
+
+    def _needs_ground_truth(self, cells: Cells) -> bool:
+        """Whether a scorer refuses a row without one."""
+        return (
+            self.rewards is not None
+            and self.rewards.ground_truth_problem(cells.data_source, None) is not None
+        )
 
     def _warn_of_control_tokens(
         self, scan: Scan, candidate: _Candidate, control: tuple[str, ...]
