@@ -20,9 +20,8 @@ def rows(first: int, last: int, samples: int = 4) -> list[dict[str, object]]:
             "data_source": "addition",
             "prompt": f"<|im_start|>user\n{row // samples}<|im_end|>\n<|im_start|>assistant\n",
             "response": f"answer {row}",
-            "ground_truth": '"12"',
+            "ground_truth": "12",
             "score": row / 10,
-            "extras": "{}",
             "prompt_tokens": 5,
             "response_tokens": 3,
             "truncated": row == 0,
@@ -42,7 +41,7 @@ def test_one_sample_a_prompt_over_all_parts(run) -> None:
         row=8,
         prompt="<|im_start|>user\n2<|im_end|>\n<|im_start|>assistant\n",
         response="answer 8",
-        ground_truth='"12"',
+        ground_truth="12",
         score=0.8,
         is_truncated=False,
     )
@@ -103,7 +102,7 @@ def sample(**fields: object) -> Sample:
         "row": 3,
         "prompt": "<|im_start|>user\n9 + 9 + 8<|im_end|>\n<|im_start|>assistant\n",
         "response": "9 + 9 = 18\n18 + 8 = 26\n#### 26",
-        "ground_truth": '"26"',
+        "ground_truth": "26",
         "score": 1.0,
         "is_truncated": False,
     }

@@ -98,7 +98,7 @@ class TestPlain:
         run.status()
         view = PlainView(shown(run, num_samples=1))
         text = {"row": 0, "sample": 0, "prompt": "2 + 2", "response": "4\x1b[2J", "score": 1.0}
-        run.rows("rollouts", 1, [{**text, "ground_truth": '"4"', "truncated": False}])
+        run.rows("rollouts", 1, [{**text, "ground_truth": "4", "truncated": False}])
         run.step(1)
         view.refresh(pods)
         lines = capsys.readouterr().out.splitlines()
@@ -315,7 +315,7 @@ class TestLive:
             1,
             [
                 {"row": 0, "sample": 0, "prompt": "2 + 2", "response": "[bold]4", "score": 1.0}
-                | {"ground_truth": '"4"', "truncated": False}
+                | {"ground_truth": "4", "truncated": False}
             ],
         )
         with view:

@@ -23,6 +23,7 @@ ROWS = StepRows(
     prompt_tokens=[10, 10, 20, 20],
     response_tokens=[8, 4, 8, 0],
     finish_reasons=["length", "stop", "stop", "abort"],
+    extras=[{"f/format": 1.0}, {"f/format": 0.5, "pred": "3"}, {"pred": "4"}, {"f/format": 9.0}],
 )
 ADVANTAGES = Spread(mean=0.25, max=2.0, min=-1.0)
 
@@ -59,6 +60,9 @@ def test_hand_computed_rows():
         "response_length_non_aborted/min": 4.0,
         "response_length_non_aborted/clip_ratio": 1 / 3,
         "response/aborted_ratio": 0.25,
+        "reward_extra/f/format/mean": 0.75,
+        "reward_extra/f/format/max": 1.0,
+        "reward_extra/f/format/min": 0.5,
         "prompt_length/mean": 15.0,
         "prompt_length/max": 20.0,
         "prompt_length/min": 10.0,
@@ -76,7 +80,7 @@ def test_clip_ratio_departs_from_verl():
 
 
 def test_all_aborted_is_nan_and_not_an_error():
-    rows = StepRows([1.0], [1.0], [3], [0], ["stop"])
+    rows = StepRows([1.0], [1.0], [3], [0], ["stop"], [{}])
     found = metrics_of(rows)
     assert math.isnan(found["critic/score/mean"])
     assert math.isnan(found["response_length_non_aborted/clip_ratio"])
@@ -85,7 +89,7 @@ def test_all_aborted_is_nan_and_not_an_error():
 
 def test_columns_of_unequal_length_are_a_fault_of_ours():
     with pytest.raises(AssertionError):
-        StepRows([1.0], [1.0, 2.0], [3], [0], ["stop"])
+        StepRows([1.0], [1.0, 2.0], [3], [0], ["stop"], [{}])
 
 
 @given(st.lists(numbers, min_size=1, max_size=50), st.randoms())

@@ -13,6 +13,7 @@ from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.json_value import Json
 from ppojob_trainer.rollout.protocol import Finished
 from ppojob_trainer.rpc.messages import PodStatus, PromptTokens, RowScore, WriteRows
 from ppojob_trainer.rpc.methods import STATUS, WRITE_ROWS
@@ -22,7 +23,15 @@ from ppojob_trainer.workers.row_store import OwnedRows, own_rows
 from ppojob_trainer.workers.rows_file import rows_table, write_part
 
 SAMPLES = 2
-PROMPTS = [PromptRow(7 * n, (n, n), "p", f"source {n}", str(n), {}) for n in range(5)]
+TRUTHS: list[Json] = ["0", None, {"two": [2]}, "3", 4]
+PROMPTS = [PromptRow(7 * n, (n, n), "p", f"source {n}", TRUTHS[n], {}) for n in range(5)]
+
+
+def extras(row: int) -> dict[str, float | str]:
+    """A value that a column has already, one of the last row alone, one of two kinds."""
+    told: dict[str, float | str] = {"length": float(row), "prompt": 0.5, "pred": "ab"[row % 2]}
+    told["mixed"] = "text" if row % 2 else float(row)
+    return told | ({"late": 1.0} if row == 9 else {})
 
 
 class Digits:
@@ -37,7 +46,7 @@ def batch() -> Batch:
     """Five prompts: two of the first owner, three of the second."""
     made = Batch("train", PROMPTS, SAMPLES, owners=2)
     made.take_scores(
-        [RowScore(row, row / 2, msgspec.json.encode({"row": row})) for row in range(10)]
+        [RowScore(row, row / 2, msgspec.json.encode(extras(row))) for row in range(10)]
     )
     return made
 
@@ -97,4 +106,8 @@ def test_rows_are_written_alike_in_one_part_and_in_many(written):
     row = rows[7]
     assert (row["prompt_id"], row["sample"], row["data_source"]) == (21, 1, "source 3")
     assert (row["prompt"], row["response"]) == ("[3, 3] False", "[7, 1] True")
-    assert (row["score"], row["extras"], row["ground_truth"]) == (3.5, '{"row": 7}', '"3"')
+    assert (row["step"], row["score"], row["ground_truth"]) == (1, 3.5, "3")
+    assert (row["length"], row["reward_extra/prompt"], row["pred"]) == (7.0, 0.5, "b")
+    assert [row["late"] for row in rows] == [None] * 9 + [1.0]
+    assert [row["mixed"] for row in rows[:2]] == ["0.0", "text"]
+    assert [row["ground_truth"] for row in rows[::2]] == ["0", None, '{"two": [2]}', "3", "4"]

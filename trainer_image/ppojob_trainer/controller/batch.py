@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ppojob_trainer.data.dataset import PromptRow
-from ppojob_trainer.rpc.messages import JudgeItem, PromptTokens, RowIndex, RowScore, ScoreItem
+from ppojob_trainer.rpc.messages import (
+    JudgeItem,
+    PromptTokens,
+    RowIndex,
+    RowScore,
+    ScoreItem,
+    ValueKind,
+)
 
 
 @dataclass
@@ -105,6 +112,19 @@ class Batch:
             end = min(last, (position + 1) * self.samples)
             yield self.prompts[position], first, end
             first = end
+
+    def values(self) -> list[dict[str, float | str]]:
+        """What scorers gave beside the scores, in row order."""
+        return [msgspec.json.decode(extras) for extras in self.extras]
+
+    def value_kinds(self) -> dict[str, ValueKind]:
+        """Names of those values, sorted: text where any row has text."""
+        kinds: dict[str, ValueKind] = {}
+        for values in self.values():
+            for name, value in values.items():
+                if isinstance(value, str) or name not in kinds:
+                    kinds[name] = "text" if isinstance(value, str) else "number"
+        return dict(sorted(kinds.items()))
 
     def take_scores(self, scores: list[RowScore]) -> None:
         """Keep scores that arrived in any order."""

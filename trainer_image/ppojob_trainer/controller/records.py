@@ -91,6 +91,7 @@ def step_rows(result: StepResult) -> StepRows:
         prompt_tokens=[len(batch.prompt_of(row).token_ids) for row in range(batch.num_rows)],
         response_tokens=batch.lengths,
         finish_reasons=["length" if truncated else "stop" for truncated in batch.truncated],
+        extras=batch.values(),
     )
 
 
@@ -144,12 +145,13 @@ def traffic_metrics(traffic: Traffic) -> dict[str, float]:
 
 def evaluation_metrics(batch: Batch) -> dict[str, float]:
     """Verl's `val-core` and `val-aux` numbers of a validation batch."""
+    values = batch.values()
     rows = [
         ValidationRow(
             data_source=batch.prompt_of(row).data_source,
             prompt_id=batch.prompt_of(row).index,
             score=batch.scores[row],
-            extras=msgspec.json.decode(batch.extras[row]),
+            extras=values[row],
         )
         for row in range(batch.num_rows)
     ]

@@ -54,37 +54,49 @@ class RolloutStages:
 
         An owner whose rows one request cannot describe writes several.
         """
-        parts = [self._parts(batch, *share) for share in batch.shares]
+        whole = WriteRows(
+            purpose=batch.purpose,
+            step=step,
+            folder=folder,
+            part=0,
+            first=0,
+            scores=batch.scores,
+            data_sources=[prompt.data_source for prompt in batch.prompts],
+            ground_truths=[msgspec.json.encode(prompt.ground_truth) for prompt in batch.prompts],
+            extras=batch.extras,
+            value_kinds=batch.value_kinds(),
+        )
+        parts = [self._parts(whole, batch.samples, *share) for share in batch.shares]
         for index in range(max(map(len, parts))):
             owners = [owner for owner, own in enumerate(parts) if index < len(own)]
             requests = [
-                _part(batch, folder, len(parts) * index + owner, *parts[owner][index])
+                _part(whole, batch.samples, len(parts) * index + owner, *parts[owner][index])
                 for owner in owners
             ]
             id_ = RequestId(0, step, f"{batch.purpose}/write_rows", index)
             self.roles.ask(self.actor, WRITE_ROWS, requests, id_, ranks=owners)
 
-    def _parts(self, batch: Batch, first: int, last: int) -> list[tuple[int, int]]:
+    def _parts(
+        self, whole: WriteRows, samples: int, first: int, last: int
+    ) -> list[tuple[int, int]]:
         """Cut a run of prompts into those that one request can describe."""
         sizes = [
-            len(encode(_part(batch, "", 0, position, position + 1)))
+            len(encode(_part(whole, samples, 0, position, position + 1)))
             for position in range(first, last)
         ]
         cuts = portions(sizes, self.portion_bytes)
         return [(first + begin, first + end) for begin, end in cuts]
 
 
-def _part(batch: Batch, folder: str, part: int, first: int, last: int) -> WriteRows:
+def _part(whole: WriteRows, samples: int, part: int, first: int, last: int) -> WriteRows:
     """What the owner of prompts `[first, last)` is told to write."""
-    prompts = batch.prompts[first:last]
-    rows = slice(first * batch.samples, last * batch.samples)
-    return WriteRows(
-        purpose=batch.purpose,
-        folder=folder,
+    rows = slice(first * samples, last * samples)
+    return msgspec.structs.replace(
+        whole,
         part=part,
         first=first,
-        scores=batch.scores[rows],
-        data_sources=[prompt.data_source for prompt in prompts],
-        ground_truths=[msgspec.json.encode(prompt.ground_truth) for prompt in prompts],
-        extras=batch.extras[rows],
+        scores=whole.scores[rows],
+        data_sources=whole.data_sources[first:last],
+        ground_truths=whole.ground_truths[first:last],
+        extras=whole.extras[rows],
     )

@@ -29,7 +29,7 @@ class _Text(msgspec.Struct):
     row: int
     prompt: str
     response: str
-    ground_truth: str
+    ground_truth: str | None
     score: float
     truncated: bool
 
@@ -91,7 +91,7 @@ def read_samples(run_folder: Path, purpose: str, step: int, count: int) -> list[
             row=row.row,
             prompt=row.prompt,
             response=row.response,
-            ground_truth=row.ground_truth,
+            ground_truth=row.ground_truth or "",
             score=row.score,
             is_truncated=row.truncated,
         )

@@ -3,7 +3,8 @@
     python -m ppojob_trainer.metrics.names > docs/metrics.md
 
 Names are verl's where verl has one. A part in angle brackets stands for any text without a slash
-(a data source may hold slashes). What Prometheus calls a metric follows from its row.
+(a data source may hold slashes, and so may a value of a reward function). What Prometheus calls a
+metric follows from its row.
 """
 
 import functools
@@ -102,6 +103,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("actor/lr", "1", "learning rate of the last optimizer step"),
     *_spread("critic/score", "reward", "what the reward functions gave, a response"),
     *_spread("critic/rewards", "reward", "the same less penalties"),
+    *_spread(
+        "reward_extra/<value>",
+        "-",
+        "a number that reward functions gave beside the score, over the responses that have it",
+    ),
     *_spread("critic/advantages", "1", "advantages, over trained tokens"),
     *_spread("critic/returns", "1", "returns, over trained tokens"),
     *_spread("critic/values", "1", "values before the update, over trained tokens"),
@@ -275,7 +281,7 @@ def _shown(series: Series) -> str:
 @functools.cache
 def _pattern(name: str) -> re.Pattern[str]:
     parts = re.split(r"(<[a-z ]+>)", name)
-    wild = {"<data source>": "(.+)", "<n>": "([0-9]+)", "<moment>": "(mean|std)"}
+    wild = {"<data source>": "(.+)", "<value>": "(.+)", "<n>": "([0-9]+)", "<moment>": "(mean|std)"}
     return re.compile(
         "".join(wild.get(p, "([^/]+)") if p.startswith("<") else re.escape(p) for p in parts)
     )

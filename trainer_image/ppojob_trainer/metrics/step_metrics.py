@@ -56,6 +56,7 @@ class StepRows:
         prompt_tokens: (rows,) length of each row's prompt.
         response_tokens: (rows,) length of each response, the end token included.
         finish_reasons: (rows,) ``stop``, ``length`` or ``abort``.
+        extras: (rows,) what the reward functions gave beside the score.
     """
 
     scores: Sequence[float]
@@ -63,10 +64,12 @@ class StepRows:
     prompt_tokens: Sequence[int]
     response_tokens: Sequence[int]
     finish_reasons: Sequence[str]
+    extras: Sequence[Mapping[str, float | str]]
 
     def __post_init__(self) -> None:
-        columns = (self.rewards, self.prompt_tokens, self.response_tokens, self.finish_reasons)
-        assert all(len(column) == len(self.scores) for column in columns), "columns of one step"
+        columns = (self.prompt_tokens, self.response_tokens, self.finish_reasons, self.extras)
+        lengths = {len(self.scores), len(self.rewards), *map(len, columns)}
+        assert len(lengths) == 1, "columns of one step"
 
     @property
     def total_tokens(self) -> int:
@@ -96,6 +99,7 @@ def row_metrics(
     return {
         **Spread.of(_without(rows.scores, is_aborted)).named("critic/score"),
         **Spread.of(_without(rows.rewards, is_aborted)).named("critic/rewards"),
+        **_extra_metrics(_without(rows.extras, is_aborted)),
         **advantages.named("critic/advantages"),
         **returns.named("critic/returns"),
         **Spread.of(rows.response_tokens).named("response_length"),
@@ -161,6 +165,17 @@ def progress_metrics(step: int, epoch: int) -> dict[str, float]:
         epoch: pass over the data, from 0.
     """
     return {"training/global_step": float(step), "training/epoch": float(epoch)}
+
+
+def _extra_metrics(extras: Sequence[Mapping[str, float | str]]) -> dict[str, float]:
+    """Each number that rows have beside their score, over the rows that have it."""
+    found: dict[str, list[float]] = {}
+    for values in extras:
+        for name, value in values.items():
+            if not isinstance(value, str):
+                found.setdefault(name, []).append(value)
+    spreads = (Spread.of(found[name]).named(f"reward_extra/{name}") for name in sorted(found))
+    return {name: value for spread in spreads for name, value in spread.items()}
 
 
 def _exact_sum(values: Sequence[float]) -> float:

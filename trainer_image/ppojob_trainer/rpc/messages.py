@@ -1,8 +1,12 @@
 """What the methods of the control RPC carry: ids, lengths, scalars, texts; never a tensor."""
 
+from typing import Literal
+
 import msgspec
 
 from ppojob_trainer.rewards.wire import NotScored
+
+ValueKind = Literal["number", "text"]
 
 
 class RankState(msgspec.Struct, frozen=True):
@@ -344,16 +348,19 @@ class WriteRows(msgspec.Struct, frozen=True):
 
     Attributes:
         purpose: whose rows.
+        step: of the loop.
         folder: relative to the run folder.
         part: number of the part.
         first: position in the batch of the first of their prompts.
         scores: of the rows, in row order.
         data_sources: of their prompts.
         ground_truths: JSON, of their prompts.
-        extras: the scorers' further variables as JSON, in row order.
+        extras: the scorers' further values as JSON, in row order.
+        value_kinds: of those values in the whole batch, so that all parts have the same columns.
     """
 
     purpose: str
+    step: int
     folder: str
     part: int
     first: int
@@ -361,6 +368,7 @@ class WriteRows(msgspec.Struct, frozen=True):
     data_sources: list[str]
     ground_truths: list[bytes]
     extras: list[bytes]
+    value_kinds: dict[str, ValueKind]
 
 
 class SaveShards(msgspec.Struct, frozen=True):
