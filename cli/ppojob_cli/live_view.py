@@ -78,6 +78,8 @@ class LiveView:
     def _look(self) -> None:
         """Read the folder; samples and rewinds are printed above the table, and stay."""
         self._state = self._shown.reader.read()
+        for line in self._records.take_notices(self._state):
+            self.note(line)
         new = self._records.take(self._state)
         if self._records.rewind is not None:
             self.note(self._records.rewind)

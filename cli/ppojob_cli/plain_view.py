@@ -74,6 +74,8 @@ class PlainView:
         _write(summary_lines(summary, self._shown.folder))
 
     def _show_new(self, state: RunState) -> None:
+        for line in self._records.take_notices(state):
+            self.note(printable(line))
         new = self._records.take(state)
         if self._records.rewind is not None:
             _write([self._records.rewind])

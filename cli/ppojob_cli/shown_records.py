@@ -28,7 +28,15 @@ class ShownRecords:
     def __init__(self, state: RunState) -> None:
         self._records = state.records
         self._times = {record.step: record.time for record in state.records}
+        self._notices: set[str] = set()
         self.rewind: str | None = None
+
+    def take_notices(self, state: RunState) -> list[str]:
+        """What the controller wants seen, and was not shown since the last call."""
+        told = state.status.notices if state.status else ()
+        new = [line for line in told if line not in self._notices]
+        self._notices.update(new)
+        return new
 
     def take(self, state: RunState) -> list[NewRecord]:
         """The records that are new since the last call; sets `rewind` where steps went away."""

@@ -69,5 +69,7 @@ def test_what_was_done_is_committed(
     path.write_text(tiny_jobs.REWARD)
     again = start(job, output)
     assert again.wait() == 0, again.logs()
+    (told,) = [line for line in again.lines if line.startswith(f"{path}: got another content")]
+    assert f"than step-{committed:06d} was made with" in told
     assert run_folders.result(output) == undisturbed
     assert json.loads((output / "summary.json").read_text())["validation"]["last"]

@@ -165,8 +165,9 @@ def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
     again = start(job, output, **arm(once, points))
     assert again.wait() == 0, again.logs()
     assert set(points) <= job_points.fired(once)
-    log = (output / "logs" / "tiny-controller-0.log").read_text()
-    assert f"{newest.name}/actorRollout/rank-00000/optimizer.safetensors" in log
+    damaged = f"checkpoints/{newest.name}/actorRollout/rank-00000/optimizer.safetensors: "
+    (told,) = [line for line in again.lines if line.startswith(damaged)]
+    assert told.endswith(": this commit is not used; the job goes on from step-000004")
     assert run_folders.result(output) == undisturbed
 
 

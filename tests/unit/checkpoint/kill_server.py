@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,10 @@ def progress(step: int) -> Progress:
     )
 
 
-def open_store(root: Path, uid: str = UID, config: bytes = CONFIG) -> CommitStore:
-    return CommitStore(root / "checkpoints", job_uid=uid, config=config)
+def open_store(
+    root: Path, uid: str = UID, config: bytes = CONFIG, files: Mapping[str, str] | None = None
+) -> CommitStore:
+    return CommitStore(root / "checkpoints", job_uid=uid, config=config, files=files or {})
 
 
 def make_commit(store: CommitStore, step: int) -> None:

@@ -153,7 +153,10 @@ def test_two_damaged_commits_cost_two(scripts, root: Path):
 def test_no_whole_commit_left_is_never_a_start_from_nothing(scripts, root: Path):
     for step in (1, 2, 3):
         truncate(root / "checkpoints" / f"step-{step:06d}" / FILES[2])
-    with pytest.raises(CheckpointLost, match=r"step-000003/.*; step-000002/.*; step-000001/"):
+    with pytest.raises(
+        CheckpointLost,
+        match=r"step-000003/.*; step-000002/.*; step-000001/.*; bring the files back",
+    ):
         scripts.open_store(root).latest()
 
 
@@ -229,6 +232,17 @@ def test_another_layout_is_told_and_not_refused(scripts, root: Path):
     assert found is not None
     assert store.layout_change(found) == 'spec: null -> {"roles": {"ranks": 2}}'
     assert scripts.open_store(root).layout_change(found) is None
+
+
+def test_files_that_changed_since_a_commit_are_named(scripts, tmp_path: Path):
+    """Those that both have seen; commits from before they were noted have seen none."""
+    made = {"same.py": "1", "mended.py": "1", "gone.py": "1"}
+    scripts.make_commit(scripts.open_store(tmp_path, files=made), 1)
+    now = {"same.py": "1", "mended.py": "2", "new.py": "2"}
+    store = scripts.open_store(tmp_path, files=now)
+    assert store.changed_files(store.read(1)) == ["mended.py"]
+    scripts.make_commit(scripts.open_store(tmp_path), 2)
+    assert store.changed_files(store.read(2)) == []
 
 
 def test_a_fresh_folder_has_no_commit(scripts, tmp_path: Path):

@@ -94,6 +94,13 @@ class TestPlain:
             "step 2/20  reward 0.500  left 3 min 00 s (again)",
         ]
 
+    def test_a_notice_is_shown_once(self, run, capsys) -> None:
+        view = PlainView(shown(run))
+        for notices in ((), ("a: got x",), ("a: got x", "b: got\x1by"), ("b: got\x1by",)):
+            run.status(notices=notices)
+            view.refresh(pods)
+        assert capsys.readouterr().err.splitlines() == ["a: got x", "b: got\\x1by"]
+
     def test_samples_follow_their_step(self, run, capsys) -> None:
         run.status()
         view = PlainView(shown(run, num_samples=1))

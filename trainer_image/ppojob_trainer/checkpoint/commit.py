@@ -18,7 +18,7 @@ This file loads no torch: the controller imports it.
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,7 @@ import ppojob_trainer
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.files import FileEntry, check_size, sha256_of
-from ppojob_trainer.checkpoint.identity import Identity, layout_change
+from ppojob_trainer.checkpoint.identity import Identity, changed_files, layout_change
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, Progress
 from ppojob_trainer.checkpoint.sealed import Commit, Latest, Refusal, folder_name, read_commit
 from ppojob_trainer.errors import CheckpointLost, DamagedCommit
@@ -45,6 +45,7 @@ LATEST_POINT: Final = durable.point("checkpoint.latest", "write", *durable.RENAM
 PRUNE_POINT: Final = durable.point("checkpoint.prune", *durable.RENAME_ACTS)
 SWEEP_POINT: Final = durable.point("checkpoint.sweep", *durable.REMOVE_ACTS)
 
+_NO_FILES: Final[Mapping[str, str]] = {}
 _SEALED = re.compile(r"step-(\d{6,})")
 _SWEPT = re.compile(r"\.step-\d+(\.\d+)?\.(partial|damaged|pruned)|\.(latest|best)\.aside")
 _LEFT_BY_A_KILLED_SEAL: Final = frozenset(
@@ -75,11 +76,14 @@ class CommitStore:
         root: the checkpoints folder; made where it is absent.
         job_uid: identity of the job.
         config: canonical JSON of all settings that a resumed run must share (its trajectory).
+        files: path -> SHA-256 of files that it need not share.
     """
 
-    def __init__(self, root: Path, *, job_uid: str, config: bytes) -> None:
+    def __init__(
+        self, root: Path, *, job_uid: str, config: bytes, files: Mapping[str, str] = _NO_FILES
+    ) -> None:
         self.root = root
-        self._identity = Identity(job_uid=job_uid, config=config)
+        self._identity = Identity(job_uid=job_uid, config=config, files=files)
         self._verified: set[int] = set()
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -139,7 +143,7 @@ class CommitStore:
             self._point(LATEST_NAME, target)
             return self.read(pending.step)
         config_path = pending.folder / CONFIG_NAME
-        durable.write_file(config_path, self._identity.config, CONFIG_POINT)
+        durable.write_file(config_path, self._identity.document(), CONFIG_POINT)
         size_bytes, sha256 = sha256_of(config_path)
         config = FileEntry(
             path=CONFIG_NAME, size_bytes=size_bytes, sha256=sha256, role="controller", rank=0
@@ -182,6 +186,10 @@ class CommitStore:
         """In what the job's ranks and threads differ from those that wrote a commit, or None."""
         return layout_change(self._identity, commit.manifest, commit.folder)
 
+    def changed_files(self, commit: Commit) -> list[str]:
+        """Paths of the files whose content is another than when a commit was made."""
+        return changed_files(self._identity, commit.manifest, commit.folder)
+
     def is_whole(self, step: int) -> bool:
         """Whether a step is sealed and undamaged; its bytes are checked once a process.
 
@@ -218,7 +226,9 @@ class CommitStore:
             return Latest(commit=commit, refusals=tuple(refusals))
         if refusals:
             raise CheckpointLost(
-                str(self.root), "no commit is whole: " + "; ".join(map(str, refusals))
+                str(self.root),
+                f"no commit is whole: {'; '.join(map(str, refusals))}; bring the files back from a "
+                "copy, or begin anew in another run folder",
             )
         return Latest(commit=None, refusals=())
 

@@ -1,8 +1,8 @@
 """Whether a commit belongs to this job: every setting that differs, with both values."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -46,10 +46,18 @@ class Identity:
         job_uid: identity of the job.
         config: canonical JSON of the settings that decide the trajectory: an object `spec`, in
             which commits must agree, and an object `layout`, in which they may not.
+        files: path -> SHA-256 of the reward functions' files, which may differ too: whoever goes on
+            has often mended one. They are kept beside the configuration, as its object `files`.
     """
 
     job_uid: str
     config: bytes
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def document(self) -> bytes:
+        """What a commit keeps of it."""
+        whole = json.loads(self.config) | ({"files": dict(self.files)} if self.files else {})
+        return json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()
 
 
 def check(owner: Identity, found: Manifest, folder: Path) -> None:
@@ -96,8 +104,24 @@ def layout_change(owner: Identity, found: Manifest, folder: Path) -> str | None:
     return None if difference is None else "{}: {} -> {}".format(*difference)
 
 
+def changed_files(owner: Identity, found: Manifest, folder: Path) -> list[str]:
+    """Reward files that are not what they were when a commit was made.
+
+    Args:
+        owner: this job.
+        found: the commit's manifest.
+        folder: the commit's folder.
+
+    Returns:
+        Their paths; a file that one of the two has not seen is not among them.
+    """
+    theirs = settings_of(found, folder).get("files")
+    known = theirs if isinstance(theirs, dict) else {}
+    return [path for path, digest in owner.files.items() if known.get(path, digest) != digest]
+
+
 def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
-    """The settings that a commit was made with: what `Identity.config` was then.
+    """The settings that a commit was made with: what `Identity.document` was then.
 
     Args:
         found: the commit's manifest.

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import logging
 import os
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 from ppojob_trainer.controller.training_report import TrainingReport
 
 STATUS_FILE = "status.json"
+_log = logging.getLogger(__name__)
 
 
 class TrainingStatus(msgspec.Struct, frozen=True):
@@ -27,6 +29,7 @@ class TrainingStatus(msgspec.Struct, frozen=True):
         since: unix seconds since when.
         message: one line for a person, or empty.
         restarts: how often a role was started again.
+        notices: lines that a person should see whatever comes after them.
     """
 
     phase: str
@@ -36,6 +39,7 @@ class TrainingStatus(msgspec.Struct, frozen=True):
     since: float = 0.0
     message: str = ""
     restarts: int = 0
+    notices: tuple[str, ...] = ()
 
 
 class Progress:
@@ -63,3 +67,9 @@ class Progress:
             self._aside.write_bytes(msgspec.json.encode(self.status))
             os.replace(self._aside, self._path)
         self.training.turn(self.status.phase, self.status.total_steps)
+
+    def notice(self, line: str) -> None:
+        """Tell a line that stays: in the log, and once on the screen of whoever watches."""
+        _log.warning("%s", line)
+        if line not in self.status.notices:
+            self.report(notices=(*self.status.notices, line))

@@ -9,6 +9,7 @@ goes on beside them without a step run again.
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from ppojob_trainer.checkpoint.journal import (
 )
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.checkpoint.resume import resume_point
-from ppojob_trainer.checkpoint.sealed import Commit
+from ppojob_trainer.checkpoint.sealed import Commit, Refusal
 from ppojob_trainer.controller.position import Position, read_position
 from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.records import Records
@@ -172,7 +173,6 @@ class Recovery:
         self._wait_until_nobody_writes(from_step)
         found = resume_point(self.store, self.journal.read())
         for refusal in found.refusals:
-            _log.warning("commit refused: %s", refusal)
             self.journal.append(
                 CommitRefused(
                     time=time.time(),
@@ -184,7 +184,7 @@ class Recovery:
         progress = self.fresh
         if found.commit is not None:
             progress = found.commit.manifest.progress
-            self._tell_layout(found.commit)
+            self._tell(found.refusals, found.commit)
         self._check_data(progress)
         self.journal.append(
             Rewound(time=time.time(), from_step=from_step, to_step=progress.step, reason=reason)
@@ -205,13 +205,23 @@ class Recovery:
         ]
         self.roles.wait_idle(living, step, f"rewind/{self.roles.life}")
 
-    def _tell_layout(self, commit: Commit) -> None:
-        """Say so where ranks or threads are others than those that wrote the commit."""
+    def _tell(self, refusals: Iterable[Refusal], commit: Commit) -> None:
+        """Say what is other than a person expects of the commit that the job goes on from."""
+        for refusal in refusals:
+            self.reporter.notice(
+                f"checkpoints/{refusal}: this commit is not used; the job goes on from "
+                f"{commit.folder.name}"
+            )
         change = self.store.layout_change(commit)
         if change is not None:
-            line = f"{change}: from here on numbers agree with the old layout's to rounding"
-            _log.warning("%s", line)
-            self.reporter.report(message=line)
+            self.reporter.notice(
+                f"{change}: from here on numbers agree with the old layout's to rounding"
+            )
+        for path in self.store.changed_files(commit):
+            self.reporter.notice(
+                f"{path}: got another content than {commit.folder.name} was made with: the steps "
+                "from there on are scored by the file as it is now"
+            )
 
     def _restore(self, progress: Progress, commit: Commit | None) -> None:
         request = Restore(

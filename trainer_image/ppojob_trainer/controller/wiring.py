@@ -9,6 +9,7 @@ from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.agreement import Agreement
@@ -56,7 +57,9 @@ def build_loop(
     """
     config, run_folder = environment.config, environment.run_folder
     spec, root = config.spec, run_folder / CHECKPOINTS_FOLDER
-    store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json())
+    store = CommitStore(
+        root, job_uid=config.uid, config=config.trajectory_json(), files=_reward_files(spec)
+    )
     journal = Journal(root / JOURNAL_NAME)
     began = journal.began()
     prompts = open_prompts(config, began, stack)
@@ -102,6 +105,16 @@ def build_loop(
         stop_requested=stop,
         tell_progress=lifeline.tell_progress,
     )
+
+
+def _reward_files(spec: PPOJobSpec) -> dict[str, str]:
+    """Digests of the reward functions' files, of those that the controller's pod can read."""
+    found = {}
+    for reward in spec.rewards:
+        if reward.source is not None and reward.source.path is not None:
+            with contextlib.suppress(OSError):
+                found[reward.source.path] = sha256_of(Path(reward.source.path))[1]
+    return found
 
 
 def _scoring(environment: PodEnvironment, roles: Roles, began: float) -> Scoring:
