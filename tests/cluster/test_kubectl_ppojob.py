@@ -120,6 +120,7 @@ class TestWithAnOperator:
         assert "   -> the scheduler's words: free or add nodes" in said
         cluster.kubectl("delete", "ppojob", "claimless")
 
+    @pytest.mark.containers
     def test_gpus_that_nobody_has_and_an_image_that_is_missing(self, cluster: Cluster) -> None:
         cluster.apply(*claim(cluster, "there"))
         pods = [{"image": "localhost/ppojob/no-such-image:1", "gpuResource": "example.com/gpu"}]
