@@ -59,7 +59,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "longer than the model": (
         lambda wrong, _: wrong.set("spec.rewardModel.maxTokens", 257),
         "spec.rewardModel.maxTokens: got 257: the reward model was made for 256; at most 256, or "
-        "null",
+        "remove it",
     ),
 }
 
