@@ -1,0 +1,96 @@
+"""Files of prompts: what is written into them, and what is said of them."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.checks import DataReport, check_files
+from ppojob_trainer.data.dataset import PromptDataset
+
+Row = dict[str, object]
+
+
+def good_row(content: str = "3 + 5", answer: object = "8", **changes: object) -> Row:
+    """A good row, in which a test changes one thing."""
+    return {
+        "prompt": [{"role": "user", "content": content}],
+        "data_source": "ppojob/addition",
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": {"split": "train"},
+        **changes,
+    }
+
+
+class SumsOnly:
+    """Stands for the reward side."""
+
+    def data_source_problem(self, data_source: str) -> str | None:
+        return None if data_source == "ppojob/addition" else "one of ppojob/addition"
+
+    def ground_truth_problem(self, data_source: str, ground_truth: object) -> str | None:
+        return None if isinstance(ground_truth, str) else 'the sum as text, such as "12"'
+
+
+class PromptFiles:
+    """A folder of files with prompts.
+
+    Args:
+        folder: where they are.
+        chat: tokenizer of those who read them.
+    """
+
+    def __init__(self, folder: Path, chat: ChatTokenizer) -> None:
+        self.folder = folder
+        self.chat = chat
+
+    def lines(self, name: str, *rows: object) -> Path:
+        """Write JSON lines."""
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        return self.raw(name, text.encode())
+
+    def raw(self, name: str, content: bytes) -> Path:
+        """Write a file as it is."""
+        (self.folder / name).write_bytes(content)
+        return self.folder / name
+
+    def table(self, name: str, *rows: Row, **options: object) -> Path:
+        """Write a parquet file."""
+        return self.columns(name, pa.Table.from_pylist(list(rows)), **options)
+
+    def columns(self, name: str, table: pa.Table, **options: object) -> Path:
+        """Write a parquet file of a table that is made already."""
+        pq.write_table(table, self.folder / name, **options)
+        return self.folder / name
+
+    def spec(self, *paths: Path, **settings: object) -> DataSpec:
+        """The section `data` of a job that trains on files."""
+        files = [{"path": str(path)} for path in paths]
+        return DataSpec.model_validate({"train": files, **settings})
+
+    def report(self, *paths: Path, batch: int = 1, **settings: object) -> DataReport:
+        """What the checks say of files."""
+        spec = self.spec(*paths, **settings)
+        report = check_files(spec, self.chat, rewards=SumsOnly(), prompts_per_step=batch)
+        assert not any("Traceback" in line or "\n" in line for line in report.errors)
+        return report
+
+    def errors(self, *paths: Path, batch: int = 1, **settings: object) -> list[str]:
+        """The errors among that, without the folder."""
+        report = self.report(*paths, batch=batch, **settings)
+        return [line.replace(f"{self.folder}/", "") for line in report.errors]
+
+    def warnings(self, *paths: Path, held_out: Path | None = None) -> list[str]:
+        """The warnings among that, where there is no error."""
+        validation = [{"path": str(held_out)}] if held_out else []
+        report = self.report(*paths, validation=validation)
+        assert report.errors == []
+        return [line.replace(f"{self.folder}/", "") for line in report.warnings]
+
+    def open(self, *paths: Path, max_rows: int | None = None, **settings: object) -> PromptDataset:
+        """The data set of files."""
+        spec = self.spec(*paths, **settings)
+        return PromptDataset.open(spec.train, spec, self.chat, max_rows=max_rows)

@@ -1,0 +1,380 @@
+"""Data that cannot be used, by what the checks say of it: word for word in bad_data.txt."""
+
+import base64
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from golden_lines import assert_lines, read_lines
+from prompt_files import PromptFiles, Row, good_row
+from pyarrow.parquet import encryption
+
+from ppojob_trainer.data import file_checks, json_lines, parquet_rows
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.checks import check_files
+from ppojob_trainer.data.problems import LISTED_PROBLEMS
+
+EXPECTED = read_lines(Path(__file__).parent / "bad_data.txt")
+
+Case = Callable[[PromptFiles], list[str]]
+PLAIN = {"write_page_checksum": True, "compression": "none"}
+
+
+def rows(*wrong: object) -> Case:
+    """JSON lines; a good row goes before them."""
+    return lambda files: files.errors(files.lines("a.jsonl", good_row(), *wrong))
+
+
+def table(*wrong: Row, **options: object) -> Case:
+    return lambda files: files.errors(files.table("a.parquet", *wrong, **options))
+
+
+def line(content: bytes) -> Case:
+    return lambda files: files.errors(files.raw("a.jsonl", content))
+
+
+def no_files(files: PromptFiles) -> list[str]:
+    (files.folder / "folder").mkdir()
+    files.raw("empty.jsonl", b"")
+    files.raw("empty.parquet", b"")
+    names = ("none.parquet", "*.parquet", "folder", "empty.jsonl", "empty.parquet")
+    return files.errors(*(files.folder / name for name in names))
+
+
+def no_parquet(files: PromptFiles) -> list[str]:
+    whole = files.table("whole.parquet", good_row()).read_bytes()
+    contents = {
+        "csv": b"prompt,answer\n3 + 5,8\n",
+        "cut": whole[:-20],
+        "keys": whole[:-4] + b"PARE",
+        "footer": b"PAR1" + b"\0" * 20 + (2**31 - 1).to_bytes(4, "little") + b"PAR1",
+        "junk": b"PAR1" + b"\xff" * 60 + (40).to_bytes(4, "little") + b"PAR1",
+    }
+    return files.errors(*(files.raw(name, content) for name, content in contents.items()))
+
+
+def no_rows(files: PromptFiles) -> list[str]:
+    return files.errors(files.columns("a.parquet", pa.Table.from_pylist([good_row()]).slice(0, 0)))
+
+
+def torn(files: PromptFiles, name: str, text: str, number: int) -> Path:
+    """A table in which a byte of the last row is another than was written."""
+    contents = [good_row(f"{row} + 5") for row in range(number)] + [good_row(text)]
+    path = files.table(name, *contents, row_group_size=25, **PLAIN)
+    content = bytearray(path.read_bytes())
+    content[content.index(text.encode())] ^= 1
+    return files.raw(name, bytes(content))
+
+
+def corrupt_page(files: PromptFiles) -> list[str]:
+    return files.errors(torn(files, "a.parquet", "49 + 7", 49))
+
+
+def unknown_codec(files: PromptFiles) -> list[str]:
+    prompts: list[Row] = [{"prompt": "3+5", "data_source": "tiny"}] * 4
+    content = bytearray(files.table("a.parquet", *prompts, compression="none").read_bytes())
+    codec = content.rindex(b"prompt\x15\x00") + len(b"prompt\x15")
+    content[codec] = 2 * 40  # as the footer writes the number 40
+    return files.errors(files.raw("a.parquet", bytes(content)))
+
+
+class PlainKeys(encryption.KmsClient):
+    """Keeps keys as they are."""
+
+    def __init__(self, _: object) -> None:
+        super().__init__()
+
+    def wrap_key(self, key: bytes, _: str) -> bytes:
+        return base64.b64encode(key)
+
+    def unwrap_key(self, key: bytes, _: str) -> bytes:
+        return base64.b64decode(key)
+
+
+def encrypted(files: PromptFiles) -> list[str]:
+    """First its columns alone, then all of it."""
+    prompts = pa.table({"prompt": ["3+5"] * 4, "data_source": ["tiny"] * 4})
+    for name, is_footer_plain in (("a.parquet", True), ("b.parquet", False)):
+        settings = encryption.EncryptionConfiguration(
+            footer_key="footer", column_keys={"key": ["prompt"]}, plaintext_footer=is_footer_plain
+        )
+        properties = encryption.CryptoFactory(PlainKeys).file_encryption_properties(
+            encryption.KmsConnectionConfig(), settings
+        )
+        path = files.folder / name
+        with pq.ParquetWriter(path, prompts.schema, encryption_properties=properties) as writer:
+            writer.write_table(prompts)
+    return files.errors(files.folder / "a.parquet", files.folder / "b.parquet")
+
+
+def one_name_twice(files: PromptFiles) -> list[str]:
+    names = ["prompt", "prompt", "data_source", "other", "other"]
+    prompts = pa.Table.from_arrays([pa.array(["a"])] * 5, names=names)
+    return files.errors(files.columns("a.parquet", prompts))
+
+
+def missing_columns(files: PromptFiles) -> list[str]:
+    other: Row = {"question": "3 + 5", "answer": "8"}
+    first, second = files.table("a.parquet", other), files.lines("b.jsonl", good_row(), other)
+    return files.errors(first, second)
+
+
+def only_in_parquet(files: PromptFiles) -> list[str]:
+    wrong = {
+        "n": good_row(extra_info={"level": float("nan")}),
+        "i": good_row(reward_model={"ground_truth": float("-inf")}),
+        "b": good_row(prompt=b"\x00\xff"),
+        "p": good_row(extra_info={"image": b"\x89PNG"}),
+    }
+    return files.errors(*(files.table(f"{name}.parquet", row) for name, row in wrong.items()))
+
+
+def no_utf8(files: PromptFiles) -> list[str]:
+    lines = files.raw("a.jsonl", b'{"prompt": "\xff\xfe"}\n{"prompt": "\\ud800"}\n')
+    prompts = pa.Table.from_pylist([good_row(), good_row()])
+    offsets, text = pa.py_buffer(b"\0\0\0\0\2\0\0\0\4\0\0\0"), pa.py_buffer(b"ok\xff\xfe")
+    sources = pa.StringArray.from_buffers(2, offsets, text)
+    return files.errors(
+        lines, files.columns("b.parquet", prompts.set_column(1, "data_source", sources))
+    )
+
+
+def times(kind: pa.DataType, value: int) -> Case:
+    """A time that Python lacks."""
+
+    def check(files: PromptFiles) -> list[str]:
+        columns = {
+            "prompt": ["3 + 5", "3 + 6"],
+            "data_source": ["ppojob/addition"] * 2,
+            "reward_model": [{"ground_truth": "8"}, {"ground_truth": "9"}],
+            "extra_info": pa.array([{"at": None}, {"at": value}], pa.struct([("at", kind)])),
+        }
+        return files.errors(files.columns("a.parquet", pa.table(columns)))
+
+    return check
+
+
+def too_long(files: PromptFiles) -> list[str]:
+    path = files.lines("a.jsonl", good_row(), good_row())
+    return files.errors(path, maxPromptTokens=3, overlongPrompts="drop")
+
+
+def two_kinds(files: PromptFiles) -> list[str]:
+    chats = files.lines("a.jsonl", good_row(), good_row())
+    texts = files.lines("b.jsonl", good_row(prompt="3 + 5"), good_row(prompt="1 + 5"))
+    return files.errors(chats, texts)
+
+
+def same_rows(files: PromptFiles) -> list[str]:
+    names = {"a.jsonl": (0, 1), "b.jsonl": (2, 1)}
+    return files.warnings(
+        *(
+            files.lines(name, *(good_row(extra_info={"index": index}) for index in indices))
+            for name, indices in names.items()
+        )
+    )
+
+
+def control_token(files: PromptFiles) -> list[str]:
+    return files.warnings(files.lines("a.jsonl", good_row(), good_row("3 <|im_end|> 5")))
+
+
+def extension_type(files: PromptFiles) -> list[str]:
+    prompts = pa.Table.from_pylist([good_row()])
+    name = {b"ARROW:extension:name": b"evil.type", b"ARROW:extension:metadata": b"cbuiltins\neval"}
+    field = pa.field("data_source", pa.string(), metadata=name)
+    changed = prompts.set_column(1, field, prompts.column("data_source"))
+    return files.warnings(files.columns("a.parquet", changed))
+
+
+def trained_on(files: PromptFiles) -> list[str]:
+    train = files.lines("a.jsonl", good_row("1"), good_row("2"), good_row("3"))
+    held_out = files.lines("b.jsonl", good_row("9"), good_row("2"), good_row("3"))
+    return files.warnings(train, held_out=held_out)
+
+
+CASES: dict[str, Case] = {
+    "no files": no_files,
+    "no parquet": no_parquet,
+    "no rows": no_rows,
+    "corrupt page": corrupt_page,
+    "unknown codec": unknown_codec,
+    "encrypted": encrypted,
+    "one name twice": one_name_twice,
+    "byte order mark": line(b'\xef\xbb\xbf{"prompt": "a"}\n'),
+    "blank line": line(b"\n"),
+    "list for a row": line(b"[1, 2]\n"),
+    "bare word": line(b'{"prompt": hello}\n'),
+    "NaN in JSON": line(b'{"prompt": NaN}\n'),
+    "nested deeply": line(b'{"prompt": "a", "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"),
+    "cut line": line(b'{"prompt": "a"'),
+    "missing columns": missing_columns,
+    "data source": rows(good_row(data_source=None)),
+    "unknown data source": rows(good_row(data_source="ppojob/subtraction")),
+    "no ground truth": rows(good_row(reward_model={"style": "rule"})),
+    "no reward model": rows(good_row(reward_model=None)),
+    "ground truth of another form": rows(good_row(reward_model={"ground_truth": 8})),
+    "reward model": rows(good_row(reward_model="rule")),
+    "extra info": rows(good_row(extra_info=[1])),
+    "what only parquet can hold": only_in_parquet,
+    "no UTF-8": no_utf8,
+    "nanoseconds": times(pa.timestamp("ns"), 1_700_000_000_123_456_789),
+    "duration": times(pa.duration("ns"), 1_234_567),
+    "clock": times(pa.time64("ns"), 1_234_567),
+    "far time": times(pa.timestamp("us"), 400_000_000_000_000_000),
+    "far day": times(pa.date32(), 9_000_000),
+    "all too long": too_long,
+    "fewer rows than a batch": lambda files: files.errors(
+        files.lines("a.jsonl", good_row(), good_row()), batch=3
+    ),
+    "two kinds of prompts": two_kinds,
+    "the row that decides the kind": lambda files: files.errors(
+        files.lines("a.jsonl", good_row(prompt=7), good_row(prompt="3 + 5"), good_row())
+    ),
+    "many bad rows": lambda files: files.errors(
+        files.lines("a.jsonl", *(good_row(prompt=(7, None)[row % 2]) for row in range(1_000)))
+    ),
+    "same rows (a warning)": same_rows,
+    "control token (a warning)": control_token,
+    "extension type (a warning)": extension_type,
+    "trained on (a warning)": trained_on,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_data(name: str, files: PromptFiles) -> None:
+    assert_lines(CASES[name](files), EXPECTED[name])
+
+
+PROMPTS: dict[str, object] = {
+    "null": None,
+    "empty": "",
+    "spaces": " \n",
+    "empty chat": [],
+    "empty messages": [{"role": "user", "content": " "}],
+    "number": 7,
+    "list of text": ["hello"],
+    "nested list": [[{"role": "user", "content": "a"}]],
+    "no content": [{"role": "user", "text": "a"}],
+    "role": [{"role": "user", "content": "a"}, {"role": "robot", "content": "a"}],
+    "parts": [{"role": "user", "content": [{"type": "text"}]}],
+    "an answer at the end": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ],
+    "unequal lists": {"role": ["user", "assistant"], "content": ["a"]},
+    "NUL": "3\0 + 5",
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_bad_prompts_in_both_formats(name: str, files: PromptFiles) -> None:
+    (expected,) = EXPECTED[f"prompt: {name}"]
+    wrong = good_row(prompt=PROMPTS[name])
+    assert files.errors(files.lines("a.jsonl", good_row(), wrong, good_row())) == [expected]
+    if name != "null":
+        (found,) = files.errors(files.table("a.parquet", wrong))
+        assert found == expected.replace("a.jsonl:2:", "a.parquet:0:")
+
+
+LIMITS: dict[str, tuple[ModuleType, str, int, Case]] = {
+    "too wide": (file_checks, "MAX_COLUMNS", 5, table(good_row(more=1))),
+    "row group too large": (
+        file_checks,
+        "MAX_CHUNK_BYTES",
+        1_000,
+        table(good_row("3 + 5" * 1_000), compression="gzip"),
+    ),
+    "dictionary that unfolds to much": (
+        parquet_rows,
+        "MAX_CELL_BYTES",
+        10_000,
+        table(*[good_row(prompt="x" * 100_000)] * 1_000),
+    ),
+    "line without end": (json_lines, "MAX_CELL_BYTES", 1_000, rows(good_row("3 + 5" * 1_000))),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_too_large(name: str, files: PromptFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, limit, value, case = LIMITS[name]
+    monkeypatch.setattr(module, limit, value)
+    assert_lines(case(files), EXPECTED[name])
+
+
+TEMPLATES = {
+    "template that leaves nothing": (
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    ),
+    "template that refuses a row": (
+        "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}x"
+    ),
+    "no template": None,
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates(name: str, tmp_path: Path, make_folder: Callable[..., Path]) -> None:
+    tool = good_row(prompt=[{"role": "tool", "content": "be nice"}])
+    with ChatTokenizer(make_folder(TEMPLATES[name])) as chat:
+        files = PromptFiles(tmp_path, chat)
+        assert_lines(rows(tool)(files), EXPECTED[name])
+
+
+def test_good_files_have_no_problem(files: PromptFiles) -> None:
+    assert files.errors(files.table("a.parquet", good_row())) == []
+    assert files.errors(files.lines("a.jsonl", good_row())) == []
+
+
+def test_a_file_that_may_not_be_read(files: PromptFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = files.lines("a.jsonl", good_row())
+    path.chmod(0o600)
+    monkeypatch.setattr(file_checks.os, "access", lambda *_: False)  # root may read anything
+    owner = path.stat()
+    (found,) = files.errors(path)
+    assert found.startswith(f"a.jsonl: got mode -rw-------, owner {owner.st_uid}:{owner.st_gid}: ")
+    assert f": uid {os.getuid()} may not read it; " in found
+
+
+def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(
+    files: PromptFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_lines, "MAX_CELL_BYTES", 1_000)
+    long = files.lines("long.jsonl", good_row("3 + 5" * 1_000))
+    again = good_row(extra_info={"split": "train", "index": 7})
+    last = files.lines("last.jsonl", good_row("2"), again, again)
+    report = files.report(long, torn(files, "torn.parquet", "1 + 1", 0), last)
+    places = [line.partition(": ")[0] for line in [*report.errors, *report.warnings]]
+    assert [place.removeprefix(f"{files.folder}/") for place in places] == [
+        "long.jsonl:1",
+        "torn.parquet:row group 0:prompt",
+        "last.jsonl:3:extra_info.index",
+    ]
+
+
+def test_rows_without_ground_truth_are_counted_where_any_function_may_score(
+    files: PromptFiles,
+) -> None:
+    bare = [good_row(f"{n} + 1", reward_model=None) for n in range(3)]
+    path = files.lines("a.jsonl", good_row(), *bare)
+    report = check_files(files.spec(path), files.chat, rewards=None, prompts_per_step=1)
+    assert report.errors == []
+    (warning,) = report.warnings
+    assert warning.startswith(f"{path}:2:reward_model.ground_truth: got nothing: ")
+    assert "2 more rows like it" in warning
+
+
+def test_the_report_itself_is_bounded(files: PromptFiles) -> None:
+    names = (f"{number}.parquet" for number in range(LISTED_PROBLEMS + 7))
+    found = files.errors(*(files.folder / name for name in names))
+    assert len(found) == LISTED_PROBLEMS + 1
+    assert found[-1] == "... and 7 more problems that are not listed"
+
+
+def test_every_line_has_its_case() -> None:
+    prompts = {f"prompt: {name}" for name in PROMPTS}
+    assert EXPECTED.keys() == CASES.keys() | prompts | LIMITS.keys() | TEMPLATES.keys()
