@@ -1,10 +1,14 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from golden_lines import assert_lines, read_lines
 
 from ppojob_trainer.rewards.results import BadResult, read_result
+
+EXPECTED = read_lines(Path(__file__).parent / "bad_results.txt")
 
 GOOD = [
     (1, 1.0, {}),
@@ -48,63 +52,40 @@ class OnGpu:
         return 1.0
 
 
-NUMBER = "a number or a dict with a score"
-BAD = [
-    (None, "BadRewardResult", "NoneType None", f"not a number: {NUMBER}"),
-    ("1.0", "BadRewardResult", "str '1.0'", f"not a number: {NUMBER}"),
-    ([1.0], "BadRewardResult", "list [1.0]", f"not a number: {NUMBER}"),
-    ((1.0, 2.0), "BadRewardResult", "tuple (1.0, 2.0)", f"not a number: {NUMBER}"),
-    (1j, "BadRewardResult", "complex 1j", f"not a number: {NUMBER}"),
-    (np.array([1.0]), "BadRewardResult", "ndarray array([1.])", f"not a number: {NUMBER}"),
-    (torch.ones(2), "BadRewardResult", "Tensor tensor([1., 1.])", f"not a number: {NUMBER}"),
-    (OnGpu(), "BadRewardResult", "a tensor on a GPU", "return result.item() instead"),
-    (
-        Liar(),
-        "BadRewardResult",
-        "Liar <Liar whose repr raises RuntimeError>",
-        f"not a number: {NUMBER}",
-    ),
-    ({}, "BadRewardResult", "{}", 'the dict has nothing but no "score"'),
-    (
-        {"\ud83d": 1},
-        "BadRewardResult",
-        "{'\\ud83d': 1}",
-        'the dict has \\ud83d but no "score"',
-    ),
-    ({"acc": 1}, "BadRewardResult", "{'acc': 1}", 'the dict has acc but no "score"'),
-    ({"score": None}, "BadRewardResult", "NoneType None", 'not a number: "score" is a number'),
-    (
-        {"score": {"score": 1}},
-        "BadRewardResult",
-        "dict {'score': 1}",
-        'not a number: "score" is a number',
-    ),
-    (
-        {"score": 1, "parts": [1]},
-        "BadRewardResult",
-        "list [1]",
-        "not a number: 'parts' is a number or text",
-    ),
-    ({"score": 1, 2: 3}, "BadRewardResult", "2", "names of values are text"),
-    (math.nan, "NonFiniteReward", "nan", f"not finite in float32: {NUMBER}"),
-    (-math.inf, "NonFiniteReward", "-inf", f"not finite in float32: {NUMBER}"),
-    (1e308, "NonFiniteReward", "1e+308", f"not finite in float32: {NUMBER}"),
-    (np.float32("nan"), "NonFiniteReward", "nan", f"not finite in float32: {NUMBER}"),
-    (
-        {"score": 1, "acc": math.nan},
-        "NonFiniteReward",
-        "nan",
-        "not finite in float32: 'acc' is a number or text",
-    ),
-]
+NOT_NUMBERS: dict[str, object] = {
+    "None": None,
+    "text": "1.0",
+    "list": [1.0],
+    "tuple": (1.0, 2.0),
+    "complex": 1j,
+    "array": np.array([1.0]),
+    "tensor": torch.ones(2),
+    "on a GPU": OnGpu(),
+    "liar": Liar(),
+    "empty dict": {},
+    "half a letter": {"\ud83d": 1},
+    "no score": {"acc": 1},
+    "score None": {"score": None},
+    "score in score": {"score": {"score": 1}},
+    "list beside": {"score": 1, "parts": [1]},
+    "name of a value": {"score": 1, 2: 3},
+}
+NOT_FINITE: dict[str, object] = {
+    "NaN": math.nan,
+    "infinite": -math.inf,
+    "beyond float32": 1e308,
+    "NaN of NumPy": np.float32("nan"),
+    "NaN beside": {"score": 1, "acc": math.nan},
+}
 
 
-@pytest.mark.parametrize(("value", "reason", "got", "why"), BAD)
-def test_unusable_results(value: object, reason: str, got: str, why: str) -> None:
+@pytest.mark.parametrize("name", [*NOT_NUMBERS, *NOT_FINITE])
+def test_unusable_results(name: str) -> None:
     with pytest.raises(BadResult) as caught:
-        read_result(value)
+        read_result({**NOT_NUMBERS, **NOT_FINITE}[name])
     found = caught.value
-    assert (found.reason_code, found.got, found.why) == (reason, got, why)
+    assert found.reason_code == ("NonFiniteReward" if name in NOT_FINITE else "BadRewardResult")
+    assert_lines([f"got {found.got}: {found.why}"], EXPECTED[name])
 
 
 def test_what_is_shown_is_short() -> None:

@@ -1,8 +1,10 @@
 import logging
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from golden_lines import assert_lines, read_lines
 from reward_functions import Source, descendants, item
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
@@ -10,6 +12,9 @@ from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
 from ppojob_trainer.pod_environment import reward_variables
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, RewardResult
+
+EXPECTED = read_lines(Path(__file__).parent / "bad_functions.txt")
+Functions = Callable[[Source], list[RewardSpec]]
 
 
 def test_rows_are_routed_by_their_data_source() -> None:
@@ -27,7 +32,7 @@ def test_rows_are_routed_by_their_data_source() -> None:
 
 
 def test_an_unknown_data_source() -> None:
-    with ScoringPool([]) as pool, pytest.raises(RewardFailed, match="no scorer knows it; one for"):
+    with ScoringPool([]) as pool, pytest.raises(RewardFailed, match="row 4: "):
         pool.score([RewardItem(4, "lighteval/MATH", "1", "1")])
 
 
@@ -90,38 +95,6 @@ def test_arguments_reach_built_in_scorers() -> None:
     assert (right.score, wrong.score) == (2.0, 0.25)
 
 
-REFUSED_ARGUMENTS = {
-    "a name that the scorer lacks": (
-        {"way": "flexible"},
-        "got gsm8k with way: it takes no such argument",
-    ),
-    "what a call gives itself": (
-        {"ground_truth": "1"},
-        "got gsm8k with ground_truth: it takes no such argument",
-    ),
-    "a value that the scorer lacks": (
-        {"method": "Strict"},
-        "got gsm8k with method \"Strict\": Invalid enum value 'Strict'",
-    ),
-    "a value of another type": (
-        {"score": "1"},
-        'got gsm8k with score "1": Expected `float`, got `str`',
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED_ARGUMENTS)
-def test_arguments_that_a_built_in_scorer_refuses(name: str) -> None:
-    arguments, told = REFUSED_ARGUMENTS[name]
-    spec = RewardSpec.model_validate({"function": "gsm8k", "arguments": arguments})
-    with pytest.raises(ConfigError) as caught:
-        ScoringPool([spec])
-    assert caught.value.problems == (
-        f"spec.rewards[0].function: {told}; its arguments are (*, method: Literal['strict', "
-        "'flexible'] = 'strict', score: float = 1.0, format_score: float = 0.0)",
-    )
-
-
 BROKEN = {
     "loops": ("while True: pass", "RewardTimeout"),
     "sleeps": ("time.sleep(1000)", "RewardTimeout"),
@@ -182,10 +155,9 @@ def test_a_raised_error_tells_where(source: Source) -> None:
     with ScoringPool([spec]) as pool, pytest.raises(RewardFailed) as caught:
         pool.score([item("x", row=17)])
     path = spec.source.path if spec.source else None
-    assert str(caught.value) == (
-        "spec.rewards[0].function 'score': row 17: RewardRaised: got ValueError: line\\nbreak: it "
-        f"raised at {path}:3 inner < {path}:4 score"
-    )
+    told = str(caught.value)
+    assert told.startswith("spec.rewards[0].function 'score': row 17: RewardRaised: ")
+    assert told.endswith(f"line\\nbreak: it raised at {path}:3 inner < {path}:4 score")
 
 
 def test_failing_is_the_default_and_stops_the_rest(source: Source, tmp_path: Path) -> None:
@@ -208,10 +180,8 @@ def test_nan_is_laid_to_the_value_that_has_it(source: Source) -> None:
     spec = source("return {'score': 1, 'bleu': float('nan')}")
     with ScoringPool([spec]) as pool, pytest.raises(NonFiniteReward) as caught:
         pool.score([item("x", 3)])
-    assert str(caught.value) == (
-        "spec.rewards[0].function 'score': row 3: got nan: not finite in float32: 'bleu' is a "
-        "number or text"
-    )
+    assert str(caught.value).startswith("spec.rewards[0].function 'score': row 3: ")
+    assert "'bleu'" in str(caught.value)
 
 
 def test_a_gigabyte_of_output_is_cut(source: Source, caplog: pytest.LogCaptureFixture) -> None:
@@ -267,57 +237,51 @@ def test_variables_that_are_named_reach_the_functions(
         ScoringPool([spec])
 
 
-UNLOADABLE = {
-    "no file": (None, "no such file; a Python file"),
-    "syntax": ("x = 1\ndef score(:\n", ":2: not Python: "),
-    "package": ("import surely_not_installed\n", "it imports surely_not_installed, which is not"),
-    "import": ("raise RuntimeError('x')\n", ":1 <module>: importing it raised RuntimeError: x"),
-    "half a letter": ("raise ValueError('\\ud83d')\n", "importing it raised ValueError: \\ud83d"),
-    "exit": ("import sys; sys.exit(3)\n", "importing it raised SystemExit: 3"),
-    "name": ("def other(): pass\n", "has no such function; one of other"),
-    "not callable": ("score = 5\n", "got score = int: not callable; a function"),
-    "async": ("async def score(**all): return 1\n", "it is not awaited; def"),
-    "signature": (
-        "def score(solution_str): return 1\n",
-        "it cannot be called with data_source, extra_info, ground_truth, solution_str: ",
-    ),
-}  # fmt: skip
+def whole(code: str) -> Functions:
+    return lambda source: [source(code, whole=True)]
+
+
+def gsm8k(**arguments: object) -> Functions:
+    spec = RewardSpec.model_validate({"function": "gsm8k", "arguments": arguments})
+    return lambda _: [spec]
+
+
+def names_of_every_call(source: Source) -> list[RewardSpec]:
+    names = ("data_source", "extra_info", "ground_truth", "solution_str")
+    return [source("return 1", arguments={name: 1, "other": 2}) for name in names]
+
+
+def several(source: Source) -> list[RewardSpec]:
+    return [source("x = 1", whole=True), RewardSpec.model_validate({"function": "gsm9k"})]
+
+
+UNLOADABLE: dict[str, Functions] = {
+    "no file": lambda source: [source("return 1", source={"path": "/no/such.py"})],
+    "syntax": whole("x = 1\ndef score(:\n"),
+    "package": whole("import surely_not_installed\n"),
+    "import raises": whole("raise RuntimeError('x')\n"),
+    "half a letter": whole("raise ValueError('\\ud83d')\n"),
+    "import exits": whole("import sys; sys.exit(3)\n"),
+    "name": whole("def other(): pass\n"),
+    "not callable": whole("score = 5\n"),
+    "async": whole("async def score(**all): return 1\n"),
+    "signature": whole("def score(solution_str): return 1\n"),
+    "names of every call": names_of_every_call,
+    "several": several,
+    "an argument that the scorer lacks": gsm8k(way="flexible"),
+    "an argument that a call gives itself": gsm8k(ground_truth="1"),
+    "a value that the scorer lacks": gsm8k(method="Strict"),
+    "a value of another type": gsm8k(score="1"),
+}
 
 
 @pytest.mark.parametrize("name", UNLOADABLE)
 def test_functions_that_cannot_be_loaded(name: str, source: Source, tmp_path: Path) -> None:
-    code, reason = UNLOADABLE[name]
-    spec = source(code or "", whole=True)
-    if code is None:
-        (tmp_path / "reward0.py").unlink()
     with pytest.raises(ConfigError) as caught:
-        ScoringPool([spec])
-    (line,) = caught.value.problems
-    assert line.startswith("spec.rewards[0].function: got ")
-    assert reason in line
+        ScoringPool(UNLOADABLE[name](source))
+    lines = [line.replace(f"{tmp_path}/", "") for line in caught.value.problems]
+    assert_lines(lines, EXPECTED[name])
     assert not descendants()
-
-
-@pytest.mark.parametrize("name", ["data_source", "extra_info", "ground_truth", "solution_str"])
-def test_an_argument_that_every_call_has_already(name: str, source: Source) -> None:
-    with pytest.raises(ConfigError) as caught:
-        ScoringPool([source("return 1", arguments={name: 1, "other": 2})])
-    assert caught.value.problems == (
-        f"spec.rewards[0].function: got score with {name}: every call has it already, from the "
-        "row; arguments of other names",
-    )
-
-
-def test_all_functions_that_cannot_be_loaded_are_told(source: Source) -> None:
-    unknown = RewardSpec.model_validate({"function": "gsm9k"})
-    with pytest.raises(ConfigError) as caught:
-        ScoringPool([source("x = 1", whole=True), unknown])
-    first, second = caught.value.problems
-    assert first.startswith("spec.rewards[0].function: got score: ")
-    assert second == (
-        "spec.rewards[1].function: got gsm9k: no built-in scorer has this name; one of gsm8k, "
-        "addition, countdown, multiply, or source.path"
-    )
 
 
 def test_a_file_may_import_its_neighbours(source: Source, tmp_path: Path) -> None:
