@@ -91,15 +91,6 @@ def edit(path: Path, changes: Mapping[str, object]) -> None:
     path.write_text(json.dumps(kept))
 
 
-def read_lines(path: Path) -> dict[str, list[str]]:
-    """The lines that cases expect: paragraphs of a name and of lines behind `=> `."""
-    found = {}
-    for block in path.read_text().split("\n\n"):
-        name, *rest = [line for line in block.splitlines() if line and line[0] != "#"] or [""]
-        found[name] = [line.removeprefix("=> ") for line in rest]
-    return {name: lines for name, lines in found.items() if name}
-
-
 def check(wrong: RefusedJob, expected: list[str]) -> None:
     """Hold what `ppojob run` says against a case: all errors, and the warnings that are listed."""
     errors = wrong.refused()
