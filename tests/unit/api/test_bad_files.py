@@ -4,146 +4,50 @@ import time
 from pathlib import Path
 
 import pytest
+from golden_lines import read_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_api import manifest
 from ppojob_api.well_known import MANIFEST_BYTES_LIMIT
 
-READERS_DIFFER = "YAML readers differ about the number that this is; write a plain decimal number"
-HIDES = (
-    "control, bidirectional and invisible characters hide what a manifest says; remove it, or"
-    ' write it as an escape between double quotes ("\\u...")'
-)
+EXPECTED = read_lines(Path(__file__).parent / "bad_files.txt")
 
 CASES = {
-    "empty": (b"", ["Empty f:1:1: got nothing: the file is empty; one PPOJob"]),
-    "comments_only": (b"# a\n", ["Empty f:1:1: got nothing: the file is empty; one PPOJob"]),
-    "duplicate_key": (
-        b"a: 1\nb: 2\na: 3\n",
-        ['DuplicateKey f:3:1: got "a": the key is in line 1 already; each key once'],
-    ),
-    "duplicate_key_inside": (
-        b"s:\n  - {x: 1, x: 2}\n",
-        ['DuplicateKey f:2:12: got "x": the key is in line 2 already; each key once'],
-    ),
-    "tab": (
-        b"a:\n\tb: 1\n",
-        ["MalformedYaml f:2:1: got a tab: YAML is not indented by tabs; spaces"],
-    ),
-    "no": (
-        b"shuffle: no\n",
-        [
-            "AmbiguousScalar f:1:10: got no: some YAML readers take it for a boolean;"
-            " write true, false or quotes"
-        ],
-    ),
-    "on_as_key": (
-        b"on: 1\n",
-        [
-            "AmbiguousScalar f:1:1: got on: some YAML readers take it for a boolean;"
-            " write true, false or quotes"
-        ],
-    ),
-    "octal": (b"a: 010\n", [f"AmbiguousScalar f:1:4: got 010: {READERS_DIFFER} or quotes"]),
-    "underscore": (
-        b"a: 1_000\n",
-        [f"AmbiguousScalar f:1:4: got 1_000: {READERS_DIFFER} or quotes"],
-    ),
-    "sexagesimal": (b"a: 1:30\n", [f"AmbiguousScalar f:1:4: got 1:30: {READERS_DIFFER} or quotes"]),
-    "hexadecimal": (b"a: 0x1F\n", [f"AmbiguousScalar f:1:4: got 0x1F: {READERS_DIFFER} or quotes"]),
-    "nul": (b"a: 1\x00\n", [f"ForbiddenCharacter f:1:5: got the character U+0000: {HIDES}"]),
-    "bidirectional": (
-        "a: x\nb: \u202egnp\n".encode(),
-        [f"ForbiddenCharacter f:2:4: got the character U+202E: {HIDES}"],
-    ),
-    "zero_width": (
-        "na\u200bme: x\n".encode(),
-        [f"ForbiddenCharacter f:1:3: got the character U+200B: {HIDES}"],
-    ),
-    "not_utf8": (
-        b"a: 1\nb: \xff\n",
-        ["NotUtf8 f:2:4: got byte 0xff: the file is not UTF-8; text in UTF-8"],
-    ),
-    "utf16": (
-        "a: 1".encode("utf-16"),
-        ["NotUtf8 f:1:1: got byte 0xff: the file is not UTF-8; text in UTF-8"],
-    ),
-    "several_documents": (
-        b"a: 1\n---\nb: 2\n---\nc: 3\n",
-        [
-            "SeveralDocuments f:2:1: got 3 documents: a file holds one job, and none of these is"
-            " run; one PPOJob a file"
-        ],
-    ),
-    "python_tag": (
-        b"a: !!python/object/apply:os.system [ls]\n",
-        [
-            "UnsupportedYaml f:1:4: got the tag tag:yaml.org,2002:python/object/apply:os.system:"
-            " tags mean nothing to Kubernetes; plain nested YAML"
-        ],
-    ),
-    "own_tag": (
-        b"a: !secret x\n",
-        [
-            "UnsupportedYaml f:1:4: got the tag !secret: tags mean nothing to Kubernetes;"
-            " plain nested YAML"
-        ],
-    ),
-    "undefined_alias": (
-        b"a: *b\n",
-        ["UnsupportedYaml f:1:4: got *b: the anchor is not defined before it; plain nested YAML"],
-    ),
-    "alias_of_itself": (
-        b"a: &a [*a]\n",
-        ["UnsupportedYaml f:1:8: got *a: the anchor is not defined before it; plain nested YAML"],
-    ),
-    "list_as_key": (
-        b"? [a]\n: 1\n",
-        ["UnsupportedYaml f:1:3: got a list or an object: keys are words; plain nested YAML"],
-    ),
-    "too_deep": (
-        b"[" * 100,
-        ["UnsupportedYaml f:1:34: got more than 32 levels: nested too deeply; plain nested YAML"],
-    ),
-    "unclosed": (
-        b"a: [1, 2\n",
-        [
-            "MalformedYaml f:2:1: got malformed YAML: expected ',' or ']', but got"
-            " '<stream end>'; well-formed YAML"
-        ],
-    ),
-    "two_colons": (
-        b"a: b: c\n",
-        [
-            "MalformedYaml f:1:5: got malformed YAML: mapping values are not allowed here;"
-            " well-formed YAML"
-        ],
-    ),
-    "too_large": (
-        b"#" * (MANIFEST_BYTES_LIMIT + 1),
-        [
-            "TooLarge f: got more than 262144 bytes: the file is too large for a Kubernetes"
-            " object; at most 262144 bytes"
-        ],
-    ),
-    "several_mistakes": (
-        b"a: no\nb: 010\na: 1\n",
-        [
-            "AmbiguousScalar f:1:4: got no: some YAML readers take it for a boolean;"
-            " write true, false or quotes",
-            f"AmbiguousScalar f:2:4: got 010: {READERS_DIFFER} or quotes",
-            'DuplicateKey f:3:1: got "a": the key is in line 1 already; each key once',
-        ],
-    ),
+    "empty": b"",
+    "comments_only": b"# a\n",
+    "duplicate_key": b"a: 1\nb: 2\na: 3\n",
+    "duplicate_key_inside": b"s:\n  - {x: 1, x: 2}\n",
+    "tab": b"a:\n\tb: 1\n",
+    "no": b"shuffle: no\n",
+    "on_as_key": b"on: 1\n",
+    "octal": b"a: 010\n",
+    "underscore": b"a: 1_000\n",
+    "sexagesimal": b"a: 1:30\n",
+    "hexadecimal": b"a: 0x1F\n",
+    "nul": b"a: 1\x00\n",
+    "bidirectional": "a: x\nb: \u202egnp\n".encode(),
+    "zero_width": "na\u200bme: x\n".encode(),
+    "not_utf8": b"a: 1\nb: \xff\n",
+    "utf16": "a: 1".encode("utf-16"),
+    "several_documents": b"a: 1\n---\nb: 2\n---\nc: 3\n",
+    "python_tag": b"a: !!python/object/apply:os.system [ls]\n",
+    "own_tag": b"a: !secret x\n",
+    "undefined_alias": b"a: *b\n",
+    "alias_of_itself": b"a: &a [*a]\n",
+    "list_as_key": b"? [a]\n: 1\n",
+    "too_deep": b"[" * 100,
+    "unclosed": b"a: [1, 2\n",
+    "two_colons": b"a: b: c\n",
+    "too_large": b"#" * (MANIFEST_BYTES_LIMIT + 1),
+    "several_mistakes": b"a: no\nb: 010\na: 1\n",
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_wrong_file(name: str) -> None:
-    data, expected = CASES[name]
-    problems = manifest.read_bytes(data, "f").problems
-    assert [f"{p.reason_code} {p}" for p in problems] == expected
+    problems = manifest.read_bytes(CASES[name], "f").problems
+    assert [f"{p.reason_code} {p}" for p in problems] == EXPECTED[name]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +96,7 @@ def test_what_is_changed_behind_one_alias_stays_behind_the_others() -> None:
 def test_aliases_do_not_hide_how_deep_a_manifest_is() -> None:
     inner, outer = "[" * 20 + "]" * 20, "[" * 20 + "*a" + "]" * 20
     (problem,) = manifest.read_bytes(f"a: &a {inner}\nb: {outer}\n".encode(), "f").problems
-    assert str(problem) == "f:2:24: got more than 32 levels: nested too deeply; plain nested YAML"
+    assert (problem.reason_code, problem.where) == ("UnsupportedYaml", "f:2:24")
 
 
 def test_a_bomb_of_aliases_ends_quickly() -> None:
