@@ -26,6 +26,16 @@ SIZES = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
+TWO_LAYERS = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+"""Of a model whose numbers are compared: large enough weights for attention to matter."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
 TEMPLATE = (

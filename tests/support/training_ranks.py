@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tiny_models import NAMES, TEMPLATE, make_model, save_model, save_tokenizer
+from tiny_models import NAMES, TEMPLATE, TWO_LAYERS, make_model, save_model, save_tokenizer
 from torch import Tensor
 from transformers import LlamaForSequenceClassification, PreTrainedModel
 
@@ -78,25 +78,16 @@ NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}
 
 
 def save_models(folder: Path) -> None:
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.3,
-    }
     for name, tied in (("tied", True), ("untied", False)):
         options = {"vocab_size": VOCABULARY, "tie_word_embeddings": tied}
-        save_model(folder / name, seed=3, **sizes, **options)
-    bad = make_model(seed=3, **sizes, vocab_size=VOCABULARY)
+        save_model(folder / name, seed=3, **TWO_LAYERS, **options)
+    bad = make_model(seed=3, **TWO_LAYERS, vocab_size=VOCABULARY)
     with torch.no_grad():
         bad.model.embed_tokens.weight[-40:] = 0.0
         bad.model.norm.weight[0] = torch.nan
     bad.save_pretrained(folder / "bad")
     classifier = {"vocab_size": len(NAMES), "num_labels": 1, "pad_token_id": 0}
-    save_model(folder / "judge", LlamaForSequenceClassification, **sizes, **classifier)
+    save_model(folder / "judge", LlamaForSequenceClassification, **TWO_LAYERS, **classifier)
     save_tokenizer(folder / "judge", template=NO_TOOLS + TEMPLATE)
 
 

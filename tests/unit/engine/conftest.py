@@ -1,55 +1,16 @@
-"""Tiny models and rows for the engine's tests.
+"""Tiny models and rows for the engine's tests."""
 
-pytest's importlib mode puts no test folder on the import path, so `padded_reference`, which these
-tests share, is registered here under its plain name.
-"""
-
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from ppojob_trainer.rows.experience import Experience
 
-_spec = importlib.util.spec_from_file_location(
-    "padded_reference", Path(__file__).with_name("padded_reference.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["padded_reference"] = _module
-_spec.loader.exec_module(_module)
-
 VOCAB = 97
-
-SHAPE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-}
-
-FAMILIES = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
+FAMILIES = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
 
 MakeModel = Callable[..., PreTrainedModel]
 MakeRows = Callable[..., Experience]
@@ -62,14 +23,12 @@ def make_model() -> MakeModel:
         *,
         tied: bool = True,
         dtype: torch.dtype = torch.float32,
-        seed: int = 0,
-        **options: object,
+        **changes: object,
     ) -> PreTrainedModel:
-        config_class, model_class = FAMILIES[family]
         own = {"head_dim": 8} if family == "qwen3" else {}
-        torch.manual_seed(seed)
-        config = config_class(**{**SHAPE, **own, **options}, tie_word_embeddings=tied)
-        return model_class(config).to(dtype)
+        sizes = {"vocab_size": VOCAB, **tiny_models.TWO_LAYERS, **own, **changes}
+        model = tiny_models.make_model(FAMILIES[family], **sizes, tie_word_embeddings=tied)
+        return model.to(dtype)
 
     return make
 

@@ -7,38 +7,33 @@ from ppojob_api.v1alpha1.training import OptimizerSpec
 from ppojob_trainer.engine.optimizer import build_optimizer, clip_gradients, learning_rate
 from ppojob_trainer.parallel.world import World
 
-
-def test_constant_after_linear_warm_up_from_zero():
-    spec = OptimizerSpec(learning_rate=8.0, warmup_steps=4)
-    assert [learning_rate(spec, step, 10) for step in range(7)] == [0, 2, 4, 6, 8, 8, 8]
-
-
-def test_without_warm_up_the_first_step_has_the_peak():
-    assert learning_rate(OptimizerSpec(learning_rate=8.0), 0, 10) == 8.0
-
-
-@pytest.mark.parametrize(
-    ("step", "share"),
-    [
-        (0, 0.0),
-        (1, 0.5),
-        (2, 1.0),
-        (4, 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2),
-        (6, 0.55),
-        (10, 0.1),
-        (25, 0.1),
-    ],
+COSINE = OptimizerSpec(
+    learning_rate=3.0, warmup_steps=2, schedule="cosine", min_learning_rate_ratio=0.1
 )
-def test_cosine_falls_to_its_minimum_and_stays(step, share):
-    spec = OptimizerSpec(
-        learning_rate=3.0, warmup_steps=2, schedule="cosine", min_learning_rate_ratio=0.1
-    )
-    assert learning_rate(spec, step, 10) == pytest.approx(3.0 * share, abs=1e-12)
+RATES = {
+    "constant after a linear warm-up from zero": (
+        OptimizerSpec(learning_rate=8.0, warmup_steps=4),
+        {0: 0.0, 1: 2.0, 2: 4.0, 3: 6.0, 4: 8.0, 5: 8.0, 6: 8.0},
+    ),
+    "the peak at once without a warm-up": (OptimizerSpec(learning_rate=8.0), {0: 8.0}),
+    "a cosine that falls to its minimum and stays": (
+        COSINE,
+        {
+            **{0: 0.0, 1: 1.5, 2: 3.0, 4: 0.3 + 2.7 * (1 + math.cos(math.pi / 4)) / 2},
+            **{6: 1.65, 10: 0.3, 25: 0.3},
+        },
+    ),
+    "a warm-up that is longer than the job": (
+        OptimizerSpec(learning_rate=1.0, warmup_steps=100, schedule="cosine"),
+        {9: 0.09},
+    ),
+}
 
 
-def test_a_warm_up_longer_than_the_job_only_warms_up():
-    spec = OptimizerSpec(learning_rate=1.0, warmup_steps=100, schedule="cosine")
-    assert learning_rate(spec, 9, 10) == pytest.approx(0.09)
+@pytest.mark.parametrize("name", RATES)
+def test_learning_rates_of_a_job_of_ten_steps(name):
+    spec, rates = RATES[name]
+    assert {step: learning_rate(spec, step, 10) for step in rates} == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(("limit", "factor"), [(0.0, 1.0), (10.0, 1.0), (2.5, 0.5)])

@@ -11,38 +11,38 @@ def cost(prompts: list[int], groups: list[int], lengths: list[int], batch: list[
     )
 
 
-def test_whole_groups_fill_micro_batches_in_order():
-    plan = plan_micro_batches([4, 4, 4], [0, 0, 1, 1, 2, 2], [3] * 6, budget=20)
-    assert plan == [[0, 1, 2, 3], [4, 5]]
+PLANS = {
+    "whole groups fill micro-batches in order": (
+        ([4, 4, 4], [0, 0, 1, 1, 2, 2], [3] * 6, 20),
+        [[0, 1, 2, 3], [4, 5]],
+    ),
+    "the fewest micro-batches are evened out": (
+        ([1] * 6, list(range(6)), [9] * 6, 50),
+        [[0, 1, 2], [3, 4, 5]],
+    ),
+    "a group above the budget is split into runs": (
+        ([10, 2], [0, 0, 0, 0, 1], [5, 5, 5, 5, 1], 20),
+        [[0, 1], [2, 3], [4]],
+    ),
+    "a row above the budget goes alone": (([1, 1], [0, 0, 1], [2, 100, 2], 10), [[0], [1], [2]]),
+    "rows of a group meet wherever they stand": (
+        ([1, 1], [0, 1, 0, 1], [2] * 4, 6),
+        [[0, 2], [1, 3]],
+    ),
+    "a shared prompt is paid for once": (([10], [0] * 4, [1] * 4, 22), [[0, 1, 2, 3]]),
+    "no rows make no micro-batch": (([], [], [], 5), []),
+}
 
 
-def test_the_fewest_micro_batches_are_evened_out():
-    plan = plan_micro_batches([1] * 6, list(range(6)), [9] * 6, budget=50)
-    assert plan == [[0, 1, 2], [3, 4, 5]]
-
-
-def test_a_group_above_the_budget_is_split_into_runs():
-    plan = plan_micro_batches([10, 2], [0, 0, 0, 0, 1], [5, 5, 5, 5, 1], budget=20)
-    assert plan == [[0, 1], [2, 3], [4]]
-
-
-def test_a_row_above_the_budget_goes_alone():
-    plan = plan_micro_batches([1, 1], [0, 0, 1], [2, 100, 2], budget=10)
-    assert plan == [[0], [1], [2]]
-
-
-def test_rows_of_a_group_meet_wherever_they_stand():
-    assert plan_micro_batches([1, 1], [0, 1, 0, 1], [2] * 4, budget=6) == [[0, 2], [1, 3]]
+@pytest.mark.parametrize("name", PLANS)
+def test_plans(name):
+    (prompts, groups, lengths, budget), expected = PLANS[name]
+    assert plan_micro_batches(prompts, groups, lengths, budget=budget) == expected
 
 
 def test_without_sharing_each_row_pays_for_its_prompt():
-    shared = plan_micro_batches([10], [0] * 4, [1] * 4, budget=22)
     alone = plan_micro_batches([10], [0] * 4, [1] * 4, budget=22, share_prompts=False)
-    assert (shared, alone) == ([[0, 1, 2, 3]], [[0, 1], [2, 3]])
-
-
-def test_no_rows_make_no_micro_batch():
-    assert plan_micro_batches([], [], [], budget=5) == []
+    assert alone == [[0, 1], [2, 3]]
 
 
 def test_a_budget_without_tokens_is_refused():

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from padded_reference import relative_difference
+from padded_reference import gradients, padded_logits, relative_difference
+from tiny_models import TWO_LAYERS, make_model
 from transformers import (
-    AutoModelForTokenClassification,
-    LlamaConfig,
+    LlamaForTokenClassification,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
+    Qwen2ForTokenClassification,
+    Qwen3ForTokenClassification,
 )
 
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
@@ -18,26 +18,17 @@ from ppojob_trainer.engine.value_head import ValueHead
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+FAMILIES = {
+    "llama": LlamaForTokenClassification,
+    "qwen2": Qwen2ForTokenClassification,
+    "qwen3": Qwen3ForTokenClassification,
+}
 MEAN = ValueObjective(0.5, Aggregation("token_mean"))
 
 
-def make_critic(family: str = "llama", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = CONFIGS[family](
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        num_labels=1,
-        classifier_dropout=0.0,
-    )
-    model = AutoModelForTokenClassification.from_config(config).to(dtype)
+def make_critic(family: str = "llama") -> PreTrainedModel:
+    sizes = {"vocab_size": 97, "head_dim": 8, **TWO_LAYERS}
+    model = make_model(FAMILIES[family], **sizes, num_labels=1, classifier_dropout=0.0)
     with torch.no_grad():
         model.score.bias.fill_(0.25)
     return model
@@ -54,22 +45,7 @@ def build(model, *, rate: float = 1e-3, clip: float = 0.0, **training) -> TrainE
 
 
 def padded_values(model, rows) -> torch.Tensor:
-    """By transformers' own attention on a padded batch: the value before each response token."""
-    model.set_attn_implementation("eager")
-    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
-    prompts = [rows.prompts[group] for group in rows.row_groups.tolist()]
-    whole = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
-
-    def pad(columns):
-        return torch.nn.utils.rnn.pad_sequence(columns, batch_first=True)
-
-    mask = pad([torch.ones_like(row) for row in whole])
-    logits = model(input_ids=pad(whole), attention_mask=mask, use_cache=False).logits
-    values = []
-    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        first = len(prompt) - 1
-        values.append(logits[row, first : first + len(response), 0])
-    return torch.cat(values)
+    return torch.cat([logits[:, 0] for logits, _ in padded_logits(model, rows)])
 
 
 def with_targets(rows, *, seed: int = 5):
@@ -84,7 +60,7 @@ def gradient(model, rows, goal, **training) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_values_equal_the_padded_forward(make_rows, family, share):
     model, rows = make_critic(family), make_rows(groups=4)
     (got,) = build(model, micro_batch_tokens=20, share_prompts=share).predict(rows)
@@ -129,9 +105,7 @@ def test_the_gradient_is_that_of_the_padded_loss(make_rows):
     bounded = rows.values + (values - rows.values).clamp(-0.5, 0.5)
     errors = torch.maximum((values - rows.returns).square(), (bounded - rows.returns).square())
     loss = 0.5 * errors[rows.mask].mean()
-    names = dict(model.named_parameters())
-    grads = torch.autograd.grad(loss, list(names.values()))
-    expected = dict(zip(names, grads, strict=True))
+    expected = gradients(model, loss)
     ours = make_critic()
     stats = step_statistics([build(ours, micro_batch_tokens=25).update(rows, MEAN)])
     got = {name: parameter.grad for name, parameter in ours.named_parameters()}

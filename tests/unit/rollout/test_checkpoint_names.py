@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tiny_models import TWO_LAYERS
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -12,14 +13,7 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.rollout.checkpoint_names import checkpoint_names, key_value_bytes_per_token
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+SIZES = {**TWO_LAYERS, "hidden_size": 64, "num_hidden_layers": 3}
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -25,15 +25,10 @@ def test_seeds_fit_a_signed_word_and_count_with_the_sample(
 
 def test_every_argument_counts() -> None:
     base = sample_seed(1, 2, 3, 0, "train")
-    others = [
-        sample_seed(4, 2, 3, 0, "train"),
-        sample_seed(1, 4, 3, 0, "train"),
-        sample_seed(1, 2, 4, 0, "train"),
-        sample_seed(1, 2, 3, 0, "validation"),
-        sample_seed(12, 3, 3, 0, "train"),  # no two argument lists run into each other
-        sample_seed(1, 23, 3, 0, "train"),
-    ]
-    assert len({base, *others}) == 7
+    # The last two: no two argument lists run into each other.
+    others = [(4, 2, 3), (1, 4, 3), (1, 2, 4), (12, 3, 3), (1, 23, 3)]
+    seeds = {sample_seed(*numbers, 0, "train") for numbers in others}
+    assert len({base, sample_seed(1, 2, 3, 0, "validation"), *seeds}) == 7
 
 
 def test_samples_of_a_prompt_draw_apart_although_torch_keeps_32_bits() -> None:
@@ -55,5 +50,5 @@ def test_a_run_hardly_repeats_a_stream() -> None:
 
 
 def test_a_negative_sample_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^sample_index: got -1: must be 0 or more$"):
+    with pytest.raises(ValueError, match="sample_index: got -1"):
         sample_seed(0, 0, 0, -1, "train")

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -60,33 +62,15 @@ def test_a_column_of_another_length_is_refused(name):
         experience([2, 3], [0, 0], **{name: torch.zeros(4)})
 
 
-def test_rows_of_unknown_groups_are_refused():
-    with pytest.raises(ValueError, match=r"row_groups: got 0..1: must lie in 0..0"):
-        Experience(
-            prompts=[torch.tensor([1])],
-            row_groups=torch.tensor([0, 1]),
-            response_tokens=torch.arange(2),
-            lengths=torch.tensor([1, 1]),
-            mask=torch.ones(2, dtype=torch.bool),
-            rollout_logprobs=torch.zeros(2),
-        )
-
-
-def test_an_empty_prompt_is_refused():
-    rows = experience([1], [0])
-    with pytest.raises(ValueError, match="prompts: got an empty prompt"):
-        Experience(
-            prompts=[torch.tensor([], dtype=torch.int64)],
-            row_groups=rows.row_groups,
-            response_tokens=rows.response_tokens,
-            lengths=rows.lengths,
-            mask=rows.mask,
-            rollout_logprobs=rows.rollout_logprobs,
-        )
-
-
-def test_rows_that_disagree_in_number_or_have_negative_lengths_are_refused():
-    with pytest.raises(ValueError, match="row_groups: got \\(1,\\)"):
-        experience([1, 1], [0])
-    with pytest.raises(ValueError, match="lengths: got -1"):
-        experience([-1, 2], [0, 0])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"row_groups": torch.tensor([0, 1])}, r"row_groups: got 0..1: must lie in 0..0"),
+        ({"row_groups": torch.tensor([0])}, r"row_groups: got \(1,\)"),
+        ({"prompts": [torch.tensor([], dtype=torch.int64)]}, "prompts: got an empty prompt"),
+        ({"lengths": torch.tensor([-1, 3])}, "lengths: got -1"),
+    ],
+)
+def test_rows_that_do_not_fit_together_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(experience([1, 1], [0, 0]), **changes)

@@ -16,27 +16,33 @@ def token_logprobs(
     return logprobs, -(log_p.exp() * log_p).sum(dim=-1)
 
 
+def padded_logits(model: PreTrainedModel, rows: Experience) -> list[tuple[Tensor, Tensor]]:
+    """By transformers' own attention on a padded batch: what the model says before each token of a
+    response, and the response, for each row.
+    """
+    model.set_attn_implementation("eager")
+    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
+    prompts = [rows.prompts[group] for group in rows.row_groups.tolist()]
+    whole = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
+    ids, mask = (
+        torch.nn.utils.rnn.pad_sequence(columns, batch_first=True)
+        for columns in (whole, [torch.ones_like(row) for row in whole])
+    )
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    return [
+        (row[len(prompt) - 1 :][: len(response)], response)
+        for row, prompt, response in zip(logits, prompts, responses, strict=True)
+    ]
+
+
 def padded_logprobs(
     model: PreTrainedModel, rows: Experience, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropy by transformers' own attention on a padded batch."""
-    model.set_attn_implementation("eager")
-    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
-    whole = [
-        torch.cat([rows.prompts[group], response])
-        for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
+    """Log-probabilities and entropy of all tokens of responses."""
+    parts = [
+        token_logprobs(logits, response, temperature)
+        for logits, response in padded_logits(model, rows)
     ]
-    ids = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
-    mask = torch.nn.utils.rnn.pad_sequence(
-        [torch.ones_like(row) for row in whole], batch_first=True
-    )
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    parts = []
-    for row, (group, response) in enumerate(zip(rows.row_groups.tolist(), responses, strict=True)):
-        first = rows.prompts[group].numel() - 1
-        parts.append(
-            token_logprobs(logits[row, first : first + response.numel()], response, temperature)
-        )
     logprobs, entropy = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropy)
 
