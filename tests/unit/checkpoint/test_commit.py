@@ -47,35 +47,10 @@ def root(pristine: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def empty(path: Path) -> None:
-    os.truncate(path, 0)
-
-
-def flip_first(path: Path) -> None:
-    flip(path, 0)
-
-
-def flip_last(path: Path) -> None:
-    flip(path, path.stat().st_size - 1)
-
-
 def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-
-
-def grow(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(b" ")
-
-
-def remove(path: Path) -> None:
-    path.unlink()
 
 
 def replace_by_folder(path: Path) -> None:
@@ -87,16 +62,16 @@ def take_from_commit_before(path: Path) -> None:
     shutil.copy(str(path).replace("step-000003", "step-000002"), path)
 
 
-DAMAGES = (
-    truncate,
-    empty,
-    flip_first,
-    flip_last,
-    grow,
-    remove,
-    replace_by_folder,
-    take_from_commit_before,
-)
+DAMAGES = {
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "emptied": lambda path: os.truncate(path, 0),
+    "first bit": lambda path: flip(path, 0),
+    "last bit": lambda path: flip(path, -1),
+    "grown": lambda path: path.write_bytes(path.read_bytes() + b" "),
+    "removed": Path.unlink,
+    "a folder": replace_by_folder,
+    "of the commit before": take_from_commit_before,
+}
 
 
 def test_the_manifest_lists_every_file_with_its_owner(scripts, root: Path):
@@ -111,16 +86,12 @@ def test_the_manifest_lists_every_file_with_its_owner(scripts, root: Path):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("file", FILES)
-def test_each_damage_is_refused_by_name_and_the_commit_before_is_used(
-    scripts, root: Path, file: str, damage
-):
-    before = (root / "checkpoints" / "step-000003" / file).read_bytes()
-    damage(root / "checkpoints" / "step-000003" / file)
-    unchanged = damage is take_from_commit_before and (
-        (root / "checkpoints" / "step-000003" / file).read_bytes() == before
-    )
+def test_each_damage_is_refused_by_name_and_the_commit_before_is_used(scripts, root, file, damage):
+    path = root / "checkpoints" / "step-000003" / file
+    before = path.read_bytes()
+    DAMAGES[damage](path)
+    unchanged = path.is_file() and path.read_bytes() == before
     found = scripts.open_store(root).recover()
-    assert found.commit is not None
     if unchanged:  # configuration and RNG are the same in both commits
         assert found.commit.step == 3
         return
@@ -136,27 +107,23 @@ def test_two_shards_swapped_are_noticed(scripts, root: Path):
     (folder / "rank-1").rename(folder / "rank-0")
     (folder / "x").rename(folder / "rank-1")
     found = scripts.open_store(root).latest()
-    assert found.commit is not None
     assert found.commit.step == 2
     assert found.refusals[0].file == f"step-000003/{FILES[0]}"
 
 
 def test_two_damaged_commits_cost_two(scripts, root: Path):
-    flip_last(root / "checkpoints" / "step-000003" / FILES[0])
-    remove(root / "checkpoints" / "step-000002" / "manifest.json")
+    flip(root / "checkpoints" / "step-000003" / FILES[0], -1)
+    (root / "checkpoints" / "step-000002" / "manifest.json").unlink()
     found = scripts.open_store(root).latest()
-    assert found.commit is not None
     assert found.commit.step == 1
     assert [refusal.step for refusal in found.refusals] == [3, 2]
 
 
 def test_no_whole_commit_left_is_never_a_start_from_nothing(scripts, root: Path):
     for step in (1, 2, 3):
-        truncate(root / "checkpoints" / f"step-{step:06d}" / FILES[2])
-    with pytest.raises(
-        CheckpointLost,
-        match=r"step-000003/.*; step-000002/.*; step-000001/.*; bring the files back",
-    ):
+        DAMAGES["truncated"](root / "checkpoints" / f"step-{step:06d}" / FILES[2])
+    lost = r"step-000003/.*; step-000002/.*; step-000001/.*; bring the files back"
+    with pytest.raises(CheckpointLost, match=lost):
         scripts.open_store(root).latest()
 
 
@@ -164,7 +131,6 @@ def test_a_commit_renamed_to_a_later_step_is_refused(scripts, root: Path):
     checkpoints = root / "checkpoints"
     (checkpoints / "step-000003").rename(checkpoints / "step-000009")
     found = scripts.open_store(root).latest()
-    assert found.commit is not None
     assert found.commit.step == 2
     assert "got step 3" in found.refusals[0].reason
 
@@ -247,12 +213,11 @@ def test_files_that_changed_since_a_commit_are_named(scripts, tmp_path: Path):
 
 def test_a_fresh_folder_has_no_commit(scripts, tmp_path: Path):
     found = scripts.open_store(tmp_path).recover()
-    assert found.commit is None
-    assert found.refusals == ()
+    assert (found.commit, found.refusals) == (None, ())
 
 
 def test_is_whole_is_false_for_damaged_and_absent_ones(scripts, root: Path):
-    flip_last(root / "checkpoints" / "step-000002" / FILES[0])
+    flip(root / "checkpoints" / "step-000002" / FILES[0], -1)
     store = scripts.open_store(root)
     assert store.steps() == (1, 2, 3)
     assert [store.is_whole(step) for step in (1, 2, 3, 4)] == [True, False, True, False]
@@ -266,8 +231,8 @@ def test_prune_keeps_the_last_whole_ones(scripts, root: Path):
 
 
 def test_prune_never_takes_the_newest_whole_one(scripts, root: Path):
-    flip_last(root / "checkpoints" / "step-000003" / FILES[0])
-    flip_last(root / "checkpoints" / "step-000002" / FILES[0])
+    flip(root / "checkpoints" / "step-000003" / FILES[0], -1)
+    flip(root / "checkpoints" / "step-000002" / FILES[0], -1)
     assert scripts.open_store(root).prune(1) == ()
     assert scripts.open_store(root).latest().commit.step == 1
 
@@ -276,7 +241,7 @@ def test_a_commit_that_rots_is_made_again_and_costs_no_good_one(scripts, root: P
     """A disk spoils what this process has written; so the replayed step must be written anew."""
     store = scripts.open_store(root)
     scripts.make_commit(store, 4)
-    flip_last(root / "checkpoints" / "step-000004" / FILES[0])
+    flip(root / "checkpoints" / "step-000004" / FILES[0], -1)
     assert store.recover().commit.step == 3
     assert not store.is_whole(4)
     assert store.prune(2) == (1,)
@@ -305,10 +270,9 @@ def test_a_late_rank_of_an_older_epoch_finds_its_folder_gone(scripts, root: Path
     store = scripts.open_store(root)
     old = store.begin(4, life=1)
     store.begin(4, life=2)
-    with pytest.raises(FileNotFoundError):
-        write_shard(old.folder, "a/model", scripts.tensors(4), role="actor", rank=0)
-    with pytest.raises(FileNotFoundError):
-        write_shard(old.folder, "model", scripts.tensors(4), role="actor", rank=0)
+    for path in ("a/model", "model"):
+        with pytest.raises(FileNotFoundError):
+            write_shard(old.folder, path, scripts.tensors(4), role="actor", rank=0)
 
 
 def test_seal_refuses_what_does_not_fit_the_answers(scripts, root: Path):

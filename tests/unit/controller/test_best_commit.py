@@ -51,10 +51,8 @@ def test_a_metric_that_no_validation_has_is_refused_with_those_that_there_are(
     told = {ACCURACY: 0.5, "val-aux/tiny/reward/mean@1": 0.5}
     with pytest.raises(ConfigError) as refused:
         best.refuse_unknown(told)
-    assert str(refused.value) == (
-        'spec.checkpoint.best.metric: got "val-core/tinny/acc/mean@1": the validation has no such '
-        "metric; one that it has, such as val-core/tiny/acc/mean@1, val-aux/tiny/reward/mean@1"
-    )
+    assert str(refused.value).startswith("spec.checkpoint.best.metric: ")
+    assert str(refused.value).endswith(", ".join(told))
 
 
 def test_a_metric_of_this_validation_or_an_earlier_one_is_taken(metrics: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refused_jobs import edit
 from safetensors import SafetensorError, safe_open
 from tiny_models import make_model
 from transformers import (
@@ -76,11 +77,9 @@ def test_only_a_classifier_of_texts_is_a_reward_model(tmp_path):
     assert found(tmp_path / "texts", REWARD) == []
     CLASSIFIERS["tokens"](num_labels=1).save_pretrained(tmp_path / "tokens")
     MODELS["llama"](tie_word_embeddings=True).save_pretrained(tmp_path / "policy")
-    wanted = "; a model ...ForSequenceClassification with one label"
-    for name, kind in (("tokens", "LlamaForTokenClassification"), ("policy", "LlamaForCausalLM")):
+    for name in ("tokens", "policy"):
         first, *_ = found(tmp_path / name, REWARD)
-        where = f"{tmp_path / name}/config.json:architectures"
-        assert first == f'{where}: got ["{kind}"]: it gives no score of a text{wanted}'
+        assert first.startswith(f"{tmp_path / name}/config.json:architectures: ")
 
 
 @pytest.mark.parametrize("kind", [CRITIC, REWARD])
@@ -89,9 +88,8 @@ def test_several_labels_are_no_score(labels, kind, tmp_path):
     # transformers writes no number of labels where there are two.
     CLASSIFIERS["texts"](num_labels=labels).save_pretrained(tmp_path)
     labelled, shape = found(tmp_path, kind)
-    where = f"{tmp_path}/config.json:id2label: got {labels} labels: a score is one number; "
-    assert labelled.startswith(where)
-    assert f"model.safetensors:score.weight: got shape [{labels},16]: " in shape.replace(", ", ",")
+    assert labelled.startswith(f"{tmp_path}/config.json:id2label: got {labels} labels: ")
+    assert f"model.safetensors:score.weight: got shape [{labels}, 16]: " in shape
 
 
 def test_a_reward_model_needs_its_head_and_a_critic_does_not(tmp_path):
@@ -126,21 +124,16 @@ def test_shards_are_read_together(tmp_path):
 )
 def test_angles_that_depend_on_the_longest_row_are_refused(section, rope, kind, tmp_path):
     MODELS["llama"]().save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), section: rope}))
-    (name,) = {"dynamic", "longrope"} & set(rope.values())
-    assert found(tmp_path, kind) == [
-        f'{path}:{section}: got "{name}": the angles of a row\'s positions would depend '
-        "on the rows beside it; a model with one of default, linear, yarn, llama3"
-    ]
+    edit(tmp_path / "config.json", {section: rope})
+    (problem,) = found(tmp_path, kind)
+    assert problem.startswith(f"{tmp_path}/config.json:{section}: ")
+    assert problem.endswith("; a model with one of default, linear, yarn, llama3")
 
 
 @pytest.mark.parametrize("name", ["default", "linear", "yarn", "llama3"])
 def test_fixed_angles_are_not(name, tmp_path):
     MODELS["llama"]().save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    rope = {"rope_type": name, "factor": 4.0}
-    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_scaling": rope}))
+    edit(tmp_path / "config.json", {"rope_scaling": {"rope_type": name, "factor": 4.0}})
     assert found(tmp_path, POLICY) == []
 
 

@@ -1,4 +1,4 @@
-"""Case 84 of the catalogue: how much memory a rank cannot do without, and how much there is."""
+"""How much memory a rank cannot do without, and how much there is."""
 
 from pathlib import Path
 
@@ -58,15 +58,10 @@ def test_a_job_that_only_validates_trains_nothing(tmp_path):
     assert held(config, "actorRollout")["policy"] == 4 * POLICY
 
 
-def test_parameters_are_counted_by_the_headers_of_the_files(tmp_path):
+def test_parameters_are_counted_by_the_files_and_an_embedding_once(tmp_path):
     model = save_model(tmp_path / "model")
     total = sum(weight.numel() for weight in model.model.parameters())
     assert count_parameters(config_of(tmp_path)) == {str(tmp_path / "model"): total}
-
-
-def test_an_embedding_that_a_file_holds_twice_counts_once(tmp_path):
-    model = save_model(tmp_path / "model")
-    total = sum(weight.numel() for weight in model.model.parameters())
     file = tmp_path / "model" / "model.safetensors"
     tensors = load_file(file)
     save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)

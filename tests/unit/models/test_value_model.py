@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from refused_jobs import edit
 from tiny_models import save_model
 from transformers import (
     AutoModelForTokenClassification,
@@ -75,7 +76,6 @@ def test_several_labels_are_refused(tmp_path):
 
 def test_a_folder_without_the_backbone_is_refused(tmp_path):
     save(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    edit(tmp_path / "config.json", {"num_hidden_layers": 2})
     with pytest.raises(ConfigError, match=r"spec.critic.path: got .*holds no model.layers.1\."):
         load_value_model(tmp_path)

@@ -1,0 +1,194 @@
+"""Model folders that cannot be used, by what the checks say: word for word in bad_folders.txt."""
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden_lines import read_lines
+from refused_jobs import edit
+from safetensors.numpy import load_file, save_file
+from tiny_models import save_policy
+
+from ppojob_trainer.models.folder_checks import check_model_folder
+from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
+
+EXPECTED = read_lines(Path(__file__).parent / "bad_folders.txt")
+NORM = "model.norm.weight"
+WEIGHTS = "model.safetensors"
+FIRST = "model-00001-of-00002.safetensors"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+
+Spoil = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    save_policy(folder, dropout=0.1)
+    return folder
+
+
+def header(content: object, data: bytes = b"", *, length: int | None = None) -> Spoil:
+    """Write weights with a header of one's own."""
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    size = struct.pack("<Q", len(text) if length is None else length)
+    return write(WEIGHTS, size + text + data)
+
+
+def header_above_the_limit(folder: Path) -> None:
+    header({}, length=100_000_001)(folder)
+    with (folder / WEIGHTS).open("r+b") as file:
+        file.truncate(100_000_100)
+
+
+def tensor(*offsets: int, dtype: str = "U8", shape: tuple[object, ...] | None = None) -> object:
+    sizes = [offsets[1] - offsets[0]] if shape is None else list(shape)
+    return {"dtype": dtype, "shape": sizes, "data_offsets": list(offsets)}
+
+
+def config(**changes: object) -> Spoil:
+    return lambda folder: edit(folder / "config.json", changes)
+
+
+def write(name: str, content: bytes) -> Spoil:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def without_weights(*names: str) -> Spoil:
+    def spoil(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        for name in names:
+            (folder / name).write_bytes(b"PK")
+
+    return spoil
+
+
+def tensors(**changes: np.ndarray | None) -> Spoil:
+    """Write weights anew with some of them changed; None takes one away."""
+
+    def spoil(folder: Path) -> None:
+        content = {**load_file(folder / WEIGHTS), **changes}
+        kept = {name: value for name, value in content.items() if value is not None}
+        save_file(kept, folder / WEIGHTS)
+
+    return spoil
+
+
+def shards(change: Callable[[Path, dict[str, str]], object]) -> Spoil:
+    """Cut the weights into two shards with an index, which `change` spoils."""
+
+    def spoil(folder: Path) -> None:
+        content = load_file(folder / WEIGHTS)
+        (folder / WEIGHTS).unlink()
+        names = sorted(content)
+        index: dict[str, str] = {}
+        for number, part in enumerate((names[:10], names[10:]), start=1):
+            shard = f"model-{number:05d}-of-00002.safetensors"
+            save_file({name: content[name] for name in part}, folder / shard)
+            index |= dict.fromkeys(part, shard)
+        change(folder, index)
+        text = json.dumps({"weight_map": index})
+        (folder / "model.safetensors.index.json").write_text(text)
+
+    return spoil
+
+
+def cut(folder: Path, _: dict[str, str]) -> None:
+    path = folder / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def replaced_by_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.touch()
+
+
+CASES: dict[str, Spoil] = {
+    "no folder": shutil.rmtree,
+    "a file for a folder": replaced_by_a_file,
+    "no config": lambda folder: (folder / "config.json").unlink(),
+    "config is no JSON": write("config.json", b'{"model_type": "llama",\n  bad}'),
+    "config is a list": write("config.json", b"[1, 2]"),
+    "config is no UTF-8": write("config.json", b'{"a": "\xff"}'),
+    "config is nested deeply": write("config.json", b"[" * 100_000),
+    "sizes missing": config(hidden_size=None, num_hidden_layers="two"),
+    "architecture": config(model_type="gpt2"),
+    "no architecture": config(model_type=None),
+    "a classifier": config(architectures=["LlamaForSequenceClassification"]),
+    "windows": config(layer_types=["sliding_attention", "full_attention"], sliding_window=32),
+    "pickle only": without_weights("pytorch_model.bin", "optimizer.pt"),
+    "no weights": without_weights(),
+    "shard missing": shards(lambda folder, _: next(folder.glob("*2.safetensors")).unlink()),
+    "shard cut": shards(cut),
+    "tensor not in its shard": shards(lambda _, index: index.update({NORM: FIRST})),
+    "index leads out of the folder": shards(lambda _, index: index.update({NORM: "../x"})),
+    "index without a map": shards(lambda _, index: index.clear()),
+    "no header": write(WEIGHTS, b"1234"),
+    "header longer than the file": header({}, length=10**12),
+    "header above the limit": header_above_the_limit,
+    "header is no JSON": header(b'{"a": 1'),
+    "one name twice": header(b'{"a": {}, "a": {}}'),
+    "no tensor": header({"a": 7}),
+    "dtype": header({"a": tensor(0, 4, dtype="F99")}, bytes(4)),
+    "shape": header({"a": tensor(0, 4, shape=(2, -2))}, bytes(4)),
+    "offsets": header({"a": tensor(4, 0, shape=(4,))}, bytes(4)),
+    "size": header({"a": tensor(0, 4, dtype="F32", shape=(2, 3))}, bytes(4)),
+    "overlap": header({"a": tensor(0, 4), "b": tensor(2, 6)}, bytes(6)),
+    "gap": header({"a": tensor(0, 4), "b": tensor(6, 8)}, bytes(8)),
+    "bytes left over": header({"a": tensor(0, 4)}, bytes(9)),
+    "tensor missing": tensors(**{NORM: None}),
+    "tensors missing": config(num_hidden_layers=3),
+    "another shape": tensors(**{NORM: np.ones(32, np.float32)}),
+    "other shapes": config(intermediate_size=128),
+    "remote code": config(auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"}),
+    "quantised": config(quantization_config={"quant_method": "awq", "bits": 4}),
+    "integers for weights": tensors(**{NORM: np.ones(64, np.int8)}),
+    "pointer file": write(WEIGHTS, POINTER),
+    "shard beside (a warning)": lambda folder: (folder / "b.safetensors").touch(),
+    "tensor too many (a warning)": tensors(**{"a.weight": np.ones(1, np.float32)}),
+}
+OTHER_KINDS: dict[str, tuple[ModelKind, Spoil]] = {
+    "no critic": (CRITIC, config(architectures=["LlamaForQuestionAnswering"])),
+    "critic of two labels": (
+        CRITIC,
+        config(architectures=["LlamaForTokenClassification"], id2label={"0": "a", "1": "b"}),
+    ),
+    "critic of two numbers": (CRITIC, tensors(**{"score.weight": np.ones((2, 64), np.float32)})),
+    "no folder of a critic": (CRITIC, shutil.rmtree),
+    "no reward model": (REWARD, config(architectures=["LlamaForCausalLM"])),
+    "no folder of a reward model": (REWARD, shutil.rmtree),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *OTHER_KINDS])
+def test_bad_folders(name: str, policy: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(policy, tmp_path / "model")
+    kind, spoil = OTHER_KINDS[name] if name in OTHER_KINDS else (POLICY, CASES[name])
+    spoil(folder)
+    report = check_model_folder(folder, kind, trust_remote_code=False)
+    found = [f"{p.reason_code} {p}" for p in (*report.errors, *report.warnings)]
+    assert [line.replace(f"{tmp_path}/", "") for line in found] == EXPECTED[name]
+
+
+def test_every_line_has_its_case() -> None:
+    assert EXPECTED.keys() == CASES.keys() | OTHER_KINDS.keys()
+
+
+def test_a_path_that_is_too_long_is_told() -> None:
+    (problem,) = check_model_folder(Path("m" * 300), trust_remote_code=False).errors
+    assert problem.where == "spec.model.path"
+    assert "File name too long" in problem.why
+
+
+def test_a_good_model_has_no_problem_and_its_facts_are_known(policy: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(policy, tmp_path / "model")
+    edit(folder / "config.json", {"auto_map": {"AutoModelForCausalLM": "modeling_mine.Mine"}})
+    report = check_model_folder(folder, trust_remote_code=True)
+    assert (report.errors, report.warnings) == ([], [])
+    assert (report.vocabulary, report.context_tokens) == (99, 256)
+    weights = load_file(folder / WEIGHTS)
+    assert report.parameters == sum(weight.size for weight in weights.values())
