@@ -16,6 +16,7 @@ from golden_lines import read_lines
 from job_runs import Run
 from prompt_files import Row, good_row
 from refused_jobs import RefusedJob, check
+from run_progress import progress_behind
 
 from ppojob_api import contract
 from ppojob_api.run_config import EngineFacts, resolve
@@ -24,7 +25,6 @@ from ppojob_cli import run as run_command
 from ppojob_cli.run_folder import locked
 from ppojob_cli.validate import load_job
 from ppojob_trainer.checkpoint.commit import CommitStore
-from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.models import memory
 from ppojob_trainer.rewards import process as scoring
 
@@ -92,17 +92,7 @@ def commit(step: int, **changes: object) -> Spoil:
         store = CommitStore(
             wrong.output / "checkpoints", job_uid=config.uid, config=config.trajectory_json()
         )
-        progress = Progress(
-            step=step,
-            policy_version=step,
-            data=DataCursor(epoch=0, cursor=0, sha256="0" * 64),
-            kl_coefficient=None,
-            metrics_lines=step,
-            tokens=0,
-            seconds=0.0,
-            roles=(),
-        )
-        store.seal(store.begin(step), progress, [])
+        store.seal(store.begin(step), progress_behind(step), [])
 
     return leave
 

@@ -80,12 +80,9 @@ def test_escapes_of_a_log_do_not_reach_the_terminal(server: FakeApiServer) -> No
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            ("--role", "rewrad"),
-            '--role: got "rewrad": there is no such role; one of controller',
-        ),
-        (("--since", "soon"), '--since: got "soon": it is no time; 45s, 5m or 1h30m'),
-        (("--since", "0s"), '--since: got "0s": it is no time; 45s, 5m or 1h30m'),
+        (("--role", "rewrad"), '--role: got "rewrad": '),
+        (("--since", "soon"), '--since: got "soon": '),
+        (("--since", "0s"), '--since: got "0s": '),
         (("--previous",), 'NAME: got "sum": it is Pending and has no container that was'),
     ],
 )

@@ -34,56 +34,47 @@ def test_a_folder_is_copied(folder: Path, tmp_path: Path) -> None:
     assert names(output.parent) == ["one"]
 
 
+def refused(*arguments: str | Path) -> str:
+    """The one line that is said where nothing is made."""
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.rstrip("\n").isprintable()
+    return result.stderr
+
+
 def test_an_empty_folder_is_filled_and_a_full_one_is_left(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "one"
     output.mkdir()
     assert call(folder, "--output", output).exit_code == 0
-    result = call(folder, "--output", output)
-    assert result.exit_code == 2
-    assert result.stderr == (
-        f"--output: got {output}: something is there already; a folder that is empty or absent\n"
-    )
+    assert refused(folder, "--output", output).startswith(f"--output: got {output}: something is ")
 
 
 def test_a_folder_that_cannot_be_made(folder: Path) -> None:
-    result = call(folder, "--output", "/proc/x/y")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("--output: got /proc/x/y: [Errno 2] No such file or directory")
-    assert result.stderr.endswith("; a folder that can be written\n")
-    assert result.stderr.count("\n") == 1
+    said = refused(folder, "--output", "/proc/x/y")
+    assert said.startswith("--output: got /proc/x/y: [Errno 2] No such file or directory")
 
 
 def test_what_is_no_model(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "model.safetensors").rename(folder / "model.bin")
-    result = call(folder, "--output", tmp_path / "one")
-    assert result.exit_code == 2
-    assert result.stderr == (
-        f"{folder}: got no tokenizer.json and no *.safetensors: it is not a model in Hugging Face"
-        " form; a folder with config.json, tokenizer.json, *.safetensors\n"
-    )
+    said = refused(folder, "--output", tmp_path / "one")
+    assert said.startswith(f"{folder}: got no tokenizer.json and no *.safetensors: ")
     assert names(tmp_path) == ["source"]
 
 
 @pytest.mark.parametrize("source", ["smollm3", "./a/b", "a/b/c", "", "a b/c", "\x1b[2J"])
 def test_neither_folder_nor_hub_id(source: str, tmp_path: Path) -> None:
-    result = call(source, "--output", tmp_path / "one")
-    assert result.exit_code == 2
-    assert "smollm2, a folder in Hugging Face form, or <owner>/<name> on the hub" in result.stderr
-    assert result.stderr.rstrip("\n").isprintable()
+    assert "or <owner>/<name> on the hub" in refused(source, "--output", tmp_path / "one")
     assert names(tmp_path) == []
 
 
 def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
-    result = call("nobody/nothing", "--output", tmp_path / "one")
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("nobody/nothing: got no answer that helps from the hub: ")
+    said = refused("nobody/nothing", "--output", tmp_path / "one")
+    assert said.startswith("nobody/nothing: got no answer ")
     assert not (tmp_path / "one").exists()
 
 
 def test_the_demo_never_overwrites(folder: Path) -> None:
-    result = call("smollm2", "--output", folder)
-    assert result.exit_code == 2
-    assert "it would be overwritten" in result.stderr
+    assert "it would be overwritten" in refused("smollm2", "--output", folder)
     assert names(folder) == ["config.json", "model.safetensors", "tokenizer.json"]

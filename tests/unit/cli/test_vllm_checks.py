@@ -27,14 +27,10 @@ def only(device: Device) -> dict[Device, str]:
 
 
 def test_a_vllm_for_another_device() -> None:
-    assert lines(only("cpu"), gpus=1) == [
-        "vllm: got 0.32.0 for cpu: spec.roles.actorRollout is on cuda; that of "
-        "requirements/cuda.txt: make setup ACCELERATOR=cuda"
-    ]
-    assert lines(only("cuda")) == [
-        "vllm: got 0.32.1 for cuda: spec.roles.actorRollout is on cpu; that of "
-        "requirements/cpu.txt: make setup ACCELERATOR=cpu"
-    ]
+    for there, wanted, gpus in (("cpu", "cuda", 1), ("cuda", "cpu", 0)):
+        (line,) = lines(only(there), gpus=gpus)
+        assert line.startswith(f"vllm: got {BUILDS[there]} for {there}: ")
+        assert line.endswith(f"make setup ACCELERATOR={wanted}")
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
@@ -46,10 +42,8 @@ def test_what_starts(gpus: int) -> None:
 
 def test_the_library_of_the_cpus_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "NUMA", "libnuma.so.0")
-    assert lines(only("cpu")) == [
-        "libnuma.so.0: got nothing: vLLM does not start on the CPU without it; apt-get install "
-        "libnuma1"
-    ]
+    (line,) = lines(only("cpu"))
+    assert line.startswith("libnuma.so.0: got nothing: ")
     assert lines(only("cuda"), gpus=1) == lines({}) == []
 
 
