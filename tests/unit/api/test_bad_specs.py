@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 import pytest
 from bad_specs import GOOD_JOB, Case, changed_job, read_table
@@ -20,9 +19,8 @@ def test_the_job_that_the_cases_change_is_good() -> None:
     assert not isinstance(validation.validate(GOOD_JOB), list)
 
 
-def test_the_table_is_as_long_as_promised() -> None:
-    assert len(CASES) >= 100
-    assert len({case.name for case in CASES}) == len(CASES)
+def test_every_case_has_a_name_of_its_own() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) > 100
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -30,12 +28,6 @@ def test_wrong_setting(case: Case) -> None:
     problems = validation.validate(changed_job(case.changes))
     assert isinstance(problems, list), "nothing was found"
     assert [f"{p.reason_code} {p}" for p in problems] == list(case.expected)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_one_line_with_all_parts(case: Case) -> None:
-    problems = validation.validate(changed_job(case.changes))
-    assert isinstance(problems, list)
     for problem in problems:
         assert all((problem.where, problem.got, problem.why, problem.allowed))
         assert "\n" not in str(problem)
@@ -50,16 +42,11 @@ def test_judging_does_not_change_the_manifest() -> None:
 
 
 def test_a_wrong_field_silences_only_the_rules_that_read_it() -> None:
-    value = changed_job(
-        ['spec.algorithm.promptsPerStep: "16"', "spec.algorithm.miniBatchPrompts: 32"]
-    )
-    lines = found(value)
-    assert [line.split(":")[0] for line in lines] == ["spec.algorithm.promptsPerStep"]
+    changes = ['spec.algorithm.promptsPerStep: "16"', "spec.algorithm.miniBatchPrompts: 32"]
+    value = changed_job(changes)
+    assert places(value) == ["spec.algorithm.promptsPerStep"]
     value["spec"]["steps"]["epochs"] = 2
-    assert [line.split(":")[0] for line in found(value)] == [
-        "spec.algorithm.promptsPerStep",
-        "spec.steps.epochs",
-    ]
+    assert places(value) == ["spec.algorithm.promptsPerStep", "spec.steps.epochs"]
 
 
 def test_what_a_server_writes_into_metadata_is_no_mistake() -> None:
@@ -74,10 +61,7 @@ def test_a_file_needs_a_name_and_not_what_a_server_would_make_one_of() -> None:
     value["metadata"]["generateName"] = "sum-"
     assert not isinstance(validation.validate(value), list)
     del value["metadata"]["name"]
-    assert found(value) == [
-        "metadata.name: got nothing: only `kubectl create` makes one of metadata.generateName;"
-        " the name itself"
-    ]
+    assert places(value) == ["metadata.name"]
 
 
 def test_built_in_scorers_are_the_trainers() -> None:
@@ -86,9 +70,8 @@ def test_built_in_scorers_are_the_trainers() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-9, 0.005, 0.0099])
 def test_engines_refuse_temperatures_in_the_same_words(temperature: float) -> None:
-    (line,) = found(changed_job([f"spec.rollout.validation.temperature: {temperature:.9f}"]))
-    words = line.rpartition("; ")[2]
-    with pytest.raises(ValueError, match=re.escape(words)):
+    (problem,) = found(changed_job([f"spec.rollout.validation.temperature: {temperature:.9f}"]))
+    with pytest.raises(ValueError, match=re.escape(problem.allowed)):
         SamplingParams(temperature=temperature, top_p=1.0, top_k=-1, max_tokens=1)
 
 
@@ -113,8 +96,11 @@ def test_near_to_wrong_and_right(changes: list[str]) -> None:
     assert not isinstance(validation.validate(changed_job(changes)), list)
 
 
-def found(value: object) -> list[str]:
-    problems: Any = validation.validate(value)
+def found(value: object) -> list[Problem]:
+    problems = validation.validate(value)
     assert isinstance(problems, list)
-    assert all(isinstance(problem, Problem) for problem in problems)
-    return [str(problem) for problem in problems]
+    return problems
+
+
+def places(value: object) -> list[str]:
+    return [problem.where for problem in found(value)]

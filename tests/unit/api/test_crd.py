@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from bad_specs import GOOD_JOB
 
 from ppojob_api import crd, manifest, rules, run_config, shape, validation
 from ppojob_api.rules.rule import given, untouched
@@ -16,18 +17,6 @@ from ppojob_api.v1alpha1.roles import RolePods
 from ppojob_api.v1alpha1.training import DataSpec
 
 FILE = Path(__file__).parents[3] / "crds" / "ppojobs.yaml"
-
-GOOD_JOB: dict[str, Any] = {
-    "apiVersion": "ppojob.dev/v1alpha1",
-    "kind": "PPOJob",
-    "metadata": {"name": "sum"},
-    "spec": {
-        "model": {"path": "/models/m"},
-        "data": {"train": [{"path": "a.parquet"}]},
-        "algorithm": {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8},
-        "steps": {"total": 20},
-    },
-}
 
 # What an API server takes in a structural schema, out of all of JSON schema.
 STRUCTURAL_KEYS = {

@@ -12,10 +12,7 @@ EXAMPLES = sorted(
     for path in (Path(__file__).parents[3] / "examples").glob("**/*.yaml")
     if "kind: PPOJob" in path.read_text()
 )
-
-
-def test_there_are_examples() -> None:
-    assert EXAMPLES
+assert EXAMPLES
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from bad_specs import GOOD_JOB
+
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.plan import plan_lines
@@ -9,26 +11,9 @@ from ppojob_cli.plan import plan_lines
 
 def planned(**spec: Any) -> list[str]:
     """The lines of a plan up to how long it runs, without the digest."""
-    base: dict[str, Any] = {
-        "model": {"path": "/models/m"},
-        "data": {"train": [{"path": "a.parquet"}], "validation": [{"path": "b.jsonl"}]},
-        "algorithm": {
-            "type": "ppo",
-            "promptsPerStep": 16,
-            "samplesPerPrompt": 1,
-            "kl": {"in": "reward"},
-        },
-        "steps": {"total": 20},
-    }
-    job = PPOJob.model_validate(
-        {
-            "apiVersion": "ppojob.dev/v1alpha1",
-            "kind": "PPOJob",
-            "metadata": {"name": "sum"},
-            "spec": base | spec,
-        }
-    )
-    lines = list(plan_lines(resolve(job)))
+    algorithm = {"type": "ppo", "promptsPerStep": 16, "samplesPerPrompt": 1, "kl": {"in": "reward"}}
+    given = GOOD_JOB["spec"] | {"algorithm": algorithm} | spec
+    lines = list(plan_lines(resolve(PPOJob.model_validate({**GOOD_JOB, "spec": given}))))
     return lines[2 : lines.index("Memory at the least; activations and caches come on top")]
 
 

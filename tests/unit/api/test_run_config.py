@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from bad_specs import GOOD_JOB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,18 +21,7 @@ from ppojob_api.v1alpha1.roles import ColocatableRole
 
 
 def tree(**spec: Any) -> dict[str, Any]:
-    base: dict[str, Any] = {
-        "model": {"path": "/models/m"},
-        "data": {"train": [{"path": "a.parquet"}], "validation": [{"path": "b.jsonl"}]},
-        "algorithm": {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8},
-        "steps": {"total": 20},
-    }
-    return {
-        "apiVersion": "ppojob.dev/v1alpha1",
-        "kind": "PPOJob",
-        "metadata": {"name": "sum"},
-        "spec": base | spec,
-    }
+    return {**GOOD_JOB, "spec": GOOD_JOB["spec"] | spec}
 
 
 def job(**spec: Any) -> PPOJob:
@@ -49,7 +39,8 @@ def test_defaults_are_written_out() -> None:
     assert spec.algorithm.mini_batch_prompts == 16
     assert spec.algorithm.grpo is not None
     assert spec.algorithm.grpo.normalize_by_std is True
-    assert spec.algorithm.reinforce_plus_plus is None
+    assert spec.algorithm.reinforce_plus_plus is spec.algorithm.ppo is None
+    assert spec.critic is spec.roles.critic is spec.reward_model is None
     assert spec.data.seed == 7
     assert spec.model.tokenizer_path == "/models/m"
     assert spec.rollout.max_model_tokens == 1024
@@ -190,11 +181,6 @@ def test_ppo_brings_its_critic() -> None:
     ]
 
 
-def test_no_critic_without_ppo() -> None:
-    spec = resolve(job()).spec
-    assert (spec.critic, spec.algorithm.ppo, spec.roles.critic, spec.reward_model) == (None,) * 4
-
-
 def test_a_critic_of_its_own() -> None:
     given_critic = {"path": "/models/c", "epochs": 2, "miniBatchPrompts": 4}
     critic = resolve(ppo_job(critic=given_critic)).spec.critic
@@ -307,17 +293,17 @@ def test_what_decides_the_weights(spec: dict[str, Any], same: bool) -> None:
     assert (resolve(job(**spec)).trajectory_json() == resolve(job()).trajectory_json()) is same
 
 
-def test_length_decides_the_weights_of_a_cosine() -> None:
-    cosine = {"schedule": "cosine"}
-    short, long = (resolve(job(optimizer=cosine, steps={"total": n})) for n in (20, 40))
-    assert short.trajectory_json() != long.trajectory_json()
-
-
-def test_length_decides_the_weights_of_a_critics_cosine() -> None:
-    cosine = {"optimizer": {"schedule": "cosine"}}
-    for critic, same in ((None, True), (cosine, False)):
-        short, long = (resolve(ppo_job(critic=critic, steps={"total": n})) for n in (20, 40))
-        assert (short.trajectory_json() == long.trajectory_json()) is same
+@pytest.mark.parametrize(
+    ("spec", "same"),
+    [
+        ({}, True),
+        ({"critic": {"optimizer": {"schedule": "cosine"}}}, False),
+        ({"optimizer": {"schedule": "cosine"}}, False),
+    ],
+)
+def test_length_decides_the_weights_of_a_cosine(spec: dict[str, Any], same: bool) -> None:
+    short, long = (resolve(ppo_job(**spec, steps={"total": n})) for n in (20, 40))
+    assert (short.trajectory_json() == long.trajectory_json()) is same
 
 
 def test_spelling_does_not_count() -> None:

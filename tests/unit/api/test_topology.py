@@ -46,13 +46,9 @@ def test_ranks_are_dealt_pod_by_pod() -> None:
     actor = build(actorRollout={"replicas": 2, "ranksPerReplica": 3}).role("actorRollout")
     assert [actor.pod_of(rank).index for rank in range(6)] == [0, 0, 0, 1, 1, 1]
     assert [list(actor.ranks_of(index)) for index in (0, 1)] == [[0, 1, 2], [3, 4, 5]]
-
-
-@pytest.mark.parametrize("rank", [-1, 6])
-def test_no_such_rank(rank: int) -> None:
-    actor = build(actorRollout={"replicas": 2, "ranksPerReplica": 3}).role("actorRollout")
-    with pytest.raises(IndexError, match=f"actorRollout has ranks 0 to 5, not {rank}"):
-        actor.pod_of(rank)
+    for rank in (-1, 6):
+        with pytest.raises(IndexError, match=f"not {rank}"):
+            actor.pod_of(rank)
 
 
 @pytest.mark.parametrize(
@@ -63,26 +59,13 @@ def test_threads_share_the_cores(pods: dict[str, int], threads: int) -> None:
     assert build(actorRollout=pods).role("actorRollout").threads_per_rank == threads
 
 
-def test_a_colocated_role_has_no_pods_of_its_own() -> None:
-    job = build(actorRollout={"gpusPerReplica": 4}, reference={})
-    reference = job.role("reference")
-    assert reference.pods == job.role("actorRollout").pods
-    assert reference.world_size == 4
-    assert [role.role for role in job.with_own_pods] == ["controller", "actorRollout", "reward"]
-    assert job.total_gpus == 4
-
-
 @pytest.mark.parametrize("role", ["reference", "critic", "rewardModel"])
 def test_a_colocated_role_shares_the_ranks_of_its_host(role: Any) -> None:
     job = build(actorRollout={"replicas": 2, "gpusPerReplica": 2}, **{role: {}})
     host, guest = job.role("actorRollout"), job.role(role)
     assert guest == host.model_copy(update={"role": role, "colocated_with": "actorRollout"})
-    assert [guest.pod_of(rank).name for rank in range(4)] == [
-        "sum-actor-rollout-0",
-        "sum-actor-rollout-0",
-        "sum-actor-rollout-1",
-        "sum-actor-rollout-1",
-    ]
+    assert [guest.pod_of(rank).name[-1] for rank in range(4)] == ["0", "0", "1", "1"]
+    assert [role.role for role in job.with_own_pods] == ["controller", "actorRollout", "reward"]
     assert job.total_gpus == 4
 
 
@@ -93,14 +76,8 @@ def test_roles_in_pods_of_their_own() -> None:
         critic={"colocateWith": "none", "replicas": 2, "gpusPerReplica": 4},
         rewardModel={"colocateWith": "none", "replicas": 2, "ranksPerReplica": 3, "cpu": 6},
     )
-    assert [role.role for role in job.roles] == [
-        "controller",
-        "actorRollout",
-        "reference",
-        "critic",
-        "rewardModel",
-        "reward",
-    ]
+    named = ["controller", "actorRollout", "reference", "critic", "rewardModel", "reward"]
+    assert [role.role for role in job.roles] == named
     assert job.with_own_pods == job.roles
     scorer = job.role("rewardModel")
     assert (scorer.world_size, scorer.threads_per_rank, scorer.device) == (6, 2, "cpu")
@@ -131,10 +108,7 @@ def test_only_pods_of_a_roles_own_count_as_pods() -> None:
 
 def test_reward_pods() -> None:
     reward = build(reward={"replicas": 2, "cpu": 4}).role("reward")
-    assert [pod.host for pod in reward.pods] == [
-        "sum-reward-0.sum-reward",
-        "sum-reward-1.sum-reward",
-    ]
+    assert [pod.host for pod in reward.pods] == [f"sum-reward-{n}.sum-reward" for n in (0, 1)]
     assert (reward.ranks_per_pod, reward.threads_per_rank) == (1, 4)
 
 

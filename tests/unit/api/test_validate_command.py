@@ -29,18 +29,11 @@ spec:
   steps: {total: 20, validateEvery: 5}
 """
 BAD = GOOD.replace("grpo", "grp0").replace("total: 20", "total: 0")
-TYPE_LINE = (
-    'spec.algorithm.type: got "grp0": the value is unknown, did you mean grpo; one of ppo, grpo,'
-    " rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, opo"
-)
-STEPS_LINE = (
-    "spec.steps.total: got 0: the number is too small; an integer from 1 to 1000000000, or remove"
-    " it"
-)
-DTYPE_WARNING = (
-    'spec.model.dtype: got "bfloat16": an update as large as learningRate 1e-06 is rounded away in'
-    " every weight above 0.00051; float32, with training.autocast: bfloat16 for speed"
-)
+WRONG = ["spec.algorithm.type", "spec.steps.total"]
+
+
+def places(said: str) -> list[str]:
+    return [line.partition(": got ")[0] for line in said.splitlines()]
 
 
 @pytest.fixture
@@ -71,37 +64,30 @@ class TestValidate:
         result = judge(["bad.yaml"])
         assert result.exit_code == 2
         assert result.stdout == ""
-        assert result.stderr.splitlines() == [TYPE_LINE, STEPS_LINE]
+        assert places(result.stderr) == WRONG
 
     def test_every_file_is_judged_and_named(self) -> None:
         result = judge(["bad.yaml", "none.yaml", "one.yaml"])
         assert result.exit_code == 2
         assert result.stdout == "one.yaml: ok: PPOJob default/one\n"
-        assert result.stderr.splitlines() == [
-            f"bad.yaml: {TYPE_LINE}",
-            f"bad.yaml: {STEPS_LINE}",
-            "none.yaml: got nothing: cannot be read (No such file or directory);"
-            " a readable YAML file",
-        ]
+        assert places(result.stderr) == [*(f"bad.yaml: {where}" for where in WRONG), "none.yaml"]
 
     def test_a_warning_is_told_and_is_no_problem(self) -> None:
         result = judge(["one.yaml", "--set", "spec.model.dtype=bfloat16"])
         assert (result.exit_code, result.stdout) == (0, "one.yaml: ok: PPOJob default/one\n")
-        assert result.stderr == f"warning: {DTYPE_WARNING}\n"
+        assert places(result.stderr) == ["warning: spec.model.dtype"]
         options = ["--set", "spec.model.dtype=bfloat16"]
         result = judge(["one.yaml", "two.yaml", *options])
-        assert result.stderr == "".join(
-            f"warning: {name}.yaml: {DTYPE_WARNING}\n" for name in ("one", "two")
-        )
+        assert places(result.stderr) == [
+            f"warning: {name}.yaml: spec.model.dtype" for name in ("one", "two")
+        ]
 
     def test_two_files_of_one_job(self) -> None:
         Path("again.yaml").write_text(GOOD.replace("NAME", "one"))
         result = judge(["one.yaml", "again.yaml"])
         assert result.exit_code == 2
-        assert result.stderr.splitlines() == [
-            'again.yaml: metadata.name: got "one": one.yaml describes the job default/one already;'
-            " another name"
-        ]
+        assert places(result.stderr) == ["again.yaml: metadata.name"]
+        assert "one.yaml describes the job default/one already" in result.stderr
 
     def test_standard_input(self) -> None:
         result = judge(["-"], GOOD.replace("NAME", "piped"))
@@ -110,7 +96,7 @@ class TestValidate:
     def test_empty_standard_input(self) -> None:
         result = judge(["-"], "")
         assert result.exit_code == 2
-        assert result.stderr == "<stdin>:1:1: got nothing: the file is empty; one PPOJob\n"
+        assert places(result.stderr) == ["<stdin>:1:1"]
 
     def test_fifty_documents_with_a_bad_one(self) -> None:
         documents = [GOOD.replace("NAME", f"job{i}") for i in range(49)]
@@ -123,21 +109,17 @@ class TestValidate:
         text = BAD.replace("NAME", "bad").replace("epochs: 2", "shuffleMiniBatches: yes")
         column = text.splitlines()[6].index("yes") + 1
         result = judge(["-"], text)
-        assert [line.split(": got")[0] for line in result.stderr.splitlines()] == [
-            f"<stdin>:7:{column}",
-            "spec.algorithm.type",
-            "spec.steps.total",
-        ]
+        assert places(result.stderr) == [f"<stdin>:7:{column}", *WRONG]
 
     def test_files_that_are_not_there(self) -> None:
         for arguments in (["one.yaml"], ["one.yaml", "two.yaml"]):
             result = CliRunner().invoke(validate, arguments)
             assert (result.exit_code, result.stdout) == (2, "")
-            places = ("spec.model.path", "a.parquet", "b.jsonl", "spec.rewards[0].function")
-            assert [line.split(": got")[0] for line in result.stderr.splitlines()] == [
+            missing = ("spec.model.path", "a.parquet", "b.jsonl", "spec.rewards[0].function")
+            assert places(result.stderr) == [
                 f"{file}: {place}" if arguments[1:] else place
                 for file in arguments
-                for place in places
+                for place in missing
             ]
 
     @pytest.mark.parametrize(
@@ -154,12 +136,12 @@ class TestValidate:
         pods = f"spec.pods=[{{volumes: [{{claimName: c, mountPath: {mount}}}]}}]"
         options = ["--set", pods, "--set", f"spec.model.path={model}"]
         result = CliRunner().invoke(validate, ["one.yaml", *options])
-        places = [line.split(": got")[0] for line in result.stderr.splitlines()]
+        told = places(result.stderr)
         if is_looked_at:
-            assert (result.exit_code, places[0]) == (2, "spec.model.path")
+            assert (result.exit_code, told[0]) == (2, "spec.model.path")
         else:
             assert result.stdout == "one.yaml: ok: PPOJob default/one\n"
-            assert places == ["warning: spec.pods[0].volumes[0].mountPath"]
+            assert told == ["warning: spec.pods[0].volumes[0].mountPath"]
 
     @pytest.mark.parametrize("arguments", [[], ["--strict", "one.yaml"]])
     def test_wrong_arguments(self, arguments: list[str]) -> None:
@@ -208,20 +190,17 @@ class TestPlan:
         options = ["--set", "spec.model.dtype=bfloat16", "--json"]
         result = CliRunner().invoke(plan, ["one.yaml", *options])
         assert RunConfig.from_json(result.stdout).spec.model.dtype == "bfloat16"
-        assert (result.exit_code, result.stderr) == (0, f"warning: {DTYPE_WARNING}\n")
+        assert (result.exit_code, places(result.stderr)) == (0, ["warning: spec.model.dtype"])
 
     def test_bad_file(self) -> None:
         result = CliRunner().invoke(plan, ["bad.yaml"])
         assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr.splitlines() == [TYPE_LINE, STEPS_LINE]
+        assert places(result.stderr) == WRONG
 
 
 def test_the_smallest_learning_rate_is_what_bfloat16_is_held_against(files: Path) -> None:
-    changes = [
-        "spec.model.dtype=bfloat16",
-        "spec.algorithm.type=ppo",
-        "spec.optimizer.learningRate=1e-5",
-    ]
+    changes = ["spec.model.dtype=bfloat16", "spec.algorithm.type=ppo"]
+    changes += ["spec.optimizer.learningRate=1e-5"]
     for rate, bound in (("1e-4", "1e-05 .* 0.0051"), ("1e-6", "1e-06 .* 0.00051")):
         critic = f'spec.critic={{"optimizer": {{"learningRate": {rate}}}}}'
         (problem,) = warnings(load_job(files / "one.yaml", [*changes, critic]))
@@ -238,7 +217,7 @@ def test_load_job(files: Path) -> None:
     assert load_job(files / "one.yaml").metadata.name == "one"
     with pytest.raises(ConfigError) as caught:
         load_job(files / "bad.yaml")
-    assert caught.value.problems == (TYPE_LINE, STEPS_LINE)
+    assert places("\n".join(caught.value.problems)) == WRONG
 
 
 def test_nothing_heavy_is_loaded() -> None:
