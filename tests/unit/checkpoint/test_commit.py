@@ -47,6 +47,11 @@ def root(pristine: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.fixture
+def newest(root: Path) -> Path:
+    return root / "checkpoints" / "step-000003"
+
+
 def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -86,8 +91,8 @@ def test_the_manifest_lists_every_file_with_its_owner(scripts, root: Path):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("file", FILES)
-def test_each_damage_is_refused_by_name_and_the_commit_before_is_used(scripts, root, file, damage):
-    path = root / "checkpoints" / "step-000003" / file
+def test_each_damage_is_named_and_the_commit_before_is_used(scripts, root, file, damage, newest):
+    path = newest / file
     before = path.read_bytes()
     DAMAGES[damage](path)
     unchanged = path.is_file() and path.read_bytes() == before
@@ -101,8 +106,8 @@ def test_each_damage_is_refused_by_name_and_the_commit_before_is_used(scripts, r
     assert os.readlink(root / "checkpoints" / "latest") == "step-000002"
 
 
-def test_two_shards_swapped_are_noticed(scripts, root: Path):
-    folder = root / "checkpoints" / "step-000003" / "actor"
+def test_two_shards_swapped_are_noticed(scripts, root: Path, newest):
+    folder = newest / "actor"
     (folder / "rank-0").rename(folder / "x")
     (folder / "rank-1").rename(folder / "rank-0")
     (folder / "x").rename(folder / "rank-1")
@@ -111,8 +116,8 @@ def test_two_shards_swapped_are_noticed(scripts, root: Path):
     assert found.refusals[0].file == f"step-000003/{FILES[0]}"
 
 
-def test_two_damaged_commits_cost_two(scripts, root: Path):
-    flip(root / "checkpoints" / "step-000003" / FILES[0], -1)
+def test_two_damaged_commits_cost_two(scripts, root: Path, newest):
+    flip(newest / FILES[0], -1)
     (root / "checkpoints" / "step-000002" / "manifest.json").unlink()
     found = scripts.open_store(root).latest()
     assert found.commit.step == 1
@@ -162,8 +167,8 @@ def test_a_manifest_without_an_item_is_refused(pristine: Path):
             inner[key] = value
 
 
-def test_a_newer_format_is_not_damage(scripts, root: Path):
-    path = root / "checkpoints" / "step-000003" / "manifest.json"
+def test_a_newer_format_is_not_damage(scripts, root: Path, newest):
+    path = newest / "manifest.json"
     path.write_bytes(manifest._encode_envelope(2, b'{"other":[]}'))
     with pytest.raises(CannotResume, match=r"step-000003/manifest\.json: got format 2: .* 1;"):
         scripts.open_store(root).latest()
@@ -230,8 +235,8 @@ def test_prune_keeps_the_last_whole_ones(scripts, root: Path):
     assert store.prune(2) == ()
 
 
-def test_prune_never_takes_the_newest_whole_one(scripts, root: Path):
-    flip(root / "checkpoints" / "step-000003" / FILES[0], -1)
+def test_prune_never_takes_the_newest_whole_one(scripts, root: Path, newest):
+    flip(newest / FILES[0], -1)
     flip(root / "checkpoints" / "step-000002" / FILES[0], -1)
     assert scripts.open_store(root).prune(1) == ()
     assert scripts.open_store(root).latest().commit.step == 1
@@ -249,11 +254,11 @@ def test_a_commit_that_rots_is_made_again_and_costs_no_good_one(scripts, root: P
     assert store.latest().commit.step == 4
 
 
-def test_sealing_again_keeps_what_is_sealed(scripts, root: Path):
+def test_sealing_again_keeps_what_is_sealed(scripts, root: Path, newest):
     """A controller that was killed between the rename and its journal asks again."""
-    before = (root / "checkpoints" / "step-000003" / "manifest.json").stat().st_ino
+    before = (newest / "manifest.json").stat().st_ino
     scripts.make_commit(scripts.open_store(root), 3)
-    assert (root / "checkpoints" / "step-000003" / "manifest.json").stat().st_ino == before
+    assert (newest / "manifest.json").stat().st_ino == before
     assert [p.name for p in (root / "checkpoints").iterdir() if p.name.startswith(".")] == []
 
 
@@ -299,11 +304,11 @@ def test_what_a_rank_wrote_is_read_back(scripts, root: Path):
     assert torch.equal(read["weight"], scripts.tensors(3)["weight"])
 
 
-def test_commits_that_vanished_are_noticed_by_the_journal(scripts, root: Path):
+def test_commits_that_vanished_are_noticed_by_the_journal(scripts, root: Path, newest):
     store = scripts.open_store(root)
     events = [CommitSealed(time=0.0, step=step, size_bytes=1) for step in (2, 3)]
     assert resume_point(store, events).refusals == ()
-    shutil.rmtree(root / "checkpoints" / "step-000003")
+    shutil.rmtree(newest)
     found = resume_point(store, events)
     assert found.commit is not None
     assert found.commit.step == 2

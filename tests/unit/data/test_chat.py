@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat_prompts import encode_chat
@@ -104,6 +105,22 @@ def test_tokens_that_only_the_configuration_names_get_the_same_ids(
         assert ours.eos_token_ids == (theirs.eos_token_id,)
 
 
+def rendered(folder: Path, **options: Any) -> str:
+    """What the template of a folder makes of a conversation."""
+    with ChatTokenizer(folder, **options) as tokenizer:
+        return tokenizer.decode(encode_chat(tokenizer, TURNS))
+
+
+def refusal(folder: Path) -> str:
+    """What is said where that fails."""
+    with pytest.raises(BadChatTemplate) as caught:
+        rendered(folder)
+    (line,) = caught.value.problems
+    assert line.startswith(f"{folder / 'tokenizer_config.json'}")
+    assert "\n" not in line
+    return line
+
+
 def test_a_batch_equals_single_calls_and_text_is_taken_as_it_is(chat: ChatTokenizer) -> None:
     prompts = [TURNS, "plain <|im_start|>text", TURNS[1:]]
     assert chat.encode_prompts(prompts) == [
@@ -133,8 +150,7 @@ def test_where_the_template_comes_from(place: str, make_folder: MakeFolder, tmp_
         folder = make_folder(other)
         given = tmp_path / "given.jinja" if place == "argument" else None
         (given or folder / "chat_template.jinja").write_text(wanted)
-    with ChatTokenizer(folder, chat_template=given) as tokenizer:
-        assert tokenizer.decode(encode_chat(tokenizer, TURNS)) == "wanted"
+    assert rendered(folder, chat_template=given) == "wanted"
 
 
 def test_the_time_that_templates_see_can_be_fixed(make_folder: MakeFolder) -> None:
@@ -182,25 +198,16 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_one_clear_line(name: str, make_folder: MakeFolder) -> None:
     template, reason = HOSTILE[name]
-    folder = make_folder(template)
-    with ChatTokenizer(folder) as tokenizer, pytest.raises(BadChatTemplate) as caught:
-        encode_chat(tokenizer, TURNS)
-    (line,) = caught.value.problems
-    assert reason in line
-    assert line.startswith(f"{folder / 'tokenizer_config.json'}")
-    assert "\n" not in line
+    assert reason in refusal(make_folder(template))
 
 
 def test_format_strings_reach_no_attribute(make_folder: MakeFolder) -> None:
-    with ChatTokenizer(make_folder("[{{ '{0.__class__}'.format('') }}]")) as tokenizer:
-        assert tokenizer.decode(encode_chat(tokenizer, TURNS)) == "[]"
+    assert rendered(make_folder("[{{ '{0.__class__}'.format('') }}]")) == "[]"
 
 
 def test_a_refusal_names_the_line_of_the_template(make_folder: MakeFolder) -> None:
-    folder = make_folder("one\ntwo\n{{ raise_exception('no') }}")
-    with ChatTokenizer(folder) as tokenizer, pytest.raises(BadChatTemplate) as caught:
-        encode_chat(tokenizer, TURNS)
-    assert str(caught.value).startswith(f"{folder / 'tokenizer_config.json'}:3: got 'no' from ")
+    line = refusal(make_folder("one\ntwo\n{{ raise_exception('no') }}"))
+    assert "tokenizer_config.json:3: got 'no' from " in line
 
 
 @pytest.mark.parametrize(
@@ -216,9 +223,7 @@ def test_a_template_that_does_not_end_is_killed_in_time(
     template: str, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 1.0)
-    slow = pytest.raises(BadChatTemplate, match="does not end in time")
-    with ChatTokenizer(make_folder(template)) as tokenizer, slow:
-        encode_chat(tokenizer, TURNS)
+    assert "does not end in time" in refusal(make_folder(template))
 
 
 def test_a_child_that_somebody_ends_or_holds_costs_nothing(
@@ -257,10 +262,9 @@ def test_children_that_are_killed_again_and_again_are_not_the_templates_fault(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    failed = pytest.raises(JobFailed, match="chat template was killed by signal 9")
     try:
-        with ChatTokenizer(make_folder(endless)) as tokenizer, failed:
-            encode_chat(tokenizer, TURNS)
+        with pytest.raises(JobFailed, match="chat template was killed by signal 9"):
+            rendered(make_folder(endless))
     finally:
         over.set()
         killer.join()
@@ -271,9 +275,8 @@ def test_a_child_that_cannot_start_is_not_the_templates_fault(
     make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_renderer, "START_SECONDS", 0.0)
-    failed = pytest.raises(JobFailed, match="does not start in 0 s")
-    with ChatTokenizer(make_folder()) as tokenizer, failed:
-        encode_chat(tokenizer, TURNS)
+    with pytest.raises(JobFailed, match="does not start in 0 s"):
+        rendered(make_folder())
 
 
 def test_close_leaves_no_process(make_folder: MakeFolder) -> None:
@@ -292,23 +295,23 @@ def test_variables_of_ours_are_not_the_users(chat: ChatTokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "match"),
+    ("name", "content", "match"),
     [
-        (lambda folder: (folder / "tokenizer.json").unlink(), "got no such file"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "cannot be read"),
-        (lambda folder: (folder / "tokenizer_config.json").write_text("[1"), "a JSON object"),
-        (lambda folder: (folder / "tokenizer_config.json").write_text("[1]"), "a JSON object"),
-        (lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff"), "in UTF-8"),
-        (lambda folder: (folder / "chat_template.jinja").write_text("x" * 2**21), "too long"),
+        ("tokenizer.json", None, "got no such file"),
+        ("tokenizer.json", b"{}", "cannot be read"),
+        ("tokenizer_config.json", b"[1", "a JSON object"),
+        ("tokenizer_config.json", b"[1]", "a JSON object"),
+        ("chat_template.jinja", b"\xff", "in UTF-8"),
+        ("chat_template.jinja", b"x" * 2**21, "too long"),
     ],
 )
 def test_damaged_files_are_named(
-    damage: Callable[[Path], object], match: str, make_folder: MakeFolder
+    name: str, content: bytes | None, match: str, make_folder: MakeFolder
 ) -> None:
-    folder = make_folder()
-    damage(folder)
+    path = make_folder() / name
+    path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(ConfigError, match=match):
-        ChatTokenizer(folder)
+        ChatTokenizer(path.parent)
 
 
 def test_digest_tells_templates_and_vocabularies_apart(make_folder: MakeFolder) -> None:

@@ -101,12 +101,6 @@ def test_a_reward_model_needs_its_head_and_a_critic_does_not(tmp_path):
     assert problem.startswith(f"{tmp_path}: got no score.weight: ")
 
 
-@pytest.mark.parametrize("kind", [POLICY, CRITIC, REWARD])
-def test_a_missing_folder_is_blamed_on_its_own_field(kind, tmp_path):
-    (problem,) = found(tmp_path / "none", kind)
-    assert problem.startswith(f'{kind.where}: got "{tmp_path}/none": there is no such folder; ')
-
-
 def test_shards_are_read_together(tmp_path):
     MODELS["llama"]().save_pretrained(tmp_path, max_shard_size="4KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2

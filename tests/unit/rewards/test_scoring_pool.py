@@ -17,6 +17,13 @@ EXPECTED = read_lines(Path(__file__).parent / "bad_functions.txt")
 Functions = Callable[[Source], list[RewardSpec]]
 
 
+def scored(*specs: RewardSpec, response: str = "x") -> RewardResult:
+    """The result of one response by all of these."""
+    with ScoringPool(specs) as pool:
+        (result,) = pool.score([item(response, index=7)])
+    return result
+
+
 def test_rows_are_routed_by_their_data_source() -> None:
     items = [
         RewardItem(0, "openai/gsm8k", "#### 72", "72"),
@@ -42,9 +49,8 @@ def test_a_function_of_ones_own(source: Source) -> None:
         "str(extra_info) + str(arguments)}",
         arguments={"factor": 2},
     )
-    with ScoringPool([spec]) as pool:
-        (result,) = pool.score([item("abc", index=7)])
-    assert result == RewardResult(3.0, {"seen": "minetruth{'index': 7}{'factor': 2}", "acc": 3.0})
+    seen = {"seen": "minetruth{'index': 7}{'factor': 2}", "acc": 3.0}
+    assert scored(spec, response="abc") == RewardResult(3.0, seen)
 
 
 def test_answers_are_in_the_order_of_the_rows(source: Source) -> None:
@@ -57,8 +63,7 @@ def test_answers_are_in_the_order_of_the_rows(source: Source) -> None:
 def test_several_functions_are_summed_by_weight(source: Source) -> None:
     length = source("return {'score': len(solution_str), 'acc': 1}", weight=0.5)
     brevity = RewardSpec.model_validate({"function": "addition", "weight": -2.0})
-    with ScoringPool([length, brevity]) as pool:
-        (result,) = pool.score([item("#### truth and 5#### 5")])
+    result = scored(length, brevity, response="#### truth and 5#### 5")
     assert result.score == 0.5 * 22 - 2.0 * 0.1
     assert result.extras == {
         "score/score": 22.0,
@@ -72,15 +77,9 @@ def test_several_functions_are_summed_by_weight(source: Source) -> None:
 
 def test_functions_of_one_name_keep_their_values_apart(source: Source) -> None:
     specs = [source(f"return {{'score': {score}, 'length': {score}}}") for score in (1, 2, 4)]
-    with ScoringPool(specs) as pool:
-        (result,) = pool.score([item("x")])
-    assert result.extras == {
-        "score/score": 1.0,
-        "score/length": 1.0,
-        "score.2/score": 2.0,
-        "score.2/length": 2.0,
-        "score.3/score": 4.0,
-        "score.3/length": 4.0,
+    assert scored(*specs).extras == {
+        **{"score/score": 1.0, "score.2/score": 2.0, "score.3/score": 4.0},
+        **{"score/length": 1.0, "score.2/length": 2.0, "score.3/length": 4.0},
         "acc": 7.0,
     }
 
@@ -168,28 +167,22 @@ def test_failing_is_the_default_and_stops_the_rest(source: Source, tmp_path: Pat
     assert len(seen.read_text()) == 1
 
 
-def test_nan_has_an_error_of_its_own(source: Source) -> None:
-    spec = source("return float('-inf')")
-    with ScoringPool([spec]) as pool, pytest.raises(NonFiniteReward) as caught:
-        pool.score([item("x", 3)])
-    assert caught.value.value == float("-inf")
-    assert "row 3" in str(caught.value)
-
-
-def test_nan_is_laid_to_the_value_that_has_it(source: Source) -> None:
-    spec = source("return {'score': 1, 'bleu': float('nan')}")
-    with ScoringPool([spec]) as pool, pytest.raises(NonFiniteReward) as caught:
-        pool.score([item("x", 3)])
-    assert str(caught.value).startswith("spec.rewards[0].function 'score': row 3: ")
-    assert "'bleu'" in str(caught.value)
+def test_nan_has_an_error_of_its_own_and_is_laid_to_the_value_that_has_it(source: Source) -> None:
+    for code, named in (
+        ("return float('-inf')", "-inf"),
+        ("return {'score': 1, 'bleu': float('nan')}", "'bleu'"),
+    ):
+        with ScoringPool([source(code)]) as pool, pytest.raises(NonFiniteReward) as caught:
+            pool.score([item("x", 3)])
+        assert str(caught.value).startswith("spec.rewards[0].function 'score': row 3: ")
+        assert named in str(caught.value)
 
 
 def test_a_gigabyte_of_output_is_cut(source: Source, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     spec = source("print('\\x1b[31mred'); [print('x' * 2**20) for _ in range(1024)]; return 1",
                   seconds=30)  # fmt: skip
-    with ScoringPool([spec]) as pool:
-        assert pool.score([item("x")])[0].score == 1.0
+    assert scored(spec).score == 1.0
     lines = [record.getMessage() for record in caplog.records]
     assert sum(map(len, lines)) < 20_000
     assert lines[0].endswith("\\x1b[31mred")
@@ -211,8 +204,8 @@ def test_the_environment_is_an_allow_list(source: Source, monkeypatch: pytest.Mo
     monkeypatch.setenv("HF_TOKEN", "canary")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with ScoringPool([source("return {'score': 1, 'names': ' '.join(os.environ)}")]) as pool:
-        names = str(pool.score([item("x")])[0].extras["names"]).split()
+    seen = scored(source("return {'score': 1, 'names': ' '.join(os.environ)}"))
+    names = str(seen.extras["names"]).split()
     assert {"PATH", "CUDA_VISIBLE_DEVICES"} <= set(names)  # a pod's GPUs are its functions' too
     assert not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"} & set(names)
     assert len(names) < 15
@@ -286,8 +279,7 @@ def test_functions_that_cannot_be_loaded(name: str, source: Source, tmp_path: Pa
 
 def test_a_file_may_import_its_neighbours(source: Source, tmp_path: Path) -> None:
     (tmp_path / "neighbour_of_reward.py").write_text("VALUE = 4\n")
-    with ScoringPool([source("import neighbour_of_reward as n; return n.VALUE")]) as pool:
-        assert pool.score([item("x")])[0].score == 4.0
+    assert scored(source("import neighbour_of_reward as n; return n.VALUE")).score == 4.0
 
 
 def test_files_of_several_folders_have_neighbours_of_one_name(tmp_path: Path) -> None:
@@ -330,8 +322,7 @@ def test_files_of_one_folder_share_neighbours_and_are_modules_of_their_own(
         tally.calls.append(1)
         return {"score": len(tally.calls), "name": __name__, "own": sys.modules[__name__].ME}
     ME = """
-    with ScoringPool([source(f"{code}{me}", whole=True) for me in (1, 2)]) as pool:
-        (result,) = pool.score([item("x")])
+    result = scored(*(source(f"{code}{me}", whole=True) for me in (1, 2)))
     assert (result.extras["score/score"], result.extras["score.2/score"]) == (1.0, 2.0)
     assert (result.extras["score/own"], result.extras["score.2/own"]) == (1.0, 2.0)
     assert result.extras["score/name"] != result.extras["score.2/name"]

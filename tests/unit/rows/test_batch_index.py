@@ -7,14 +7,6 @@ INDEX = BatchIndex(
 )
 
 
-def test_groups_are_found_by_position_and_owner():
-    assert INDEX.num_groups == 3
-    assert INDEX.group_lengths(1) == (3, 4)
-    assert INDEX.response_tokens == (3, 7, 11)
-    assert INDEX.owned_by(1) == (0, 2)
-    assert INDEX.owned_by(2) == ()
-
-
 def test_tokens_are_counted_by_part_with_the_prompt_once_a_row():
     assert INDEX.total_tokens == (11, 17, 23)
     assert INDEX.tokens_by_part(INDEX.owners, 3) == [17, 34, 0]

@@ -24,14 +24,6 @@ def experience(lengths: list[int], groups: list[int], **columns: torch.Tensor) -
     )
 
 
-def test_counts_and_places():
-    rows = experience([2, 0, 3], [0, 0, 1])
-    assert (rows.num_rows, rows.num_groups, rows.num_tokens) == (3, 2, 5)
-    assert rows.offsets.tolist() == [0, 2, 2, 5]
-    assert rows.token_rows.tolist() == [0, 0, 2, 2, 2]
-    assert rows.prompt_lengths.tolist() == [1, 1]
-
-
 def test_selected_rows_stand_alone():
     rows = experience([2, 1, 3], [0, 1, 2], advantages=torch.arange(6.0)).select([2, 0])
     assert rows.lengths.tolist() == [3, 2]
