@@ -1,6 +1,5 @@
 """`status`, and what it shares with all commands about a job on a cluster: over real HTTP."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,96 +7,75 @@ from cluster_commands import JOB, JOBS, call, job, status_of
 from fake_api_server import TOKEN, Answer, FakeApiServer, Request, listed, refusal
 
 
-class TestTrouble:
-    def test_no_kubeconfig(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-        said = call("status", "sum", code=2)
-        assert said.startswith(f"kubeconfig: got {tmp_path}/none: Invalid kube-config file. No ")
-        assert said.count("\n") == 1
+def refused(*arguments: str) -> str:
+    """The one line that is said."""
+    said = call(*arguments, code=2)
+    assert said.count("\n") == 1
+    return said
 
-    @pytest.mark.parametrize("text", ["", "]", "[]", "clusters: 1", '{"contexts": []}'])
-    def test_a_broken_kubeconfig(
-        self, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+
+@pytest.mark.parametrize("text", [None, "", "]", "[]", "clusters: 1", '{"contexts": []}'])
+def test_no_kubeconfig_or_a_broken_one(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
         (tmp_path / "broken").write_text(text)
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))
-        said = call("status", "sum", code=2)
-        assert said.startswith("kubeconfig: got ")
-        assert said.count("\n") == 1
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))
+    assert refused("status", "sum").startswith("kubeconfig: got ")
 
-    def test_a_context_that_is_not_there(self, server: FakeApiServer) -> None:
-        said = call("status", "sum", "--context", "elsewhere", code=2)
-        assert said == (
-            '--context: got "elsewhere": the kubeconfig has no such context; one of here\n'
-        )
 
-    @pytest.mark.parametrize(
-        ("command", "name"),
-        [
-            *((command, "") for command in ("status", "suspend", "explain", "logs", "metrics")),
-            *(("status", name) for name in (".", "a/b", "sum?watch=1", "sum\n", "Sum")),
-        ],
-    )
-    def test_what_is_no_name_is_not_asked_for(
-        self, command: str, name: str, server: FakeApiServer
-    ) -> None:
-        said = call(command, name, code=2)
-        assert said == (
-            f"NAME: got {json.dumps(name)}: no job has such a name; a letter, then letters, digits"
-            " and hyphens, all lower case\n"
-        )
-        assert server.requests == []
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        *(((command, ""), "NAME: ") for command in ("status", "suspend", "explain", "logs")),
+        *((("status", name), "NAME: ") for name in (".", "a/b", "sum?watch=1", "sum\n", "Sum")),
+        (("status", "sum", "--context", "elsewhere"), '--context: got "elsewhere": '),
+        (("status", "sum", "--namespace", "../lab"), '--namespace: got "../lab": '),
+    ],
+)
+def test_what_is_no_name_is_not_asked_for(
+    arguments: tuple[str, ...], told: str, server: FakeApiServer
+) -> None:
+    assert refused(*arguments).startswith(told)
+    assert server.requests == []
 
-    def test_what_is_no_namespace_is_not_asked_for(self, server: FakeApiServer) -> None:
-        said = call("status", "sum", "--namespace", "../lab", code=2)
-        assert said.startswith('--namespace: got "../lab": no namespace has such a name; ')
-        assert server.requests == []
 
-    def test_nobody_answers(self, server: FakeApiServer, tmp_path: Path) -> None:
-        server.port = 1
-        server.kubeconfig(tmp_path / "kubeconfig")
-        said = call("status", "sum", code=2)
-        assert said.startswith("cluster: got no answer from http://127.0.0.1:1: ")
-        assert "refused; an API server that can be reached" in said
-        assert said.count("\n") == 1
+def test_nobody_answers(server: FakeApiServer, tmp_path: Path) -> None:
+    server.port = 1
+    server.kubeconfig(tmp_path / "kubeconfig")
+    assert refused("status", "sum").startswith("cluster: got no answer from http://127.0.0.1:1: ")
 
-    @pytest.mark.parametrize(
-        ("status", "words"),
-        [
-            (401, "the API server does not know you; log in again"),
-            (403, 'user "me" cannot get it; ask for that right'),
-            (500, 'user "me" cannot get it; try again'),
-        ],
-    )
-    def test_a_refusal(self, server: FakeApiServer, status: int, words: str) -> None:
-        server.routes[f"GET {JOB}"] = refusal(status, 'user "me" cannot get it')
-        said = call("status", "sum", code=2)
-        assert said.startswith(f"cluster: got {status}: {words}")
-        assert said.count("\n") == 1
 
-    def test_something_that_is_no_api_server(self, server: FakeApiServer) -> None:
-        server.routes[f"GET {JOB}"] = Answer(parts=iter(["<html>"]))
-        assert "what answers is no API server" in call("status", "sum", code=2)
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (refusal(401, 'user "me"'), "got 401: the API server does not know you; log in again"),
+        (refusal(403, 'user "me" cannot'), 'got 403: user "me" cannot; ask for that right'),
+        (refusal(500, 'user "me" cannot'), 'got 500: user "me" cannot; try again'),
+        (Answer(parts=["<html>"]), "what answers is no API server"),
+        (None, "got no resource ppojobs: PPOJob is not installed;"),
+        (Answer(value=job({"phase": "Levitating"})), "it is of another version of PPOJob"),
+    ],
+)
+def test_an_answer_that_is_of_no_use(
+    answer: Answer | None, words: str, server: FakeApiServer
+) -> None:
+    if answer is not None:
+        server.routes[f"GET {JOB}"] = answer
+    assert words in refused("status", "sum")
 
-    def test_the_resource_is_not_installed(self, server: FakeApiServer) -> None:
-        said = call("explain", "sum", code=2)
-        assert said.startswith("cluster: got no resource ppojobs: PPOJob is not installed;")
 
-    @pytest.mark.parametrize(
-        ("names", "words"),
-        [
-            ((), "namespace lab has no PPOJob; another --namespace"),
-            (("sun", "addition"), "namespace lab has no such PPOJob; did you mean sun"),
-            (("addition",), "namespace lab has no such PPOJob; one of addition"),
-        ],
-    )
-    def test_no_such_job(self, server: FakeApiServer, names: tuple[str, ...], words: str) -> None:
-        server.routes[f"GET {JOBS}"] = listed(*({"metadata": {"name": name}} for name in names))
-        assert call("status", "sum", code=2) == f'NAME: got "sum": {words}\n'
-
-    def test_a_status_of_another_version(self, server: FakeApiServer) -> None:
-        server.routes[f"GET {JOB}"] = Answer(value=job({"phase": "Levitating"}))
-        assert "it is of another version of PPOJob" in call("status", "sum", code=2)
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ((), "namespace lab has no PPOJob; another --namespace"),
+        (("sun", "addition"), "namespace lab has no such PPOJob; did you mean sun"),
+        (("addition",), "namespace lab has no such PPOJob; one of addition"),
+    ],
+)
+def test_no_such_job(server: FakeApiServer, names: tuple[str, ...], words: str) -> None:
+    server.routes[f"GET {JOBS}"] = listed(*({"metadata": {"name": name}} for name in names))
+    assert call("status", "sum", code=2) == f'NAME: got "sum": {words}\n'
 
 
 def test_the_namespace_and_the_token_of_the_kubeconfig_are_used(server: FakeApiServer) -> None:
