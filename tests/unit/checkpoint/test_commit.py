@@ -81,7 +81,6 @@ DAMAGES = {
 
 def test_the_manifest_lists_every_file_with_its_owner(scripts, root: Path):
     commit = scripts.open_store(root).latest().commit
-    assert commit is not None
     assert tuple(entry.path for entry in commit.manifest.files) == FILES[:-1]
     owned = [entry.path for entry in commit.manifest.files if entry.rank == 1]
     assert owned == [FILES[2], FILES[3]]
@@ -310,7 +309,6 @@ def test_commits_that_vanished_are_noticed_by_the_journal(scripts, root: Path, n
     assert resume_point(store, events).refusals == ()
     shutil.rmtree(newest)
     found = resume_point(store, events)
-    assert found.commit is not None
     assert found.commit.step == 2
     assert [str(r) for r in found.refusals] == ["step-000003: the folder is missing"]
     for step in (1, 2):

@@ -71,8 +71,6 @@ def test_a_sparkline_fits_and_shows_the_range(values: list[float], width: int) -
 @pytest.fixture(scope="module")
 def draw_run() -> ModuleType:
     spec = importlib.util.spec_from_file_location("draw_run", ROOT / "docs/pictures/draw_run.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["draw_run"] = module
     spec.loader.exec_module(module)

@@ -92,7 +92,6 @@ def test_of_a_section_that_has_several_names_one_is_set(tmp_path: Path) -> None:
     )
     (tmp_path / "job.yaml").write_text(text)
     spec = load_job(tmp_path / "job.yaml", ["spec.optimizer.learningRate=0.001"]).spec
-    assert spec.critic is not None
     assert (spec.optimizer.learning_rate, spec.critic.optimizer.learning_rate) == (1e-3, 1e-6)
 
 

@@ -100,7 +100,6 @@ def test_what_is_no_metrics_line_is_left_out(run, line: bytes) -> None:
 
 def test_texts_in_a_line_do_no_harm() -> None:
     record = step_record(b'{"step":3,"time":1.5,"note":"x","a/b":2,"list":[1],"flag":true}')
-    assert record is not None
     assert (record.step, record.time, record.values["a/b"]) == (3, 1.5, 2.0)
     assert "note" not in record.values
     assert "list" not in record.values

@@ -85,7 +85,6 @@ def test_addition_is_the_demos_task() -> None:
     assert list(row) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
     assert row["data_source"] == "ppojob/addition"
     prompt = task.train[0].prompt
-    assert isinstance(prompt, list)
     assert prompt[:2] == [
         {"role": "user", "content": "3 + 5 + 4"},
         {"role": "assistant", "content": "3 + 5 = 8\n8 + 4 = 12\n#### 12"},
@@ -135,8 +134,6 @@ def test_every_countdown_item_has_a_solution_and_is_there_once() -> None:
     for item in items:
         assert isinstance(item.ground_truth, dict)
         target, numbers = item.ground_truth["target"], item.ground_truth["numbers"]
-        assert isinstance(target, int)
-        assert isinstance(numbers, list)
         assert 1 <= target <= 100
         keys.add((target, *sorted(map(str, numbers))))
         assert is_reachable([str(number) for number in numbers], target)
