@@ -1,12 +1,14 @@
 """Tiny models and rows for the engine's tests."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tiny_models
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
+from ppojob_trainer.engine.objective import Denominators
 from ppojob_trainer.rows.experience import Experience
 
 VOCAB = 97
@@ -59,3 +61,29 @@ def make_rows() -> MakeRows:
         )
 
     return make
+
+
+@pytest.fixture
+def parts_add_up() -> Callable[..., None]:
+    """Holds an objective of parts of a mini-batch of 12 rows against that of the whole."""
+
+    def check(objective: Any, outputs: tuple[torch.Tensor, ...], rows: Experience) -> None:
+        denominators = Denominators.of(rows)
+        whole = objective(outputs, rows, denominators)
+        parts = []
+        for cut in (torch.arange(0, 5), torch.arange(5, 6), torch.arange(6, 12)):
+            places = rows.token_index(cut)
+            own = tuple(output[places] for output in outputs)
+            parts.append(objective(own, rows.select(cut), denominators))
+        assert {*objective.token_names} == whole.token_sums.keys()
+        for name in objective.term_names:
+            found = sum(part.terms[name] for part in parts)
+            assert found == pytest.approx(whole.terms[name], rel=1e-5)
+        for name in objective.token_names:
+            found = sum(part.token_sums[name] for part in parts)
+            assert found == pytest.approx(whole.token_sums[name], rel=1e-5)
+        ours = torch.autograd.grad(sum(part.loss for part in parts), outputs)
+        theirs = torch.autograd.grad(whole.loss, outputs)
+        torch.testing.assert_close(ours, theirs)
+
+    return check

@@ -62,37 +62,11 @@ def test_a_hand_computed_case(make_rows):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_parts_add_up_to_the_mini_batch(make_rows, mode):
+def test_parts_add_up_to_the_mini_batch(make_rows, parts_add_up, mode):
     rows = make_rows(groups=4, old=True)
-    objective = PolicyObjective.of(
-        algorithm(
-            loss_aggregation=mode,
-            entropy_coefficient=0.1,
-            kl=KlSpec(in_="loss", estimator="k3", coefficient=0.2),
-        ),
-        max_response_tokens=9,
-    )
-    logprobs, entropy = policy(rows)
-    whole = objective((logprobs, entropy), rows, Denominators.of(rows))
-    cuts = [torch.arange(0, 5), torch.arange(5, 6), torch.arange(6, 12)]
-    parts = [
-        objective(
-            (logprobs[rows.token_index(cut)], entropy[rows.token_index(cut)]),
-            rows.select(cut),
-            Denominators.of(rows),
-        )
-        for cut in cuts
-    ]
-    for name in objective.term_names:
-        assert sum(part.terms[name] for part in parts) == pytest.approx(whole.terms[name], rel=1e-5)
-    assert set(objective.token_names) == set(whole.token_sums)
-    for name in objective.token_names:
-        expected = whole.token_sums[name]
-        assert sum(part.token_sums[name] for part in parts) == pytest.approx(expected, rel=1e-5)
-    ours = torch.autograd.grad(sum(part.loss for part in parts), (logprobs, entropy))
-    theirs = torch.autograd.grad(whole.loss, (logprobs, entropy))
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b)
+    kl = KlSpec(in_="loss", estimator="k3", coefficient=0.2)
+    spec = algorithm(loss_aggregation=mode, entropy_coefficient=0.1, kl=kl)
+    parts_add_up(PolicyObjective.of(spec, max_response_tokens=9), policy(rows), rows)
 
 
 def test_entropy_is_a_bonus_and_kl_a_penalty(make_rows):

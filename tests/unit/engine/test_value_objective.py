@@ -37,23 +37,9 @@ def test_a_hand_computed_case(make_rows):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_parts_add_up_to_the_mini_batch(make_rows, mode):
+def test_parts_add_up_to_the_mini_batch(make_rows, parts_add_up, mode):
     rows, values = with_values(make_rows(groups=4))
-    objective = ValueObjective(0.5, Aggregation(mode, 9))
-    denominators = Denominators.of(rows)
-    whole = objective((values,), rows, denominators)
-    cuts = [torch.arange(0, 5), torch.arange(5, 6), torch.arange(6, 12)]
-    parts = [
-        objective((values[rows.token_index(cut)],), rows.select(cut), denominators) for cut in cuts
-    ]
-    for name in objective.term_names:
-        assert sum(part.terms[name] for part in parts) == pytest.approx(whole.terms[name], rel=1e-5)
-    for name in objective.token_names:
-        expected = whole.token_sums[name]
-        assert sum(part.token_sums[name] for part in parts) == pytest.approx(expected, rel=1e-5)
-    (ours,) = torch.autograd.grad(sum(part.loss for part in parts), values)
-    (theirs,) = torch.autograd.grad(whole.loss, values)
-    torch.testing.assert_close(ours, theirs)
+    parts_add_up(ValueObjective(0.5, Aggregation(mode, 9)), (values,), rows)
 
 
 def test_rows_without_trained_tokens_have_no_gradient(make_rows):
