@@ -101,31 +101,9 @@ def test_the_picture_of_a_run(draw_run: ModuleType) -> None:
     assert {"a <run> & more", "0.25", "0.75", "20", "step"} <= set(texts)
 
 
-def test_a_critic_is_drawn_below(draw_run: ModuleType) -> None:
-    lines = [{**line, "critic/vf_explained_var": -0.5} for line in run_lines(4)]
-    picture = ElementTree.fromstring(draw_run.draw(lines, "a run"))
-    (under,) = (line for line in picture.iter(f"{SVG}polyline") if line.get("class") == "under")
-    top, height = draw_run.LOWER
-    heights = {float(place.split(",")[1]) for place in str(under.get("points")).split()}
-    assert heights == {top + height}, "the lowest value lies at the lower edge"
-
-
 @pytest.mark.parametrize(
     "lines",
     [[], [{"step": 0}], run_lines(1), [{"step": 1, "critic/score/mean": None}], run_lines(3)[:1]],
 )
 def test_a_picture_of_little(draw_run: ModuleType, lines: list[dict[str, float | None]]) -> None:
     ElementTree.fromstring(draw_run.draw(lines, "title"))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "count", "ticks"),
-    [
-        (0, 1, 5, [0, 0.2, 0.4, 0.6, 0.8, 1]),
-        (0, 20, 8, [0, 5, 10, 15, 20]),
-        (0, 0, 4, [0]),
-        (-0.5, 0.5, 2, [-0.5, 0, 0.5]),
-    ],
-)
-def test_ticks(draw_run: ModuleType, low: float, high: float, count: int, ticks) -> None:
-    assert draw_run.ticks_between(low, high, count) == ticks

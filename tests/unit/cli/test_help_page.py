@@ -62,14 +62,3 @@ def test_help_needs_no_client_library() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "explain [OPTIONS] NAME" in done.stdout
-
-
-def test_a_library_that_is_not_installed_is_named() -> None:
-    program = (
-        "import sys; sys.modules['kubernetes'] = None; from ppojob_cli.main import main;"
-        "main(['status', 'sum'])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "pip install '.[kubectl]'" in done.stderr
