@@ -44,7 +44,6 @@ def prompts_of(rows: Path) -> list[str]:
 
 def test_a_controller_that_comes_back_repeats_its_prompts(dated, start, tmp_path: Path):
     output, once = tmp_path / "run", tmp_path / "once"
-    once.mkdir()
     run = start(dated, output, **job_points.armed(once, "controller.step.computed@1=kill"))
     assert run.wait() == 0, run.logs()
     assert job_points.fired(once) == {"controller.step.computed"}
@@ -54,7 +53,6 @@ def test_a_controller_that_comes_back_repeats_its_prompts(dated, start, tmp_path
 
 def test_whoever_comes_back_sees_the_same_time(dated, start, tmp_path: Path):
     once = tmp_path / "once"
-    once.mkdir()
     points = (
         "controller.step.computed@2=kill",
         "rpc.judge.answer.before@1=kill",

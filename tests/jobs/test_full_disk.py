@@ -49,7 +49,6 @@ def test_a_disk_that_is_full_for_a_while(
 ):
     undisturbed = tiny_jobs.undisturbed_result(tmp_path, tiny_folder, **SECTIONS)
     once = tmp_path / "once"
-    once.mkdir()
     points = ("controller.step.begin@2=stop", "controller.step.begin@10=stop")
     output, ballast = disk.folder / "run", disk.folder / "ballast"
     run = start(tiny_job(**SECTIONS), output, **job_points.armed(once, *points))
@@ -77,7 +76,6 @@ def test_a_job_that_ends_for_want_of_space_goes_on_by_the_same_command(
 ):
     undisturbed = tiny_jobs.undisturbed_result(tmp_path, tiny_folder, **SECTIONS)
     once = tmp_path / "once"
-    once.mkdir()
     output, ballast = disk.folder / "run", disk.folder / "ballast"
     environment = job_points.armed(once, "controller.step.begin@6=stop")
     run = start(tiny_job(**SECTIONS), output, **environment)

@@ -153,7 +153,6 @@ def test_a_controller_killed_as_it_ends_the_job_comes_back_and_commits(
     start, tiny_job, tmp_path: Path
 ):
     output, once = tmp_path / "run", tmp_path / "once"
-    once.mkdir()
     job = tiny_job(steps={"total": 100_000}, checkpoint={"every": None})
     run = start(job, output, **job_points.armed(once, "checkpoint.seal.rename.before@1=kill"))
     run.wait_for_step(2)
@@ -196,17 +195,6 @@ def test_a_run_folder_in_use_is_refused(start, tiny_job, tmp_path: Path):
         f"--output: got {output}: process {run.process.pid} runs a job there; "
         "wait for it, end it, or give another folder"
     ]
-
-
-def test_a_run_folder_that_the_system_refuses_is_told(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
-    output.mkdir()
-    (output / ".pods").touch()
-    run = start(tiny_job(), output)
-    assert run.wait() == 2
-    assert run.lines[-1] == (
-        f"--output: got {output}: {output}/.pods: File exists; a folder that can be written"
-    )
 
 
 def test_a_failing_reward_fails_the_job_with_its_reason(start, tiny_job, tmp_path: Path):

@@ -82,7 +82,6 @@ def test_a_run_goes_on_under_another_layout(start, even_folder, tmp_path: Path):
     job = {**PATIENT, "steps": {"total": 4}, "checkpoint": {"every": 2}}
     whole = finished(start, even_folder, tmp_path, "whole", **job)
     once = tmp_path / "once"
-    once.mkdir()
     killed = job_points.armed(once, "controller.step.begin@3=kill_group")
     output = tmp_path / "run"
     manifest = tiny_jobs.write_manifest(tmp_path, even_folder, **job)
@@ -133,7 +132,6 @@ def test_a_controller_killed_behind_the_passes_of_guests(start, tiny_job, tmp_pa
     undisturbed = start(tiny_job(**job), tmp_path / "undisturbed")
     assert undisturbed.wait(600) == 0, undisturbed.logs()
     once = tmp_path / "once"
-    once.mkdir()
     points = ["controller.step.recorded@1=kill", "controller.step.computed@2=kill"]
     output = tmp_path / "run"
     run = start(tiny_job(**job), output, **job_points.armed(once, *points))
@@ -173,7 +171,6 @@ def test_killed_where_rows_move(points, start, tiny_job, tmp_path: Path):
         points = [f"{name}@1=kill" for name in names if not name.startswith("rpc.judge.")]
         assert len(points) >= 30, points
     once = tmp_path / "once"
-    once.mkdir()
     output = tmp_path / "run"
     run = start(tiny_job(**job), output, **job_points.armed(once, *points))
     status = run.wait(840)

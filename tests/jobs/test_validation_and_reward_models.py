@@ -72,7 +72,6 @@ def test_a_reward_model_scores_the_same_wherever_it_lives(
 ):
     """Beside the policy, or apart and killed around its answers."""
     once = tmp_path / "once"
-    once.mkdir()
     points = ("rpc.judge.answer.before@1=kill", "rpc.judge.answer.after@2=kill")
     section = {"path": str(classifier), "dtype": "float32", "weight": 2.0}
     outputs = {}

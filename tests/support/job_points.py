@@ -43,6 +43,7 @@ def armed(once: Path, *points: str) -> dict[str, str]:
         once: folder where points that have fired leave a marker.
         points: what to arm.
     """
+    once.mkdir(exist_ok=True)
     return {
         "PPOJOB_ENABLE_FAILPOINTS": "1",
         "PPOJOB_FAILPOINT": ";".join(points),
