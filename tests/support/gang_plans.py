@@ -1,18 +1,14 @@
-"""Jobs that are placed by a queue or a scheduler of gangs, and plans for them, for tests."""
+"""Jobs that are placed by a queue or a scheduler of gangs, for tests of the operator."""
 
 from typing import Any
 
-from operator_jobs import NOW, SETTINGS, UID, make_job
-from operator_plans import pod
+from operator_jobs import NO_STATUS, UID, make_job
+from operator_plans import all_pods, claim, look, made
 
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.build.gang import GANGS
-from ppojob_operator.conditions import condition
-from ppojob_operator.plan import plan
 from ppojob_operator.state import (
-    Action,
     Child,
-    Create,
     GangFacts,
     GangKind,
     Job,
@@ -28,59 +24,6 @@ VOLCANO: dict[str, Any] = {"type": "volcano", "volcano": {"queue": "research"}}
 WORKLOAD: dict[str, Any] = {"type": "workload"}
 QUEUED: GangKind = "Workload.kueue.x-k8s.io"
 FLAVOR = Placement({"gpu": "h200"}, ({"key": "gpu", "operator": "Exists"},))
-
-
-def facts(**fields: Any) -> GangFacts:
-    """Everything is served, and there is one flavor."""
-    served = frozenset(kind for gang in GANGS.values() for kind in gang.kinds)
-    return GangFacts(**{"served": served, "flavors": {"h200": FLAVOR}, **fields})
-
-
-def queued_job(status: PPOJobStatus | None = None, **changes: Any) -> Job:
-    """A job in a queue of Kueue."""
-    return make_job(status, **{"scheduling": KUEUE, **changes})
-
-
-def looked_at(job: Job, seen: Observed) -> Plan:
-    """What is planned for a job."""
-    return plan(job, seen, SETTINGS, NOW)
-
-
-def actions(planned: Plan) -> list[Action]:
-    """What a plan does, in its order."""
-    return [action for wave in planned.waves for action in wave]
-
-
-def made(planned: Plan, kind: str) -> list[Manifest]:
-    """What of a kind is created."""
-    creates = [one.manifest for one in actions(planned) if isinstance(one, Create)]
-    return [one for one in creates if one["kind"] == kind]
-
-
-def admission_of(planned: Plan, job: Job) -> tuple[str, str, str]:
-    """Status, reason and message of the condition Admitted."""
-    found = condition(planned.status or job.status, "Admitted")
-    assert found is not None
-    return found.status, found.reason, found.message
-
-
-def child(manifest: Manifest, kind: GangKind = QUEUED, **fields: Any) -> Child:
-    """An object of the job as the operator knows it."""
-    name = manifest["metadata"]["name"]
-    return Child(kind, name, "uid-gang", UID, False, manifest, **fields)
-
-
-def answered(job: Job, *conditions: tuple[str, str, str, str], **status: Any) -> Child:
-    """The job's Workload with what Kueue has written into it."""
-    (workload,) = made(looked_at(job, Observed(gangs=facts())), "Workload")
-    told = [
-        {"type": name, "status": value, "reason": reason, "message": message}
-        | {"lastTransitionTime": "2026-01-02T03:00:00Z"}
-        for name, value, reason, message in conditions
-    ]
-    return child({**workload, "status": {"conditions": told, **status}})
-
-
 ADMISSION = {
     "clusterQueue": "everybody",
     "podSetAssignments": [
@@ -94,9 +37,42 @@ ADMITTED = ("Admitted", "True", "Admitted", "")
 EVICTED = ("Evicted", "True", "Preempted", "to make room for sum-2")
 
 
+def facts(**fields: Any) -> GangFacts:
+    """Everything is served, and there is one flavor."""
+    served = frozenset(kind for gang in GANGS.values() for kind in gang.kinds)
+    return GangFacts(**{"served": served, "flavors": {"h200": FLAVOR}, **fields})
+
+
+def queued_job(status: PPOJobStatus = NO_STATUS, **changes: Any) -> Job:
+    """A job in a queue of Kueue."""
+    return make_job(status, **{"scheduling": KUEUE, **changes})
+
+
+def admission_of(planned: Plan, job: Job) -> tuple[str, str, str]:
+    """Status, reason and message of the condition Admitted."""
+    found = claim(planned.status or job.status, "Admitted")
+    return found.status, found.reason, found.message
+
+
+def child(manifest: Manifest, kind: GangKind = QUEUED) -> Child:
+    """An object of the job as the operator knows it."""
+    return Child(kind, manifest["metadata"]["name"], "uid-gang", UID, False, manifest)
+
+
+def answered(job: Job, *conditions: tuple[str, str, str, str], **status: Any) -> Child:
+    """The job's Workload with what Kueue has written into it."""
+    (workload,) = made(look(job, seen()), "Workload")
+    told = [
+        {"type": name, "status": value, "reason": reason, "message": message}
+        | {"lastTransitionTime": "2026-01-02T03:00:00Z"}
+        for name, value, reason, message in conditions
+    ]
+    return child({**workload, "status": {"conditions": told, **status}})
+
+
 def admitted(job: Job, *more: tuple[str, str, str, str], **status: Any) -> Child:
     """The job's Workload when a queue has admitted it."""
-    return answered(job, RESERVED, ADMITTED, *more, **{"admission": ADMISSION, **status})
+    return answered(job, RESERVED, ADMITTED, *more, admission=ADMISSION, **status)
 
 
 def seen(*children: Child, pods: tuple[Pod, ...] = (), **fields: Any) -> Observed:
@@ -107,10 +83,7 @@ def seen(*children: Child, pods: tuple[Pod, ...] = (), **fields: Any) -> Observe
 
 def four_pods(**fields: Any) -> tuple[Pod, ...]:
     """The pods of the job, which no StatefulSet owns."""
-    fields = {"owner_uid": "", **fields}
-    return (
-        pod("sum-actor-rollout-0", "actorRollout", **fields),
-        pod("sum-controller-0", "controller", **fields),
-        pod("sum-reward-0", "reward", **fields),
-        pod("sum-reward-1", "reward", **fields),
-    )
+    return all_pods(owner_uid="", **fields)
+
+
+FOUR_READY = four_pods(is_ready=True)

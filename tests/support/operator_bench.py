@@ -1,8 +1,8 @@
 """An operator that is stepped by hand against a cluster in memory, for tests of it."""
 
-import asyncio
 import copy
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from operator_jobs import SETTINGS, job_manifest
@@ -12,6 +12,7 @@ from ppojob_operator.errors import ClusterError
 from ppojob_operator.kinds import CHILD_KINDS
 from ppojob_operator.mirror import Mirror
 from ppojob_operator.reconcile import Reconciler
+from ppojob_operator.state import ControllerReport
 
 KEY = ("lab", "sum")
 
@@ -63,9 +64,22 @@ class Bench:
         raise AssertionError("it never comes to rest")
 
     @property
+    def job(self) -> dict[str, Any]:
+        """The job as it is there."""
+        return self.cluster.objects["PPOJob", *KEY]
+
+    @property
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = self.cluster.objects["PPOJob", "lab", "sum"]["status"]
+        """Of the job."""
+        status: dict[str, Any] = self.job["status"]
         return status
+
+    @contextmanager
+    def edited(self, kind: str, name: str) -> Iterator[dict[str, Any]]:
+        """An object to change by hand; it is written at the end of the block."""
+        item = copy.deepcopy(self.cluster.objects[kind, "lab", name])
+        yield item
+        self.cluster.put(item)
 
     def edit(self, **lifecycle: Any) -> None:
         """Edit spec.lifecycle, as its author may."""
@@ -73,10 +87,18 @@ class Bench:
 
     def edit_spec(self, **sections: Any) -> None:
         """Replace sections of the spec, as the author of the job may."""
-        job = copy.deepcopy(self.cluster.objects["PPOJob", "lab", "sum"])
-        job["spec"] |= sections
-        job["metadata"]["generation"] += 1
-        self.cluster.put(job)
+        with self.edited("PPOJob", "sum") as job:
+            job["spec"] |= sections
+            job["metadata"]["generation"] += 1
+
+    def end_controller(self) -> None:
+        """Have the controller's supervisor say that the training is done."""
+        uid = self.cluster.objects["Pod", "lab", "sum-controller-0"]["metadata"]["uid"]
+        self.mirror.see_report(KEY, ControllerReport(uid, "done", "", 0))
+
+    def names(self, kind: str) -> list[str]:
+        """Of all objects of a kind."""
+        return [one["metadata"]["name"] for one in self.cluster.of(kind)]
 
     def content(self) -> dict[Any, Any]:
         """Everything but what differs from run to run."""
@@ -89,11 +111,6 @@ class Bench:
             body = {k: v for k, v in item.items() if k not in {"metadata", "status"}}
             kept[place] = (body, status, item["metadata"].get("labels"))
         return kept
-
-
-def run(test: Callable[[Bench], Awaitable[None]], **changes: Any) -> None:
-    """Run a test on a bench of its own; `changes` replace sections of the job's spec."""
-    asyncio.run(test(Bench(**changes)))  # type: ignore[arg-type]
 
 
 async def up(bench: Bench) -> None:

@@ -12,6 +12,7 @@ from ppojob_operator.state import Child, ChildKind, Create, Job, Observed
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 SETTINGS = Settings(trainer_image="trainer:1")
+NO_STATUS = PPOJobStatus()
 UID = "11111111-2222-3333-4444-555555555555"
 
 
@@ -41,22 +42,20 @@ def job_manifest(**changes: Any) -> dict[str, Any]:
     }
 
 
-def make_job(status: PPOJobStatus | None = None, **changes: Any) -> Job:
+def with_status(manifest: dict[str, Any], status: PPOJobStatus) -> dict[str, Any]:
+    """A job as the API server has it once a status was written."""
+    return {**manifest, "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+
+
+def make_job(status: PPOJobStatus = NO_STATUS, **changes: Any) -> Job:
     """The same job as the operator reads it."""
-    manifest = job_manifest(**changes)
-    if status is not None:
-        manifest["status"] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return read_job(manifest)
+    return read_job(with_status(job_manifest(**changes), status))
 
 
 def children_of(job: Job) -> dict[tuple[ChildKind, str], Child]:
     """All objects of a job, as they are once they were made."""
-    made = [
-        one.manifest
-        for wave in plan(job, Observed(), SETTINGS, NOW).waves
-        for one in wave
-        if isinstance(one, Create)
-    ]
+    actions = [one for wave in plan(job, Observed(), SETTINGS, NOW).waves for one in wave]
+    made = [one.manifest for one in actions if isinstance(one, Create)]
     children = [
         Child(one["kind"], one["metadata"]["name"], f"uid-{number}", job.uid, False, one)
         for number, one in enumerate(made)

@@ -1,42 +1,53 @@
-"""Plans for a job of three roles and four pods, and what is in them, for tests of the operator."""
+"""What is planned for a job of three roles and four pods, for tests of the operator."""
 
 import datetime
 from typing import Any
 
-from operator_jobs import CHILDREN, CONFIG_DIGEST, NOW, UID
+from operator_jobs import CHILDREN, CONFIG_DIGEST, NOW, SETTINGS, UID, observed
 
-from ppojob_api.v1alpha1.status import PPOJobStatus
+from ppojob_api.v1alpha1.status import Condition, PPOJobStatus
 from ppojob_api.well_known import RoleName, workload_name
-from ppojob_operator.state import Action, Create, Emit, Plan, Pod
+from ppojob_operator.conditions import ConditionType, condition
+from ppojob_operator.plan import plan
+from ppojob_operator.state import Create, Delete, Emit, Job, Manifest, Observed, Plan, Pod
+
+_ROLES: dict[str, RoleName] = {
+    "sum-actor-rollout-0": "actorRollout",
+    "sum-controller-0": "controller",
+    "sum-reward-0": "reward",
+    "sum-reward-1": "reward",
+}
+NOTHING = Observed()
 
 
-def kinds(planned: Plan) -> list[str]:
-    """What the plan does, in its order."""
-    return [_kind(action) for wave in planned.waves for action in wave]
-
-
-def _kind(action: Action) -> str:
-    if isinstance(action, Create):
-        return f"Create {action.manifest['kind']}"
-    return type(action).__name__
-
-
-def pod(name: str, role: RoleName, **fields: Any) -> Pod:
+def pod(name: str, **fields: Any) -> Pod:
     """A pod of its StatefulSet."""
-    created = NOW - datetime.timedelta(seconds=5)
+    role = _ROLES[name]
     owner = CHILDREN["StatefulSet", workload_name("sum", role)].uid
-    fields = {"config_digest": CONFIG_DIGEST, "owner_uid": owner, **fields}
-    return Pod("lab", name, f"uid-{name}", UID, role, created, **fields)
+    created = NOW - datetime.timedelta(seconds=5)
+    known = {"uid": f"uid-{name}", "config_digest": CONFIG_DIGEST, "owner_uid": owner}
+    return Pod(
+        namespace="lab", name=name, job_uid=UID, role=role, created=created, **known | fields
+    )
 
 
 def all_pods(**fields: Any) -> tuple[Pod, ...]:
     """The pods of the job that `make_job` makes."""
-    return (
-        pod("sum-actor-rollout-0", "actorRollout", **fields),
-        pod("sum-controller-0", "controller", **fields),
-        pod("sum-reward-0", "reward", **fields),
-        pod("sum-reward-1", "reward", **fields),
-    )
+    return tuple(pod(name, **fields) for name in _ROLES)
+
+
+READY = all_pods(is_ready=True)
+UP = observed(pods=READY)
+
+
+def look(job: Job, seen: Observed = NOTHING, seconds: float = 0.0) -> Plan:
+    """What is planned for a job, so long after `NOW`."""
+    return plan(job, seen, SETTINGS, NOW + datetime.timedelta(seconds=seconds))
+
+
+def status_of(job: Job, seen: Observed = NOTHING, seconds: float = 0.0) -> PPOJobStatus:
+    """The status of a job after a look at it."""
+    return look(job, seen, seconds).status or job.status
 
 
 def status_after(planned: Plan) -> PPOJobStatus:
@@ -45,7 +56,36 @@ def status_after(planned: Plan) -> PPOJobStatus:
     return planned.status
 
 
+def claim(status: PPOJobStatus, name: ConditionType) -> Condition:
+    """A condition of a job."""
+    found = condition(status, name)
+    assert found is not None
+    return found
+
+
+def actions(planned: Plan, kind: type = object) -> list[Any]:
+    """What a plan does, in its order; of one kind, or all."""
+    return [one for wave in planned.waves for one in wave if isinstance(one, kind)]
+
+
+def kinds(planned: Plan) -> list[str]:
+    """The kinds of what a plan does, in its order."""
+    return [
+        f"Create {one.manifest['kind']}" if isinstance(one, Create) else type(one).__name__
+        for one in actions(planned)
+    ]
+
+
+def made(planned: Plan, kind: str) -> list[Manifest]:
+    """What of a kind is created."""
+    return [one.manifest for one in actions(planned, Create) if one.manifest["kind"] == kind]
+
+
+def deleted(planned: Plan) -> list[str]:
+    """Names of the objects that are deleted."""
+    return [one.name for one in actions(planned, Delete)]
+
+
 def told(planned: Plan) -> list[str]:
     """Reasons of the events that a plan emits."""
-    events = [one for wave in planned.waves for one in wave if isinstance(one, Emit)]
-    return [event.reason for event in events]
+    return [one.reason for one in actions(planned, Emit)]

@@ -1,7 +1,9 @@
-"""Waits for what other tasks of a test do."""
+"""Tasks beside a test, and waiting for what they do."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
 
 async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -9,3 +11,19 @@ async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+async def end(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task and wait until it is over."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, Any]) -> AsyncIterator["asyncio.Task[Any]"]:
+    """Have something run beside a block, and end with it."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        await end(task)

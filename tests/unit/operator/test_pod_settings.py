@@ -3,26 +3,11 @@
 from typing import Any
 
 from bad_specs import changed_job
-from operator_jobs import make_job
+from rendered_pods import pod_specs
 
 from ppojob_api import validation
+from ppojob_api.problem import ReasonCode
 from ppojob_api.v1alpha1.pod_settings import PodVolume
-from ppojob_operator.build.objects import stateful_sets
-from ppojob_operator.build.pod_template import Defaults
-from ppojob_operator.situation import pod_config
-
-DEFAULTS = Defaults("trainer:1", "IfNotPresent", "nvidia.com/gpu")
-
-
-def pod_specs(*items: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The pod specs of a job with these settings, by role."""
-    job = make_job(pods=list(items))
-    assert job.manifest is not None, job.problems
-    config = pod_config(job, job.manifest)
-    roles = config.run.topology.with_own_pods
-    sets = stateful_sets(job, config, roles, job.manifest.spec.pods, DEFAULTS)
-    templates = [one["spec"]["template"] for one in sets]
-    return {one["metadata"]["labels"]["ppojob.dev/role"]: one["spec"] for one in templates}
 
 
 def variables(spec: dict[str, Any]) -> dict[str, Any]:
@@ -112,10 +97,8 @@ def test_one_item_may_spread_over_a_topology_in_both_ways_and_in_none_twice() ->
     item["topologySpread"].append({**soft, "maxSkew": 2})
     problems = validation.validate(job)
     assert isinstance(problems, list)
-    assert [str(one) for one in problems] == [
-        'spec.pods[0].topologySpread[2].topologyKey: got "zone": spec.pods[0].topologySpread[1]'
-        " has it already; each once"
-    ]
+    where = "spec.pods[0].topologySpread[2].topologyKey"
+    assert [(one.where, one.reason_code) for one in problems] == [(where, ReasonCode.DUPLICATE)]
 
 
 def test_overrides_of_a_role_are_laid_over_those_of_all() -> None:

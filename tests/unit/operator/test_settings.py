@@ -33,10 +33,8 @@ def test_settings_have_the_types_of_their_defaults() -> None:
 
 
 def test_gangs_are_those_that_jobs_may_name() -> None:
-    assert read_settings({"PPOJOB_OPERATOR_GANGS": "workload, kueue"}).gang_types == (
-        "kueue",
-        "workload",
-    )
+    settings = read_settings({"PPOJOB_OPERATOR_GANGS": "workload, kueue"})
+    assert settings.gang_types == ("kueue", "workload")
     assert Settings().gang_types == ()
     with pytest.raises(ValueError, match=r"GANGS: got 'slurm'.*; of kueue, volcano, workload"):
         read_settings({"PPOJOB_OPERATOR_GANGS": "kueue,slurm"})

@@ -1,27 +1,24 @@
 """Objects that the API server does not take: what they hold up, and what they must not."""
 
-import copy
 import dataclasses
 from collections.abc import Callable
 
 import pytest
-from operator_bench import KEY, Bench, run, up
+from operator_bench import KEY, Bench, up
 from operator_jobs import (
     CHILDREN,
     CONFIG_DIGEST,
     NOW,
-    SETTINGS,
     UID,
     job_manifest,
     make_job,
     observed,
 )
-from operator_plans import all_pods, kinds, status_after
+from operator_plans import READY, all_pods, claim, kinds, look, status_of
 
-from ppojob_operator.conditions import condition, rfc3339
+from ppojob_operator.conditions import rfc3339
 from ppojob_operator.errors import ClusterError, RefusedError, UnavailableError
 from ppojob_operator.mirror import Mirror
-from ppojob_operator.plan import plan
 from ppojob_operator.reading import JobKey
 
 
@@ -38,73 +35,58 @@ def refuse(bench: Bench, kind: str, how: Callable[[str], ClusterError] = Refused
 
 def spoil(bench: Bench) -> None:
     """Edit an object of the job by hand, so that it is to be applied again."""
-    policy = copy.deepcopy(bench.cluster.objects["NetworkPolicy", "lab", "sum-pods"])
-    policy["spec"]["ingress"].append({})
-    bench.cluster.put(policy)
+    with bench.edited("NetworkPolicy", "sum-pods") as policy:
+        policy["spec"]["ingress"].append({})
 
 
 @pytest.mark.parametrize("how", [RefusedError, UnavailableError])
-def test_what_is_refused_does_not_keep_a_job_from_stopping(
-    how: Callable[[str], ClusterError],
+async def test_what_is_refused_does_not_keep_a_job_from_stopping(
+    bench: Bench, how: Callable[[str], ClusterError]
 ) -> None:
-    async def test(bench: Bench) -> None:
-        await up(bench)
-        spoil(bench)
-        refuse(bench, "NetworkPolicy", how)
-        bench.edit(suspend=True)
-        with pytest.raises(ClusterError):
-            await bench.step()
-        assert ("delete", "StatefulSet", "sum-controller") in bench.cluster.writes
-        await bench.settle()
-        assert bench.status["phase"] == "Suspended"
-        assert not bench.cluster.of("Pod")
-
-    run(test)
+    await up(bench)
+    spoil(bench)
+    refuse(bench, "NetworkPolicy", how)
+    bench.edit(suspend=True)
+    with pytest.raises(ClusterError):
+        await bench.step()
+    assert ("delete", "StatefulSet", "sum-controller") in bench.cluster.writes
+    await bench.settle()
+    assert bench.status["phase"] == "Suspended"
+    assert not bench.cluster.of("Pod")
 
 
-def test_nor_from_ending_at_its_deadline() -> None:
-    async def test(bench: Bench) -> None:
-        await up(bench)
-        job = copy.deepcopy(bench.cluster.objects["PPOJob", "lab", "sum"])
+async def test_nor_from_ending_at_its_deadline() -> None:
+    bench = Bench(lifecycle={"activeDeadlineSeconds": 60})
+    await up(bench)
+    with bench.edited("PPOJob", "sum") as job:
         job["status"]["startTime"] = rfc3339(NOW)
-        bench.cluster.put(job)
-        spoil(bench)
-        refuse(bench, "NetworkPolicy")
-        await bench.settle()
-        assert bench.status["reason"] == "DeadlineExceeded"
-        assert not bench.cluster.of("Pod")
-
-    run(test, lifecycle={"activeDeadlineSeconds": 60})
+    spoil(bench)
+    refuse(bench, "NetworkPolicy")
+    await bench.settle()
+    assert bench.status["reason"] == "DeadlineExceeded"
+    assert not bench.cluster.of("Pod")
 
 
-def test_nor_from_giving_up_the_pods_of_a_dead_node() -> None:
-    async def test(bench: Bench) -> None:
-        await up(bench)
-        name = "sum-reward-1"
-        lost = copy.deepcopy(bench.cluster.objects["Pod", "lab", name])
+async def test_nor_from_giving_up_the_pods_of_a_dead_node(bench: Bench) -> None:
+    await up(bench)
+    with bench.edited("Pod", "sum-reward-1") as lost:
         lost["spec"]["nodeName"] = "n"
-        bench.cluster.put(lost)
-        silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": rfc3339(NOW)}
-        node = {"metadata": {"name": "n", "uid": "n"}, "status": {"conditions": [silent]}}
-        bench.mirror.see_node(node)
-        spoil(bench)
-        refuse(bench, "NetworkPolicy")
-        with pytest.raises(RefusedError):
-            await bench.step()
-        assert ("delete", "Pod", name) in bench.cluster.writes
-
-    run(test)
+    silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": rfc3339(NOW)}
+    node = {"metadata": {"name": "n", "uid": "n"}, "status": {"conditions": [silent]}}
+    bench.mirror.see_node(node)
+    spoil(bench)
+    refuse(bench, "NetworkPolicy")
+    with pytest.raises(RefusedError):
+        await bench.step()
+    assert ("delete", "Pod", "sum-reward-1") in bench.cluster.writes
 
 
-def test_what_pods_need_is_still_waited_for() -> None:
-    async def test(bench: Bench) -> None:
-        refuse(bench, "Service")
-        with pytest.raises(RefusedError):
-            await bench.step()
-        assert not bench.cluster.of("StatefulSet")
-        assert not bench.cluster.of("RoleBinding")
-
-    run(test)
+async def test_what_pods_need_is_still_waited_for(bench: Bench) -> None:
+    refuse(bench, "Service")
+    with pytest.raises(RefusedError):
+        await bench.step()
+    assert not bench.cluster.of("StatefulSet")
+    assert not bench.cluster.of("RoleBinding")
 
 
 def test_nothing_is_applied_to_what_is_about_to_go() -> None:
@@ -112,47 +94,41 @@ def test_nothing_is_applied_to_what_is_about_to_go() -> None:
     paused = dataclasses.replace(make_job(lifecycle={"suspend": True}), generation=2)
     for digest in (CONFIG_DIGEST, "of-before"):
         there = observed(pods=all_pods(is_ready=True, config_digest=digest))
-        assert kinds(plan(paused, there, SETTINGS, NOW)) == ["Delete"]
+        assert kinds(look(paused, there)) == ["Delete"]
 
 
 def test_a_controller_is_not_ended_before_the_next_one_can_start() -> None:
     """Its StatefulSet has the new configuration, and somebody has deleted that."""
     pods = all_pods(is_ready=True, config_digest="of-before")
     whole = observed(pods=pods)
-    assert "DeletePod" in kinds(plan(make_job(), whole, SETTINGS, NOW))
+    assert "DeletePod" in kinds(look(make_job(), whole))
     children = {key: one for key, one in whole.children.items() if key[0] != "ConfigMap"}
     without = dataclasses.replace(whole, children=children)
-    planned = plan(make_job(), without, SETTINGS, NOW)
+    planned = look(make_job(), without)
     assert "Create ConfigMap" in kinds(planned)
     assert "DeletePod" not in kinds(planned)
 
 
-def test_what_is_not_wanted_any_more_holds_nothing_up() -> None:
+async def test_what_is_not_wanted_any_more_holds_nothing_up(bench: Bench) -> None:
     """The configuration of an edit was refused, and the next edit asks for another."""
-
-    async def test(bench: Bench) -> None:
-        await up(bench)
-        refuse(bench, "ConfigMap")
-        bench.edit_spec(steps={"total": 9})
-        for _ in range(2):
-            with pytest.raises(RefusedError):
-                await bench.step()
-        assert bench.status["reason"] == "ObjectRefused"
-        bench.cluster.fault = lambda _: None
-        bench.edit_spec(steps={"total": 10})
-        await bench.settle()
-        assert bench.status["reason"] != "ObjectRefused"
-        assert bench.mirror.observed(KEY, UID).refused == {}
-
-    run(test)
+    await up(bench)
+    refuse(bench, "ConfigMap")
+    bench.edit_spec(steps={"total": 9})
+    for _ in range(2):
+        with pytest.raises(RefusedError):
+            await bench.step()
+    assert bench.status["reason"] == "ObjectRefused"
+    bench.cluster.fault = lambda _: None
+    bench.edit_spec(steps={"total": 10})
+    await bench.settle()
+    assert bench.status["reason"] != "ObjectRefused"
+    assert bench.mirror.observed(KEY, UID).refused == {}
 
 
 def test_only_what_is_asked_for_still_is_told() -> None:
     refused = {("ConfigMap", "sum-config-of-before"): "quota"}
-    there = observed(pods=all_pods(is_ready=True), refused=refused)
-    ready = condition(status_after(plan(make_job(), there, SETTINGS, NOW)), "PodsReady")
-    assert ready is not None
-    assert ready.reason == "EveryPodReady"
+    there = observed(pods=READY, refused=refused)
+    assert claim(status_of(make_job(), there), "PodsReady").reason == "EveryPodReady"
 
 
 def test_a_refusal_is_known_as_long_as_it_is_asked_for_again() -> None:

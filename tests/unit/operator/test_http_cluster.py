@@ -1,8 +1,9 @@
 """What goes over the wire to an API server, and what its answers mean."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -29,25 +30,21 @@ CONFIG = {
 }
 
 
-def serve(handler: Handler, test: Callable[[HttpCluster], Awaitable[Any]], **options: Any) -> Any:
-    """Run `test` against a server whose every request `handler` answers."""
-
-    async def whole() -> Any:
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", handler)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        connection = Connection(f"http://{host}:{port}", None, lambda: "secret")
-        try:
-            async with HttpCluster(connection, **options) as cluster:
-                return await test(cluster)
-        finally:
-            await runner.cleanup()
-
-    return asyncio.run(whole())
+@contextlib.asynccontextmanager
+async def served(handler: Handler, **options: Any) -> AsyncIterator[HttpCluster]:
+    """A server whose every request `handler` answers."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    connection = Connection(f"http://{host}:{port}", None, lambda: "secret")
+    try:
+        async with HttpCluster(connection, **options) as cluster:
+            yield cluster
+    finally:
+        await runner.cleanup()
 
 
 def failing(status: int, headers: dict[str, str] | None = None) -> Handler:
@@ -57,7 +54,7 @@ def failing(status: int, headers: dict[str, str] | None = None) -> Handler:
     return handler
 
 
-def test_apply_is_server_side_forced_and_for_one_uid() -> None:
+async def test_apply_is_server_side_forced_and_for_one_uid() -> None:
     seen: dict[str, Any] = {}
 
     async def handler(request: web.Request) -> web.Response:
@@ -72,7 +69,8 @@ def test_apply_is_server_side_forced_and_for_one_uid() -> None:
         )
         return web.json_response(body)
 
-    serve(handler, lambda cluster: cluster.apply(CONFIG, "u1"))
+    async with served(handler) as cluster:
+        await cluster.apply(CONFIG, "u1")
     assert seen == {
         "method": "PATCH",
         "path": "/api/v1/namespaces/n/configmaps/c",
@@ -83,14 +81,15 @@ def test_apply_is_server_side_forced_and_for_one_uid() -> None:
     }
 
 
-def test_a_forced_deletion_waits_for_no_node() -> None:
+async def test_a_forced_deletion_waits_for_no_node() -> None:
     seen: dict[str, Any] = {}
 
     async def handler(request: web.Request) -> web.Response:
         seen.update(json.loads(await request.read()))
         return web.json_response({})
 
-    serve(handler, lambda cluster: cluster.delete(POD, "n", "p", "u1", 0))
+    async with served(handler) as cluster:
+        await cluster.delete(POD, "n", "p", "u1", 0)
     assert seen["gracePeriodSeconds"] == 0
     assert seen["preconditions"] == {"uid": "u1"}
     assert seen["propagationPolicy"] == "Background"
@@ -109,29 +108,32 @@ def test_a_forced_deletion_waits_for_no_node() -> None:
         (503, UnavailableError),
     ],
 )
-def test_a_status_is_an_error_of_its_kind(status: int, error: type[ClusterError]) -> None:
-    with pytest.raises(error, match="why") as raised:
-        serve(failing(status), lambda cluster: cluster.create(CONFIG))
+async def test_a_status_is_an_error_of_its_kind(status: int, error: type[ClusterError]) -> None:
+    async with served(failing(status)) as cluster:
+        with pytest.raises(error, match="why") as raised:
+            await cluster.create(CONFIG)
     assert raised.value.status == status
 
 
-def test_a_server_says_how_long_to_wait() -> None:
-    with pytest.raises(UnavailableError) as raised:
-        serve(failing(429, {"Retry-After": "7"}), lambda cluster: cluster.create(CONFIG))
+async def test_a_server_says_how_long_to_wait() -> None:
+    async with served(failing(429, {"Retry-After": "7"})) as cluster:
+        with pytest.raises(UnavailableError) as raised:
+            await cluster.create(CONFIG)
     assert raised.value.retry_after == 7.0
 
 
-def test_no_answer_is_unavailable() -> None:
+async def test_no_answer_is_unavailable() -> None:
     async def handler(request: web.Request) -> web.Response:
         assert request.transport is not None
         request.transport.close()
         return web.Response()
 
-    with pytest.raises(UnavailableError):
-        serve(handler, lambda cluster: cluster.get(CHILD_KINDS["ConfigMap"], "n", "c"))
+    async with served(handler) as cluster:
+        with pytest.raises(UnavailableError):
+            await cluster.get(CHILD_KINDS["ConfigMap"], "n", "c")
 
 
-def test_a_list_comes_page_by_page() -> None:
+async def test_a_list_comes_page_by_page() -> None:
     async def handler(request: web.Request) -> web.Response:
         assert request.query["labelSelector"] == "a"
         page = request.query.get("continue", "")
@@ -141,11 +143,9 @@ def test_a_list_comes_page_by_page() -> None:
         }
         return web.json_response(answer)
 
-    async def test(cluster: HttpCluster) -> list[str]:
+    async with served(handler) as cluster:
         pages = [page async for page in cluster.pages(POD, "", "a")]
-        return [item["metadata"]["name"] for page in pages for item in page.items]
-
-    assert serve(handler, test) == ["first", "next"]
+    assert [item["metadata"]["name"] for page in pages for item in page.items] == ["first", "next"]
 
 
 def stream(lines: list[dict[str, Any]], *, stalls: bool = False) -> Handler:
@@ -162,23 +162,23 @@ def stream(lines: list[dict[str, Any]], *, stalls: bool = False) -> Handler:
     return handler
 
 
-async def watched(cluster: HttpCluster) -> list[str]:
-    return [change.type async for change in cluster.watch(NODE, "", "", "5")]
+async def watched(handler: Handler, **options: Any) -> list[str]:
+    async with served(handler, **options) as cluster:
+        return [change.type async for change in cluster.watch(NODE, "", "", "5")]
 
 
-def test_a_watch_is_a_line_an_event_however_long() -> None:
+async def test_a_watch_is_a_line_an_event_however_long() -> None:
     large = {"metadata": {"annotations": {"a": "x" * 300_000}}}
     lines = [{"type": "ADDED", "object": large}, {"type": "BOOKMARK", "object": {}}]
-    assert serve(stream(lines), watched) == ["ADDED", "BOOKMARK"]
+    assert await watched(stream(lines)) == ["ADDED", "BOOKMARK"]
 
 
 @pytest.mark.parametrize(("code", "error"), [(410, ExpiredError), (500, UnavailableError)])
-def test_an_error_event_is_an_error(code: int, error: type[ClusterError]) -> None:
-    lines = [{"type": "ERROR", "object": {"code": code, "message": "why"}}]
+async def test_an_error_event_is_an_error(code: int, error: type[ClusterError]) -> None:
     with pytest.raises(error):
-        serve(stream(lines), watched)
+        await watched(stream([{"type": "ERROR", "object": {"code": code, "message": "why"}}]))
 
 
-def test_a_watch_that_says_nothing_is_broken_off() -> None:
+async def test_a_watch_that_says_nothing_is_broken_off() -> None:
     with pytest.raises(UnavailableError):
-        serve(stream([], stalls=True), watched, stall_seconds=0.2)
+        await watched(stream([], stalls=True), stall_seconds=0.2)

@@ -1,13 +1,12 @@
 """What is kept of the cluster, and what wakes a job."""
 
-import copy
 from typing import Any
 
 from operator_jobs import NOW, UID, job_manifest
 
 from ppojob_operator.mirror import Mirror
 from ppojob_operator.reading import JobKey
-from ppojob_operator.state import ControllerReport
+from ppojob_operator.state import ControllerReport, Job, Pod, Termination
 
 KEY = ("lab", "sum")
 LABELS = {"ppojob.dev/job": "sum", "ppojob.dev/job-uid": UID, "ppojob.dev/role": "controller"}
@@ -25,6 +24,18 @@ class Watched:
         before = len(self.woken)
         self.mirror.see_job(manifest)
         return len(self.woken) - before
+
+    @property
+    def known(self) -> Job:
+        known = self.mirror.job(KEY)
+        assert known is not None
+        return known
+
+    def pod(self, **fields: Any) -> Pod:
+        """A pod as it is kept."""
+        self.mirror.see_pod(pod(**fields))
+        (one,) = self.mirror.observed(KEY, UID).pods
+        return one
 
 
 def job(version: int, **status: Any) -> dict[str, Any]:
@@ -58,8 +69,7 @@ def test_steps_wake_nobody_and_turns_do() -> None:
     assert seen.after(job(4, training={"step": 2, "stage": "Training", "lastCommittedStep": 2}))
     assert not seen.after(job(5, training={"step": 4, "stage": "Training", "lastCommittedStep": 4}))
     assert seen.after(job(6, training={"step": 4, "stage": "Recovering", "lastCommittedStep": 4}))
-    known = seen.mirror.job(KEY)
-    assert known is not None
+    known = seen.known
     assert known.status.training is not None
     assert (known.status.training.step, known.resource_version) == (4, "6")
 
@@ -68,9 +78,7 @@ def test_an_older_state_does_not_come_back() -> None:
     seen = Watched()
     seen.after(job(5, reason="new"))
     assert seen.after(job(4, reason="old")) == 0
-    known = seen.mirror.job(KEY)
-    assert known is not None
-    assert known.status.reason == "new"
+    assert seen.known.status.reason == "new"
 
 
 def test_an_older_state_of_an_object_of_its_does_not_come_back() -> None:
@@ -103,9 +111,7 @@ def test_a_younger_job_of_the_same_name_is_another() -> None:
     younger["metadata"]["uid"] = "younger"
     seen.after(younger)
     seen.mirror.lose_job(UID)
-    known = seen.mirror.job(KEY)
-    assert known is not None
-    assert known.uid == "younger"
+    assert seen.known.uid == "younger"
 
 
 def test_a_report_counts_while_its_pod_is_there() -> None:
@@ -129,74 +135,46 @@ def test_a_pod_of_another_uid_is_not_the_jobs() -> None:
     assert seen.mirror.observed(KEY, "younger").pods == ()
 
 
+def container(name: str, restarts: int, waiting: str, **end: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "restartCount": restarts,
+        "state": {"waiting": {"reason": waiting, "message": "back-off 10s"}},
+        "lastState": {"terminated": {"finishedAt": "2026-01-02T03:04:05Z", **end}},
+    }
+
+
 def test_what_a_kubelet_says_of_a_pod() -> None:
-    seen = Watched()
-    ended = {
-        "exitCode": 137,
-        "reason": "OOMKilled",
-        "message": "too\x00 much",
-        "finishedAt": "2026-01-02T03:04:05Z",
-    }
-    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
-    container = {
-        "name": "trainer",
-        "restartCount": 3,
-        "state": {"waiting": waiting},
-        "lastState": {"terminated": ended},
-    }
+    end = {"exitCode": 137, "reason": "OOMKilled", "message": "too\x00 much"}
     target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
-    seen.mirror.see_pod(pod(containerStatuses=[container], conditions=[target]))
-    (one,) = seen.mirror.observed(KEY, UID).pods
+    trainer = container("trainer", 3, "CrashLoopBackOff", **end)
+    one = Watched().pod(containerStatuses=[trainer], conditions=[target])
     assert (one.restarts, one.waiting_reason) == (3, "CrashLoopBackOff")
     assert (one.disruption, one.owner_uid, one.node) == ("EvictionByEvictionAPI", "set", "n")
-    assert one.last is not None
-    assert (one.last.exit_code, one.last.reason, one.last.message) == (
-        137,
-        "OOMKilled",
-        "too? much",
-    )
-    assert one.last.finished == NOW
+    assert one.last == Termination(137, "OOMKilled", "too? much", NOW)
 
 
 def test_a_sidecar_speaks_for_itself_alone() -> None:
     """A kubelet sorts containers by name, and those that webhooks add come before ours."""
-
-    def ended(name: str, restarts: int, code: int, reason: str) -> dict[str, Any]:
-        end = {"exitCode": code, "reason": reason, "finishedAt": "2026-01-02T03:04:05Z"}
-        return {
-            "name": name,
-            "restartCount": restarts,
-            "state": {"waiting": {"reason": f"{reason}BackOff"}},
-            "lastState": {"terminated": end},
-        }
-
     seen = Watched()
-    sidecar = ended("istio-proxy", 5, 2, "Error")
-    seen.mirror.see_pod(pod(containerStatuses=[sidecar, ended("trainer", 1, 137, "OOMKilled")]))
-    (one,) = seen.mirror.observed(KEY, UID).pods
-    assert (one.restarts, one.waiting_reason) == (1, "OOMKilledBackOff")
-    assert one.last is not None
-    assert (one.last.exit_code, one.last.reason) == (137, "OOMKilled")
-    seen.mirror.see_pod(pod(containerStatuses=[sidecar]))
-    (one,) = seen.mirror.observed(KEY, UID).pods
+    sidecar = container("istio-proxy", 5, "ErrorBackOff", exitCode=2, reason="Error")
+    trainer = container("trainer", 1, "OOMBackOff", exitCode=137, reason="OOMKilled")
+    one = seen.pod(containerStatuses=[sidecar, trainer])
+    assert (one.restarts, one.waiting_reason) == (1, "OOMBackOff")
+    assert one.last == Termination(137, "OOMKilled", "", NOW)
+    one = seen.pod(containerStatuses=[sidecar])
     assert (one.restarts, one.waiting_reason, one.last) == (0, "", None)
 
 
 def test_a_silent_node_wakes_the_jobs_on_it() -> None:
+    def node(status: str, since: str) -> dict[str, Any]:
+        ready = {"type": "Ready", "status": status, "lastTransitionTime": since}
+        return {"metadata": {"name": "n", "uid": "n"}, "status": {"conditions": [ready]}}
+
     seen = Watched()
     seen.mirror.see_pod(pod())
-    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-02T03:00:00Z"}
-    node: dict[str, Any] = {
-        "metadata": {"name": "n", "uid": "n"},
-        "status": {"conditions": [ready]},
-    }
-    seen.mirror.see_node(node)
+    seen.mirror.see_node(node("True", "2026-01-02T03:00:00Z"))
     woken = len(seen.woken)
-    silent = copy.deepcopy(node)
-    silent["status"]["conditions"][0] |= {
-        "status": "Unknown",
-        "lastTransitionTime": "2026-01-02T03:04:05Z",
-    }
-    seen.mirror.see_node(silent)
+    seen.mirror.see_node(node("Unknown", "2026-01-02T03:04:05Z"))
     assert seen.woken[woken:] == [KEY]
     assert seen.mirror.observed(KEY, UID).nodes["n"].silent_since == NOW

@@ -1,0 +1,27 @@
+"""Tests of the operator may be coroutines; each runs in a loop of its own, for a minute at most."""
+
+import asyncio
+import inspect
+
+import pytest
+from operator_bench import Bench
+from simulated_cluster import SimulatedCluster
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), 60))
+    return True
+
+
+@pytest.fixture
+def cluster() -> SimulatedCluster:
+    return SimulatedCluster()
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()

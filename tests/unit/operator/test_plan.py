@@ -1,0 +1,177 @@
+"""The plan for a job, from what is there: never from what has happened."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from operator_jobs import NOW, SETTINGS, job_manifest, make_job, observed
+from operator_plans import (
+    NOTHING,
+    READY,
+    UP,
+    actions,
+    all_pods,
+    kinds,
+    look,
+    made,
+    pod,
+    status_of,
+    told,
+)
+
+from ppojob_api.problem import ReasonCode
+from ppojob_api.v1alpha1.status import PPOJobStatus, TrainingStatus
+from ppojob_operator.conditions import from_rfc3339
+from ppojob_operator.plan import cluster_problems, plan
+from ppojob_operator.reading import read_job
+from ppojob_operator.state import DeletePod, Node, Observed, Plan
+
+
+def test_a_new_job_gets_its_objects_before_its_pods() -> None:
+    planned = look(make_job())
+    created = kinds(planned)
+    assert created[0] == "MakeKeys"
+    assert created.count("Create StatefulSet") == 3
+    first_set = created.index("Create StatefulSet")
+    # The API server may not know of the Role yet; pods do not wait for that.
+    assert created[first_set + 3 :] == ["Create RoleBinding"]
+    assert {"Create ConfigMap", "Create Service", "Create NetworkPolicy"} <= {*created[:first_set]}
+    status = status_of(make_job())
+    assert (status.phase, status.image) == ("Starting", "trainer:1")
+    assert from_rfc3339(status.start_time) == NOW
+
+
+def test_an_unchanged_status_is_not_written() -> None:
+    seen = UP
+    assert look(make_job(status_of(make_job(), seen)), seen, 3_600).status is None
+
+
+def test_pods_that_come_one_by_one_cost_no_write() -> None:
+    job = make_job(status_of(make_job()))
+    for number in range(5):
+        assert look(job, observed(pods=all_pods()[:number])).status is None, number
+
+
+def test_a_wrong_job_gets_no_pods_and_the_lines_of_validate() -> None:
+    job = make_job(algorithm={"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 1})
+    status = status_of(job)
+    assert kinds(look(job)) == ["Emit"]
+    assert (status.phase, status.reason) == ("Failed", "InvalidSpec")
+    assert [one.where for one in job.problems] == ["spec.algorithm.samplesPerPrompt"]
+    assert status.message == str(job.problems[0])
+
+
+def test_what_a_server_keeps_in_metadata_is_no_mistake() -> None:
+    """A job that was made with generateName keeps it beside the name that was made of it."""
+    manifest = job_manifest()
+    manifest["metadata"] |= {"generateName": "su", "ofLaterVersions": {"any": 1}}
+    assert status_of(read_job(manifest)).phase == "Starting"
+
+
+def test_a_job_without_a_volume_is_refused() -> None:
+    job = make_job(checkpoint={})
+    assert job.manifest is not None
+    (problem,) = cluster_problems(job.manifest)
+    assert (problem.reason_code, problem.where) == (ReasonCode.REQUIRED, "spec.checkpoint.volume")
+    assert status_of(job).message == str(problem)
+
+
+def test_an_edit_that_is_wrong_does_not_fail_a_suspended_job() -> None:
+    """However often it is looked at: it has no start time, and is not accepted any more."""
+    asked = {"suspend": True}
+    status = status_of(make_job(lifecycle=asked))
+    assert (status.phase, status.start_time, status.image) == ("Suspended", None, "")
+    for _ in range(2):
+        status = status_of(make_job(status, lifecycle=asked, steps={}))
+        assert (status.phase, status.reason) == ("Suspended", "Asked")
+
+
+def test_a_job_that_is_deleted_is_left_alone() -> None:
+    job = dataclasses.replace(make_job(), is_deleting=True)
+    assert look(job, observed(pods=all_pods())) == Plan()
+
+
+@pytest.mark.parametrize(
+    ("is_ready", "step", "phase"),
+    [
+        (False, None, "Starting"),
+        (True, None, "Starting"),
+        (True, 3, "Running"),
+        (False, 3, "Recovering"),
+    ],
+)
+def test_the_phase_follows_pods_and_training(is_ready: bool, step: int | None, phase: str) -> None:
+    training = TrainingStatus(step=step, stage="Training") if step else None
+    job = make_job(PPOJobStatus(training=training))
+    assert status_of(job, observed(pods=all_pods(is_ready=is_ready))).phase == phase
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "words"),
+    [
+        ({"unschedulable": "0/3 nodes: no gpu."}, "Unschedulable", "0/3 nodes: no gpu."),
+        (
+            {"waiting_reason": "ImagePullBackOff", "waiting_message": "no such image"},
+            "ImageUnavailable",
+            "no such image",
+        ),
+        (
+            {"waiting_reason": "CreateContainerConfigError", "waiting_message": "no secret x"},
+            "ContainerWaits",
+            "no secret x",
+        ),
+        ({"phase": "Failed", "reason": "Evicted", "message": "disk"}, "PodFailed", "Evicted: disk"),
+    ],
+)
+def test_why_it_does_not_run_is_told(fields: dict[str, Any], reason: str, words: str) -> None:
+    seen = observed(pods=(*READY[:3], pod("sum-reward-1", **fields)))
+    status = status_of(make_job(), seen)
+    assert status.reason == reason
+    assert status.message.startswith("3 of 4 pods are ready; reward: pod sum-reward-1: ")
+    assert words in status.message
+    assert reason in told(look(make_job(), seen))
+
+
+def test_a_missing_rank_is_named() -> None:
+    seen = observed(pods=all_pods()[:3])
+    first = look(make_job(), seen)
+    job = make_job(status_of(make_job(), seen))
+    assert job.status.reason == "Starting"
+    assert first.again_in is not None
+    status = status_of(job, seen, first.again_in)
+    assert status.reason == "PodsMissing"
+    assert "sum-reward-1" in status.message
+
+
+def test_an_object_of_others_in_our_way_is_told() -> None:
+    seen = Observed(refused={("Service", "sum-reward"): "it is there already"})
+    status = status_of(make_job(), seen)
+    assert status.reason == "ObjectRefused"
+    assert status.message == "Service sum-reward: it is there already"
+
+
+def test_pods_on_a_silent_node_are_given_up_in_time() -> None:
+    pods = (*READY[:3], pod("sum-reward-1", node="n"))
+    seen = observed(pods=pods, nodes={"n": Node("n", NOW)})
+    early, late = look(make_job(), seen, 29), look(make_job(), seen, 30)
+    assert actions(early, DeletePod) == []
+    assert early.again_in == pytest.approx(1.0)
+    assert actions(late, DeletePod) == [DeletePod("sum-reward-1", "uid-sum-reward-1", force=True)]
+
+
+def test_the_image_of_a_running_job_stays_when_the_operators_changes() -> None:
+    job = make_job(status_of(make_job()))
+    upgraded = dataclasses.replace(SETTINGS, trainer_image="trainer:2")
+    planned = plan(job, observed(pods=all_pods()), upgraded, NOW)
+    assert (planned.status or job.status).image == "trainer:1"
+
+
+@pytest.mark.parametrize(("owner", "sets"), [("uid-of-a-set-that-is-gone", 0), ("", 3)])
+def test_pods_of_before_are_waited_for_and_orphans_are_not(owner: str, sets: int) -> None:
+    seen = Observed(pods=all_pods(owner_uid=owner))
+    assert len(made(look(make_job(), seen), "StatefulSet")) == sets
+
+
+def test_planning_twice_plans_the_same() -> None:
+    for seen in (NOTHING, observed(pods=all_pods())):
+        assert look(make_job(), seen) == look(make_job(), seen)

@@ -1,0 +1,164 @@
+"""A job whose pods are placed together: what is made for it, what is said, and what is kept."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from gang_plans import (
+    FOUR_READY,
+    KUEUE,
+    VOLCANO,
+    WORKLOAD,
+    admission_of,
+    child,
+    four_pods,
+    seen,
+)
+from operator_jobs import make_job
+from operator_plans import actions, kinds, look, made, status_after, status_of
+
+from ppojob_api.v1alpha1.status import PPOJobStatus
+from ppojob_operator.build.gang import GANGS
+from ppojob_operator.state import Child, Delete, Job, Observed
+
+
+def gang_of(job: Job) -> list[Child]:
+    """The objects that a job is placed by, each made when the one before it is there."""
+    assert job.manifest is not None
+    there: list[Child] = []
+    for kind in GANGS[job.manifest.spec.scheduling.type].kinds:
+        planned = look(job, seen(*there))
+        (one,) = made(planned, kind.partition(".")[0])
+        there.append(child(one, kind))
+    return there
+
+
+def test_volcano_gets_one_group_of_all_pods() -> None:
+    job = make_job(
+        scheduling=VOLCANO,
+        roles={"reward": {"replicas": 2}, "actorRollout": {"gpusPerReplica": 2}},
+        pods=[{"memory": "512Mi"}],
+    )
+    planned = look(job, seen())
+    (group,) = made(planned, "PodGroup")
+    assert group["apiVersion"] == "scheduling.volcano.sh/v1beta1"
+    spec = group["spec"]
+    assert (spec["minMember"], spec["queue"]) == (4, "research")
+    # A controller asks for 100m.
+    assert spec["minResources"]["cpu"].endswith("100m")
+    assert spec["minResources"]["memory"] == str(4 * 512 * 2**20)
+    assert spec["minResources"]["nvidia.com/gpu"] == "2"
+    for one in made(planned, "StatefulSet"):
+        template = one["spec"]["template"]
+        assert template["spec"]["schedulerName"] == "volcano"
+        assert template["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "ppojob-sum"
+
+
+def test_kubernetes_own_gang_is_one_group_of_one_workload() -> None:
+    job = make_job(scheduling=WORKLOAD)
+    planned = look(job, seen())
+    assert not made(planned, "PodGroup"), "refused where its Workload is not known"
+    workload, group = (one.manifest for one in gang_of(job))
+    assert {workload["apiVersion"], group["apiVersion"]} == {"scheduling.k8s.io/v1alpha2"}
+    (template,) = workload["spec"]["podGroupTemplates"]
+    assert template["schedulingPolicy"] == {"gang": {"minCount": 4}}
+    assert group["spec"]["schedulingPolicy"] == template["schedulingPolicy"]
+    origin = group["spec"]["podGroupTemplateRef"]["workload"]
+    assert origin == {
+        "workloadName": workload["metadata"]["name"],
+        "podGroupTemplateName": template["name"],
+    }
+    for one in made(planned, "StatefulSet"):
+        spec = one["spec"]["template"]["spec"]
+        assert spec["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
+
+
+def test_the_group_is_there_before_the_first_pod() -> None:
+    first = kinds(look(make_job(scheduling=VOLCANO), seen()))
+    assert first.index("Create PodGroup") < first.index("Create StatefulSet")
+
+
+@pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
+def test_admitted_means_that_pods_have_a_place(scheduling: dict[str, Any]) -> None:
+    job = make_job(scheduling=scheduling)
+    *others, group = gang_of(job)
+    words = {"type": "Unschedulable", "reason": "NotEnoughResources", "message": "3/4 in gang"}
+    told = {**group.manifest, "status": {"conditions": [words]}}
+    group = dataclasses.replace(group, manifest=told)
+    waiting = look(job, seen(*others, group, pods=four_pods()))
+    why = "NotEnoughResources: 3/4 in gang"
+    assert admission_of(waiting, job) == ("False", "GangWaits", why)
+    status = status_after(waiting)
+    assert (status.reason, status.start_time) == ("GangWaits", None)
+    placed = look(job, seen(*others, group, pods=four_pods(node="n")))
+    assert admission_of(placed, job)[:2] == ("True", "Placed")
+
+
+@pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
+def test_pods_that_are_placed_anew_give_the_job_no_more_time(scheduling: dict[str, Any]) -> None:
+    job = make_job(scheduling=scheduling)
+    gang = gang_of(job)
+    running = status_of(job, seen(*gang, pods=four_pods(node="n")))
+    assert running.start_time is not None
+    for pods in (four_pods(), ()):
+        status = status_of(make_job(running, scheduling=scheduling), seen(*gang, pods=pods))
+        assert (status.reason, status.start_time) == ("GangWaits", running.start_time)
+
+
+@pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
+def test_what_a_group_reserves_is_free_when_the_job_is_suspended(
+    scheduling: dict[str, Any],
+) -> None:
+    job = make_job(scheduling=scheduling)
+    gang = gang_of(job)
+    gone = [Delete(one.kind, "ppojob-sum", "uid-gang") for one in gang]
+    paused = make_job(scheduling=scheduling, lifecycle={"suspend": True})
+    with_pods = actions(look(paused, seen(*gang, pods=four_pods())))
+    assert not any(one in with_pods for one in gone)
+    assert {*gone} <= {*actions(look(paused, seen(*gang)), Delete)}
+
+
+@pytest.fixture(params=[KUEUE, VOLCANO, WORKLOAD], ids=lambda one: one["type"])
+def scheduling(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Whoever places the pods."""
+    return request.param
+
+
+def test_what_is_not_served_is_said_and_nothing_is_made(scheduling: dict[str, Any]) -> None:
+    job = make_job(scheduling=scheduling)
+    planned = look(job, Observed())
+    assert kinds(planned) == ["Emit"]
+    status, reason, message = admission_of(planned, job)
+    assert (status, reason) == ("False", "GangUnavailable")
+    assert f"spec.scheduling.type: {scheduling['type']}" in message
+    assert f"gangs.{scheduling['type']}: true" in message
+
+
+def test_pods_outlive_what_cannot_be_asked(scheduling: dict[str, Any]) -> None:
+    job = make_job(scheduling=scheduling)
+    there = Observed(pods=FOUR_READY)
+    planned = look(job, there)
+    assert len(made(planned, "StatefulSet")) == 3
+    started = PPOJobStatus(start_time="2026-01-02T03:00:00Z")
+    again = status_of(make_job(started, scheduling=scheduling), there)
+    assert again.start_time == started.start_time
+
+
+def test_an_object_of_others_in_our_way_is_told(scheduling: dict[str, Any]) -> None:
+    job = make_job(scheduling=scheduling)
+    kind = GANGS[scheduling["type"]].kinds[-1]
+    why = "it is there already and is not this job's"
+    planned = look(job, seen(refused={(kind, "ppojob-sum"): why}))
+    assert admission_of(planned, job)[1] == "ObjectRefused"
+    assert why in admission_of(planned, job)[2]
+
+
+def test_planning_twice_plans_the_same(scheduling: dict[str, Any]) -> None:
+    job = make_job(scheduling=scheduling)
+    assert look(job, seen()) == look(job, seen())
+
+
+def test_what_pods_read_does_not_name_who_places_them(scheduling: dict[str, Any]) -> None:
+    placed = look(make_job(scheduling=scheduling), Observed(pods=four_pods()))
+    (one,), (other,) = (made(planned, "ConfigMap") for planned in (placed, look(make_job())))
+    assert one["metadata"]["name"] == other["metadata"]["name"]

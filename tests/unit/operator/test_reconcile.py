@@ -1,0 +1,230 @@
+"""The operator against a cluster in memory: whatever is lost, edited or killed, the same end."""
+
+import contextlib
+import copy
+from typing import Any
+
+import pytest
+from operator_bench import KEY, Bench, up
+from operator_jobs import UID
+
+from ppojob_operator.errors import ClusterError, ConflictError, MissingError, UnavailableError
+from ppojob_operator.kinds import CHILD_KINDS
+from ppojob_operator.state import Manifest
+
+
+async def test_a_steady_job_costs_no_request(bench: Bench) -> None:
+    await up(bench)
+    before = bench.cluster.requests
+    await bench.step()
+    await bench.step()
+    assert bench.cluster.requests == before
+
+
+async def test_a_new_operator_changes_nothing_of_a_running_job(bench: Bench) -> None:
+    await up(bench)
+    before = list(bench.cluster.writes)
+    bench.restart()
+    await bench.settle()
+    assert bench.cluster.writes == before
+
+
+@pytest.mark.parametrize("behind", [False, True])
+async def test_killed_at_any_write_it_ends_the_same(behind: bool) -> None:
+    """The operator dies before or behind its n-th write, and another begins from nothing."""
+    whole = Bench()
+    await whole.settle()
+    writes = len([one for one in whole.cluster.writes if one[1] != "Event"])
+    assert writes > 15
+    for number in range(1, writes + 3):
+        bench = Bench()
+
+        def fault(n: int, number: int = number) -> ClusterError | None:
+            return UnavailableError("killed") if n >= number else None
+
+        if behind:
+            bench.cluster.after_fault = fault
+        else:
+            bench.cluster.fault = fault
+        with contextlib.suppress(ClusterError):
+            await bench.step()
+        bench.cluster.fault = bench.cluster.after_fault = lambda _: None
+        bench.restart()
+        await bench.settle()
+        assert bench.content() == whole.content(), number
+
+
+async def test_one_write_in_five_failing_changes_nothing_in_the_end(bench: Bench) -> None:
+    whole = Bench()
+    await up(whole)
+    bench.cluster.fault = lambda n: UnavailableError("500") if n % 5 == 0 else None
+    await up(bench)
+    assert bench.content() == whole.content()
+
+
+async def test_keys_are_made_once(bench: Bench) -> None:
+    await up(bench)
+    before = {one["metadata"]["name"]: one["data"] for one in bench.cluster.of("Secret")}
+    assert sorted(before) == ["sum-actor-rollout", "sum-controller", "sum-reward"]
+    bench.restart()
+    bench.cluster.remove("StatefulSet", "lab", "sum-reward")
+    await bench.settle()
+    after = {one["metadata"]["name"]: one["data"] for one in bench.cluster.of("Secret")}
+    assert after == before
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CHILD_KINDS if kind != "Secret"])
+async def test_what_is_deleted_by_hand_comes_back(bench: Bench, kind: str) -> None:
+    await up(bench)
+    before = bench.content()
+    for name in bench.names(kind):
+        bench.cluster.remove(kind, "lab", name)
+    await up(bench)
+    assert bench.content() == before
+
+
+async def test_what_is_edited_by_hand_is_put_right(bench: Bench) -> None:
+    await up(bench)
+    before = bench.content()
+    with bench.edited("Service", "sum-reward") as service:
+        service["spec"]["publishNotReadyAddresses"] = False
+    with bench.edited("NetworkPolicy", "sum-pods") as policy:
+        policy["spec"]["ingress"].append({})
+    with bench.edited("StatefulSet", "sum-reward") as sets:
+        sets["spec"]["replicas"] = 7
+    await bench.settle()
+    assert bench.content() == before
+
+
+async def test_a_webhook_that_rewrites_is_not_fought(bench: Bench) -> None:
+    original = bench.cluster.put
+
+    def put(manifest: Any) -> dict[str, Any]:
+        item = copy.deepcopy(dict(manifest))
+        if item["kind"] == "StatefulSet":
+            container = item["spec"]["template"]["spec"]["containers"][0]
+            container["image"] = "mirror.local/" + container["image"].split("/")[-1]
+        return original(item)
+
+    bench.cluster.put = put  # type: ignore[method-assign]
+    await up(bench)
+    before = len(bench.cluster.writes)
+    await bench.step()
+    assert len(bench.cluster.writes) == before
+
+
+async def test_an_object_of_somebody_else_is_never_taken_over(bench: Bench) -> None:
+    foreign = {"name": "sum-controller", "namespace": "lab", "labels": {"team": "x"}}
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": foreign}
+    before = copy.deepcopy(bench.cluster.put(account))
+    for _ in range(3):
+        with pytest.raises(ClusterError):
+            await bench.step()
+    assert bench.cluster.objects["ServiceAccount", "lab", "sum-controller"] == before
+    assert not bench.cluster.of("StatefulSet")
+    assert bench.status["reason"] == "ObjectRefused"
+    assert "ServiceAccount sum-controller" in bench.status["message"]
+
+
+async def test_a_name_that_was_taken_and_is_free_is_tried_again(bench: Bench) -> None:
+    bench.cluster.fault = lambda number: ConflictError("taken", 409) if number == 1 else None
+    with pytest.raises(UnavailableError, match="is gone"):
+        await bench.step()
+    bench.cluster.fault = lambda _: None
+    await bench.settle()
+    assert len(bench.cluster.of("Secret")) == 3
+
+
+async def test_a_binding_is_tried_again_until_its_role_is_known(bench: Bench) -> None:
+    """A Role that was made a moment ago may be unknown to what judges RoleBindings."""
+    create, refusals = bench.cluster.create, [MissingError("rolebindings: not found", 404)]
+
+    async def judged(manifest: Manifest) -> Manifest:
+        if manifest["kind"] == "RoleBinding" and refusals:
+            raise refusals.pop()
+        return await create(manifest)
+
+    bench.cluster.create = judged  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError, match="not found"):
+        await bench.step()
+    assert bench.cluster.of("StatefulSet"), "pods do not wait for it"
+    assert not bench.cluster.of("RoleBinding")
+    await bench.settle()
+    assert bench.cluster.of("RoleBinding")
+
+
+async def test_the_first_status_of_a_job_is_written_behind_its_objects(bench: Bench) -> None:
+    await bench.step()
+    assert len(bench.cluster.of("StatefulSet")) == 3
+    assert "status" not in {verb for verb, _, _ in bench.cluster.writes}
+    await bench.step()
+    assert [verb for verb, _, _ in bench.cluster.writes].count("status") == 1
+    assert bench.status["phase"] == "Starting"
+
+
+async def test_a_job_that_goes_before_its_first_status_is_not_made_again(bench: Bench) -> None:
+    await bench.step()
+    bench.cluster.remove("PPOJob", "lab", "sum")
+    for uid in list(bench.mirror._keys):
+        bench.mirror.lose_child(uid)
+    writes = len(bench.cluster.writes)
+    assert await bench.reconciler.reconcile(KEY) is None
+    assert len(bench.cluster.writes) == writes
+
+
+async def test_suspending_lets_the_controller_commit_first(bench: Bench) -> None:
+    await up(bench)
+    bench.edit(suspend=True)
+    # The controller's pod takes its time: its deletion is only asked for.
+    controller = bench.cluster.objects["Pod", "lab", "sum-controller-0"]
+    controller["metadata"]["ownerReferences"] = []
+    controller["metadata"]["deletionTimestamp"] = "2026-01-02T04:00:00Z"
+    await bench.settle()
+    assert bench.names("StatefulSet") == ["sum-actor-rollout", "sum-reward"]
+    assert bench.status["reason"] == "Suspending"
+    bench.cluster.remove("Pod", "lab", "sum-controller-0")
+    await bench.settle()
+    assert bench.names("StatefulSet") == bench.names("Pod") == []
+    assert (bench.status["phase"], bench.status["reason"]) == ("Suspended", "Asked")
+    bench.edit(suspend=False)
+    await up(bench)
+    assert len(bench.cluster.of("Pod")) == 4
+
+
+async def test_an_ended_job_gives_its_pods_back_and_stays(bench: Bench) -> None:
+    await up(bench)
+    bench.end_controller()
+    await bench.settle()
+    assert bench.status["phase"] == "Succeeded"
+    assert not bench.cluster.of("Pod")
+    before = bench.cluster.requests
+    await bench.step()
+    assert bench.cluster.requests == before
+
+
+async def test_an_edit_restarts_the_controller_alone(bench: Bench) -> None:
+    await up(bench)
+    before = bench.names("Pod")
+    bench.edit_spec(steps={"total": 9})
+    await bench.settle()
+    assert {*before} - {*bench.names("Pod")} == {"sum-controller-0"}
+    assert len(bench.cluster.of("ConfigMap")) == 2
+
+
+async def test_the_objects_of_an_earlier_job_are_waited_for(bench: Bench) -> None:
+    await up(bench)
+    job = bench.cluster.objects.pop(("PPOJob", "lab", "sum"))
+    renewed = copy.deepcopy(job)
+    renewed["metadata"] |= {"uid": "younger", "generation": 1}
+    del renewed["status"]
+    bench.cluster.put(renewed)
+    bench.restart()
+    await bench.settle()
+    services = bench.cluster.of("Service")
+    assert {one["metadata"]["ownerReferences"][0]["uid"] for one in services} == {UID}
+    for kind in ("Pod", *CHILD_KINDS):
+        for name in bench.names(kind):
+            bench.cluster.objects.pop((kind, "lab", name))
+    bench.restart()
+    await up(bench)
+    assert bench.status["conditions"][2]["status"] == "True"

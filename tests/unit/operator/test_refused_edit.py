@@ -1,0 +1,251 @@
+"""A job that was accepted and is edited so that its spec is refused: it goes on, and can end."""
+
+from typing import Any
+
+import pytest
+from gang_plans import (
+    ADMITTED,
+    EVICTED,
+    RESERVED,
+    admission_of,
+    admitted,
+    answered,
+    queued_job,
+    seen,
+)
+from operator_bench import Bench, up
+from operator_jobs import CHILDREN, NOW, make_job, observed
+from operator_plans import (
+    READY,
+    UP,
+    claim,
+    deleted,
+    kinds,
+    look,
+    pod,
+    status_after,
+    status_of,
+    told,
+)
+
+from ppojob_api.v1alpha1.status import PPOJobStatus
+from ppojob_operator.conditions import holds
+from ppojob_operator.state import (
+    ChildKind,
+    ControllerReport,
+    DeletePod,
+    Job,
+    Node,
+    Observed,
+    Plan,
+    Termination,
+)
+
+RUNNING = status_of(make_job(), UP)
+# A commit after every second step of one.
+REFUSED: dict[str, Any] = {"steps": {"total": 1}}
+EVERY_SET = ["sum-controller", "sum-actor-rollout", "sum-reward"]
+
+
+def refused_job(status: PPOJobStatus = RUNNING, **changes: Any) -> Job:
+    """The running job, edited."""
+    job = make_job(status, **REFUSED, **changes)
+    assert job.manifest is None
+    return job
+
+
+def without(kind: ChildKind, name: str) -> Observed:
+    left = {key: one for key, one in CHILDREN.items() if key != (kind, name)}
+    return Observed(children=left, pods=READY)
+
+
+def test_it_is_told_once_and_nothing_else_changes() -> None:
+    planned = look(refused_job(), UP)
+    status = status_after(planned)
+    assert (kinds(planned), told(planned)) == (["Emit"], ["InvalidSpec"])
+    accepted = claim(status, "Accepted")
+    assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
+    assert "spec.checkpoint.every: got 2" in accepted.message
+    others = [one for one in status.conditions if one.type != "Accepted"]
+    assert others == [one for one in RUNNING.conditions if one.type != "Accepted"]
+    kept = {"phase", "reason", "message", "roles", "image", "start_time"}
+    assert status.model_dump(include=kept) == RUNNING.model_dump(include=kept)
+    assert look(refused_job(status), UP) == Plan()
+
+
+@pytest.mark.parametrize(
+    ("code", "phase", "reason"),
+    [(0, "Succeeded", "TrainingDone"), (3, "Failed", "TrainingFailed")],
+)
+def test_it_ends(code: int, phase: str, reason: str) -> None:
+    report = ControllerReport("uid-sum-controller-0", "done", "", code)
+    there = observed(pods=READY, controller=report)
+    status = status_of(refused_job(), there)
+    assert (status.phase, status.reason) == (phase, reason)
+    assert deleted(look(refused_job(status), there)) == EVERY_SET
+
+
+def test_it_is_suspended_and_its_controller_commits_first() -> None:
+    job = refused_job(lifecycle={"suspend": True})
+    planned = look(job, UP)
+    assert deleted(planned) == ["sum-controller"]
+    assert status_after(planned).reason == "Suspending"
+    leaving = (READY[0], pod("sum-controller-0", is_deleting=True), *READY[2:])
+    assert deleted(look(job, observed(pods=leaving))) == ["sum-controller"]
+    assert deleted(look(job, observed(pods=(READY[0], *READY[2:])))) == EVERY_SET
+    status = status_of(job)
+    assert (status.phase, status.reason) == ("Suspended", "Asked")
+    assert not holds(status, "Accepted")
+
+
+def test_its_deadline_counts() -> None:
+    job = refused_job(lifecycle={"activeDeadlineSeconds": 60})
+    there = UP
+    early = look(job, there, 59)
+    assert (status_after(early).phase, early.again_in) == (RUNNING.phase, 1.0)
+    assert status_of(job, there, 60).reason == "DeadlineExceeded"
+
+
+def test_its_pods_are_ended_where_they_crash_or_are_lost() -> None:
+    end = Termination(1, "Error", "boom", NOW)
+    crashed = pod("sum-reward-0", restarts=1, last=end, waiting_reason="CrashLoopBackOff")
+    there = observed(pods=(*READY[:2], crashed, READY[3]))
+    status = status_of(refused_job(), there)
+    assert [one.pod for one in status.failures] == ["sum-reward-0"]
+    planned = look(refused_job(status), there, 2)
+    assert (DeletePod("sum-reward-0", "uid-sum-reward-0"),) in planned.waves
+    lost = pod("sum-reward-1", node="n")
+    there = observed(pods=(*READY[:3], lost), nodes={"n": Node("n", NOW)})
+    planned = look(refused_job(status), there, 30)
+    assert "DeletePod" in kinds(planned)
+
+
+def test_its_budget_counts() -> None:
+    end = Termination(137, "OOMKilled", "", NOW)
+    killed = pod("sum-reward-0", restarts=1, last=end)
+    there = observed(pods=(*READY[:2], killed, READY[3]))
+    status = status_of(refused_job(recovery={"restartsWithoutProgress": 0}), there)
+    assert status.reason == "RestartBudgetSpent"
+
+
+def test_what_is_missing_is_not_made() -> None:
+    planned = look(refused_job(), without("Service", "sum-reward"))
+    assert kinds(planned) == ["Emit"]
+
+
+def test_a_job_that_lacks_what_makes_its_pods_commits_and_stops() -> None:
+    """It cannot train, and would hold its GPUs for as long as nobody corrects it."""
+    job, there = refused_job(), without("StatefulSet", "sum-reward")
+    planned = look(job, there)
+    status = status_after(planned)
+    assert deleted(planned) == ["sum-controller"]
+    assert (status.phase, status.reason) == (RUNNING.phase, "InvalidSpec")
+    gone = status_of(refused_job(status))
+    assert (gone.phase, gone.reason, gone.start_time) == ("Pending", "InvalidSpec", None)
+    assert "spec.checkpoint.every: got 2" in gone.message
+    assert [(one.name, one.replicas, one.ready) for one in gone.roles] == [
+        ("controller", 1, 0),
+        ("actorRollout", 1, 0),
+        ("reward", 2, 0),
+    ]
+
+
+def test_a_suspended_one_goes_on_when_it_is_corrected() -> None:
+    asked = {"suspend": True}
+    suspended = status_of(make_job(RUNNING, lifecycle=asked))
+    resumed = status_of(refused_job(suspended))
+    assert (resumed.phase, resumed.reason) == ("Pending", "InvalidSpec")
+    corrected = look(make_job(resumed))
+    assert "Create StatefulSet" in kinds(corrected)
+    assert status_after(corrected).phase == "Starting"
+
+
+@pytest.mark.parametrize("wrong", [{"suspend": "yes"}, "none", None, [], 1], ids=str)
+def test_a_lifecycle_that_is_wrong_itself_asks_for_nothing(wrong: Any) -> None:
+    planned = look(refused_job(lifecycle=wrong), UP)
+    assert kinds(planned) == ["Emit"]
+
+
+def test_a_newer_lifecycle_is_read_as_far_as_it_is_known() -> None:
+    job = make_job(RUNNING, lifecycle={"suspend": True, "ofLaterVersions": 1})
+    planned = look(job, UP)
+    assert (deleted(planned), told(planned)) == (["sum-controller"], ["NewerSpec"])
+
+
+def refused(before: Plan, **changes: Any) -> Job:
+    return queued_job(status_after(before), **REFUSED, **changes)
+
+
+def test_evicted_it_commits_and_goes() -> None:
+    job = queued_job()
+    workload = admitted(job, EVICTED)
+    there = seen(*CHILDREN.values(), workload, pods=READY)
+    running = look(job, seen(*CHILDREN.values(), admitted(job), pods=READY))
+    planned = look(refused(running), there)
+    assert deleted(planned) == ["sum-controller"]
+    assert admission_of(planned, job)[1] == "Preempted"
+
+
+def test_without_pods_it_leaves_the_queue() -> None:
+    job = queued_job()
+    workload = answered(job, RESERVED, ADMITTED)
+    waiting = look(job, seen(answered(job)))
+    planned = look(refused(waiting), seen(workload))
+    assert deleted(planned) == [workload.name]
+    assert admission_of(planned, job)[:2] == ("False", "InvalidSpec")
+
+
+def test_one_that_is_newer_than_the_operator_keeps_its_place() -> None:
+    job = queued_job()
+    waiting = status_of(job, seen(answered(job)))
+    planned = look(queued_job(waiting, ofLaterVersions=1), seen(answered(job)))
+    assert kinds(planned) == ["Emit", "Emit"]
+    assert admission_of(planned, job)[:2] == ("False", "NewerSpec")
+
+
+def test_a_queue_that_is_not_named_any_more() -> None:
+    job = queued_job()
+    running = look(job, seen(*CHILDREN.values(), admitted(job), pods=READY))
+    there = seen(*CHILDREN.values(), answered(job), pods=READY)
+    planned = look(refused(running, scheduling={"type": "kueue"}), there)
+    assert admission_of(planned, job)[1:] == ("Queued", "in LocalQueue team-a")
+
+
+async def test_in_a_cluster_it_goes_on_and_ends_and_is_corrected(bench: Bench) -> None:
+    await up(bench)
+    before = bench.content()
+    right = {"steps": bench.job["spec"]["steps"]}
+    bench.edit_spec(**REFUSED)
+    await bench.settle()
+    pods = {one["metadata"]["uid"] for one in bench.cluster.of("Pod")}
+    writes = len(bench.cluster.writes)
+    bench.restart()
+    await bench.settle()
+    assert len(bench.cluster.writes) == writes
+
+    bench.edit_spec(**right)
+    await bench.settle()
+    assert {one["metadata"]["uid"] for one in bench.cluster.of("Pod")} == pods
+    assert bench.content().keys() == before.keys()
+    assert bench.status["phase"] == "Starting"
+    said = {one["type"]: one["status"] for one in bench.status["conditions"]}
+    assert (said["Accepted"], said["PodsReady"]) == ("True", "True")
+
+    bench.edit_spec(**REFUSED, lifecycle={"suspend": True})
+    await bench.settle()
+    assert not bench.cluster.of("Pod")
+    assert (bench.status["phase"], bench.status["reason"]) == ("Suspended", "Asked")
+    bench.edit(suspend=False)
+    await bench.settle()
+    assert not bench.cluster.of("Pod")
+    assert (bench.status["phase"], bench.status["reason"]) == ("Pending", "InvalidSpec")
+
+    bench.edit_spec(**right)
+    await up(bench)
+    assert len(bench.cluster.of("Pod")) == len(pods)
+    bench.edit_spec(**REFUSED)
+    bench.look()
+    bench.end_controller()
+    await bench.settle()
+    assert bench.status["phase"] == "Succeeded"
+    assert not bench.cluster.of("Pod")
