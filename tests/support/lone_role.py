@@ -6,6 +6,7 @@ import tiny_jobs
 
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.well_known import RoleName
 from ppojob_cli.validate import load_job
 from ppojob_trainer.pod_environment import PodEnvironment
 
@@ -32,14 +33,14 @@ class Alone:
         assert not incoming
 
 
-def actor_pod(folder: Path, **changes: object) -> PodEnvironment:
-    """The pod of a tiny job's policy, whose files `tiny_jobs.make_tiny_folder` makes."""
+def pod_of(folder: Path, role: RoleName, **changes: object) -> PodEnvironment:
+    """The first pod of a role of a tiny job, whose files `tiny_jobs.make_tiny_folder` makes."""
     return PodEnvironment(
         config=resolve(load_job(tiny_jobs.write_manifest(folder, folder, **changes))),
-        role="actorRollout",
+        role=role,
         pod_index=0,
         address="127.0.0.1",
-        keys=folder / "keys" / "actorRollout",
+        keys=folder / "keys" / role,
         run_folder=folder,
         scratch=folder,
         address_book={},

@@ -17,12 +17,19 @@ STEP = {
 }
 
 
-def begun() -> tuple[TrainingReport, list[TrainingStatus]]:
-    told: list[TrainingStatus] = []
-    report = TrainingReport(told.append)
-    report.turn("Starting", 0)
-    report.begin(epoch=3, step=4, committed=2)
-    return report, told
+class Told:
+    """A report of a controller that has taken over, and what it tells."""
+
+    def __init__(self, total: int = 10) -> None:
+        self.states: list[TrainingStatus] = []
+        self.report = TrainingReport(self.states.append)
+        self.report.begin(epoch=3, step=4, committed=2)
+        self.report.turn("Training", total)
+
+    def after(self, step: int, metrics: dict[str, float]) -> TrainingStatus:
+        """What is told once a step is done."""
+        self.report.done(step, metrics)
+        return self.states[-1]
 
 
 def test_whoever_has_not_taken_over_says_nothing() -> None:
@@ -36,10 +43,7 @@ def test_whoever_has_not_taken_over_says_nothing() -> None:
 
 
 def test_a_step_shows_its_figures() -> None:
-    report, told = begun()
-    report.turn("Training", 10)
-    report.done(5, STEP)
-    assert told[-1] == TrainingStatus(
+    assert Told().after(5, STEP) == TrainingStatus(
         epoch=3,
         step=5,
         total_steps=10,
@@ -54,13 +58,14 @@ def test_a_step_shows_its_figures() -> None:
     )
 
 
-def test_what_changes_nothing_is_not_told() -> None:
-    report, told = begun()
-    report.turn("Training", 10)
-    number = len(told)
+def test_what_changes_nothing_is_not_told_and_a_commit_is() -> None:
+    told = Told()
+    number = len(told.states)
     for _ in range(5):
-        report.turn("Training", 10)
-    assert len(told) == number
+        told.report.turn("Training", 10)
+    assert len(told.states) == number
+    told.report.commit(4)
+    assert told.states[-1].last_committed_step == 4
 
 
 @pytest.mark.parametrize(
@@ -74,88 +79,71 @@ def test_what_changes_nothing_is_not_told() -> None:
     ],
 )
 def test_how_a_job_ended_is_not_the_controllers_to_say(phase: str, stage: str) -> None:
-    report, told = begun()
-    report.turn("Training", 10)
-    report.turn(phase, 10)
-    assert told[-1].stage == stage
+    told = Told()
+    told.report.turn(phase, 10)
+    assert told.states[-1].stage == stage
 
 
-def test_kl_is_that_to_the_reference_where_there_is_one() -> None:
-    report, told = begun()
-    report.done(5, {"actor/ppo_kl": 0.1})
-    assert told[-1].kl == 0.1
-    report.done(6, {"actor/ppo_kl": 0.1, "actor/reward_kl_penalty": 0.3})
-    assert told[-1].kl == 0.3
-    report.done(7, {"actor/ppo_kl": 0.1, "actor/kl_loss": 0.2})
-    assert told[-1].kl == 0.2
+@pytest.mark.parametrize(
+    ("metrics", "kl"),
+    [
+        ({}, 0.1),
+        ({"actor/reward_kl_penalty": 0.3}, 0.3),
+        ({"actor/kl_loss": 0.2}, 0.2),
+    ],
+)
+def test_kl_is_that_to_the_reference_where_there_is_one(
+    metrics: dict[str, float], kl: float
+) -> None:
+    assert Told().after(5, {"actor/ppo_kl": 0.1, **metrics}).kl == kl
 
 
 def test_what_a_step_does_not_say_is_not_kept_from_another() -> None:
-    report, told = begun()
-    report.done(5, STEP)
-    report.done(6, {"critic/score/mean": math.nan, "actor/entropy": math.inf})
-    assert (told[-1].reward, told[-1].kl, told[-1].entropy) == (None, None, None)
+    told = Told()
+    told.after(5, STEP)
+    last = told.after(6, {"critic/score/mean": math.nan, "actor/entropy": math.inf})
+    assert (last.reward, last.kl, last.entropy) == (None, None, None)
 
 
-def test_a_validation_stays_until_the_next() -> None:
-    report, told = begun()
-    report.done(0, {"val-core/a/b/acc/mean@1": 0.25, "val-core/c/acc/mean@1": 0.75})
-    assert (told[-1].validation, told[-1].reward) == (0.5, None)
-    report.done(1, {**STEP, "val-core/c/acc/best@2/mean": 1.0})
-    assert told[-1].validation == 0.5
-    report.done(2, {**STEP, "val-core/c/acc/mean@1": 1.0})
-    assert told[-1].validation == 1.0
+def test_a_validation_stays_until_the_next_and_tells_nothing_of_the_pace() -> None:
+    told = Told()
+    metrics = {"val-core/a/b/acc/mean@1": 0.25, "val-core/c/acc/mean@1": 0.75}
+    first = told.after(0, {**metrics, "timing_s/step": 900.0})
+    assert (first.validation, first.reward) == (0.5, None)
+    assert (first.eta, first.tokens_per_second) == (None, None)
+    assert told.after(1, {**STEP, "val-core/c/acc/best@2/mean": 1.0}).validation == 0.5
+    assert told.after(2, {**STEP, "val-core/c/acc/mean@1": 1.0}).validation == 1.0
 
 
 def test_time_that_is_left_follows_from_recent_steps() -> None:
-    report, told = begun()
-    report.turn("Training", 1000)
+    told = Told(total=1000)
     for step in range(5, 105):
-        report.done(step, {**STEP, "timing_s/step": 100.0 if step < 95 else 36.0})
-    assert told[-1].eta == duration(36.0 * (1000 - 104)) == "8h58m"
-    report.done(1000, STEP)
-    assert told[-1].eta is None
+        last = told.after(step, {**STEP, "timing_s/step": 100.0 if step < 95 else 36.0})
+    assert last.eta == duration(36.0 * (1000 - 104)) == "8h58m"
+    assert told.after(1000, STEP).eta is None
 
 
 def test_time_that_is_left_counts_what_only_some_steps_have() -> None:
-    report, told = begun()
-    report.turn("Training", 100)
+    told = Told(total=100)
     seldom = {"timing_s/save_checkpoint": 50.0, "timing_s/testing": 10.0, "timing_s/step": 62.0}
     history = [{**STEP, **(seldom if step % 12 == 0 else {})} for step in range(1, 25)]
     for step, metrics in enumerate(history, start=1):
-        report.done(step, metrics)
-    assert told[-1].eta == duration((2.0 + 2 * 60.0 / 24) * (100 - 24)) == "8m52s"
-    report.stand(24, 24, history)
-    assert told[-1].eta == "8m52s"
-
-
-def test_a_validation_alone_tells_nothing_of_the_pace() -> None:
-    report, told = begun()
-    report.turn("Training", 10)
-    report.done(0, {"val-core/a/acc/mean@1": 0.5, "timing_s/step": 900.0})
-    assert (told[-1].eta, told[-1].tokens_per_second) == (None, None)
+        last = told.after(step, metrics)
+    assert last.eta == duration((2.0 + 2 * 60.0 / 24) * (100 - 24)) == "8m52s"
+    told.report.stand(24, 24, history)
+    assert told.states[-1].eta == "8m52s"
 
 
 def test_who_stands_up_shows_what_stands() -> None:
-    report, told = begun()
-    report.turn("Recovering", 10)
-    report.done(5, {**STEP, "critic/score/mean": 0.9})
-    history = [
-        {"val-core/a/acc/mean@1": 0.125},
-        {**STEP, "critic/score/mean": None},
-        STEP,
-    ]
-    report.stand(2, 2, history)
-    assert (told[-1].step, told[-1].reward, told[-1].validation) == (2, 0.5123, 0.125)
-    assert told[-1].eta == "16s"
-    report.stand(0, None, [])
-    assert told[-1] == TrainingStatus(epoch=3, total_steps=10, stage="Recovering")
-
-
-def test_a_commit_is_told() -> None:
-    report, told = begun()
-    report.commit(4)
-    assert told[-1].last_committed_step == 4
+    told = Told()
+    told.report.turn("Recovering", 10)
+    told.after(5, {**STEP, "critic/score/mean": 0.9})
+    history = [{"val-core/a/acc/mean@1": 0.125}, {**STEP, "critic/score/mean": None}, STEP]
+    told.report.stand(2, 2, history)
+    last = told.states[-1]
+    assert (last.step, last.reward, last.validation, last.eta) == (2, 0.5123, 0.125, "16s")
+    told.report.stand(0, None, [])
+    assert told.states[-1] == TrainingStatus(epoch=3, total_steps=10, stage="Recovering")
 
 
 @pytest.mark.parametrize(

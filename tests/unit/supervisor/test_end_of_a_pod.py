@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pod_plans import pod_plan
 from run_folders import is_told_to_end
 
 from ppojob_api import contract
@@ -30,15 +31,7 @@ def gate(tmp_path: Path) -> Path:
 def plan(gate: Path) -> PodPlan:
     """Of a pod whose controller ends with status 2, as soon as it has read its environment."""
     path = f"{gate.parent}:{os.environ.get('PYTHONPATH', '')}"
-    return PodPlan(
-        role="controller",
-        pod=0,
-        ranks=1,
-        first_rank=0,
-        silent_seconds=600,
-        restarts_without_progress=3,
-        environment={**os.environ, "PYTHONPATH": path},
-    )
+    return pod_plan("controller", environment={**os.environ, "PYTHONPATH": path})
 
 
 @pytest.fixture

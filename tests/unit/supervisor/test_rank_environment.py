@@ -1,27 +1,22 @@
 """A rank is told who it is, and sees the GPU that is its own."""
 
 import pytest
+from pod_plans import pod_plan
 
 from ppojob_api import contract
-from ppojob_trainer.supervisor.pod import PodPlan
 
 
-def plan(environment: dict[str, str], *, has_gpus: bool) -> PodPlan:
-    """A pod of two ranks, the second of its role."""
-    return PodPlan(
-        role="actorRollout",
-        pod=1,
-        ranks=2,
-        first_rank=2,
-        silent_seconds=1,
-        restarts_without_progress=0,
-        environment=environment,
-        has_gpus=has_gpus,
-    )
+def rank_environment(
+    environment: dict[str, str], local_rank: int, *, has_gpus: bool = False, epoch: int = 1
+) -> dict[str, str]:
+    """Of a rank of a pod of two ranks, the second of its role."""
+    shape = {"pod": 1, "ranks": 2, "first_rank": 2, "has_gpus": has_gpus}
+    plan = pod_plan("actorRollout", environment=environment, **shape)
+    return plan.rank_environment(epoch, local_rank)
 
 
 def test_a_rank_is_told_who_it_is():
-    told = plan({"HOME": "/h"}, has_gpus=False).rank_environment(5, 1)
+    told = rank_environment({"HOME": "/h"}, 1, epoch=5)
     numbers = {contract.ENV_RANK: "3", contract.ENV_LOCAL_RANK: "1", contract.ENV_EPOCH: "5"}
     assert told == {"HOME": "/h", **numbers}
 
@@ -37,12 +32,10 @@ def test_a_rank_is_told_who_it_is():
 )
 def test_a_rank_sees_its_own_gpu_alone(pod_sees: str | None, ranks_see: list[str]):
     environment = {} if pod_sees is None else {"CUDA_VISIBLE_DEVICES": pod_sees}
-    made = plan(environment, has_gpus=True)
-    told = [made.rank_environment(1, local_rank) for local_rank in range(2)]
+    told = [rank_environment(environment, rank, has_gpus=True) for rank in range(2)]
     assert [rank["CUDA_VISIBLE_DEVICES"] for rank in told] == ranks_see
 
 
 def test_ranks_on_the_cpu_see_what_their_pod_sees():
-    environment = {"CUDA_VISIBLE_DEVICES": ""}
-    told = plan(environment, has_gpus=False).rank_environment(1, 1)
+    told = rank_environment({"CUDA_VISIBLE_DEVICES": ""}, 1)
     assert told["CUDA_VISIBLE_DEVICES"] == ""

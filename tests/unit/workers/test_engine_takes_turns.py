@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import tiny_jobs
-from lone_role import actor_pod
+from lone_role import pod_of
 
 from ppojob_trainer.pod_environment import RankEnvironment
 from ppojob_trainer.rollout.protocol import Request, RolloutError, SamplingParams
@@ -30,7 +30,7 @@ def keys(tmp_path: Path) -> KeyRing:
 def worker(torch_as_it_was: None, tmp_path: Path, keys: KeyRing) -> Iterator[ActorRolloutWorker]:
     tiny_jobs.make_tiny_folder(tmp_path)
     rank = RankEnvironment(rank=0, local_rank=0, epoch=1)
-    with open_actor_rollout_worker(actor_pod(tmp_path), rank, keys) as opened:
+    with open_actor_rollout_worker(pod_of(tmp_path, "actorRollout"), rank, keys) as opened:
         yield opened
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lone_role import actor_pod
+from lone_role import pod_of
 from tiny_models import save_model
 
 from ppojob_trainer.pod_environment import RankEnvironment
@@ -18,7 +18,7 @@ def test_a_collective_may_take_as_long_as_what_it_is_part_of(
     tmp_path: Path, timeouts: dict[str, int], limit: int
 ) -> None:
     save_model(tmp_path / "model")
-    environment = actor_pod(tmp_path, timeouts=timeouts)
+    environment = pod_of(tmp_path, "actorRollout", timeouts=timeouts)
     with open_role_world(environment, RankEnvironment(rank=0, local_rank=0, epoch=1)) as world:
         assert world.group is not None
         options = world.group._get_backend(torch.device("cpu")).options

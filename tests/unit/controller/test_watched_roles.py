@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pod_plans import pod_plan
 
 from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.roles import RoleGroup, Roles
@@ -18,13 +19,13 @@ from ppojob_trainer.errors import (
     RoleLost,
     StorageError,
 )
-from ppojob_trainer.rpc.client import Caller, Peer
+from ppojob_trainer.rpc.client import Peer
 from ppojob_trainer.rpc.identity import PodIdentity
 from ppojob_trainer.rpc.messages import PodStatus
 from ppojob_trainer.rpc.methods import IDENTITY, IDLE, START, STATUS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
-from ppojob_trainer.supervisor.pod import Pod, PodPlan
+from ppojob_trainer.supervisor.pod import Pod
 
 THEIRS = PodIdentity(code="c", config="other", models={})
 Status = Callable[[Any], PodStatus]
@@ -35,16 +36,21 @@ def pod(epoch: int, phase: str) -> Status:
 
 
 @pytest.fixture
-def roles_of(serve, caller_of) -> Callable[..., Roles]:
+def actor(serve, caller_of) -> Callable[..., Roles]:
+    """Roles of one: a supervisor that says so, a rank that does so, and more ranks."""
+
     def make(status: Status, work: Callable[[Any], msgspec.Struct], *more: Peer) -> Roles:
         routes = [Route(STATUS, status), Route(START, status), Route(IDENTITY, lambda _: THEIRS)]
+        ranks = (serve([Route(IDLE, work)]), *more)
         supervisor = serve(routes, epoch=None)
-        rank = serve([Route(IDLE, work)])
-        caller: Caller = caller_of()
-        group = RoleGroup("actorRollout", (supervisor,), (rank, *more), True, True, epoch=1)
-        return Roles(caller, (group,), 5.0, lambda: False, Agreement(code="c", config="r"))
+        group = RoleGroup("actorRollout", (supervisor,), ranks, True, True, epoch=1)
+        return Roles(caller_of(), (group,), 5.0, lambda: False, Agreement(code="c", config="r"))
 
     return make
+
+
+def idle(_: Any) -> Nothing:
+    return Nothing()
 
 
 def raises(problem: Exception) -> Callable[[Any], msgspec.Struct]:
@@ -54,48 +60,48 @@ def raises(problem: Exception) -> Callable[[Any], msgspec.Struct]:
     return work
 
 
-def test_a_pod_that_began_anew_has_lost_its_ranks(roles_of) -> None:
+def test_a_pod_that_began_anew_has_lost_its_ranks(actor) -> None:
     """Its container was started again: it answers, and knows of no epoch."""
-    roles = roles_of(pod(0, "idle"), lambda _: Nothing())
+    roles = actor(pod(0, "idle"), idle)
     with pytest.raises(RoleLost, match="pod 0: it began anew, without ranks"):
         roles.watch()
 
 
 @pytest.mark.parametrize("phase", ["starting", "ready"])
-def test_a_pod_in_its_epoch_is_fine(phase: str, roles_of) -> None:
-    roles_of(pod(1, phase), lambda _: Nothing()).watch()
+def test_a_pod_in_its_epoch_is_fine(phase: str, actor) -> None:
+    actor(pod(1, phase), idle).watch()
 
 
-def test_a_disk_that_refuses_is_told_as_such(roles_of) -> None:
-    roles = roles_of(pod(1, "ready"), raises(StorageError(Path("/run/x"), "No space left")))
-    with pytest.raises(StorageError, match=r"actorRollout rank 0: StorageError: /run/x: No space"):
+@pytest.mark.parametrize(
+    ("problem", "error", "words"),
+    [
+        (StorageError(Path("/run/x"), "No space left"), StorageError, "/run/x: No space left"),
+        (ValueError("no"), JobFailed, "ValueError: no"),
+    ],
+)
+def test_work_that_fails_ends_the_job(
+    problem: Exception, error: type[Exception], words: str, actor
+) -> None:
+    roles = actor(pod(1, "ready"), raises(problem))
+    with pytest.raises(error, match=f"actorRollout rank 0: .*{words}"):
         roles.wait_idle(roles.groups, 3, "save")
 
 
-def test_a_channel_that_breaks_between_the_living_costs_the_guest(roles_of, serve) -> None:
+def test_a_channel_that_breaks_between_the_living_costs_the_guest(actor, serve) -> None:
     guest = serve([Route(IDLE, raises(ChannelLost("a-b", "too slow")))], role="reward")
-    roles = roles_of(pod(1, "ready"), raises(ChannelLost("a-b", "too slow")), guest)
+    roles = actor(pod(1, "ready"), raises(ChannelLost("a-b", "too slow")), guest)
     with pytest.raises(RoleLost) as caught:
         roles.wait_idle(roles.groups, 3, "move_rows")
     assert caught.value.role == "reward"
 
 
-def test_work_that_fails_ends_the_job(roles_of) -> None:
-    roles = roles_of(pod(1, "ready"), raises(ValueError("no")))
-    with pytest.raises(JobFailed, match="ValueError: no"):
-        roles.wait_idle(roles.groups, 3, "update")
-
-
-def test_a_pod_that_runs_something_else_is_not_started(roles_of) -> None:
+def test_a_pod_that_runs_something_else_is_not_started(actor) -> None:
     def started(_: Any) -> PodStatus:
         raise AssertionError("it was started")
 
-    roles = roles_of(started, lambda _: Nothing())
+    roles = actor(started, idle)
     with pytest.raises(ConfigError, match=r"^actorRollout rank 0: got configuration other: "):
         roles.start(roles.groups[0], 2)
-
-
-# What the pods run
 
 
 SAME = PodIdentity(code="c", config="r", models={"/m": "a"})
@@ -131,8 +137,15 @@ def tells(*identities: PodIdentity) -> Callable[[Any], PodIdentity]:
     return lambda _: left.pop(0) if len(left) > 1 else left[0]
 
 
-def test_a_pod_that_still_reads_its_models_is_asked_again(pods) -> None:
-    roles = pods(tells(SAME), tells(UNREAD, UNREAD, OTHER_MODEL))
+@pytest.mark.parametrize("reading", [(), (UNREAD, UNREAD)])
+def test_a_pod_that_lives_and_one_that_is_made_again_are_compared(
+    reading: tuple[PodIdentity, ...], pods
+) -> None:
+    """Also by a controller that came back, and by one that must ask again.
+
+    Else a pod that was made again with another model would be compared with itself alone.
+    """
+    roles = pods(tells(SAME), tells(*reading, OTHER_MODEL))
     assert [group.name for group in roles.missing()] == ["reward"]
     with pytest.raises(ConfigError, match=r"^/m: got b in reward rank 0 and a in actorRollout"):
         roles.start(roles.groups[1], 2)
@@ -145,36 +158,22 @@ def test_a_pod_whose_storage_hangs_is_lost_in_the_end(pods) -> None:
         roles.start(roles.groups[1], 2)
 
 
-def test_a_controller_that_came_back_asks_those_that_live(pods) -> None:
-    """Else a pod that was made again with another model would be compared with itself alone."""
-    roles = pods(tells(SAME), tells(OTHER_MODEL))
-    missing = roles.missing()
-    with pytest.raises(ConfigError, match=r"^/m: got b in reward rank 0 and a in actorRollout"):
-        roles.start(missing[0], 2)
-
-
-def test_a_role_that_lives_and_is_slow_to_say_what_it_runs_keeps_its_ranks(pods) -> None:
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(
+    is_slow: bool, pods
+) -> None:
     may_go_on = threading.Event()
 
     def slow(_: Any) -> PodIdentity:
         may_go_on.wait(60)
         return SAME
 
-    roles = pods(slow, tells(SAME))
+    roles = pods(slow if is_slow else tells(UNREAD), tells(SAME))
     try:
         assert [group.name for group in roles.missing()] == ["reward"]
     finally:
         may_go_on.set()
     roles.start(roles.groups[1], 2)
-
-
-def test_a_role_that_lives_and_still_reads_its_models_keeps_its_ranks(pods) -> None:
-    roles = pods(tells(UNREAD), tells(SAME))
-    assert [group.name for group in roles.missing()] == ["reward"]
-    roles.start(roles.groups[1], 2)
-
-
-# A job that is asked to end
 
 
 def silent(role: str, *, is_stateful: bool, epoch: int) -> RoleGroup:
@@ -183,18 +182,18 @@ def silent(role: str, *, is_stateful: bool, epoch: int) -> RoleGroup:
     return RoleGroup(role, (peer,), (), is_stateful, False, epoch=epoch)
 
 
-def test_a_job_that_is_asked_to_end_waits_for_no_role_that_is_gone(roles_of) -> None:
+def test_a_job_that_is_asked_to_end_waits_for_no_role_that_is_gone(actor) -> None:
     """As a deleted one, whose pods go all at once."""
-    roles = roles_of(pod(1, "ready"), lambda _: Nothing())
+    roles = actor(pod(1, "ready"), idle)
     roles.stop_requested = lambda: True
     roles.groups = (silent("actorRollout", is_stateful=True, epoch=1),)
     with pytest.raises(Interrupted, match="without actorRollout: the last commit stands"):
         roles.start(roles.groups[0], 2)
 
 
-def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(roles_of) -> None:
+def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(actor) -> None:
     """The actor holds a step that is not committed: it is to be ended first."""
-    roles = roles_of(pod(1, "ready"), lambda _: Nothing())
+    roles = actor(pod(1, "ready"), idle)
     roles.stop_requested = lambda: True
     roles.groups = (*roles.groups, silent("reward", is_stateful=False, epoch=1))
     roles.caller.default_deadline_seconds = 2.0
@@ -203,14 +202,5 @@ def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(roles_o
 
 
 def test_an_epoch_that_is_asked_for_is_starting() -> None:
-    plan = PodPlan(
-        role="actorRollout",
-        pod=0,
-        ranks=1,
-        first_rank=0,
-        silent_seconds=10.0,
-        restarts_without_progress=3,
-        environment={},
-    )
-    status = Pod(plan).want_epoch(4)
+    status = Pod(pod_plan("actorRollout")).want_epoch(4)
     assert (status.epoch, status.phase) == (4, "starting")

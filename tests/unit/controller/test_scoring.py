@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.roles import RoleGroup
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
 from ppojob_trainer.data.dataset import PromptRow
 from ppojob_trainer.errors import RoleLost
@@ -20,7 +19,6 @@ from ppojob_trainer.rpc.messages import (
     Advantages,
     Judge,
     Judged,
-    PodStatus,
     RowScore,
     Score,
     Scored,
@@ -28,7 +26,7 @@ from ppojob_trainer.rpc.messages import (
     SpreadOf,
     Texts,
 )
-from ppojob_trainer.rpc.methods import ADVANTAGES, JUDGE, PUT_TEXTS, SCORE, SEND_TEXTS, STATUS
+from ppojob_trainer.rpc.methods import ADVANTAGES, JUDGE, PUT_TEXTS, SCORE, SEND_TEXTS
 from ppojob_trainer.rpc.portions import portions
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
@@ -49,20 +47,7 @@ def batch_of(purpose: str = "train") -> Batch:
 
 
 @pytest.fixture
-def role_of(serve) -> Callable[..., RoleGroup]:
-    """A role of some ranks, whose supervisor finds that all is well."""
-
-    def make(role: str, *routes: list[Route], epoch: int = 1) -> RoleGroup:
-        ranks = tuple(serve(own, role, epoch) for own in routes)
-        ready = PodStatus(role, 0, epoch, "ready")
-        supervisor = serve([Route(STATUS, lambda _: ready)], role, None)
-        return RoleGroup(role, (supervisor,), ranks, role == "actorRollout", False, epoch)
-
-    return make
-
-
-@pytest.fixture
-def scoring_by(role_of, caller_of) -> Callable[..., Scoring]:
+def scoring_by(role_of, roles_of, caller_of) -> Callable[..., Scoring]:
     """Scoring by a role; the texts of rows are right answers to every other sample."""
 
     def make(group: RoleGroup, *, as_model: bool = False) -> Scoring:
@@ -78,9 +63,7 @@ def scoring_by(role_of, caller_of) -> Callable[..., Scoring]:
 
         advantages = Route(ADVANTAGES, lambda _: NO_ADVANTAGE)
         owner = role_of("actorRollout", [Route(SEND_TEXTS, send_texts), advantages])
-        caller = caller_of()
-        caller.default_deadline_seconds = 60.0
-        roles = Roles(caller, (owner, group), 60.0, lambda: False, Agreement("c", "r"))
+        roles = roles_of(owner, group)
         model = RewardModel(group, 1.0, 0.0) if as_model else None
         return Scoring(roles, owner, None if as_model else group, model)
 

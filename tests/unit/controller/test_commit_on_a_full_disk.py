@@ -10,13 +10,10 @@ import pytest
 from ppojob_trainer.checkpoint.commit import CommitStore, unsealed
 from ppojob_trainer.checkpoint.journal import Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
-from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.commits import Commits
-from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.errors import StorageError
-from ppojob_trainer.rpc.client import Peer
-from ppojob_trainer.rpc.messages import PodStatus, Saved, SavedFile, SaveShards
-from ppojob_trainer.rpc.methods import IDLE, SAVE_SHARDS, STATUS
+from ppojob_trainer.rpc.messages import Saved, SavedFile, SaveShards
+from ppojob_trainer.rpc.methods import IDLE, SAVE_SHARDS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 
@@ -54,22 +51,15 @@ class Rank:
 
 
 @pytest.fixture
-def commits_of(serve, caller_of, tmp_path: Path) -> Callable[..., Commits]:
-    """Commits as a controller of an epoch makes them, of ranks that outlive it."""
+def commits_of(role_of, roles_of, tmp_path: Path) -> Callable[..., Commits]:
+    """Commits as controllers make them, epoch after epoch, of ranks that outlive them."""
     root = tmp_path / "run" / "checkpoints"
-    supervisor = serve([Route(STATUS, lambda _: PodStatus("actorRollout", 0, 1, "ready"))])
 
-    def make(ranks: list[Rank], epoch: int, peers: list[Peer]) -> Commits:
-        if not peers:
-            peers += [
-                serve([Route(SAVE_SHARDS, rank.save), Route(IDLE, lambda _: Nothing())])
-                for rank in ranks
-            ]
-        group = RoleGroup("actorRollout", (supervisor,), tuple(peers), True, True, epoch=1)
-        agreement = Agreement(code="c", config="r")
-        roles = Roles(caller_of(epoch=epoch), (group,), 5.0, lambda: False, agreement)
-        return Commits(
-            roles=roles,
+    def make(*ranks: Rank) -> Callable[[int], Commits]:
+        routes = [[Route(SAVE_SHARDS, one.save), Route(IDLE, lambda _: Nothing())] for one in ranks]
+        group = role_of("actorRollout", *routes, channels=True)
+        return lambda epoch: Commits(
+            roles=roles_of(group, epoch=epoch),
             stateful=(group,),
             store=CommitStore(root, job_uid="u", config=b"{}"),
             journal=Journal(root / "journal.jsonl"),
@@ -87,14 +77,14 @@ def commits_of(serve, caller_of, tmp_path: Path) -> Callable[..., Commits]:
 def test_the_same_step_is_committed_in_the_end(epoch, commits_of, tmp_path: Path):
     """By the controller that failed, or by one that has taken over without knowing of it."""
     ranks = [Rank(0, tmp_path / "run", refusals=0), Rank(1, tmp_path / "run", refusals=1)]
-    peers: list[Peer] = []
-    commits = commits_of(ranks, 1, peers)
+    begun = commits_of(*ranks)
+    commits = begun(1)
     with pytest.raises(StorageError, match="No space left on device"):
         commits.save(PROGRESS)
     assert unsealed(commits.store.root) == []
     assert not commits.is_committed(PROGRESS)
     if epoch > 1:
-        commits = commits_of(ranks, epoch, peers)
+        commits = begun(epoch)
     commits.save(PROGRESS)
     assert commits.is_committed(PROGRESS)
     assert [len(rank.asked) for rank in ranks] == [2, 2]
@@ -102,9 +92,9 @@ def test_the_same_step_is_committed_in_the_end(epoch, commits_of, tmp_path: Path
 
 def test_a_commit_that_was_interrupted_is_not_written_twice(commits_of, tmp_path: Path):
     """A role was lost beside it: the ranks that wrote it answer from memory."""
-    ranks = [Rank(0, tmp_path / "run", refusals=0)]
-    commits = commits_of(ranks, 1, [])
+    rank = Rank(0, tmp_path / "run", refusals=0)
+    commits = commits_of(rank)(1)
     commits._write_shards(commits.store.begin(PROGRESS.step))
     commits.save(PROGRESS)
     assert commits.is_committed(PROGRESS)
-    assert len(ranks[0].asked) == 1
+    assert len(rank.asked) == 1

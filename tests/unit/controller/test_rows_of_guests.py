@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ppojob_api import contract
-from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.row_flow import RowFlow
@@ -20,10 +19,8 @@ from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rpc.client import Caller, Peer
-from ppojob_trainer.rpc.messages import Forward, PodStatus
-from ppojob_trainer.rpc.methods import FORWARD, STATUS
-from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.messages import Forward
+from ppojob_trainer.rpc.methods import FORWARD
 from ppojob_trainer.rpc.wire import RequestId
 from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
 from ppojob_trainer.workers.model_stages import ModelStages
@@ -54,16 +51,16 @@ class Sides:
     """The ranks of both roles, and controllers that come and go.
 
     Attributes:
-        serve: starts a rank's server.
-        caller_of: makes the caller of a controller.
+        role_of: starts a role's servers.
+        roles_of: what a controller sees of them.
         store_host: where the owners' store is.
         owner: the stages of the rank that owns the rows.
         owners: its role.
         model: the guest's.
     """
 
-    serve: Callable[..., Peer]
-    caller_of: Callable[..., Caller]
+    role_of: Callable[..., RoleGroup]
+    roles_of: Callable[..., Roles]
     store_host: str
     owner: ModelStages
     owners: RoleGroup
@@ -73,8 +70,7 @@ class Sides:
         """The other role with ranks of an epoch, which have seen nothing yet."""
         stages = stages_of(World.alone(), self.store_host, owns_rows=False)
         stages.frozen["reference"] = self.model
-        rank = self.serve(stages.routes(), "reference", epoch)
-        return group_of("reference", rank, self.serve, epoch)
+        return self.role_of("reference", stages.routes(), epoch=epoch, channels=True)
 
     def pass_over(
         self,
@@ -86,10 +82,7 @@ class Sides:
         dies: bool = False,
     ) -> None:
         """What a controller does for a forward pass; one that dies leaves the column there."""
-        caller = self.caller_of(epoch=controller)
-        caller.default_deadline_seconds = 60.0
-        groups = (self.owners, guests)
-        roles = Roles(caller, groups, 60.0, lambda: False, Agreement("c", "r"), life)
+        roles = self.roles_of(self.owners, guests, epoch=controller, life=life)
         flow = RowFlow(roles, self.owners, "uid")
         batch = Batch("train", PROMPTS, samples=2, owners=1, lengths=LENGTHS)
         flow.bring_rows(guests, batch, step)
@@ -112,15 +105,8 @@ def stages_of(world: World, store_host: str, *, owns_rows: bool) -> ModelStages:
     return ModelStages(Path(), channels)
 
 
-def group_of(role: str, rank: Peer, serve: Callable[..., Peer], epoch: int) -> RoleGroup:
-    ready = PodStatus(role, 0, epoch, "ready")
-    supervisor = serve([Route(STATUS, lambda _: ready)], role, None)
-    is_stateful = role == "actorRollout"
-    return RoleGroup(role, (supervisor,), (rank,), is_stateful, has_channels=True, epoch=epoch)
-
-
 @pytest.fixture
-def sides(serve, caller_of) -> Iterator[Sides]:
+def sides(role_of, roles_of) -> Iterator[Sides]:
     # A store of each test's own: the port is fixed, and one that is closed keeps it for a while.
     number = 8 * os.getpid() + next(_stores)
     host = str(ipaddress.IPv4Address("127.128.0.0") + number % (1 << 23))
@@ -129,8 +115,8 @@ def sides(serve, caller_of) -> Iterator[Sides]:
         owner = stages_of(world, host, owns_rows=True)
         index = Batch("train", PROMPTS, samples=2, owners=1, lengths=LENGTHS).index
         owner.place(batch_index(index), rows())
-        rank = serve(owner.routes())
-        yield Sides(serve, caller_of, host, owner, group_of("actorRollout", rank, serve, 1))
+        owners = role_of("actorRollout", owner.routes(), channels=True)
+        yield Sides(role_of, roles_of, host, owner, owners)
 
 
 def rows() -> Experience:

@@ -7,16 +7,14 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptRow
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rollout.protocol import Finished
-from ppojob_trainer.rpc.messages import PodStatus, PromptTokens, RowScore, WriteRows
-from ppojob_trainer.rpc.methods import STATUS, WRITE_ROWS
+from ppojob_trainer.rpc.messages import PromptTokens, RowScore, WriteRows
+from ppojob_trainer.rpc.methods import WRITE_ROWS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.row_store import OwnedRows, own_rows
@@ -60,7 +58,7 @@ def rows_of(first: int, last: int) -> OwnedRows:
 
 
 @pytest.fixture
-def written(serve, caller_of, batch: Batch, tmp_path: Path) -> Callable[[int], Path]:
+def written(role_of, roles_of, batch: Batch, tmp_path: Path) -> Callable[[int], Path]:
     """Has the rows of the batch written, in portions of some bytes; answers the folder."""
 
     def owner(first: int, last: int) -> list[Route]:
@@ -74,13 +72,8 @@ def written(serve, caller_of, batch: Batch, tmp_path: Path) -> Callable[[int], P
         return [Route(WRITE_ROWS, write)]
 
     def make(portion_bytes: int) -> Path:
-        ranks = tuple(serve(owner(*share)) for share in batch.shares)
-        ready = PodStatus("actorRollout", 0, 1, "ready")
-        supervisor = serve([Route(STATUS, lambda _: ready)], epoch=None)
-        group = RoleGroup("actorRollout", (supervisor,), ranks, True, False, epoch=1)
-        caller = caller_of()
-        caller.default_deadline_seconds = 60.0
-        roles = Roles(caller, (group,), 60.0, lambda: False, Agreement("c", "r"))
+        group = role_of("actorRollout", *(owner(*share) for share in batch.shares))
+        roles = roles_of(group)
         scoring = Scoring(roles, group, None, None)
         folder = f"rows-{portion_bytes}"
         RolloutStages(roles, group, scoring, portion_bytes).write_rows(batch, 1, folder)
