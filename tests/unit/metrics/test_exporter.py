@@ -4,6 +4,7 @@ import math
 import re
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -24,15 +25,9 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def exporter(clock: Clock) -> Iterator[Prometheus]:
-    made = Prometheus("sums", "127.0.0.1", 0, clock=clock)
-    yield made
-    made.close()
+def exporter() -> Iterator[Prometheus]:
+    with closing(Prometheus("sums", "127.0.0.1", 0, clock=Clock())) as made:
+        yield made
 
 
 def scrape(exporter: Prometheus) -> dict[str, Family]:
@@ -131,18 +126,18 @@ def test_no_number_harms_neither_counters_nor_histograms(exporter):
     assert value(exporter, "ppojob_stage_duration_seconds_sum", stage="gen") == 1.0
 
 
-def test_progress_and_commits_are_dated(exporter, clock):
-    progress, commit = (
-        "ppojob_last_progress_timestamp_seconds",
-        "ppojob_last_commit_timestamp_seconds",
-    )
-    clock.now = 1010.0
-    exporter.write(1, {})
-    assert (value(exporter, progress), value(exporter, commit)) == (1010.0, 1000.0)
-    clock.now = 1020.0
-    exporter.committed(1)
-    assert (value(exporter, progress), value(exporter, commit)) == (1010.0, 1020.0)
-    assert value(exporter, "ppojob_committed_step") == 1.0
+def test_progress_and_commits_are_dated():
+    clock = Clock()
+    with closing(Prometheus("sums", "127.0.0.1", 0, clock=clock)) as exporter:
+        for now, act, dates in (
+            (1010.0, lambda: exporter.write(1, {}), (1010.0, 1000.0)),
+            (1020.0, lambda: exporter.committed(1), (1010.0, 1020.0)),
+        ):
+            clock.now = now
+            act()
+            names = (f"ppojob_last_{of}_timestamp_seconds" for of in ("progress", "commit"))
+            assert tuple(value(exporter, name) for name in names) == dates
+        assert value(exporter, "ppojob_committed_step") == 1.0
 
 
 def test_steps_that_come_again_are_shown_again(exporter):
