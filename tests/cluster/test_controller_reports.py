@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from chart_programs import helm_on
 from cluster_access import Cluster, eventually
-from cluster_jobs import stand_in
+from cluster_jobs import job, stand_in
 from operator_replica import Operator
 from ruamel.yaml import YAML
 
@@ -112,7 +112,8 @@ def operated(
     try:
         one = Operated(cluster, folder)
         for name in ("sums", "other"):
-            cluster.apply(job(name))
+            # Its pods are never placed, so that their readiness is the test's to say.
+            cluster.apply(job(name, steps={"total": 100}, roles={}))
             eventually(lambda name=name: is_made(cluster, name))
         refusal = "a controller changes status.training only"
         # The policy takes a moment to reach the API server's admission.
@@ -122,23 +123,6 @@ def operated(
         operator.end()
         cluster.kubectl("delete", "ppojob", "--all")
         helm_on(cluster, "uninstall")
-
-
-def job(name: str) -> dict[str, Any]:
-    """A job whose pods are made and never placed, so that their readiness is the test's to say."""
-    return {
-        "apiVersion": "ppojob.dev/v1alpha1",
-        "kind": "PPOJob",
-        "metadata": {"name": name},
-        "spec": {
-            "model": {"path": "/models/tiny"},
-            "data": {"train": [{"path": "/data/train.jsonl"}]},
-            "algorithm": {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
-            "steps": {"total": 100},
-            "checkpoint": {"every": 2, "volume": {"claimName": "missing"}},
-            "pods": [{"image": "localhost/ppojob/no-such-image:1"}],
-        },
-    }
 
 
 def pods(cluster: Cluster, name: str) -> list[str]:

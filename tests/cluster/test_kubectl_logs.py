@@ -4,14 +4,13 @@ Pods of the base image stand in for those of a job, and say what a test gives th
 """
 
 import functools
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from cluster_access import Cluster, eventually
+from cluster_access import Cluster, eventually, own_environment
 from cluster_jobs import job, stand_in
 from kubectl_plugin import ppojob
 
@@ -82,8 +81,7 @@ class Following:
 
     def __init__(self, cluster: Cluster, path: Path, *arguments: str) -> None:
         self._path = path
-        environment = {key: text for key, text in os.environ.items() if "proxy" not in key.lower()}
-        environment["KUBECONFIG"] = str(cluster.folder / "kubeconfig")
+        environment = own_environment(KUBECONFIG=str(cluster.folder / "kubeconfig"))
         command = [sys.executable, "-u", "-m", "ppojob_cli", *arguments, "-n", cluster.namespace]
         with path.open("wb") as file:
             self.process = subprocess.Popen(

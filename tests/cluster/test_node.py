@@ -9,6 +9,7 @@ import node_gpus
 import node_processes
 import pytest
 from cluster_access import Cluster, as_list, eventually
+from cluster_jobs import restricted_container, restricted_pod, restricted_spec
 
 pytestmark = [pytest.mark.cluster, pytest.mark.containers, pytest.mark.timeout(300)]
 
@@ -33,29 +34,11 @@ except urllib.error.HTTPError as error:
 
 
 def container(image: str, *argv: str, **more: object) -> dict[str, object]:
-    """A container that passes Pod Security `restricted`."""
-    limits = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
-    return {
-        "name": "main",
-        "image": image,
-        "imagePullPolicy": "Never",
-        "command": list(argv),
-        "securityContext": {**limits, "capabilities": {"drop": ["ALL"]}},
-        **more,
-    }
+    return restricted_container("main", image, *argv, **more)
 
 
 def pod_spec(*containers: dict[str, object], **more: object) -> dict[str, object]:
-    return {
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 1000,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "terminationGracePeriodSeconds": 0,
-        "containers": list(containers),
-        **more,
-    }
+    return restricted_spec(*containers, terminationGracePeriodSeconds=0, **more)
 
 
 @pytest.fixture(scope="module")
@@ -162,14 +145,7 @@ def test_a_removed_pod_leaves_no_process(cluster: Cluster, base_image: str) -> N
         pytest.skip("the pods' processes are in kind's container")
     # An argument that it does not use makes it findable from outside.
     asleep = container(base_image, "python3", "-c", "import time; time.sleep(600)", MARK)
-    cluster.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "sleeper"},
-            "spec": pod_spec(asleep),
-        }
-    )
+    cluster.apply(restricted_pod("sleeper", asleep, {}, terminationGracePeriodSeconds=0))
     cluster.kubectl("wait", "--for=condition=Ready", "pod/sleeper", "--timeout=60s")
     assert node_processes.with_argument(MARK)
     cluster.kubectl("delete", "pod", "sleeper", "--timeout=60s")
@@ -232,18 +208,9 @@ def test_a_gang_waits_until_there_are_gpus_for_all_of_it(cluster: Cluster, base_
         "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}},
     }
     claim = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
-    members = [
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name},
-            "spec": pod_spec(
-                container(base_image, "sleep", "600", **claim),
-                schedulingGroup={"podGroupName": "gang"},
-            ),
-        }
-        for name in ("first", "second")
-    ]
+    one = container(base_image, "sleep", "600", **claim)
+    spec = {"schedulingGroup": {"podGroupName": "gang"}, "terminationGracePeriodSeconds": 0}
+    members = [restricted_pod(name, one, {}, **spec) for name in ("first", "second")]
 
     def phases() -> list[str]:
         return [cluster.read("pod", name, "{.status.phase}") for name in ("first", "second")]

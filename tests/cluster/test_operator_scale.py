@@ -1,12 +1,11 @@
 """The short form of benchmarks/operator_scale.py; what takes how long is not judged here."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
-from cluster_access import REPOSITORY, Cluster
+from cluster_access import REPOSITORY, Cluster, own_environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
@@ -23,7 +22,7 @@ def test_jobs_by_the_dozen_cost_nothing_once_they_are_ready(cluster: Cluster, cr
             f"--jobs={JOBS}",
             "--steady-seconds=20",
         ],
-        env={key: text for key, text in os.environ.items() if "proxy" not in key.lower()},
+        env=own_environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cluster_access import Cluster, eventually
+from cluster_jobs import job
 
 pytestmark = [pytest.mark.cluster, pytest.mark.images, pytest.mark.timeout(2400)]
 
@@ -35,19 +36,6 @@ CONTROLLER = (
     ("create", "pods", "", "no"),
 )
 """Verb, object, subresource, and whether a job's controller may."""
-
-
-def job(name: str, **spec: Any) -> dict[str, Any]:
-    whole = {
-        "model": {"path": "/models/tiny"},
-        "data": {"train": [{"path": "/data/train.jsonl"}]},
-        "algorithm": {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
-        "steps": {"total": 8},
-        "checkpoint": {"every": 2, "volume": {"claimName": "never"}},
-        **spec,
-    }
-    head = {"apiVersion": "ppojob.dev/v1alpha1", "kind": "PPOJob"}
-    return {**head, "metadata": {"name": name}, "spec": whole}
 
 
 def foreign(kind: str, name: str, **content: Any) -> dict[str, Any]:

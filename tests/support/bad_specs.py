@@ -27,13 +27,7 @@ GOOD_JOB: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One wrong job.
-
-    Attributes:
-        name: of the case.
-        changes: to the good job, each `PATH: YAML`.
-        expected: reason code and line of every problem.
-    """
+    """A wrong job: changes to the good one (`PATH: YAML`), code and line of each problem."""
 
     name: str
     changes: tuple[str, ...]

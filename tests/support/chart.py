@@ -21,12 +21,7 @@ _NAME = re.compile(r"\b[a-z]+(?:_[a-z0-9]+)+\b")
 
 @dataclass(frozen=True)
 class Query:
-    """One query of a dashboard.
-
-    Attributes:
-        where: dashboard and panel.
-        text: as Grafana has it, with its variables.
-    """
+    """One query of a dashboard's panel, as Grafana has it, with its variables."""
 
     where: str
     text: str

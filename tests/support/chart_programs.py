@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from chart import CHART, ROOT
-from cluster_access import Cluster
+from cluster_access import Cluster, own_environment
 
 _PATH = f"{ROOT / '.cluster' / 'bin'}:{os.environ['PATH']}"
 
@@ -51,6 +51,6 @@ def _call(program: str, source: str, *arguments: str) -> subprocess.CompletedPro
     found = shutil.which(program, path=_PATH)
     if found is None:
         pytest.fail(f"{program}: not found; {source}")
-    # A cluster of a test is on this machine: nobody's proxy is between.
-    own = {name: text for name, text in os.environ.items() if "proxy" not in name.lower()}
-    return subprocess.run([found, *arguments], env=own, capture_output=True, text=True, check=False)
+    command = [found, *arguments]
+    own = own_environment()
+    return subprocess.run(command, env=own, capture_output=True, text=True, check=False)

@@ -16,12 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running node.
-
-    Attributes:
-        folder: `.cluster`: the kubeconfig, the programs (`bin/`) and the logs.
-        namespace: where objects go that name none.
-    """
+    """A running node: its folder `.cluster`, and where objects go that name no namespace."""
 
     folder: Path
     namespace: str
@@ -63,21 +58,23 @@ class Cluster:
 
     def _call(self, arguments: tuple[str, ...], stdin: str) -> subprocess.CompletedProcess[str]:
         way_in = [f"--kubeconfig={self.folder}/kubeconfig", f"--cache-dir={self.folder}/kubectl"]
-        # The node is on this machine: nobody's proxy is between.
-        environment = {
-            name: text for name, text in os.environ.items() if "proxy" not in name.lower()
-        }
         # On kind there is no kubectl of ours.
         program = shutil.which("kubectl", path=f"{self.folder}/bin:{os.environ['PATH']}")
         assert program is not None, "no kubectl on PATH"
         return subprocess.run(
             [program, *way_in, f"--namespace={self.namespace}", *arguments],
             input=stdin,
-            env=environment,
+            env=own_environment(),
             capture_output=True,
             text=True,
             check=False,
         )
+
+
+def own_environment(**more: str) -> dict[str, str]:
+    """The environment of a program that asks the node: it is here, nobody's proxy is between."""
+    environment = {**os.environ, **more}
+    return {name: text for name, text in environment.items() if "proxy" not in name.lower()}
 
 
 def as_list(objects: tuple[Mapping[str, object], ...]) -> str:

@@ -4,22 +4,17 @@ from pathlib import Path
 from typing import Any
 
 from cluster_access import Cluster, eventually
+from operator_jobs import job_manifest
 
 
 def job(name: str, claim: str = "missing", **spec: Any) -> dict[str, Any]:
     """A job of three roles and four pods, whose image is nowhere."""
-    whole = {
-        "model": {"path": "/models/tiny"},
-        "data": {"train": [{"path": "/data/train.jsonl"}]},
-        "algorithm": {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
-        "steps": {"total": 8},
+    given = {
         "checkpoint": {"every": 2, "volume": {"claimName": claim}},
-        "roles": {"reward": {"replicas": 2}},
         "pods": [{"image": "localhost/ppojob/no-such-image:1"}],
         **spec,
     }
-    head = {"apiVersion": "ppojob.dev/v1alpha1", "kind": "PPOJob"}
-    return {**head, "metadata": {"name": name}, "spec": whole}
+    return {**job_manifest(**given), "metadata": {"name": name}}
 
 
 def volume_name(cluster: Cluster, claim_name: str) -> str:
@@ -56,11 +51,7 @@ def claim(cluster: Cluster, name: str, folder: Path | None = None) -> list[dict[
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": name},
-        "spec": {
-            **access,
-            "resources": {"requests": size},
-            "volumeName": own,
-        },
+        "spec": {**access, "resources": {"requests": size}, "volumeName": own},
     }
     return [volume, wanted]
 
@@ -69,24 +60,38 @@ def stand_in(cluster: Cluster, image: str, name: str, slug: str, program: str) -
     """A pod that the command line takes for one of a job's, and that runs a Python program."""
     uid = cluster.read("ppojob", name, "{.metadata.uid}")
     labels = {"ppojob.dev/job": name, "ppojob.dev/job-uid": uid, "ppojob.dev/role": slug}
+    container = restricted_container("trainer", image, "python3", "-u", "-c", program)
+    return restricted_pod(f"{name}-{slug}-0", container, labels, terminationGracePeriodSeconds=0)
+
+
+def restricted_container(name: str, image: str, *argv: str, **more: Any) -> dict[str, Any]:
+    """A container that passes Pod Security `restricted`."""
     limits = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
-    security = {"runAsNonRoot": True, "runAsUser": 1000}
-    container = {
-        "name": "trainer",
+    return {
+        "name": name,
         "image": image,
         "imagePullPolicy": "Never",
-        "command": ["python3", "-u", "-c", program],
+        "command": list(argv),
         "securityContext": {**limits, "capabilities": {"drop": ["ALL"]}},
+        **more,
     }
+
+
+def restricted_spec(*containers: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The spec of a pod that passes it."""
+    user = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    return {"securityContext": user, "containers": list(containers), **more}
+
+
+def restricted_pod(
+    name: str, container: dict[str, Any], labels: dict[str, str], **spec: Any
+) -> dict[str, Any]:
+    """Such a pod."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"{name}-{slug}-0", "labels": labels},
-        "spec": {
-            "securityContext": {**security, "seccompProfile": {"type": "RuntimeDefault"}},
-            "terminationGracePeriodSeconds": 0,
-            "containers": [container],
-        },
+        "metadata": {"name": name, "labels": labels},
+        "spec": restricted_spec(container, **spec),
     }
 
 

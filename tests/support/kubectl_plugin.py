@@ -5,19 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster_access import Cluster
+from cluster_access import Cluster, own_environment
 
 BINARIES = Path(sys.executable).parent
 
 
 def start(cluster: Cluster, *arguments: str) -> subprocess.Popen[str]:
     """Begin `kubectl ppojob ...`, by kubectl itself where it is at hand."""
-    environment = {name: text for name, text in os.environ.items() if "proxy" not in name.lower()}
-    environment |= {
-        "KUBECONFIG": str(cluster.folder / "kubeconfig"),
-        "PATH": f"{cluster.folder / 'bin'}:{BINARIES}:{os.environ['PATH']}",
-        "PYTHONUNBUFFERED": "1",
-    }
+    environment = own_environment(
+        KUBECONFIG=str(cluster.folder / "kubeconfig"),
+        PATH=f"{cluster.folder / 'bin'}:{BINARIES}:{os.environ['PATH']}",
+        PYTHONUNBUFFERED="1",
+    )
     return subprocess.Popen(
         ["kubectl", "ppojob", *arguments, "--namespace", cluster.namespace],
         env=environment,

@@ -1,12 +1,11 @@
 """The operator as a process beside a test cluster."""
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from cluster_access import Cluster
+from cluster_access import Cluster, own_environment
 
 
 class Operator:
@@ -31,8 +30,7 @@ class Operator:
         kubeconfig: Path | None = None,
         **settings: str,
     ) -> None:
-        environment = {
-            **os.environ,
+        given = {
             "KUBECONFIG": str(kubeconfig or cluster.folder / "kubeconfig"),
             "PPOJOB_OPERATOR_NAMESPACE": cluster.namespace,
             "PPOJOB_OPERATOR_WATCH_NAMESPACES": cluster.namespace,
@@ -42,11 +40,10 @@ class Operator:
             "PPOJOB_OPERATOR_LIVENESS_PORT": str(port),
             **{f"PPOJOB_OPERATOR_{name}": text for name, text in settings.items()},
         }
-        environment = {key: text for key, text in environment.items() if "proxy" not in key.lower()}
         with (logs / f"{name}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ppojob_operator"],
-                env=environment,
+                env=own_environment(**given),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

@@ -4,7 +4,6 @@ import json
 import ssl
 import subprocess
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,17 +33,10 @@ class Fault:
 
 @dataclass
 class Write:
-    """A state that was written.
-
-    Attributes:
-        training: `status.training`.
-        token: of the writer.
-        time: monotonic seconds.
-    """
+    """A `status.training` that was written, and the token of its writer."""
 
     training: dict[str, Any]
     token: str
-    time: float
 
 
 @dataclass
@@ -159,7 +151,7 @@ class StatusServer:
         if query.get("dryRun") != "All":
             assert set(body["status"]) == {"training"}
             self.version += 1
-            self.writes.append(Write(body["status"]["training"], token, time.monotonic()))
+            self.writes.append(Write(body["status"]["training"], token))
         return 200, {"metadata": {"uid": self.uid, "resourceVersion": str(self.version)}}
 
 

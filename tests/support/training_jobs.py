@@ -9,14 +9,13 @@ from typing import Any
 import run_folders
 import tiny_jobs
 from cluster_access import Cluster, eventually
-from cluster_jobs import claim
+from cluster_jobs import claim, restricted_container, restricted_pod
 
 CLAIM = "work"
 MOUNT = "/work"
 RUN_USER = 1000
 TRAINER = "localhost/ppojob/trainer:dev"
-OPERATOR = "localhost/ppojob/operator:dev"
-"""As `python3 tests/cluster/tool image import` names them."""
+"""As `python3 tests/cluster/tool image import` names it."""
 
 SECTIONS: dict[str, Any] = {
     **tiny_jobs.PPO,
@@ -39,12 +38,6 @@ SECTIONS: dict[str, Any] = {
     ],
 }
 """PPO with five roles in pods of their own, and the real rollout engine."""
-
-RESTRICTED = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
 
 
 @dataclass(frozen=True)
@@ -101,31 +94,13 @@ def ran_alone(cluster: Cluster, volume: Volume, manifest: dict[str, Any]) -> Pat
     name = manifest["metadata"]["name"]
     (volume.folder / f"{name}.json").write_text(json.dumps(manifest))
     command = ["ppojob", "run", f"{MOUNT}/{name}.json", "--plain", "--output", f"{MOUNT}/{name}"]
-    container = {
-        "name": "run",
-        "image": TRAINER,
-        "imagePullPolicy": "Never",
-        "command": command,
-        "securityContext": RESTRICTED,
-        "volumeMounts": [
-            {"name": "work", "mountPath": MOUNT},
-            {"name": "tmp", "mountPath": "/tmp"},
-        ],
-    }
-    spec = {
-        "restartPolicy": "Never",
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": RUN_USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container],
-        "volumes": [
-            {"name": "work", "persistentVolumeClaim": {"claimName": CLAIM}},
-            {"name": "tmp", "emptyDir": {}},
-        ],
-    }
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    mounts = [{"name": "work", "mountPath": MOUNT}, {"name": "tmp", "mountPath": "/tmp"}]
+    volumes = [
+        {"name": "work", "persistentVolumeClaim": {"claimName": CLAIM}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    container = restricted_container("run", TRAINER, *command, volumeMounts=mounts)
+    pod = restricted_pod(name, container, {}, restartPolicy="Never", volumes=volumes)
     cluster.apply(pod)
     ended = {"Succeeded", "Failed"}
     eventually(lambda: cluster.read("pod", name, "{.status.phase}") in ended, 600)
