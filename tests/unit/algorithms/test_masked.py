@@ -11,28 +11,6 @@ MASK = torch.tensor([True, False, True, False, True, True])
 LENGTHS = torch.tensor([3, 1, 2])
 
 
-def test_row_sum_counts_trained_tokens_only():
-    # 1 + 2, nothing, 4 + 8
-    assert masked.row_sum(VALUES, MASK, LENGTHS).tolist() == [3.0, 0.0, 12.0]
-
-
-def test_row_count():
-    counts = masked.row_count(MASK, LENGTHS)
-    assert counts.tolist() == [2, 0, 2]
-    assert counts.dtype == torch.int64
-
-
-def test_row_mean_of_a_row_without_trained_tokens_is_zero():
-    # 3 / 2, 0, 12 / 2
-    assert masked.row_mean(VALUES, MASK, LENGTHS).tolist() == [1.5, 0.0, 6.0]
-
-
-def test_masked_sum():
-    # 1 + 2 + 4 + 8
-    assert masked.masked_sum(VALUES, MASK).item() == 15.0
-    assert masked.masked_sum(VALUES, torch.zeros(6, dtype=torch.bool)).item() == 0.0
-
-
 def test_whiten_by_hand():
     # 1, 2, 4, 8: mean 3.75; squares 7.5625 + 3.0625 + 0.0625 + 18.0625 = 28.75;
     # unbiased variance 28.75 / 3 = 9.58333333; root with 1e-8 added 3.0956959
@@ -52,14 +30,6 @@ def test_whiten_does_not_hide_a_nan_that_is_trained():
     assert masked.whiten(values, MASK)[MASK].isnan().all()
     only = torch.tensor([False, False, False, False, True, False])
     assert masked.whiten(values, only)[4].isnan()
-
-
-def test_empty_columns_have_empty_rows():
-    empty = torch.zeros(0, dtype=torch.float32)
-    no_mask = torch.zeros(0, dtype=torch.bool)
-    assert masked.row_sum(empty, no_mask, torch.tensor([0, 0])).tolist() == [0.0, 0.0]
-    assert masked.row_sum(empty, no_mask, torch.zeros(0, dtype=torch.int64)).tolist() == []
-    assert masked.masked_sum(empty, no_mask).item() == 0.0
 
 
 def test_lengths_that_do_not_fit_are_refused():

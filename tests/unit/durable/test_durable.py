@@ -120,10 +120,6 @@ def test_a_torn_tail_longer_than_the_window_is_cut(tmp_path: Path):
     assert path.read_bytes() == b"two\n"
 
 
-def test_an_absent_journal_is_empty(tmp_path: Path):
-    assert durable.read_lines(tmp_path / "none") == []
-
-
 def test_injected_fault_passes_through(tmp_path: Path):
     arm(f"{FILE}.fsync.before=raise")
     with pytest.raises(InjectedFault):

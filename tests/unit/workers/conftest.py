@@ -1,7 +1,13 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+import training_ranks
+
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.parallel.world import World
+from ppojob_trainer.workers.learner import Learner
 
 
 @pytest.fixture
@@ -11,3 +17,18 @@ def torch_as_it_was() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(deterministic)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def make_learner(tmp_path: Path) -> Callable[[], Learner]:
+    """A rank that trains the tiny policy by itself."""
+    training_ranks.save_models(tmp_path)
+    world = World.alone()
+    case = training_ranks.CASES["even"]
+    return lambda: Learner(
+        role="actorRollout",
+        world=world,
+        seed=7,
+        load=lambda: load_model(tmp_path / "tied"),
+        train=lambda model, _: training_ranks.make_engine(model, case, world),
+    )

@@ -1,4 +1,4 @@
-"""Cases 83 and 84 of the catalogue: a device without bfloat16, and one that is too small."""
+"""A device without bfloat16, and one that is too small."""
 
 from pathlib import Path
 

@@ -1,30 +1,9 @@
 import pytest
 import torch
-import training_ranks
-from training_ranks import CASES, objective, rows_of_step
+from training_ranks import objective, rows_of_step
 
 from ppojob_trainer.errors import DamagedCommit
-from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
-from ppojob_trainer.parallel.world import World
-from ppojob_trainer.workers.learner import Learner
-
-
-@pytest.fixture
-def make_learner(tmp_path):
-    training_ranks.save_models(tmp_path)
-    world = World.alone()
-
-    def make() -> Learner:
-        return Learner(
-            role="actorRollout",
-            world=world,
-            seed=7,
-            load=lambda: load_model(tmp_path / "tied"),
-            train=lambda model, _: training_ranks.make_engine(model, CASES["even"], world),
-        )
-
-    return make
 
 
 def weights(learner):

@@ -1,32 +1,20 @@
 import pytest
 import torch
-import training_ranks
 from lone_role import Alone, grpo_spec
-from training_ranks import CASES, GROUPS, SAMPLES, rows_of_step
+from training_ranks import GROUPS, SAMPLES, rows_of_step
 
 from ppojob_trainer.metrics.pass_statistics import step_statistics
-from ppojob_trainer.models.load import load_model
-from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rpc.messages import Update
 from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
-from ppojob_trainer.workers.learner import Learner
 from ppojob_trainer.workers.policy import Policy
 
 SPEC = grpo_spec(GROUPS, SAMPLES)
 
 
 @pytest.fixture
-def policy(tmp_path) -> Policy:
-    training_ranks.save_models(tmp_path)
-    world = World.alone()
-    learner = Learner(
-        role="actorRollout",
-        world=world,
-        seed=7,
-        load=lambda: load_model(tmp_path / "tied"),
-        train=lambda model, _: training_ranks.make_engine(model, CASES["even"], world),
-    )
+def policy(make_learner) -> Policy:
+    learner = make_learner()
     learner.restore(None, [], 10)
     return Policy(SPEC, learner)
 
