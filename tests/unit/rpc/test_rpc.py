@@ -99,22 +99,9 @@ def test_questions_are_answered_while_work_is_under_way(serve, caller_of):
     waiting.join(60)
 
 
-def test_answers_of_old_steps_are_forgotten(serve, caller_of):
-    counter = Counter()
-    peer = serve([Route(WORK, counter)])
-    caller = caller_of()
-    for step in (7, 8, 9):
-        caller.call(Call(peer, WORK, REQUEST, RequestId(1, step, "update", 0)))
-    again_new = caller.call(Call(peer, WORK, REQUEST, RequestId(1, 8, "update", 0)))
-    again_old = caller.call(Call(peer, WORK, REQUEST, RequestId(1, 7, "update", 0)))
-    assert again_new.times == 2
-    assert again_old.times == 4
-
-
-def test_answers_of_an_earlier_life_are_forgotten(serve, caller_of):
+def test_answers_of_old_steps_and_of_an_earlier_life_are_forgotten(serve, caller_of):
     """A job that has gone back far must not keep all that it does until it has caught up."""
-    counter = Counter()
-    peer = serve([Route(WORK, counter)])
+    peer = serve([Route(WORK, Counter())])
     caller = caller_of()
 
     def done(step: int, life: int) -> int:
@@ -237,18 +224,15 @@ def test_calls_to_somebody_who_is_away_never_block(caller_of, free_peer):
 SMALL = Method("small", Work, Done, limit_bytes=1000)
 
 
-def test_a_body_above_the_methods_limit_is_refused(serve, caller_of):
-    unbound = replace(SMALL, limit_bytes=10_000)
-    counter = Counter()
-    peer = serve([Route(SMALL, counter), Route(WORK, counter)])
-    assert "at most 1000" in str(refusal(caller_of(), peer, unbound, Work([0] * 1001), ID))
-    assert counter.done == 0
-
-
-def test_a_body_above_the_methods_limit_is_not_sent(free_peer, caller_of):
+def test_a_body_above_the_methods_limit_is_neither_read_nor_sent(serve, free_peer, caller_of):
     """The server would end the connection instead of an answer: nobody would say what is wrong."""
-    told = str(refusal(caller_of(), free_peer, SMALL, Work([0] * 1001), ID))
+    large, counter = Work([0] * 1001), Counter()
+    unbound = replace(SMALL, limit_bytes=10_000)
+    peer = serve([Route(SMALL, counter), Route(WORK, counter)])
+    assert "at most 1000" in str(refusal(caller_of(), peer, unbound, large, ID))
+    told = str(refusal(caller_of(), free_peer, SMALL, large, ID))
     assert told == "nobody: small: got a request of 1011 bytes: it would not be read; at most 1000"
+    assert counter.done == 0
 
 
 def test_a_message_above_all_limits_ends_its_connection_and_the_server_lives(serve, caller_of):
@@ -270,26 +254,16 @@ def test_connections_that_say_nothing_hold_nobody_up(serve, caller_of):
         caller_of().call(Call(peer, PING, Nothing()))
 
 
-def test_failed_work_tells_why_and_is_not_kept(serve, caller_of):
-    def fail(_request: Work) -> Done:
-        raise ValueError("no such prompt")
+def test_what_fails_tells_why_and_is_not_kept(serve, caller_of):
+    def fail(request: Work | Nothing) -> Done:
+        raise ValueError(f"no {type(request).__name__}")
 
-    peer = serve([Route(WORK, fail)])
-    failure = refusal(caller_of(), peer, WORK, REQUEST, ID).failure
-    assert failure.kind is ErrorKind.FAILED
-    assert failure.message == "ValueError: no such prompt"
-    assert "Traceback" in failure.detail
-
-
-def test_a_question_that_fails_tells_why_and_the_server_lives(serve, caller_of):
-    def fail(_request: Nothing) -> Nothing:
-        raise ValueError("no idea")
-
-    peer = serve([Route(PING, fail), Route(WORK, Counter())])
+    peer = serve([Route(WORK, fail), Route(PING, fail)])
     caller = caller_of()
-    failure = refusal(caller, peer, PING, Nothing()).failure
-    assert (failure.kind, failure.message) == (ErrorKind.FAILED, "ValueError: no idea")
-    assert caller.call(Call(peer, WORK, REQUEST, ID)).times == 1
+    for call, word in (((PING, Nothing()), "Nothing"), ((WORK, REQUEST, ID), "Work")):
+        failure = refusal(caller, peer, *call).failure
+        assert (failure.kind, failure.message) == (ErrorKind.FAILED, f"ValueError: no {word}")
+        assert "Traceback" in failure.detail
 
 
 def test_no_message_is_left_lying_when_many_speak_at_once(serve, caller_of):
