@@ -30,30 +30,32 @@ def test_equal_to_the_literal_form(batch: Batch):
         compare_advantages(advantages, batch, dtype)
 
 
-def test_grpo_by_hand():
-    # mean 0.5; deviations 0.5, -0.5, 0; unbiased variance (0.25 + 0.25) / 2 = 0.25, std 0.5
-    result = ADVANTAGES["grpo"](REWARDS, ALL, LENGTHS, ONE_GROUP)
-    expected = [0.5 / 0.500001, -0.5 / 0.500001, 0.0]
-    assert per_row(result.advantages) == pytest.approx(expected, abs=1e-7)
-    assert torch.equal(result.advantages, result.returns)
-
-
-def test_dr_grpo_by_hand():
-    result = ADVANTAGES["grpo"](REWARDS, ALL, LENGTHS, ONE_GROUP, normalize_by_std=False)
-    assert per_row(result.advantages) == [0.5, -0.5, 0.0]
-
-
-def test_rloo_by_hand():
-    # 1 - (0 + 0.5) / 2 = 0.75; 0 - (1 + 0.5) / 2 = -0.75; 0.5 - (1 + 0) / 2 = 0
-    result = ADVANTAGES["rloo"](REWARDS, ALL, LENGTHS, ONE_GROUP)
-    assert per_row(result.advantages) == pytest.approx([0.75, -0.75, 0.0], abs=1e-7)
-
-
-def test_opo_by_hand():
-    # baseline (2 * 1 + 1 * 0 + 3 * 0.5) / (2 + 1 + 3) = 3.5 / 6 = 0.5833333
-    result = ADVANTAGES["opo"](REWARDS, ALL, LENGTHS, ONE_GROUP)
-    expected = [0.4166667, -0.5833333, -0.0833333]
-    assert per_row(result.advantages) == pytest.approx(expected, abs=1e-6)
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        # mean 0.5; deviations 0.5, -0.5, 0; unbiased variance (0.25 + 0.25) / 2 = 0.25, std 0.5
+        ("grpo", {}, [0.5 / 0.500001, -0.5 / 0.500001, 0.0]),
+        # Dr. GRPO
+        ("grpo", {"normalize_by_std": False}, [0.5, -0.5, 0.0]),
+        # 1 - (0 + 0.5) / 2 = 0.75; 0 - (1 + 0.5) / 2 = -0.75; 0.5 - (1 + 0) / 2 = 0
+        ("rloo", {}, [0.75, -0.75, 0.0]),
+        # baseline (2 * 1 + 1 * 0 + 3 * 0.5) / (2 + 1 + 3) = 3.5 / 6 = 0.5833333
+        ("opo", {}, [0.4166667, -0.5833333, -0.0833333]),
+        # s - mean: 0.5, -0.5, 0 on 2, 1 and 3 tokens: mean (1 - 0.5) / 6 = 0.0833333;
+        # squares 2 * 0.25 + 0.25 = 0.75 minus 6 * 0.0833333^2 = 0.0416667 leaves 0.7083333;
+        # / 5 = 0.1416667; root 0.3763863
+        (
+            "reinforce_plus_plus_baseline",
+            {},
+            [(v - 0.0833333) / 0.3763863 for v in (0.5, -0.5, 0.0)],
+        ),
+    ],
+)
+def test_by_hand(name: str, options: dict[str, bool], expected: list[float]):
+    result = ADVANTAGES[name](REWARDS, ALL, LENGTHS, ONE_GROUP, **options)
+    assert per_row(result.advantages) == pytest.approx(expected, abs=5e-7)
+    if name == "grpo":
+        assert torch.equal(result.advantages, result.returns)
 
 
 def test_reinforce_plus_plus_by_hand():
@@ -66,15 +68,6 @@ def test_reinforce_plus_plus_by_hand():
     assert result.returns.tolist() == returns
     expected = [(r - 0.3958333) / 0.3572173 for r in returns]
     assert result.advantages.tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_reinforce_plus_plus_baseline_by_hand():
-    # s - mean: 0.5, -0.5, 0 on 2, 1 and 3 tokens: mean (1 - 0.5) / 6 = 0.0833333;
-    # squares 2 * 0.25 + 0.25 = 0.75 minus 6 * 0.0833333^2 = 0.0416667 leaves 0.7083333;
-    # / 5 = 0.1416667; root 0.3763863
-    result = ADVANTAGES["reinforce_plus_plus_baseline"](REWARDS, ALL, LENGTHS, ONE_GROUP)
-    expected = [(v - 0.0833333) / 0.3763863 for v in (0.5, -0.5, 0.0)]
-    assert per_row(result.advantages) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_row_alone_in_its_group_keeps_its_score():

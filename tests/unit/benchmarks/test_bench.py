@@ -1,7 +1,6 @@
 """No benchmark vanishes: what cannot run stands in the result as not held, with a reason."""
 
 import dataclasses
-import importlib
 import json
 import sys
 import time
@@ -11,13 +10,10 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("bench")
+def bench(benchmark_module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    module = benchmark_module("bench")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "SCRATCH", tmp_path)
     (tmp_path / "benchmarks").mkdir()

@@ -1,30 +1,13 @@
 """The jobs of the scale benchmark are valid, and its counts leave out what is no write."""
 
-import importlib
 import json
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-
-
-@pytest.fixture
-def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
-@pytest.fixture
-def scale_jobs(on_path: None) -> ModuleType:
-    return importlib.import_module("scale_jobs")
-
 
 @pytest.mark.parametrize("pods", [8, 20])
-def test_what_the_bare_client_writes_is_all_that_a_job_has(
-    scale_jobs: ModuleType, pods: int
-) -> None:
-    prepared = scale_jobs.prepare("lab", pods)
+def test_what_the_bare_client_writes_is_all_that_a_job_has(benchmark_module, pods: int) -> None:
+    prepared = benchmark_module("scale_jobs").prepare("lab", pods)
     assert prepared.kinds == {
         "ConfigMap": 1,
         "NetworkPolicy": 1,
@@ -40,8 +23,8 @@ def test_what_the_bare_client_writes_is_all_that_a_job_has(
     assert sum(one["spec"]["replicas"] for one in sets) == pods
 
 
-def test_requests_are_counted_without_streams_and_the_lease(on_path: None) -> None:
-    module = importlib.import_module("operator_process")
+def test_requests_are_counted_without_streams_and_the_lease(benchmark_module) -> None:
+    module = benchmark_module("operator_process")
     name = "ppojob_operator_api_requests_total"
     samples = {
         f"{name}|201|Service|create": 3.0,

@@ -1,20 +1,23 @@
 """The ratio of step times, and what cannot be compared."""
 
-import importlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-
 
 @pytest.fixture
-def step_speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("step_speed")
+def measured(benchmark_module, tmp_path: Path) -> Callable[[str, str], int]:
+    """Compare our metrics with a peer's; answers the exit status."""
+
+    def measure(ours: str, peer: str) -> int:
+        (tmp_path / "ours").write_text(ours)
+        (tmp_path / "peer").write_text(peer)
+        arguments = ["--ours", str(tmp_path / "ours"), "--peer", str(tmp_path / "peer")]
+        return benchmark_module("step_speed").main(arguments)
+
+    return measure
 
 
 def ours(seconds: list[float]) -> str:
@@ -51,12 +54,10 @@ def lines(records: Iterable[dict[str, float]]) -> str:
 
 
 def test_the_ratio_is_of_medians_over_the_common_steps_after_the_first(
-    step_speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    measured: Callable[[str, str], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "ours").write_text(ours([100.0, 10.0, 14.0, 12.0, 1.0]))
-    (tmp_path / "peer").write_text(peer([0.1, 30.0, 48.0, 36.0]))
-    arguments = ["--ours", str(tmp_path / "ours"), "--peer", str(tmp_path / "peer")]
-    assert step_speed.main(arguments) == 0
+    ours_text = ours([100.0, 10.0, 14.0, 12.0, 1.0])
+    assert measured(ours_text, peer([0.1, 30.0, 48.0, 36.0])) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["ratio"] == 3.0
     assert report["steps"] == 3
@@ -77,17 +78,13 @@ def test_the_ratio_is_of_medians_over_the_common_steps_after_the_first(
     ],
 )
 def test_what_cannot_be_compared_is_said(
-    step_speed: ModuleType,
-    tmp_path: Path,
+    measured: Callable[[str, str], int],
     capsys: pytest.CaptureFixture[str],
     ours_text: str,
     peer_text: str,
     said: str,
 ) -> None:
-    (tmp_path / "ours").write_text(ours_text)
-    (tmp_path / "peer").write_text(peer_text)
-    arguments = ["--ours", str(tmp_path / "ours"), "--peer", str(tmp_path / "peer")]
-    assert step_speed.main(arguments) == 2
+    assert measured(ours_text, peer_text) == 2
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.out == ""

@@ -150,16 +150,6 @@ def test_a_job_that_lacks_what_makes_its_pods_commits_and_stops() -> None:
     ]
 
 
-def test_a_suspended_one_goes_on_when_it_is_corrected() -> None:
-    asked = {"suspend": True}
-    suspended = status_of(make_job(RUNNING, lifecycle=asked))
-    resumed = status_of(refused_job(suspended))
-    assert (resumed.phase, resumed.reason) == ("Pending", "InvalidSpec")
-    corrected = look(make_job(resumed))
-    assert "Create StatefulSet" in kinds(corrected)
-    assert status_after(corrected).phase == "Starting"
-
-
 @pytest.mark.parametrize("wrong", [{"suspend": "yes"}, "none", None, [], 1], ids=str)
 def test_a_lifecycle_that_is_wrong_itself_asks_for_nothing(wrong: Any) -> None:
     planned = look(refused_job(lifecycle=wrong), UP)
