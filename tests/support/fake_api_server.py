@@ -48,12 +48,7 @@ def listed(*items: Any) -> Answer:
 
 @dataclass
 class FakeApiServer:
-    """Answers by path; anything else is not found.
-
-    Attributes:
-        routes: method and path to the answer.
-        requests: all that was asked.
-    """
+    """Answers by method and path; anything else is not found. Keeps all that was asked."""
 
     routes: dict[str, Route] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)

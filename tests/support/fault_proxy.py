@@ -77,16 +77,10 @@ class Strike:
 class FaultProxy:
     """The proxy; use as a context manager.
 
-    Args:
-        kubeconfig: of the API server behind it.
-        folder: takes the `kubeconfig` that leads to the proxy.
-        seed: of its dice.
+    `kubeconfig` leads to the API server behind it; `folder` takes the one that leads to the proxy.
 
     Attributes:
-        folder: as given.
-        counts: requests so far.
-        faults: what goes wrong from now on.
-        injected: how often something went wrong.
+        faults: what goes wrong from now on, and `injected`: how often something did.
         taken: writes that the API server has taken so far, the Lease's aside.
     """
 

@@ -12,12 +12,7 @@ import run_folders
 
 @dataclass
 class Run:
-    """One call of `ppojob run`.
-
-    Attributes:
-        process: the runner.
-        output: its run folder.
-    """
+    """One call of `ppojob run`: its process and its run folder."""
 
     process: subprocess.Popen[str]
     output: Path

@@ -11,13 +11,8 @@ from cluster_access import Cluster, own_environment
 class Operator:
     """A replica that runs on this machine, for the namespace of the test alone.
 
-    Args:
-        cluster: to serve.
-        logs: folder for its log.
-        name: of the replica.
-        port: of its probes.
-        kubeconfig: with which it comes; None: that of the cluster, which may do everything.
-        settings: further ones, by their names in the environment, without the prefix.
+    Its probes are at the port. It comes with the kubeconfig, or with that of the cluster, which may
+    do everything. Settings go by their names in the environment, without the prefix.
     """
 
     def __init__(

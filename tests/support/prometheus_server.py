@@ -28,12 +28,7 @@ _CONFIG = {
 
 @dataclass(frozen=True)
 class PrometheusServer:
-    """A running server.
-
-    Attributes:
-        port: of its API.
-        folder: with its configuration.
-    """
+    """A running server: the port of its API, and the folder with its configuration."""
 
     port: int
     folder: Path

@@ -12,11 +12,7 @@ import pytest
 
 @dataclass(frozen=True)
 class SmallDisk:
-    """A disk of its own.
-
-    Attributes:
-        folder: where it is mounted.
-    """
+    """A disk of its own, and where it is mounted."""
 
     folder: Path
 

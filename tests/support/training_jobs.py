@@ -42,11 +42,7 @@ SECTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Volume:
-    """A folder of this machine that pods mount.
-
-    Attributes:
-        folder: where it is here; model, data and reward function lie in it.
-    """
+    """A folder of this machine that pods mount, with a model, data and a reward function."""
 
     folder: Path
 

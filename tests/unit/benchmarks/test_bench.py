@@ -49,9 +49,7 @@ def test_a_figure_is_held_against_its_target(bench: ModuleType, value: float, ho
         ("import time; time.sleep(60)", 1.0, "not done after 1 s"),
     ],
 )
-def test_what_cannot_run_is_not_held(
-    bench: ModuleType, program: str, limit: float, reason: str
-) -> None:
+def test_what_cannot_run_is_not_held(bench, program, limit, reason) -> None:
     (outcome,) = bench.measure(benchmark(bench, program, time_limit_seconds=limit))
     assert outcome.entry == {"value": None, "target": 150.0, "unit": "us", "holds": False}
     assert reason in outcome.reason
@@ -94,8 +92,6 @@ def test_what_a_benchmark_starts_ends_with_it(bench: ModuleType) -> None:
         time.sleep(0.02)
 
 
-def test_a_name_that_is_not_registered_is_refused(
-    bench: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_is_not_registered_is_refused(bench, capsys) -> None:
     assert bench.main(["--only", "nonsense"]) == 2
     assert "nonsense" in capsys.readouterr().err

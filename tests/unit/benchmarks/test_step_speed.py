@@ -53,9 +53,7 @@ def lines(records: Iterable[dict[str, float]]) -> str:
     )
 
 
-def test_the_ratio_is_of_medians_over_the_common_steps_after_the_first(
-    measured: Callable[[str, str], int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_ratio_is_of_medians_over_the_common_steps_after_the_first(measured, capsys):
     ours_text = ours([100.0, 10.0, 14.0, 12.0, 1.0])
     assert measured(ours_text, peer([0.1, 30.0, 48.0, 36.0])) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -77,13 +75,7 @@ def test_the_ratio_is_of_medians_over_the_common_steps_after_the_first(
         (ours([1.0, 2.0]), peer([1.0, 2.0], cpu_share=0.23), "busy"),
     ],
 )
-def test_what_cannot_be_compared_is_said(
-    measured: Callable[[str, str], int],
-    capsys: pytest.CaptureFixture[str],
-    ours_text: str,
-    peer_text: str,
-    said: str,
-) -> None:
+def test_what_cannot_be_compared_is_said(measured, capsys, ours_text, peer_text, said):
     assert measured(ours_text, peer_text) == 2
     captured = capsys.readouterr()
     assert said in captured.err

@@ -22,9 +22,7 @@ def resource(server: StatusServer, seconds: float = 10.0) -> JobResource:
     return JobResource(server.access, namespace="lab", name="sum", uid="u1", seconds=seconds)
 
 
-def test_it_is_looked_once_and_then_the_training_of_one_job_is_written(
-    server: StatusServer,
-) -> None:
+def test_it_is_looked_once_and_then_the_training_of_one_job_is_written(server) -> None:
     one = resource(server)
     one.write(STEP_3)
     assert server.states == [{"epoch": 1, "step": 3, "reward": 0.5, "stage": "Training"}]
@@ -37,9 +35,7 @@ def test_it_is_looked_once_and_then_the_training_of_one_job_is_written(
 
 
 @pytest.mark.parametrize("has_written", [False, True])
-def test_another_job_of_the_name_is_never_written_to(
-    server: StatusServer, has_written: bool
-) -> None:
+def test_another_job_of_the_name_is_never_written_to(server, has_written) -> None:
     one = resource(server)
     if has_written:
         one.write(STEP_3)
@@ -99,9 +95,7 @@ def test_a_token_that_was_replaced_is_used_at_once(server: StatusServer) -> None
     assert [write.token for write in server.writes] == ["first", "second"]
 
 
-def test_nothing_is_said_to_a_server_that_others_signed_for(
-    server: StatusServer, tmp_path: Path
-) -> None:
+def test_nothing_is_said_to_a_server_that_others_signed_for(server, tmp_path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     make_certificate(other)

@@ -92,9 +92,7 @@ def test_how_a_job_ended_is_not_the_controllers_to_say(phase: str, stage: str) -
         ({"actor/kl_loss": 0.2}, 0.2),
     ],
 )
-def test_kl_is_that_to_the_reference_where_there_is_one(
-    metrics: dict[str, float], kl: float
-) -> None:
+def test_kl_is_that_to_the_reference_where_there_is_one(metrics, kl) -> None:
     assert Told().after(5, {"actor/ppo_kl": 0.1, **metrics}).kl == kl
 
 

@@ -79,9 +79,7 @@ def test_a_pod_in_its_epoch_is_fine(phase: str, actor) -> None:
         (ValueError("no"), JobFailed, "ValueError: no"),
     ],
 )
-def test_work_that_fails_ends_the_job(
-    problem: Exception, error: type[Exception], words: str, actor
-) -> None:
+def test_work_that_fails_ends_the_job(problem, error, words, actor) -> None:
     roles = actor(pod(1, "ready"), raises(problem))
     with pytest.raises(error, match=f"actorRollout rank 0: .*{words}"):
         roles.wait_idle(roles.groups, 3, "save")
@@ -138,9 +136,7 @@ def tells(*identities: PodIdentity) -> Callable[[Any], PodIdentity]:
 
 
 @pytest.mark.parametrize("reading", [(), (UNREAD, UNREAD)])
-def test_a_pod_that_lives_and_one_that_is_made_again_are_compared(
-    reading: tuple[PodIdentity, ...], pods
-) -> None:
+def test_a_pod_that_lives_and_one_that_is_made_again_are_compared(reading, pods) -> None:
     """Also by a controller that came back, and by one that must ask again.
 
     Else a pod that was made again with another model would be compared with itself alone.
@@ -159,9 +155,7 @@ def test_a_pod_whose_storage_hangs_is_lost_in_the_end(pods) -> None:
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
-def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(
-    is_slow: bool, pods
-) -> None:
+def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(is_slow, pods) -> None:
     may_go_on = threading.Event()
 
     def slow(_: Any) -> PodIdentity:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from operator_jobs import job_manifest
@@ -99,18 +99,14 @@ class SlowCluster(SimulatedCluster):
         (0.5, lambda cluster, _: cluster.renewals >= 3),
     ],
 )
-async def test_a_leader_that_is_answered_slowly(
-    share: float, comes: Callable[[SlowCluster, list[str]], bool]
-) -> None:
+async def test_a_leader_that_is_answered_slowly(share, comes) -> None:
     cluster, gained = SlowCluster(), list[str]()
     cluster.share = share
     async with replica(cluster, "a", gained, seconds=cluster.seconds):
         await until(lambda: comes(cluster, gained))
 
 
-async def test_a_leader_that_is_cut_off_stops_before_the_other_begins(
-    cluster: SimulatedCluster,
-) -> None:
+async def test_a_leader_that_is_cut_off_stops_before_the_other_begins(cluster) -> None:
     cut_off = SimulatedCluster()
     cut_off.objects = cluster.objects
 

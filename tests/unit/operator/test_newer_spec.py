@@ -30,7 +30,7 @@ def test_a_new_job_waits_for_an_operator_that_knows_its_fields() -> None:
     assert (status.phase, status.reason, status.finish_time) == ("Pending", "NewerSpec", None)
     assert accepted(status) == ("Unknown", "NewerSpec")
     assert status.message == claim(status, "Accepted").message
-    assert 'spec.checkpoint.compression: got "none"' in status.message
+    assert "spec.checkpoint.compression: " in status.message
     assert "upgrade the operator" in status.message
     assert condition(status, "Failed") is None
     assert look(newer_job(status)).status is None

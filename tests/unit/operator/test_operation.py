@@ -61,9 +61,7 @@ async def test_an_operation_that_broke_is_in_trouble(cluster: SimulatedCluster) 
         await until(lambda: bool(operation.troubles()))
 
 
-async def test_a_healthy_operator_has_no_troubles_and_a_deaf_one_has(
-    cluster: SimulatedCluster,
-) -> None:
+async def test_a_healthy_operator_has_no_troubles_and_a_deaf_one_has(cluster) -> None:
     operation = Operation(cluster, FAST)
     assert operation.troubles() == []
     operation.reflectors[0].last_heard -= 1_000

@@ -62,9 +62,7 @@ def test_a_job_that_takes_too_long_fails() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{}, {"steps": {}}, {"steps": "many"}, {"checkpoint": {}}])
-def test_a_job_that_is_over_goes_in_time_and_so_does_one_that_never_began(
-    wrong: dict[str, Any],
-) -> None:
+def test_a_job_that_is_over_goes_in_time_and_so_does_one_that_never_began(wrong) -> None:
     lifecycle = {"ttlSecondsAfterFinished": 60}
     failed = status_of(make_job(lifecycle=lifecycle, **wrong))
     over = make_job(failed if wrong else ended(), lifecycle=lifecycle, **wrong)

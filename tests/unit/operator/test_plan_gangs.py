@@ -106,9 +106,7 @@ def test_pods_that_are_placed_anew_give_the_job_no_more_time(scheduling: dict[st
 
 
 @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
-def test_what_a_group_reserves_is_free_when_the_job_is_suspended(
-    scheduling: dict[str, Any],
-) -> None:
+def test_what_a_group_reserves_is_free_when_the_job_is_suspended(scheduling) -> None:
     job = make_job(scheduling=scheduling)
     gang = gang_of(job)
     gone = [Delete(one.kind, "ppojob-sum", "uid-gang") for one in gang]

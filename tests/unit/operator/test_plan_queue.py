@@ -107,9 +107,7 @@ def test_its_priority_is_that_of_its_class() -> None:
         ((RESERVED, ADMITTED, EVICTED), "Preempted", "to make room for sum-2"),
     ],
 )
-def test_why_it_waits_is_told_in_the_words_of_the_queue(
-    conditions: tuple[Any, ...], reason: str, words: str
-) -> None:
+def test_why_it_waits_is_told_in_the_words_of_the_queue(conditions, reason, words) -> None:
     job = queued_job()
     checks = [{"name": "budget", "state": "Pending", "message": "asked"}]
     workload = answered(job, *conditions, admissionChecks=checks)

@@ -136,7 +136,5 @@ def test_a_webhook_that_keeps_it_stopped_is_not_fought(reward: Child) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_another_number_of_pods_is_the_older_operators_business(
-    replicas: int, reward: Child
-) -> None:
+def test_another_number_of_pods_is_the_older_operators_business(replicas, reward) -> None:
     assert upgraded(scaled(reward, replicas)) == []

@@ -102,16 +102,12 @@ def lists_counted() -> float:
         ),
     ],
 )
-async def test_whatever_a_stream_does_it_ends_with_what_is_there(
-    lists: list[Any], watches: list[Any], seen: list[str], gone: list[str]
-) -> None:
+async def test_whatever_a_stream_does_it_ends_with_what_is_there(lists, watches, seen, gone):
     cluster = await mirrored(lists, watches)
     assert (cluster.seen, cluster.gone) == (seen, gone)
 
 
-async def test_what_went_while_a_list_broke_off_is_found_too_and_only_the_whole_one_counts() -> (
-    None
-):
+async def test_what_went_while_a_list_broke_off_is_found_too_and_only_the_whole_one_counts():
     before = lists_counted()
     cluster = await mirrored([[[pod("a")], UnavailableError("500", 500)], [[pod("b")]]], [])
     assert (cluster.seen, cluster.gone) == (["a", "b"], ["a"])
@@ -165,9 +161,7 @@ async def test_each_namespace_is_heard_by_itself() -> None:
         ),
     ],
 )
-async def test_whether_a_kind_is_served_is_told(
-    lists: list[Any], watch_error: ClusterError, again: bool, told: list[str | bool]
-) -> None:
+async def test_whether_a_kind_is_served_is_told(lists, watch_error, again, told) -> None:
     cluster, is_told = ScriptedCluster(lists, [[watch_error]]), asyncio.Event()
 
     def served(is_served: bool) -> None:

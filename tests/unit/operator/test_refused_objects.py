@@ -40,9 +40,7 @@ def spoil(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("how", [RefusedError, UnavailableError])
-async def test_what_is_refused_does_not_keep_a_job_from_stopping(
-    bench: Bench, how: Callable[[str], ClusterError]
-) -> None:
+async def test_what_is_refused_does_not_keep_a_job_from_stopping(bench: Bench, how) -> None:
     await up(bench)
     spoil(bench)
     refuse(bench, "NetworkPolicy", how)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from operator_bench import Bench, up
+from operator_bench import up
 from operator_jobs import (
     make_job,
     observed,
@@ -57,9 +57,7 @@ def test_conditions_follow_what_the_controller_says() -> None:
         (None, {"is_deleting": True}),
     ],
 )
-def test_what_a_killed_controller_said_holds_no_more(
-    report: ControllerReport | None, of_controller: dict[str, Any]
-) -> None:
+def test_what_a_killed_controller_said_holds_no_more(report, of_controller) -> None:
     status = after(STEPPING, report, **of_controller)
     assert (status.phase, said(status, "Training")) == ("Recovering", ("False", "Waiting"))
     assert said(status, "Rendezvoused") == ("False", "Waiting")
@@ -75,9 +73,7 @@ def counted(name: str) -> float:
     return REGISTRY.get_sample_value(f"ppojob_operator_{name}_seconds_count") or 0.0
 
 
-async def test_the_first_step_is_timed_once_and_the_training_stays_the_controllers(
-    bench: Bench,
-) -> None:
+async def test_the_first_step_is_timed_once_and_the_training_stays_the_controllers(bench) -> None:
     ready, stepped = counted("pods_ready"), counted("first_step")
     statuses: list[Manifest] = []
     apply_status = bench.cluster.apply_status

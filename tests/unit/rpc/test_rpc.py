@@ -58,9 +58,18 @@ class Counter:
         return Done(self.done)
 
 
-def test_work_is_done_once_however_often_it_is_asked_for(serve, caller_of):
-    counter = Counter()
-    peer = serve([Route(WORK, counter)])
+@pytest.fixture
+def counter() -> Counter:
+    return Counter()
+
+
+@pytest.fixture
+def peer(serve, counter: Counter) -> Peer:
+    """Does the work of the counter, and answers."""
+    return serve([Route(WORK, counter), Route(PING, lambda _: Nothing())])
+
+
+def test_work_is_done_once_however_often_it_is_asked_for(peer, counter, caller_of):
     caller = caller_of()
     answers = [caller.call(Call(peer, WORK, REQUEST, ID)) for _ in range(3)]
     assert [answer.times for answer in answers] == [1, 1, 1]
@@ -99,9 +108,8 @@ def test_questions_are_answered_while_work_is_under_way(serve, caller_of):
     waiting.join(60)
 
 
-def test_answers_of_old_steps_and_of_an_earlier_life_are_forgotten(serve, caller_of):
+def test_answers_of_old_steps_and_of_an_earlier_life_are_forgotten(peer, caller_of):
     """A job that has gone back far must not keep all that it does until it has caught up."""
-    peer = serve([Route(WORK, Counter())])
     caller = caller_of()
 
     def done(step: int, life: int) -> int:
@@ -118,18 +126,14 @@ def refusal(caller, peer, *args) -> CallRefused:
     return caught.value
 
 
-def test_the_same_id_with_another_content_is_refused(serve, caller_of):
-    counter = Counter()
-    peer = serve([Route(WORK, counter)])
+def test_the_same_id_with_another_content_is_refused(peer, counter, caller_of):
     caller = caller_of()
     caller.call(Call(peer, WORK, REQUEST, ID))
     assert refusal(caller, peer, WORK, Work([1]), ID).kind is ErrorKind.CHANGED
     assert counter.done == 1
 
 
-def test_an_old_controller_is_fenced_off(serve, caller_of):
-    counter = Counter()
-    peer = serve([Route(WORK, counter)])
+def test_an_old_controller_is_fenced_off(peer, counter, caller_of):
     caller_of(epoch=5).call(Call(peer, WORK, REQUEST, ID))
     assert refusal(caller_of(epoch=4), peer, WORK, REQUEST, ID).kind is ErrorKind.FENCED
     assert counter.done == 1
@@ -152,9 +156,7 @@ def test_each_method_says_who_may_call_it(serve, caller_of):
     assert refusal(caller_of("reward"), peer, WORK, REQUEST, ID).kind is ErrorKind.FORBIDDEN
 
 
-def test_a_key_of_another_job_gets_no_answer(serve, caller_of, rings, tmp_path: Path):
-    counter = Counter()
-    peer = serve([Route(WORK, counter)])
+def test_a_key_of_another_job_gets_no_answer(peer, counter, caller_of, rings, tmp_path: Path):
     write_key_folders(tmp_path / "other", ("controller",))
     stranger = read_key_ring(tmp_path / "other" / "controller", "controller")
     ring = KeyRing("controller", stranger.secret, {**rings["controller"].public, **stranger.public})
@@ -163,9 +165,7 @@ def test_a_key_of_another_job_gets_no_answer(serve, caller_of, rings, tmp_path: 
     assert counter.done == 0
 
 
-def test_a_socket_without_curve_gets_no_answer(serve):
-    counter = Counter()
-    peer = serve([Route(WORK, counter)])
+def test_a_socket_without_curve_gets_no_answer(peer, counter):
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
@@ -245,8 +245,7 @@ def test_a_message_above_all_limits_ends_its_connection_and_the_server_lives(ser
     assert refusal(caller_of(), peer, WORK, REQUEST, ID).kind is ErrorKind.BAD_REQUEST
 
 
-def test_connections_that_say_nothing_hold_nobody_up(serve, caller_of):
-    peer = serve([Route(PING, lambda _: Nothing())])
+def test_connections_that_say_nothing_hold_nobody_up(peer, caller_of):
     with contextlib.ExitStack() as stack:
         for number in range(50):
             idle = stack.enter_context(create_connection((peer.host, peer.port)))
@@ -266,8 +265,7 @@ def test_what_fails_tells_why_and_is_not_kept(serve, caller_of):
         assert "Traceback" in failure.detail
 
 
-def test_no_message_is_left_lying_when_many_speak_at_once(serve, caller_of):
-    peer = serve([Route(WORK, Counter()), Route(PING, lambda _: Nothing())])
+def test_no_message_is_left_lying_when_many_speak_at_once(peer, caller_of):
     longest: list[float] = []
 
     def ask(caller: Caller, *, is_work: bool) -> None:

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import torch
 from lone_role import pod_of
@@ -14,9 +12,7 @@ from ppojob_trainer.workers.rank_start import open_role_world
     ("timeouts", "limit"),
     [({}, 1800), ({"stageSeconds": 7200}, 7200), ({"startupSeconds": 3600}, 3600)],
 )
-def test_a_collective_may_take_as_long_as_what_it_is_part_of(
-    tmp_path: Path, timeouts: dict[str, int], limit: int
-) -> None:
+def test_a_collective_may_take_as_long_as_what_it_is_part_of(tmp_path, timeouts, limit) -> None:
     save_model(tmp_path / "model")
     environment = pod_of(tmp_path, "actorRollout", timeouts=timeouts)
     with open_role_world(environment, RankEnvironment(rank=0, local_rank=0, epoch=1)) as world:
