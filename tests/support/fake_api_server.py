@@ -46,6 +46,19 @@ def listed(*items: Any) -> Answer:
     return Answer(value={"metadata": {}, "items": list(items)})
 
 
+def kubeconfig(server: str, user: dict[str, str], **context: str) -> str:
+    """What leads to a server."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "me", "user": user}],
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "me", **context}}],
+        "current-context": "here",
+    }
+    return json.dumps(config)
+
+
 @dataclass
 class FakeApiServer:
     """Answers by method and path; anything else is not found. Keeps all that was asked."""
@@ -63,18 +76,8 @@ class FakeApiServer:
 
     def kubeconfig(self, path: Path, *, namespace: str = "lab") -> Path:
         """Write a kubeconfig that leads here."""
-        cluster = {"name": "fake", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}
-        user = {"name": "me", "user": {"token": TOKEN}}
-        context = {"cluster": "fake", "user": "me", "namespace": namespace}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [cluster],
-            "users": [user],
-            "contexts": [{"name": "here", "context": context}],
-            "current-context": "here",
-        }
-        path.write_text(json.dumps(config))
+        server = f"http://127.0.0.1:{self.port}"
+        path.write_text(kubeconfig(server, {"token": TOKEN}, namespace=namespace))
         return path
 
 

@@ -17,6 +17,7 @@ from typing import Literal
 
 import aiohttp
 from aiohttp import web
+from fake_api_server import kubeconfig
 
 from ppojob_operator.connection import from_kubeconfig
 
@@ -77,21 +78,21 @@ class Strike:
 class FaultProxy:
     """The proxy; use as a context manager.
 
-    `kubeconfig` leads to the API server behind it; `folder` takes the one that leads to the proxy.
+    `behind` is the kubeconfig of the API server; `folder` takes the one that leads to the proxy.
 
     Attributes:
         faults: what goes wrong from now on, and `injected`: how often something did.
         taken: writes that the API server has taken so far, the Lease's aside.
     """
 
-    def __init__(self, kubeconfig: Path, folder: Path, seed: int = 0) -> None:
+    def __init__(self, behind: Path, folder: Path) -> None:
         self.folder = folder
         self.counts: Counter[Asked] = Counter()
         self.faults = Faults()
         self.injected = 0
         self.taken = 0
-        self._place = from_kubeconfig(kubeconfig)
-        self._dice = random.Random(seed)
+        self._place = from_kubeconfig(behind)
+        self._dice = random.Random(0)
         self._strike: Strike | None = None
         self._done = 0
         self._is_struck = threading.Event()
@@ -130,8 +131,7 @@ class FaultProxy:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
-        kubeconfig = _kubeconfig(f"http://{host}:{port}")
-        (self.folder / "kubeconfig").write_text(json.dumps(kubeconfig))
+        (self.folder / "kubeconfig").write_text(kubeconfig(f"http://{host}:{port}", {}))
         token = self._place.token()
         async with aiohttp.ClientSession(
             self._place.server,
@@ -273,14 +273,3 @@ def _status_object(code: int) -> dict[str, object]:
 def _refusal(code: int) -> web.Response:
     headers = {"Retry-After": "1"} if code == 429 else {}
     return web.json_response(_status_object(code), status=code, headers=headers)
-
-
-def _kubeconfig(server: str) -> dict[str, object]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "proxy",
-        "clusters": [{"name": "proxy", "cluster": {"server": server}}],
-        "users": [{"name": "proxy", "user": {}}],
-        "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "proxy"}}],
-    }

@@ -3,18 +3,12 @@
 from pathlib import Path
 
 import pytest
+from fake_api_server import kubeconfig
 
 from ppojob_operator.connection import connect, from_kubeconfig
 from ppojob_operator.settings import Settings, read_settings
 
-KUBECONFIG = """
-apiVersion: v1
-kind: Config
-clusters: [{name: c, cluster: {server: "http://127.0.0.1:8001"}}]
-users: [{name: u, user: {token: secret}}]
-contexts: [{name: x, context: {cluster: c, user: u}}]
-current-context: x
-"""
+KUBECONFIG = kubeconfig("http://127.0.0.1:8001", {"token": "secret"})
 
 
 def test_settings_have_the_types_of_their_defaults() -> None:
@@ -56,9 +50,7 @@ def test_a_kubeconfig_is_read(tmp_path: Path) -> None:
     assert connection.ssl is None
 
 
-@pytest.mark.parametrize(
-    "text", ["", "clusters: []", KUBECONFIG.replace("context: x", "context: y")]
-)
+@pytest.mark.parametrize("text", ["", "clusters: []", KUBECONFIG.replace('"here"}', '"there"}')])
 def test_a_kubeconfig_that_leads_nowhere_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "config"
     file.write_text(text)
