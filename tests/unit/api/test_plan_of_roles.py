@@ -59,4 +59,4 @@ def test_every_role() -> None:
 
 def test_validation_alone() -> None:
     lines = planned(steps={"validateOnly": True})
-    assert lines[-3:] == ["Run", "  one validation, and nothing is trained", ""]
+    assert lines[lines.index("Run") + 1] == "  one validation, and nothing is trained"

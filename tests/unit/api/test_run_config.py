@@ -127,7 +127,7 @@ def test_types_of_numbers_follow_the_device(
 
 
 def test_a_critic_on_processors_decides_the_products_of_all_trained_models() -> None:
-    own = {"colocateWith": None}
+    own = {"colocateWith": "none"}
     roles = {"actorRollout": {"gpusPerReplica": 1}, "critic": own}
     config = resolve(job(**MODEL_AND_CRITIC, roles=roles), facts=EngineFacts(native_bfloat16=False))
     assert (config.spec.training.autocast, config.spec.rollout.dtype) == ("none", "bfloat16")

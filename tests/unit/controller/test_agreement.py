@@ -60,7 +60,9 @@ def test_types_of_numbers_that_depend_on_the_processor_are_named() -> None:
     agreement = Agreement(code=A, config=A, native_bfloat16=True)
     # The types are written out in the job, so its configuration is the same on any processor.
     agreement.admit(["job-critic-1"], [PodIdentity(A, A, {})])
-    (problem,) = refusal(agreement, "job-critic-1", PodIdentity(A, B, {}))
+    with pytest.raises(ConfigError) as refused:
+        agreement.admit(["job-critic-1"], [PodIdentity(A, B, {})])
+    (problem,) = refused.value.problems
     assert problem.startswith("job-critic-1: got a processor without native bfloat16: ")
     assert "spec.training.autocast" in problem
 

@@ -3,7 +3,6 @@
 import inspect
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,9 +30,7 @@ def rewards(folder: Path) -> list[RewardSpec]:
     return [RewardSpec.model_validate(settings | {"source": {"path": str(path)}})]
 
 
-def test_rows_are_read_as_json_lines_and_as_parquet(
-    tmp_path: Path, chat: ChatTokenizer, make_spec: Callable[..., DataSpec]
-) -> None:
+def test_rows_are_read_as_json_lines_and_as_parquet(tmp_path: Path, chat: ChatTokenizer) -> None:
     lines, table = tmp_path / "a.jsonl", tmp_path / "b.parquet"
     lines.write_text(BLOCKS["json"])
     pq.write_table(
@@ -41,7 +38,8 @@ def test_rows_are_read_as_json_lines_and_as_parquet(
     )
     for path in (lines, table):
         checks = row_checks(rewards(tmp_path))
-        report = check_files(make_spec(path), chat, rewards=checks, prompts_per_step=2)
+        spec = DataSpec.model_validate({"train": [{"path": str(path)}]})
+        report = check_files(spec, chat, rewards=checks, prompts_per_step=2)
         assert (report.errors, report.warnings, report.train_rows) == ([], [], 2)
 
 
