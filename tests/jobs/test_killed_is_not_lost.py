@@ -167,7 +167,7 @@ def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
     assert set(points) <= job_points.fired(once)
     damaged = f"checkpoints/{newest.name}/actorRollout/rank-00000/optimizer.safetensors: "
     (told,) = [line for line in again.lines if line.startswith(damaged)]
-    assert told.endswith(": this commit is not used; the job goes on from step-000004")
+    assert told.endswith(": this commit is not used; the job goes on from step-000002")
     assert run_folders.result(output) == undisturbed
 
 
