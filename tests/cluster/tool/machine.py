@@ -15,6 +15,8 @@ FOR_BUILDING = {
     "/usr/include/seccomp.h": "libseccomp-dev",
 }
 FOR_RUNNING = {"ip": "iproute2", "nft": "nftables", "openssl": "openssl", "unshare": "util-linux"}
+# Rules and queries of the chart are read by Prometheus itself.
+FOR_TESTS = {"promtool": "prometheus"}
 FOR_IMAGES = {"mmdebstrap": "mmdebstrap", "buildah": "buildah", "skopeo": "skopeo"}
 
 

@@ -30,7 +30,7 @@ def up(places: Places, *, containers: bool = True) -> None:
         places: of the checkout.
         containers: whether its pods run. A node that runs them also does where they need not.
     """
-    machine.require(machine.FOR_RUNNING)
+    machine.require({**machine.FOR_RUNNING, **machine.FOR_TESTS})
     whole = plan.make(places)
     if not containers and _is_up(places, whole):
         return
