@@ -1,7 +1,9 @@
 """What all tests share: no network, no more threads than asked for, no deadlines of a clock."""
 
 import os
+import sys
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -9,4 +11,31 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # Machines are shared: how long an example takes says nothing about the code.
 settings.register_profile("shared", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=20)
 settings.load_profile("shared")
+
+_STARTS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"})
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("no_processes"):
+        settings.load_profile("quick")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "run the tests that start no process, and fail those that do all the same"
+    parser.addoption("--no-processes", action="store_true", help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("no_processes"):
+        return
+    marked = [item for item in items if item.get_closest_marker("processes")]
+    config.hook.pytest_deselected(items=marked)
+    items[:] = [item for item in items if not item.get_closest_marker("processes")]
+    sys.addaudithook(_refuse_processes)
+
+
+def _refuse_processes(event: str, _: tuple[object, ...]) -> None:
+    if event in _STARTS and "PYTEST_CURRENT_TEST" in os.environ:
+        raise RuntimeError(f"{event} in a test of make unit: mark it `processes`")

@@ -242,6 +242,7 @@ def test_canonical_json_is_ascii_sorted_and_dense() -> None:
     assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
 
 
+@pytest.mark.processes
 def test_digest_is_the_same_in_every_process() -> None:
     config = resolve(job(algorithm=algorithm("rloo", kl={"in": "loss"})))
     program = (

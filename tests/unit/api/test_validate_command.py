@@ -111,6 +111,7 @@ class TestValidate:
         result = judge(["-"], text)
         assert places(result.stderr) == [f"<stdin>:7:{column}", *WRONG]
 
+    @pytest.mark.processes
     def test_files_that_are_not_there(self) -> None:
         for arguments in (["one.yaml"], ["one.yaml", "two.yaml"]):
             result = CliRunner().invoke(validate, arguments)
@@ -130,6 +131,7 @@ class TestValidate:
             ("/usr", "/usr/no-such-model", True),
         ],
     )
+    @pytest.mark.processes
     def test_inputs_on_a_volume_of_a_cluster(
         self, mount: str, model: str, *, is_looked_at: bool
     ) -> None:
@@ -209,6 +211,7 @@ def test_load_job(files: Path) -> None:
     assert places("\n".join(caught.value.problems)) == WRONG
 
 
+@pytest.mark.processes
 def test_nothing_heavy_is_loaded() -> None:
     program = (
         "import sys, ppojob_cli.validate, ppojob_cli.plan, ppojob_api.crd;"

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def bench(benchmark_module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:

@@ -14,6 +14,8 @@ import torch
 from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint import commit, export, journal, tensors
 
+pytestmark = pytest.mark.processes
+
 MODULES = (commit, export, journal, tensors)  # their import declares the points
 
 COMMIT_POINTS = [

@@ -44,6 +44,7 @@ def test_a_port_that_is_taken_everywhere_is_named() -> None:
     or subprocess.run([*OTHER_USER, "true"], check=False, capture_output=True).returncode != 0,
     reason="no user namespaces here",
 )
+@pytest.mark.processes
 def test_another_user_of_the_machine_gets_other_addresses() -> None:
     command = [*OTHER_USER, sys.executable, "-c", TAKE]
     with closing(Addresses()) as addresses:

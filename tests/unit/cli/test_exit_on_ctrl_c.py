@@ -8,6 +8,8 @@ import pytest
 
 from ppojob_api import contract
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize("command", ["validate", "plan", "run"])
 def test_ctrl_c_while_a_manifest_is_read(command: str, tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_fewer_gpus_than_the_job_needs_are_let_through_to_it(
     assert problem.why == '2 in all, and CUDA_VISIBLE_DEVICES="3" shows 1'
 
 
+@pytest.mark.processes
 def test_pods_are_started_with_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_VISIBLE_GPUS, f"3,{SOME}")
     folder = tmp_path / "run"

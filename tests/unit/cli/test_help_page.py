@@ -14,6 +14,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "command-line.md"
 COMMAND = "python -m ppojob_cli.help_page > docs/command-line.md"
 
 
+@pytest.mark.processes
 def test_the_page_is_current() -> None:
     # A command that has run in this process keeps the help options that it ran with.
     fresh = [sys.executable, "-m", "ppojob_cli.help_page"]
@@ -53,6 +54,7 @@ def test_the_plugin_calls_itself_as_its_user_does(
     assert capsys.readouterr().out.startswith("Usage: kubectl ppojob status [OPTIONS] NAME")
 
 
+@pytest.mark.processes
 def test_help_needs_no_client_library() -> None:
     """`--help` is answered at once, and also where the library is not installed."""
     program = (

@@ -14,6 +14,8 @@ from ppojob_cli.addresses import Addresses
 from ppojob_cli.local_pods import RunningPod
 from ppojob_operator.build.pods import Pod
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def address() -> Iterator[str]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 OF_OTHERS = (
     "torch",
     "msgspec",

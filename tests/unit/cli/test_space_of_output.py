@@ -11,6 +11,8 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.output_checks import check_output
 from ppojob_cli.validate import load_job
 
+pytestmark = pytest.mark.processes
+
 MEBI = 2**20
 PARAMETERS = MEBI // 2
 """Of a commit of 6 MiB and an export of 1 MiB, in bfloat16."""

@@ -14,6 +14,8 @@ from ppojob_trainer.controller.job_resource import (
 )
 from ppojob_trainer.pod_environment import ApiAccess
 
+pytestmark = pytest.mark.processes
+
 STEP_3 = TrainingStatus(epoch=1, step=3, stage="Training", reward=0.5)
 POLICY = Path(__file__).parents[3] / "helm/ppojob-operator/templates/admission-policy.yaml"
 

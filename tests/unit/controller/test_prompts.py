@@ -13,6 +13,8 @@ from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_trainer.controller.prompts import open_prompts
 from ppojob_trainer.errors import ConfigError
 
+pytestmark = pytest.mark.processes
+
 ROWS = 10
 TOO_LONG = {
     "spec.critic.warmupSteps": {"critic": {"warmupSteps": 20}},

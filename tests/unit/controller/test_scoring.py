@@ -124,6 +124,7 @@ def pool() -> Iterator[ScoringPool]:
 
 
 @pytest.mark.parametrize("portion_bytes", [1, 1200, 1 << 20])
+@pytest.mark.processes
 def test_functions_score_portions(role_of, scoring_by, pool, portion_bytes):
     reward = role_of("reward", RewardWorker(pool).routes(), RewardWorker(pool).routes())
     scoring = scoring_by(reward)

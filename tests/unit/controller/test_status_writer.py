@@ -173,6 +173,7 @@ def test_who_has_nothing_to_say_ends_at_once() -> None:
     assert not recipient.tried
 
 
+@pytest.mark.processes
 def test_through_everything_that_a_server_does(server: StatusServer) -> None:
     resource = JobResource(server.access, namespace="lab", name="sum", uid="u1", seconds=0.5)
     writer = StatusWriter(resource.write, AT_ONCE)

@@ -18,6 +18,8 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.problems import LISTED_PROBLEMS
 
+pytestmark = pytest.mark.processes
+
 EXPECTED = read_lines(Path(__file__).parent / "bad_data.txt")
 
 Case = Callable[[PromptFiles], list[str]]

@@ -16,6 +16,8 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed
 
+pytestmark = pytest.mark.processes
+
 MakeFolder = Callable[..., Path]
 
 TURNS = [

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from ruamel.yaml import YAML
 
 from ppojob_api import shape
@@ -30,6 +31,7 @@ def rewards(folder: Path) -> list[RewardSpec]:
     return [RewardSpec.model_validate(settings | {"source": {"path": str(path)}})]
 
 
+@pytest.mark.processes
 def test_rows_are_read_as_json_lines_and_as_parquet(tmp_path: Path, chat: ChatTokenizer) -> None:
     lines, table = tmp_path / "a.jsonl", tmp_path / "b.parquet"
     lines.write_text(BLOCKS["json"])
@@ -43,6 +45,7 @@ def test_rows_are_read_as_json_lines_and_as_parquet(tmp_path: Path, chat: ChatTo
         assert (report.errors, report.warnings, report.train_rows) == ([], [], 2)
 
 
+@pytest.mark.processes
 def test_the_function_scores(tmp_path: Path) -> None:
     responses = ["3 + 9 = 12.", "It is 13", "It is -12", "No idea"]
     items = [RewardItem(n, "my/sums", text, "12", {}) for n, text in enumerate(responses)]

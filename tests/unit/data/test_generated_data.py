@@ -53,6 +53,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.processes
 def test_what_is_made_passes_every_check_and_is_made_alike_again(
     name: str, tmp_path: Path, files: PromptFiles
 ) -> None:

@@ -17,6 +17,8 @@ from ppojob_trainer.data import parquet_rows
 from ppojob_trainer.data.dataset import PromptRow, truncate
 from ppojob_trainer.errors import ConfigError, PPOJobError, StorageError
 
+pytestmark = pytest.mark.processes
+
 ROWS = [
     good_row(f"{number} + 5 \u00e9\u4e16", str(number + 5), extra_info={"index": number})
     for number in range(23)

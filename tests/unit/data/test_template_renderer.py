@@ -37,6 +37,7 @@ def rendered(renderer: TemplateRenderer, *contents: str, repeat: int = 1) -> lis
     return [str(outcome) for outcome in outcomes]
 
 
+@pytest.mark.processes
 def test_more_conversations_than_fit_into_one_frame(renderer: TemplateRenderer) -> None:
     """Say 4,096 answers of 16 kB: each is small, and all are more than a frame holds."""
     contents = [str(number) * MEBI for number in range(10)] * 7
@@ -44,6 +45,7 @@ def test_more_conversations_than_fit_into_one_frame(renderer: TemplateRenderer) 
     assert rendered(renderer, *contents) == contents
 
 
+@pytest.mark.processes
 def test_a_conversation_that_is_too_long_is_refused_alone(renderer: TemplateRenderer) -> None:
     before, long, longer, after = rendered(
         renderer, "before", "x" * MAX_CHAT_BYTES, "x" * (MAX_FRAME_BYTES + 1), "after"
@@ -53,11 +55,13 @@ def test_a_conversation_that_is_too_long_is_refused_alone(renderer: TemplateRend
     assert re.match(r"t.jinja: got a conversation of \d{8} bytes: more than .+; at most ", longer)
 
 
+@pytest.mark.processes
 def test_the_longest_conversation_has_the_memory_it_needs(renderer: TemplateRenderer) -> None:
     wide = "\U0001f600" + "x" * (MAX_CHAT_BYTES - 100)  # four bytes a character in Python
     assert rendered(renderer, wide) == [wide]
 
 
+@pytest.mark.processes
 def test_a_text_that_is_too_long_is_refused_alone(renderer: TemplateRenderer) -> None:
     short, long = rendered(renderer, "x", "y" * MEBI, repeat=65)
     assert short == "x" * 65

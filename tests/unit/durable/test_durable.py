@@ -70,6 +70,7 @@ def test_every_act_has_a_point_on_both_sides():
 
 
 @pytest.mark.parametrize("point", points("test_durable.file"))
+@pytest.mark.processes
 def test_killed_write_file_leaves_old_or_new(tmp_path: Path, point: str):
     path = tmp_path / "file"
     path.write_bytes(OLD)
@@ -83,6 +84,7 @@ def test_killed_write_file_leaves_old_or_new(tmp_path: Path, point: str):
 
 
 @pytest.mark.parametrize("point", points("test_durable.line"))
+@pytest.mark.processes
 def test_killed_append_leaves_whole_lines(tmp_path: Path, point: str):
     path = tmp_path / "journal"
     if "fsync_folder" not in point:
@@ -95,6 +97,7 @@ def test_killed_append_leaves_whole_lines(tmp_path: Path, point: str):
 
 
 @given(written=lines, cut=st.integers(min_value=0), more=st.binary(max_size=9))
+@pytest.mark.processes
 def test_any_torn_tail_is_left_out_and_cut(tmp_path_factory, written, cut, more):
     path = tmp_path_factory.mktemp("torn") / "journal"
     for line in written:
@@ -174,6 +177,7 @@ refused(lambda: durable.append_line(path / "journal", b"x" * 5000, LINE))
 """
 
 
+@pytest.mark.processes
 def test_file_too_large_leaves_the_old_content(tmp_path: Path):
     """RLIMIT_FSIZE: the refusal comes in the middle of the write."""
     path, journal = tmp_path / "file", tmp_path / "journal"
@@ -209,6 +213,7 @@ refused("Read-only file system")
 """
 
 
+@pytest.mark.processes
 def test_full_and_read_only_disk(tmp_path: Path):
     unshare = shutil.which("unshare")
     allowed = unshare and subprocess.run(

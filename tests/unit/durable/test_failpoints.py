@@ -110,10 +110,12 @@ def test_hitting_an_undeclared_point_is_a_fault_of_ours():
 
 
 @pytest.mark.parametrize("action", ["kill", "kill_group"])
+@pytest.mark.processes
 def test_kill_takes_the_process_at_the_nth_hit(action: str):
     assert outcome(f"child.point@3={action}") == (-signal.SIGKILL, ["0", "1"])
 
 
+@pytest.mark.processes
 def test_once_fires_once_over_restarts(tmp_path: Path):
     once = {failpoints.ONCE_VARIABLE: str(tmp_path)}
     armed = "child.point@2=kill;child.point@3=kill"
@@ -122,6 +124,7 @@ def test_once_fires_once_over_restarts(tmp_path: Path):
     assert outcome(armed, **once) == (0, ["0", "1", "2", "3"])
 
 
+@pytest.mark.processes
 def test_stop_stops_at_the_point_and_goes_on():
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD],
@@ -140,6 +143,7 @@ def test_stop_stops_at_the_point_and_goes_on():
         child.wait()
 
 
+@pytest.mark.processes
 def test_environment_is_read_at_the_first_hit_where_no_entry_point_did():
     child = run_child({failpoints.POINT_VARIABLE: "child.point=kill"})
     assert child.returncode == 1

@@ -18,6 +18,8 @@ from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.errors import ConfigError, NonFiniteReward
 from ppojob_trainer.models.reward_model import load_reward_model
 
+pytestmark = pytest.mark.processes
+
 FAMILIES = {
     "llama": LlamaForSequenceClassification,
     "qwen2": Qwen2ForSequenceClassification,

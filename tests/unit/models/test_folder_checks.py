@@ -131,6 +131,7 @@ def test_fixed_angles_are_not(name, tmp_path):
     assert found(tmp_path, POLICY) == []
 
 
+@pytest.mark.processes
 def test_the_checks_load_no_torch():
     code = (
         "import sys, ppojob_trainer.models.folder_checks, ppojob_trainer.models.tokenizer_fit\n"

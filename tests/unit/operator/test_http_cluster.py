@@ -179,6 +179,7 @@ async def test_an_error_event_is_an_error(code: int, error: type[ClusterError]) 
         await watched(stream([{"type": "ERROR", "object": {"code": code, "message": "why"}}]))
 
 
+@pytest.mark.slow
 async def test_a_watch_that_says_nothing_is_broken_off() -> None:
     with pytest.raises(UnavailableError):
         await watched(stream([], stalls=True), stall_seconds=0.2)

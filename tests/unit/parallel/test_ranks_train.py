@@ -22,7 +22,7 @@ from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.value_model import load_value_model
 from ppojob_trainer.parallel.world import World
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 EXACT = [name for name, case in CASES.items() if case.autocast == "none" and not case.broken]
 

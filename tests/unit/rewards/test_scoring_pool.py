@@ -13,6 +13,8 @@ from ppojob_trainer.pod_environment import reward_variables
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, RewardResult
 
+pytestmark = pytest.mark.processes
+
 EXPECTED = read_lines(Path(__file__).parent / "bad_functions.txt")
 Functions = Callable[[Source], list[RewardSpec]]
 

@@ -15,6 +15,8 @@ from reward_functions import Source, descendants, item, running
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.rewards.process import ScoringPool
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_process_that_somebody_kills_costs_nothing(source: Source, tmp_path: Path) -> None:
     """The signal comes from outside and in the middle of a call; the call itself is sound."""

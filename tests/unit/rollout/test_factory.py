@@ -10,6 +10,8 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rollout.factory import build_engine
 from ppojob_trainer.rollout.protocol import Request, RolloutError, SamplingParams, generate
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

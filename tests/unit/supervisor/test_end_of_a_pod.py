@@ -15,6 +15,8 @@ from ppojob_api import contract
 from ppojob_trainer.supervisor.main import exit_status
 from ppojob_trainer.supervisor.pod import Pod, PodPlan
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:

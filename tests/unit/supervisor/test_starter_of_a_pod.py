@@ -10,6 +10,8 @@ import pytest
 
 from ppojob_api import contract
 
+pytestmark = pytest.mark.processes
+
 START_AND_DIE = f"""
 import os, signal, subprocess, sys
 os.environ[{contract.ENV_DIE_WITH_PARENT!r}] = str(os.getpid())

@@ -16,6 +16,8 @@ from ppojob_trainer.rpc.methods import Method
 from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
 from ppojob_trainer.workers.actor_rollout_start import open_actor_rollout_worker
 
+pytestmark = pytest.mark.processes
+
 PROMPTS = [messages.PromptTokens(number, [4, 5, 6]) for number in range(4)]
 SAMPLES = 4
 
