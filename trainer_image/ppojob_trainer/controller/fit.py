@@ -243,10 +243,10 @@ class Loop:
             if not self.commits.is_committed(done):
                 self.commits.save(done)
         except (RoleLost, StorageError) as problem:
-            return JobFailed(f"{failure}\nno commit behind step {done.step}: {problem}")
+            return JobFailed(f"{failure}\nno commit after step {done.step}: {problem}")
         return JobFailed(
             f"{failure}\nstep {done.step} is committed: once the function is mended, the same job "
-            "goes on behind it"
+            "goes on from there"
         )
 
     def _report_stage(self, stage: str) -> None:
