@@ -93,7 +93,8 @@ ppo_micro_batch_size_per_gpu log_prob_use_dynamic_bsz | spec.training.microBatch
 log_prob_micro_batch_size_per_gpu | spec.training.microBatchTokens | in tokens
 use_dynamic_bsz | not needed | micro-batches are always budgets of tokens
 grad_clip | spec.optimizer.gradientClip
-clip_ratio clip_ratio_low | spec.algorithm.policyLoss.clipLow
+clip_ratio_low | spec.algorithm.policyLoss.clipLow
+clip_ratio | spec.algorithm.policyLoss.clipLow spec.algorithm.policyLoss.clipHigh | for both
 clip_ratio_high | spec.algorithm.policyLoss.clipHigh
 clip_ratio_c | spec.algorithm.policyLoss.dualClip
 loss_mode | spec.algorithm.policyLoss.type
@@ -236,7 +237,7 @@ num_train_epochs | spec.steps.epochs
 max_steps | spec.steps.total
 num_iterations num_ppo_epochs | spec.algorithm.epochs
 beta | spec.algorithm.kl.coefficient | with spec.algorithm.kl.in: loss (GRPO) or reward (RLOO)
-epsilon | spec.algorithm.policyLoss.clipLow | AdamW's is spec.optimizer.epsilon
+epsilon | spec.algorithm.policyLoss.clipLow spec.algorithm.policyLoss.clipHigh | for both
 epsilon_high | spec.algorithm.policyLoss.clipHigh
 delta | spec.algorithm.policyLoss.dualClip
 cliprange | spec.algorithm.policyLoss.clipLow spec.algorithm.policyLoss.clipHigh

@@ -56,12 +56,14 @@ def with_number_types(spec: PPOJobSpec, *, native_bfloat16: bool | None) -> PPOJ
     """
     own = topology.model_pods(spec.roles)
     on_gpus = {role: pods.gpus_per_replica > 0 for role, pods in own.items()}
+    # A reward model is never computed under autocast.
+    trained = all(on_gpu for role, on_gpu in on_gpus.items() if role != "rewardModel")
 
     def takes_bfloat16(on_gpu: bool) -> bool | None:
         return True if on_gpu else native_bfloat16
 
     update: dict[str, object] = {}
-    takes = takes_bfloat16(all(on_gpus.values()))
+    takes = takes_bfloat16(trained)
     if spec.training.autocast == "auto" and takes is not None:
         autocast = "bfloat16" if takes else "none"
         update["training"] = spec.training.model_copy(update={"autocast": autocast})

@@ -32,7 +32,7 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     yield ""
     types = list(_type_lines(config))
     if types:
-        yield "Types of numbers, by the processors of the pods; here"
+        yield "Types of numbers that are auto: the processors of the pods decide; on this machine"
         yield from (f"  {line}" for line in types)
         yield ""
     yield "Memory at the least; activations and caches come on top"

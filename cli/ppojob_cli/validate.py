@@ -148,10 +148,10 @@ def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[s
 
 def _not_mounted(job: PPOJob) -> Iterator[Problem]:
     """Volumes of the job's pods that hold what it names, and that are not on this machine."""
-    paths = list(_texts(job.spec.model_dump(exclude={"pods"})))
+    paths = list(_texts(job.spec.model_dump(mode="json", exclude={"pods"})))
     for where, settings in all_settings(job):
         for index, volume in enumerate(settings.volumes):
-            used = any(path.startswith(f"{volume.folder}/") for path in paths)
+            used = any(f"{path}/".startswith(f"{volume.folder}/") for path in paths)
             if used and not os.path.isdir(volume.folder):
                 yield Problem(
                     f"{where}.volumes[{index}].mountPath",

@@ -49,7 +49,6 @@ def test_what_was_done_is_committed(
 ):
     """Also where the controller is killed in that very commit; the mended job ends as any."""
     path, once = tmp_path / "letters.py", tmp_path / "once"
-    once.mkdir()
     job = tiny_job(rewards=rewards_at(path), steps=STEPS, checkpoint={"every": None})
     failing_from(path, call)
     output = tmp_path / "run"
@@ -60,16 +59,18 @@ def test_what_was_done_is_committed(
     told = run.lines[failed : failed + 6]
     assert "RewardRaised: got KeyError: " in told[0]
     assert f"it raised at {path}:7 letters" in told[0]
-    assert [line.split()[0] for line in told[1:4]] == ["prompt", "response", "truth"]
-    assert told[1].split()[1].replace("+", "").isdigit()
-    assert f"step {committed} is committed" in "\n".join(told)
+    assert f"step {committed} is committed" in told[1]
+    assert [line.split()[0] for line in told[2:5]] == ["prompt", "response", "truth"]
+    assert told[2].split()[1].replace("+", "").isdigit()
     folders = [folder.name for folder in (output / "checkpoints").glob("step-*")]
     assert folders == [f"step-{committed:06d}"]
 
     path.write_text(tiny_jobs.REWARD)
-    again = start(job, output)
+    # The next step, or the validation that was owed, has its line of metrics and is done anew.
+    again = start(job, output, **job_points.armed(once, "controller.step.recorded@1=kill"))
     assert again.wait() == 0, again.logs()
     (told,) = [line for line in again.lines if line.startswith(f"{path}: got another content")]
     assert f"than step-{committed:06d} was made with" in told
+    assert "controller.step.recorded" in job_points.fired(once)
     assert run_folders.result(output) == undisturbed
     assert json.loads((output / "summary.json").read_text())["validation"]["last"]

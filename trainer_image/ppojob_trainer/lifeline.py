@@ -58,7 +58,7 @@ class Lifeline:
         os.write(self._descriptor, _PROGRESS)
 
     def tell_error(self, message: str) -> None:
-        """Say why the process will end; kept to one line of at most 2,000 characters."""
+        """Say why the process will end, in at most 2,000 characters."""
         line = json.dumps(message[:2000]).encode()
         os.write(self._descriptor, _ERROR + line + b"\n")
 

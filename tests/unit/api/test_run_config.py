@@ -133,6 +133,15 @@ def test_a_critic_on_processors_decides_the_products_of_all_trained_models() -> 
     assert (config.spec.training.autocast, config.spec.rollout.dtype) == ("none", "bfloat16")
 
 
+def test_a_reward_model_on_processors_decides_its_own_type_alone() -> None:
+    own = {"colocateWith": "none"}
+    roles = {"actorRollout": {"gpusPerReplica": 1}, "rewardModel": own}
+    spec = resolve(job(**MODEL_AND_CRITIC, roles=roles)).spec
+    assert spec.reward_model is not None
+    types = (spec.training.autocast, spec.rollout.dtype, spec.reward_model.dtype)
+    assert types == ("bfloat16", "bfloat16", "auto")
+
+
 def test_types_of_numbers_that_are_given_stay() -> None:
     given_types = {"training": {"autocast": "bfloat16"}, "rollout": {"dtype": "float32"}}
     spec = resolve(job(**given_types), facts=EngineFacts(native_bfloat16=False)).spec

@@ -162,7 +162,7 @@ class TestPlan:
             "Roles",
             "One step",
             "Run",
-            "Types of numbers, by the processors of the pods; here",
+            "Types of numbers that are auto: the processors of the pods decide; on this machine",
             "Memory at the least; activations and caches come on top",
             "On a cluster",
             "Resolved spec",

@@ -325,7 +325,9 @@ def test_which_rows_are_checked() -> None:
     mine = RewardSpec.model_validate({"function": "f", "source": {"path": "mine.py"}})
     gsm8k_spec = RewardSpec.model_validate({"function": "gsm8k"})
     assert isinstance(row_checks([]), RoutedChecks)
-    assert row_checks([], has_model=True) is None
+    alone = row_checks([], has_model=True)
+    assert alone is not None
+    assert alone.ground_truth_problem("any", None) is None
     assert row_checks([mine]) is None
     named = row_checks([mine, gsm8k_spec])
     assert isinstance(named, NamedChecks)

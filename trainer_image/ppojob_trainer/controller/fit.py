@@ -118,17 +118,17 @@ class Loop:
         progress = self._standing(lambda: self.recovery.stand_up(position), before)
         while True:
             try:
-                while not self._is_over(progress):
+                while not (self.is_done(progress) or self.stop_requested()):
                     progress = self._advance(progress)
                 self._settle(progress)
                 return progress
             except RoleLost as loss:
                 progress = self._recovered(loss, progress)
 
-    def _is_over(self, progress: Progress) -> bool:
-        is_done = progress.step >= self.total_steps
+    def is_done(self, progress: Progress) -> bool:
+        """Whether all steps are done and no validation is owed."""
         owes = self._validates_first(progress) or self._owed_validation(progress) is not None
-        return (is_done and not owes) or self.stop_requested()
+        return progress.step >= self.total_steps and not owes
 
     def _commit_on_the_way(self, progress: Progress) -> None:
         """Commit; a disk that refuses costs safety, not the job: the next commit tries again."""
@@ -226,6 +226,8 @@ class Loop:
     def _late_validation(self, progress: Progress, owed: StepTrained) -> "Outcome":
         timer = StepTimer(on_stage=self._report_stage)
         self.reporter.report(phase="Training", step=progress.step)
+        # A controller that was killed between line and journal has left the line of this step.
+        self.records.sinks.cut_after(progress.step - 1)
         known = owed.metrics.items()
         metrics = {name: math.nan if value is None else value for name, value in known}
         metrics |= self._validate_behind(Outcome(progress, metrics), timer)
@@ -243,11 +245,14 @@ class Loop:
             if not self.commits.is_committed(done):
                 self.commits.save(done)
         except (RoleLost, StorageError) as problem:
-            return JobFailed(f"{failure}\nno commit after step {done.step}: {problem}")
-        return JobFailed(
-            f"{failure}\nstep {done.step} is committed: once the function is mended, the same job "
-            "goes on from there"
-        )
+            told = f"no commit after step {done.step}: {problem}"
+        else:
+            told = (
+                f"step {done.step} is committed: mend the function, and `ppojob run` goes on from "
+                "there; of a job on a cluster `ppojob export` has the policy of that step"
+            )
+        what, *response = str(failure).split("\n")
+        return JobFailed("\n".join([what, told, *response]))
 
     def _report_stage(self, stage: str) -> None:
         self.reporter.report(stage=stage)
@@ -317,7 +322,7 @@ class Loop:
         if not self.commits.is_committed(progress):
             self.commits.save(progress)
         self.commits.prune()
-        if progress.step >= self.total_steps and self.spec.checkpoint.export:
+        if self.is_done(progress) and self.spec.checkpoint.export:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
             self.roles.ask_all(self.actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)

@@ -61,7 +61,7 @@ def _drive(
             loop = build_loop(environment, reporter, stop, lifeline, stack)
             lifeline.tell_ready()
             progress = loop.fit()
-            is_done = progress.step >= loop.total_steps
+            is_done = loop.is_done(progress)
             phase = "Succeeded" if is_done else "Interrupted"
             write_summary(environment.run_folder, environment.config, progress, phase)
             reporter.report(phase=phase, step=progress.step, stage="", message="")

@@ -231,7 +231,7 @@ class Scanner:
 
     def _check_reward(self, scan: Scan, candidate: _Candidate) -> None:
         cells = candidate.cells
-        if cells.ground_truth is None and not self._needs_ground_truth(cells):
+        if self.rewards is None and cells.ground_truth is None:
             bad = BadCell(
                 "reward_model.ground_truth",
                 "nothing",
@@ -256,13 +256,6 @@ class Scanner:
         if allowed is not None:
             bad = BadCell(column, got, why, allowed, reason)
             _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
-
-    def _needs_ground_truth(self, cells: Cells) -> bool:
-        """Whether a scorer refuses a row without one."""
-        return (
-            self.rewards is not None
-            and self.rewards.ground_truth_problem(cells.data_source, None) is not None
-        )
 
     def _warn_of_control_tokens(
         self, scan: Scan, candidate: _Candidate, control: tuple[str, ...]

@@ -18,10 +18,10 @@ def row_checks(
             empty.
 
     Returns:
-        None where only a model or functions of the user's own judge rows: any row may be theirs.
+        None where only functions of the user's own judge rows: any row may be theirs.
     """
     if not rewards:
-        return None if has_model else RoutedChecks()
+        return NamedChecks(()) if has_model else RoutedChecks()
     built_in = tuple(
         reward.function
         for reward in rewards
