@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chart_programs import helm_on
@@ -82,12 +83,19 @@ WAYS: dict[str, Callable[[Cluster, Path, Path], None]] = {
 }
 
 
+def given(value: Any) -> Any:
+    """A manifest without its nulls."""
+    if isinstance(value, dict):
+        return {name: given(one) for name, one in value.items() if one is not None}
+    return [given(one) for one in value] if isinstance(value, list) else value
+
+
 @pytest.fixture(scope="module", params=[*EXAMPLES, "every field"])
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param != "every field":
         return REPOSITORY / str(request.param)
     path = tmp_path_factory.mktemp("every-field") / "job.yaml"
-    path.write_text(to_yaml(every_field()[0]))
+    path.write_text(to_yaml(given(every_field()[0])))
     return path
 
 
@@ -122,3 +130,22 @@ def test_the_cluster_has_the_job_of_the_plan(
         update={"namespace": planned.namespace, "uid": planned.uid}
     )
     assert own.digest() == hashlib.sha256(plan).hexdigest()
+
+
+@pytest.mark.parametrize("way", ["apply", "create", "apply --server-side"])
+def test_a_null_is_no_field_or_refused_by_its_path(
+    cluster: Cluster, crd: None, gone_after: None, way: str
+):
+    manifest = given(every_field()[0])
+    manifest["spec"]["rollout"]["topP"] = None
+    manifest["spec"]["rollout"]["kvCacheGib"] = None
+    command = (*way.split(), "--filename=-")
+    if "--server-side" in way:
+        assert "spec.rollout.kvCacheGib" in cluster.refused(*command, stdin=json.dumps(manifest))
+        return
+    cluster.kubectl(*command, stdin=json.dumps(manifest))
+    rollout = json.loads(cluster.kubectl("get", "ppojob", "every-field", "--output=json"))["spec"][
+        "rollout"
+    ]
+    assert rollout["topP"] == 1.0
+    assert "kvCacheGib" not in rollout
