@@ -20,20 +20,12 @@ _STARTS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Pope
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("no_processes"):
         settings.load_profile("quick")
+        sys.addaudithook(_refuse_processes)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "run the tests that start no process, and fail those that do all the same"
+    text = "fail a test that starts a process, and try few random examples"
     parser.addoption("--no-processes", action="store_true", help=text)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("no_processes"):
-        return
-    marked = [item for item in items if item.get_closest_marker("processes")]
-    config.hook.pytest_deselected(items=marked)
-    items[:] = [item for item in items if not item.get_closest_marker("processes")]
-    sys.addaudithook(_refuse_processes)
 
 
 def _refuse_processes(event: str, _: tuple[object, ...]) -> None:

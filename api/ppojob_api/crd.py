@@ -1,8 +1,8 @@
 """The models as a CustomResourceDefinition: `python -m ppojob_api.crd > crds/ppojobs.yaml`.
 
 The schema is structural: no reference, no union; free-form objects keep unknown fields, and every
-default stands in it, so the API server writes them out. No field is nullable, so the API server
-drops a null as `kubectl apply` does, and fills in the default.
+default stands in it, so the API server writes them out. No field is nullable: a null is dropped, or
+refused where it is applied on the server's side, and never has a meaning of its own (ADR 15).
 """
 
 import sys

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from ppojob_api import shape as shapes
 from ppojob_api.foreign_names import FIELDS, WORDS, Row
 from ppojob_api.shape import Member
-from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.v1alpha1.section import Section
 
 _HEAD = """\
 # Fields of a PPOJob
@@ -52,8 +50,7 @@ class Field:
     @property
     def takes(self) -> str:
         """What may be written there; that it may be left out the default says."""
-        words = self.member.shape.allowed().removeprefix("write ")
-        return re.sub(r",? or (null|remove it)$", "", words)
+        return self.member.shape.words().removeprefix("write ")
 
     @property
     def default(self) -> str:
@@ -86,15 +83,9 @@ class Field:
         return before.strip(), after.removesuffix(".")
 
 
-def fields(model: type[Section] = PPOJob, prefix: str = "") -> Iterator[Field]:
-    """Every field below a section, each section before what is in it."""
-    for name, member in shapes.members(model).items():
-        path, inner = f"{prefix}{name}", member.shape
-        yield Field(path, member)
-        if inner.kind == "list" and inner.item is not None:
-            path, inner = f"{path}[]", inner.item
-        if inner.model is not None:
-            yield from fields(inner.model, f"{path}.")
+def fields() -> Iterator[Field]:
+    """Every field of a job, each section before what is in it."""
+    return (Field(path, member) for path, member in shapes.fields())
 
 
 def page() -> str:

@@ -59,23 +59,17 @@ def with_number_types(spec: PPOJobSpec, *, native_bfloat16: bool | None) -> PPOJ
     # A reward model is never computed under autocast.
     trained = all(on_gpu for role, on_gpu in on_gpus.items() if role != "rewardModel")
 
-    def takes_bfloat16(on_gpu: bool) -> bool | None:
-        return True if on_gpu else native_bfloat16
-
+    policy = on_gpus["actorRollout"]
     update: dict[str, object] = {}
-    takes = takes_bfloat16(trained)
-    if spec.training.autocast == "auto" and takes is not None:
-        autocast = "bfloat16" if takes else "none"
-        update["training"] = spec.training.model_copy(update={"autocast": autocast})
-    engine = takes_bfloat16(on_gpus["actorRollout"])
-    model = takes_bfloat16(on_gpus.get("rewardModel", on_gpus["actorRollout"]))
-    for name, section, takes in (
-        ("rollout", spec.rollout, engine),
-        ("reward_model", spec.reward_model, model),
+    for name, field, on_gpu, otherwise in (
+        ("training", "autocast", trained, "none"),
+        ("rollout", "dtype", policy, "float32"),
+        ("reward_model", "dtype", on_gpus.get("rewardModel", policy), "float32"),
     ):
-        if section is not None and section.dtype == "auto" and takes is not None:
-            dtype = "bfloat16" if takes else "float32"
-            update[name] = section.model_copy(update={"dtype": dtype})
+        section, takes_bfloat16 = getattr(spec, name), on_gpu or native_bfloat16
+        if takes_bfloat16 is not None and getattr(section, field, None) == "auto":
+            chosen = "bfloat16" if takes_bfloat16 else otherwise
+            update[name] = section.model_copy(update={field: chosen})
     return spec.model_copy(update=update)
 
 

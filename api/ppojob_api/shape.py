@@ -2,7 +2,7 @@
 
 import re
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -72,9 +72,10 @@ class Shape:
 
     def allowed(self) -> str:
         """What to write here, in words."""
-        return self._words() + (", or remove it" if self.optional else "")
+        return self.words() + (", or remove it" if self.optional else "")
 
-    def _words(self) -> str:
+    def words(self) -> str:
+        """The same without saying that it may be left out."""
         if self.kind == "boolean":
             return "true or false"
         if self.kind == "enum":
@@ -141,14 +142,23 @@ def known(value: Any, shape: Shape) -> Any:
     return value
 
 
-def all_paths(model: type[Section] = PPOJob, prefix: str = "") -> Iterable[str]:
-    """Every field of the resource as a path in YAML; items of lists have no index."""
+def fields(model: type[Section] = PPOJob, prefix: str = "") -> Iterator[tuple[str, Member]]:
+    """Every field below a section with its path, each section before what is in it.
+
+    `[]` in a path stands for any item of a list.
+    """
     for name, member in members(model).items():
-        path = f"{prefix}{name}"
-        yield path
-        shape = member.shape.item if member.shape.kind == "list" else member.shape
-        if shape is not None and shape.model is not None:
-            yield from all_paths(shape.model, f"{path}.")
+        path, inner = f"{prefix}{name}", member.shape
+        yield path, member
+        if inner.kind == "list" and inner.item is not None:
+            path, inner = f"{path}[]", inner.item
+        if inner.model is not None:
+            yield from fields(inner.model, f"{path}.")
+
+
+def all_paths(model: type[Section] = PPOJob, prefix: str = "") -> Iterator[str]:
+    """Every field of the resource as a path in YAML; items of lists have no index."""
+    return (path.replace("[]", "") for path, _ in fields(model, prefix))
 
 
 def dotted(path: PathKey) -> str:

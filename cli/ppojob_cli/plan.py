@@ -113,12 +113,11 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     validation = ", ".join(time for time in times if time) if spec.data.validation else ""
     yield f"validation: {validation or 'never'}"
     every = spec.checkpoint.every
-    commits = (
-        f"every {_count(every, 'step')}, after the last step" if every else "after the last step"
-    )
+    on_the_way = f"every {_count(every, 'step')}, " if every else ""
     best = spec.checkpoint.best
     kept = f", and the one of {best.mode} {best.metric}" if best is not None else ""
-    yield f"commits: {commits}; the newest {spec.checkpoint.keep_last} are kept{kept}"
+    newest = f"the newest {spec.checkpoint.keep_last} are kept"
+    yield f"commits: {on_the_way}after the last step; {newest}{kept}"
 
 
 def _type_lines(config: RunConfig) -> Iterator[str]:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import random
+import socket
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -97,6 +98,7 @@ class FaultProxy:
         self._done = 0
         self._is_struck = threading.Event()
         self._streams = self._deaf_streams = 0
+        self._sockets: list[socket.socket] = []
         self._turn = asyncio.Lock()
         self._end = asyncio.Event()
         self._is_up = threading.Event()
@@ -135,7 +137,9 @@ class FaultProxy:
         token = self._place.token()
         async with aiohttp.ClientSession(
             self._place.server,
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._place.ssl or True),
+            connector=aiohttp.TCPConnector(
+                limit=0, ssl=self._place.ssl or True, socket_factory=self._socket
+            ),
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
@@ -144,6 +148,14 @@ class FaultProxy:
             self._is_up.set()
             await self._end.wait()
             await runner.cleanup()
+        # TLS says farewell behind the session's back, and a socket must not outlive the loop.
+        while any(one.fileno() >= 0 for one in self._sockets):
+            await asyncio.sleep(0.02)
+
+    def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        self._sockets.append(socket.socket(family, kind, protocol))
+        return self._sockets[-1]
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         asked = _asked(request)

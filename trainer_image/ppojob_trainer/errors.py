@@ -151,7 +151,7 @@ class RewardFailed(PPOJobError):
 
     Attributes:
         where: function and row (``gsm8k: row 12``).
-        reason: one line.
+        reason: one line; lines with prompt and response below it where the controller raises it.
         row: number of the response in its batch; None where no single one is to blame.
         response: its text, or the beginning of it.
     """

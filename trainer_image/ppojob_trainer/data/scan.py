@@ -231,16 +231,16 @@ class Scanner:
 
     def _check_reward(self, scan: Scan, candidate: _Candidate) -> None:
         cells = candidate.cells
-        if self.rewards is None and cells.ground_truth is None:
-            bad = BadCell(
-                "reward_model.ground_truth",
-                "nothing",
-                "reward functions are given None",
-                "fine where they need no ground truth",
-                DataReason.GROUND_TRUTH,
-            )
-            _add_cell(scan.warnings, bad, candidate.file.path, candidate.place)
         if self.rewards is None:
+            if cells.ground_truth is None:
+                bad = BadCell(
+                    "reward_model.ground_truth",
+                    "nothing",
+                    "reward functions are given None",
+                    "fine where they need no ground truth",
+                    DataReason.GROUND_TRUTH,
+                )
+                _add_cell(scan.warnings, bad, candidate.file.path, candidate.place)
             return
         allowed = self.rewards.data_source_problem(cells.data_source)
         if allowed is not None:
