@@ -180,7 +180,8 @@ def _unfit(place: JsonValue, key: str | int, given: Override, inside: PathKey) -
     if isinstance(key, str) and not isinstance(place, dict):
         why, allowed = f"{name} is {_kind(place)} and has no fields", "a field of an object"
         if isinstance(place, list):
-            allowed = f"{name}[0].{key}, an item by its number"
+            item = f"[{key}]" if key.isdecimal() else f"[0].{key}"
+            allowed = f"{name}{item}, an item by its number"
         return Problem(given.where, shown(given.value), why, allowed, ReasonCode.WRONG_TYPE)
     if isinstance(key, int) and not isinstance(place, list):
         why, allowed = f"{name} is {_kind(place)} and has no items", f"{name}.<field>"

@@ -116,7 +116,7 @@ class TestValidate:
         for arguments in (["one.yaml"], ["one.yaml", "two.yaml"]):
             result = CliRunner().invoke(validate, arguments)
             assert (result.exit_code, result.stdout) == (2, "")
-            missing = ("spec.model.path", "a.parquet", "b.jsonl", "spec.rewards[0].function")
+            missing = ("spec.model.path", "a.parquet", "b.jsonl", "spec.rewards[0].source.path")
             assert places(result.stderr) == [
                 f"{file}: {place}" if arguments[1:] else place
                 for file in arguments

@@ -37,6 +37,14 @@ ATTEMPTS = 2
 """Processes that a call, or the loading of functions, may end before it is to blame."""
 
 
+_FIELDS = {
+    "RewardModule": "source.path",
+    "RewardFunction": "function",
+    "RewardArguments": "arguments",
+}
+"""Fields of a reward that the reason codes of `BadFunction` are about."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Function:
     """A reward function of the job.
@@ -243,8 +251,8 @@ class ScoringPool(Closing):
         if loaded.problems:
             child.kill()
             raise ConfigError(
-                f"{self._functions[problem.position].label}: got {problem.got}: {problem.why}; "
-                f"{problem.allowed}"
+                f"spec.rewards[{problem.position}].{_FIELDS[problem.reason_code]}: "
+                f"got {problem.got}: {problem.why}; {problem.allowed}"
                 for problem in loaded.problems
             )
         return child
