@@ -1,6 +1,7 @@
 """What all tests share: no network, no more threads than asked for, no deadlines of a clock."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -18,6 +19,9 @@ _STARTS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Pope
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's `make test &` has it ignored, and what tests interrupt would be deaf as well.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("no_processes"):
         settings.load_profile("quick")
         sys.addaudithook(_refuse_processes)

@@ -74,7 +74,7 @@ def test_a_killed_controllers_heir_says_where_it_stands_and_makes_way(
 ) -> None:
     output, job = tmp_path / "run", tiny_job(steps={"total": 100_000})
     run = start(job, output, **on_a_cluster(server, job))
-    run.wait_for_step(3)
+    run.wait_for_step(4)  # its line is there before its journal: step 3 is journaled
     os.kill(run_folders.rank_pids(output, "controller")["controller"], signal.SIGKILL)
     wait_until(lambda: (2, "Training") in stages(server.states))
     heir = next(state for state in server.states if state["epoch"] == 2)
