@@ -24,6 +24,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What a tiny job leaves that nobody disturbs."""
+    return tiny_jobs.undisturbed_result(tmp_path_factory.mktemp("undisturbed"), tiny_folder)
+
+
 @pytest.fixture
 def tiny_job(tiny_folder: Path, tmp_path: Path) -> Callable[..., Path]:
     """Writes manifests of tiny jobs; what is given replaces whole sections of the spec."""

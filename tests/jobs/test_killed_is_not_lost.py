@@ -13,7 +13,6 @@ import job_points
 import pytest
 import run_folders
 import spoiled_commits
-import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -24,13 +23,6 @@ GROUPS = {
     "commits": ("checkpoint.", "export."),
     "answers": ("rpc.",),
 }
-
-
-@pytest.fixture(scope="session")
-def undisturbed(tiny_folder, tmp_path_factory) -> dict[str, object]:
-    """What a job leaves that nobody disturbs."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    return tiny_jobs.undisturbed_result(folder, tiny_folder, recovery=RECOVERY)
 
 
 @pytest.fixture

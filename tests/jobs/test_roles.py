@@ -17,6 +17,12 @@ SLUGS = ("controller", "actor-rollout", "reference", "critic", "reward")
 SHORT = {"steps": {"total": 3, "validateEvery": 3}}
 PATIENT = {"timeouts": {"livenessSeconds": 60}}
 """Many processes start at once here, on as many cores as there are."""
+APART = {
+    **tiny_jobs.PPO,
+    **PATIENT,
+    "roles": tiny_jobs.OWN_PODS,
+    "recovery": {"restartsWithoutProgress": 1000},
+}
 
 
 @pytest.fixture(scope="session")
@@ -36,30 +42,29 @@ def finished(start, folder: Path, tmp_path: Path, name: str, **changes: object) 
     return place / "run"
 
 
-def test_roles_are_processes_of_their_own(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
-    roles, steps = tiny_jobs.OWN_PODS, {"total": 400}
-    run = start(tiny_job(**tiny_jobs.PPO, **PATIENT, roles=roles, steps=steps), output)
-    run.wait_for_step(2)
-    pids = {slug: run_folders.rank_pids(output, slug) for slug in SLUGS}
-    for slug in SLUGS[1:]:
-        assert {"supervise", "rank"} <= set(pids[slug]), pids
-    every = [pid for found in pids.values() for pid in found.values()]
-    assert len(set(every)) == len(every) >= 11
-    run.process.send_signal(signal.SIGINT)
-    assert run.wait() == 130, run.lines
-    run_folders.wait_until_gone(output)
+@pytest.fixture(scope="module")
+def beside(even_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a short job leaves whose roles live in one rank."""
+    folder = tmp_path_factory.mktemp("beside")
+    tiny_jobs.undisturbed_result(folder, even_folder, **tiny_jobs.PPO, **PATIENT, **SHORT)
+    return folder / "run"
 
 
-def test_a_role_apart_gives_the_bits_of_a_role_beside(start, even_folder, tmp_path: Path):
-    beside = finished(start, even_folder, tmp_path, "beside", **tiny_jobs.PPO, **SHORT)
+@pytest.fixture(scope="module")
+def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What a job leaves with every role in pods of its own."""
+    return tiny_jobs.undisturbed_result(tmp_path_factory.mktemp("whole"), tiny_folder, **APART)
+
+
+def test_a_role_apart_gives_the_bits_of_a_role_beside(
+    start, even_folder, tmp_path: Path, beside: Path
+):
     roles = tiny_jobs.OWN_PODS
     apart = finished(start, even_folder, tmp_path, "apart", **tiny_jobs.PPO, **SHORT, roles=roles)
     assert run_folders.result(apart) == run_folders.result(beside)
 
 
-def test_two_ranks_give_the_numbers_of_one(start, even_folder, tmp_path: Path):
-    one = finished(start, even_folder, tmp_path, "one", **tiny_jobs.PPO, **SHORT)
+def test_two_ranks_give_the_numbers_of_one(start, even_folder, tmp_path: Path, beside: Path):
     two_ranks = {"colocateWith": "none", "ranksPerReplica": 2}
     roles = {
         "actorRollout": {"ranksPerReplica": 2},
@@ -68,12 +73,12 @@ def test_two_ranks_give_the_numbers_of_one(start, even_folder, tmp_path: Path):
     }
     two = finished(start, even_folder, tmp_path, "two", **tiny_jobs.PPO, **SHORT, roles=roles)
     for step in (1, 2):
-        assert rows(two, step) == rows(one, step)
+        assert rows(two, step) == rows(beside, step)
     for ours, theirs in zip(
-        run_folders.without_layout(two), run_folders.without_layout(one), strict=True
+        run_folders.without_layout(two), run_folders.without_layout(beside), strict=True
     ):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
-    first, second = (run_folders.metrics(output)[1] for output in (one, two))
+    first, second = (run_folders.metrics(output)[1] for output in (beside, two))
     assert second["critic/grad_norm"] == pytest.approx(first["critic/grad_norm"], rel=1e-5)
 
 
@@ -104,17 +109,15 @@ def rows(output: Path, step: int) -> list[dict[str, object]]:
     return sorted(table.to_pylist(), key=lambda row: row["row"])
 
 
-def test_every_role_killed_in_turn(start, tiny_job, tmp_path: Path):
+def test_every_role_killed_in_turn(start, tiny_job, tmp_path: Path, undisturbed):
     """The result is that of an undisturbed run, and who was not hit keeps its process."""
-    job = {**tiny_jobs.PPO, **PATIENT, "roles": tiny_jobs.OWN_PODS}
-    job["recovery"] = {"restartsWithoutProgress": 1000}
-    undisturbed = start(tiny_job(**job), tmp_path / "undisturbed")
-    assert undisturbed.wait(600) == 0, undisturbed.logs()
     output = tmp_path / "run"
-    run = start(tiny_job(**job), output)
+    run = start(tiny_job(**APART), output)
     for step, victim in enumerate(SLUGS, start=2):
         run.wait_for_step(step)
         before = {slug: run_folders.rank_pids(output, slug) for slug in SLUGS}
+        every = [pid for found in before.values() for pid in found.values()]
+        assert len(set(every)) == len(every) >= 11, "roles are processes of their own"
         kind = "controller" if victim == "controller" else "rank"
         os.kill(before[victim][kind], signal.SIGKILL)
         after = wait_for_another(output, victim, kind, before[victim][kind])
@@ -123,23 +126,23 @@ def test_every_role_killed_in_turn(start, tiny_job, tmp_path: Path):
                 if (slug, name) != (victim, kind) and name != "child":
                     assert after[slug].get(name) == pid, (victim, slug, name)
     assert run.wait(600) == 0, run.logs()
-    assert run_folders.result(output) == run_folders.result(tmp_path / "undisturbed")
+    assert run_folders.result(output) == undisturbed
+    run_folders.wait_until_gone(output)
 
 
-def test_a_controller_killed_behind_the_passes_of_guests(start, tiny_job, tmp_path: Path):
+def test_a_controller_killed_behind_the_passes_of_guests(
+    start, tiny_job, tmp_path: Path, undisturbed
+):
     """What the reference and the critic have said of the rows is not asked for twice."""
-    job = {**tiny_jobs.PPO, **PATIENT, "roles": tiny_jobs.OWN_PODS, "steps": {"total": 4}}
-    undisturbed = start(tiny_job(**job), tmp_path / "undisturbed")
-    assert undisturbed.wait(600) == 0, undisturbed.logs()
     once = tmp_path / "once"
     points = ["controller.step.recorded@1=kill", "controller.step.computed@2=kill"]
     output = tmp_path / "run"
-    run = start(tiny_job(**job), output, **job_points.armed(once, *points))
+    run = start(tiny_job(**APART), output, **job_points.armed(once, *points))
     assert run.wait(600) == 0, run.logs()
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"controller_started"') == 3
     assert journal.count('"rewound"') == 1, "only the start counts as one"
-    assert run_folders.result(output) == run_folders.result(tmp_path / "undisturbed")
+    assert run_folders.result(output) == undisturbed
 
 
 @pytest.mark.parametrize(
@@ -159,12 +162,8 @@ def test_a_controller_killed_behind_the_passes_of_guests(start, tiny_job, tmp_pa
         ),
     ],
 )
-def test_killed_where_rows_move(points, start, tiny_job, tmp_path: Path):
-    job = {**tiny_jobs.PPO, "roles": tiny_jobs.OWN_PODS, "checkpoint": {"every": 1}}
-    job |= {"recovery": {"restartsWithoutProgress": 1000}, "steps": {"total": 8}}
-    job |= {"timeouts": {"livenessSeconds": 30}}
-    undisturbed = start(tiny_job(**job), tmp_path / "undisturbed")
-    assert undisturbed.wait(600) == 0, undisturbed.logs()
+def test_killed_where_rows_move(points, start, tiny_job, tmp_path: Path, undisturbed):
+    job = {**APART, "checkpoint": {"every": 1}, "timeouts": {"livenessSeconds": 30}}
     if points is None:
         names = [name for name in job_points.all_points() if name.startswith("rpc.")]
         # A reward model is killed in test_validation_and_reward_models.py.
@@ -180,7 +179,7 @@ def test_killed_where_rows_move(points, start, tiny_job, tmp_path: Path):
         status = run.wait(600)
     assert status == 0, run.logs()
     assert len(list(once.iterdir())) == len(points), "every point was hit"
-    assert run_folders.result(output) == run_folders.result(tmp_path / "undisturbed")
+    assert run_folders.result(output) == undisturbed
 
 
 def wait_for_another(
