@@ -5,10 +5,7 @@ from typing import TypeVar
 from ppojob_api import topology
 from ppojob_api.v1alpha1.algorithm import (
     AlgorithmSpec,
-    GrpoSpec,
     KlSpec,
-    PpoSpec,
-    ReinforcePlusPlusSpec,
 )
 from ppojob_api.v1alpha1.critic import CriticSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -86,12 +83,8 @@ def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
     update: dict[str, object] = {
         "mini_batch_prompts": algorithm.mini_batch_prompts or algorithm.prompts_per_step
     }
-    if algorithm.type == "ppo":
-        update["ppo"] = algorithm.ppo or PpoSpec()
-    if algorithm.type == "grpo":
-        update["grpo"] = algorithm.grpo or GrpoSpec()
-    if algorithm.type == "reinforce_plus_plus":
-        update["reinforce_plus_plus"] = algorithm.reinforce_plus_plus or ReinforcePlusPlusSpec()
+    if algorithm.estimator.options is not None:
+        update[algorithm.type] = algorithm.options or algorithm.estimator.options()
     if algorithm.loss_aggregation == "sequence_mean_token_sum_norm":
         update["loss_scale_tokens"] = algorithm.loss_scale_tokens or spec.data.max_response_tokens
     if algorithm.kl.in_ != "none":
@@ -122,7 +115,7 @@ def _resolved_rollout(spec: PPOJobSpec) -> RolloutSpec:
 
 def _resolved_critic(spec: PPOJobSpec) -> CriticSpec | None:
     critic, algorithm = spec.critic, spec.algorithm
-    if critic is None and algorithm.type != "ppo":
+    if critic is None and not algorithm.estimator.has_critic:
         return None
     critic = critic or CriticSpec()
     return critic.model_copy(
@@ -149,7 +142,7 @@ def _resolved_roles(spec: PPOJobSpec) -> RolesSpec:
         update["rollout"] = _resolved_pods(roles.rollout)
     needed = (
         ("reference", roles.reference, spec.algorithm.kl.in_ != "none"),
-        ("critic", roles.critic, spec.algorithm.type == "ppo"),
+        ("critic", roles.critic, spec.algorithm.estimator.has_critic),
         ("reward_model", roles.reward_model, spec.reward_model is not None),
     )
     for name, role, is_needed in needed:

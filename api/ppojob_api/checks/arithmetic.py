@@ -6,9 +6,6 @@ from ppojob_api.checks.check import Check, conflict, out_of_range
 from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.job import PPOJob
 
-# Estimators that compare the responses of one prompt with each other.
-GROUP_ESTIMATORS = frozenset({"grpo", "rloo", "reinforce_plus_plus_baseline", "opo"})
-
 # Below this the vLLM engine lifts a temperature to it in silence; the trainer refuses it too.
 LEAST_TEMPERATURE = 0.01
 
@@ -19,7 +16,7 @@ VLLM_TEMPERATURE_LIMIT = 2.0
 def group_size(job: PPOJob) -> Iterator[Problem]:
     """A group of one has no baseline but itself."""
     algorithm = job.spec.algorithm
-    if algorithm.type in GROUP_ESTIMATORS and algorithm.samples_per_prompt < 2:
+    if algorithm.estimator.compares_group and algorithm.samples_per_prompt < 2:
         yield out_of_range(
             "spec.algorithm.samplesPerPrompt",
             algorithm.samples_per_prompt,

@@ -6,10 +6,12 @@ so nobody can tell whether an author wrote it.
 
 from collections.abc import Iterator
 
+from pydantic.alias_generators import to_camel
+
 from ppojob_api import topology
 from ppojob_api.checks.check import MODEL_ROLE_PATHS, Check, no_effect
 from ppojob_api.problem import Problem
-from ppojob_api.v1alpha1.algorithm import KlSpec
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS, KlSpec
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.rollout import ValidationSamplingSpec
 
@@ -20,15 +22,11 @@ _KL_FIELDS = ("estimator", "coefficient", "controller", "target", "horizon")
 def member_of_other_type(job: PPOJob) -> Iterator[Problem]:
     """`type` names the one member that counts."""
     algorithm = job.spec.algorithm
-    members = (
-        ("ppo", "ppo", algorithm.ppo),
-        ("grpo", "grpo", algorithm.grpo),
-        ("reinforce_plus_plus", "reinforcePlusPlus", algorithm.reinforce_plus_plus),
-    )
-    for kind, name, member in members:
-        if member is not None and algorithm.type != kind:
-            where = f"spec.algorithm.{name}"
-            value = member.model_dump(mode="json")
+    for kind in ESTIMATORS:
+        options = algorithm.options_of(kind)
+        if options is not None and algorithm.type != kind:
+            where = f"spec.algorithm.{to_camel(kind)}"
+            value = options.model_dump(mode="json")
             why = f"with type: {algorithm.type}"
             yield no_effect(where, value, why, f"remove it, or type: {kind}")
 
@@ -175,9 +173,9 @@ def resumption_in_pods(job: PPOJob) -> Iterator[Problem]:
 
 
 def critic(job: PPOJob) -> Iterator[Problem]:
-    """Only ppo has a value model."""
+    """Only an estimator that reads values has a value model."""
     spec = job.spec
-    if spec.algorithm.type == "ppo":
+    if spec.algorithm.estimator.has_critic:
         return
     why = f"with type: {spec.algorithm.type}, which has no value model"
     for where, section in (("spec.critic", spec.critic), ("spec.roles.critic", spec.roles.critic)):

@@ -1,9 +1,12 @@
 """What CEL can say about the name of a job, its paths and its algorithm."""
 
-from ppojob_api.checks.arithmetic import GROUP_ESTIMATORS
+from pydantic.alias_generators import to_camel
+
 from ppojob_api.rules.rule import Rule, given, implies, untouched, words
-from ppojob_api.v1alpha1.algorithm import KlSpec
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS, KlSpec
 from ppojob_api.well_known import JOB_NAME_LIMIT, JOB_NAME_PATTERN
+
+_COMPARE_GROUPS = frozenset(name for name, one in ESTIMATORS.items() if one.compares_group)
 
 NAME_RULES = (
     Rule(
@@ -34,7 +37,7 @@ _KL_DEFAULTS = untouched(KlSpec, names=("estimator", "coefficient", "controller"
 ALGORITHM_RULES = (
     Rule(
         "spec.algorithm",
-        implies(f"self.type in {words(GROUP_ESTIMATORS)}", "self.samplesPerPrompt >= 2"),
+        implies(f"self.type in {words(_COMPARE_GROUPS)}", "self.samplesPerPrompt >= 2"),
         "the estimator compares the responses of a prompt with each other; at least 2,"
         " or type: reinforce_plus_plus",
         "samplesPerPrompt",
@@ -49,23 +52,15 @@ ALGORITHM_RULES = (
         "mini-batches cut promptsPerStep into equal parts; a divisor of promptsPerStep",
         "miniBatchPrompts",
     ),
-    Rule(
-        "spec.algorithm",
-        implies(given("ppo"), "self.type == 'ppo'"),
-        "it has no effect with another type; remove it, or type: ppo",
-        "ppo",
-    ),
-    Rule(
-        "spec.algorithm",
-        implies(given("grpo"), "self.type == 'grpo'"),
-        "it has no effect with another type; remove it, or type: grpo",
-        "grpo",
-    ),
-    Rule(
-        "spec.algorithm",
-        implies(given("reinforcePlusPlus"), "self.type == 'reinforce_plus_plus'"),
-        "it has no effect with another type; remove it, or type: reinforce_plus_plus",
-        "reinforcePlusPlus",
+    *(
+        Rule(
+            "spec.algorithm",
+            implies(given(to_camel(kind)), f"self.type == '{kind}'"),
+            f"it has no effect with another type; remove it, or type: {kind}",
+            to_camel(kind),
+        )
+        for kind, estimator in ESTIMATORS.items()
+        if estimator.options is not None
     ),
     Rule(
         "spec.algorithm",

@@ -1,6 +1,9 @@
 """What CEL can say about settings that the rest of the spec leaves without effect."""
 
-from ppojob_api.rules.rule import Rule, given, implies
+from ppojob_api.rules.rule import Rule, given, implies, words
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS
+
+_HAVE_CRITIC = frozenset(name for name, one in ESTIMATORS.items() if one.has_critic)
 
 EFFECT_RULES = (
     Rule(
@@ -24,8 +27,9 @@ EFFECT_RULES = (
     *(
         Rule(
             "spec",
-            implies(given(section), "self.algorithm.type == 'ppo'"),
-            f"{section} has no effect with another algorithm.type than ppo; remove it",
+            implies(given(section), f"self.algorithm.type in {words(_HAVE_CRITIC)}"),
+            f"{section} has no effect with another algorithm.type than"
+            f" {', '.join(sorted(_HAVE_CRITIC))}; remove it",
         )
         for section in ("critic", "roles.critic")
     ),

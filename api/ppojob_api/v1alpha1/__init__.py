@@ -1,8 +1,10 @@
 """Version v1alpha1 of the resource: its public names."""
 
 from ppojob_api.v1alpha1.algorithm import (
+    ESTIMATORS,
     AlgorithmSpec,
     AlgorithmType,
+    Estimator,
     GrpoSpec,
     KlEstimator,
     KlSpec,
@@ -59,6 +61,7 @@ from ppojob_api.v1alpha1.training import (
 )
 
 __all__ = [
+    "ESTIMATORS",
     "AlgorithmSpec",
     "AlgorithmType",
     "BestCommitSpec",
@@ -70,6 +73,7 @@ __all__ = [
     "CriticSpec",
     "DataFile",
     "DataSpec",
+    "Estimator",
     "GrpoSpec",
     "KlEstimator",
     "KlSpec",

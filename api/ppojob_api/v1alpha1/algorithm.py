@@ -1,6 +1,8 @@
 """What is optimised: estimator, batch arithmetic, policy loss, aggregation and KL."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -46,6 +48,32 @@ class ReinforcePlusPlusSpec(Section):
 
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount per token. verl: algorithm.gamma, 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """What an advantage estimator needs of a job.
+
+    Attributes:
+        options: the section of its settings, a field of `AlgorithmSpec` of the estimator's name.
+        compares_group: it compares the responses of one prompt, so it needs two of them.
+        has_critic: it reads the values of a critic.
+    """
+
+    options: type[Section] | None = None
+    compares_group: bool = False
+    has_critic: bool = False
+
+
+ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
+    "ppo": Estimator(PpoSpec, has_critic=True),
+    "grpo": Estimator(GrpoSpec, compares_group=True),
+    "rloo": Estimator(compares_group=True),
+    "reinforce_plus_plus": Estimator(ReinforcePlusPlusSpec),
+    "reinforce_plus_plus_baseline": Estimator(compares_group=True),
+    "opo": Estimator(compares_group=True),
+}
+"""Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
 
 
 class PolicyLossSpec(Section):
@@ -138,3 +166,18 @@ class AlgorithmSpec(Section):
 
     kl: KlSpec = KlSpec()
     """The KL penalty."""
+
+    @property
+    def estimator(self) -> Estimator:
+        """What the job's estimator needs."""
+        return ESTIMATORS[self.type]
+
+    @property
+    def options(self) -> Section | None:
+        """The settings of the job's estimator, where it has some and they are given."""
+        return self.options_of(self.type)
+
+    def options_of(self, kind: AlgorithmType) -> Section | None:
+        """The settings of an estimator, the job's or another."""
+        given: Section | None = getattr(self, kind) if ESTIMATORS[kind].options else None
+        return given

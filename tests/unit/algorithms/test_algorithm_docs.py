@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS, AlgorithmSpec
 from ppojob_trainer.algorithms.advantages import ADVANTAGES
 from ppojob_trainer.algorithms.aggregate import AGGREGATIONS
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
@@ -44,7 +44,10 @@ def test_the_tables_hold_what_the_manifest_allows():
     assert choices(policy_loss, "type") == POLICY_LOSSES.keys()
     assert choices(kl, "estimator") == KL.keys()
     assert choices(AlgorithmSpec, "loss_aggregation") == AGGREGATIONS.keys()
-    assert choices(AlgorithmSpec, "type") == ADVANTAGES.keys() | CRITIC_ADVANTAGES.keys()
+    assert choices(AlgorithmSpec, "type") == ESTIMATORS.keys()
+    with_critic = {name for name, estimator in ESTIMATORS.items() if estimator.has_critic}
+    assert with_critic == CRITIC_ADVANTAGES.keys()
+    assert ESTIMATORS.keys() - with_critic == ADVANTAGES.keys()
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"spec\.algorithm\.([A-Za-z.]+\b)", TEXT))))

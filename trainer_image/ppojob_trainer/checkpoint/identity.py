@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from pydantic.alias_generators import to_camel
+
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS
 from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.manifest import Manifest
 from ppojob_trainer.errors import CannotResume, DamagedCommit
@@ -17,9 +20,7 @@ _SOURCES: Final = {
     "spec.model.tokenizerPath": {"spec.model.path"},
     "spec.data.seed": {"spec.seed"},
     "spec.algorithm.miniBatchPrompts": {"spec.algorithm.promptsPerStep"},
-    "spec.algorithm.ppo": {"spec.algorithm.type"},
-    "spec.algorithm.grpo": {"spec.algorithm.type"},
-    "spec.algorithm.reinforcePlusPlus": {"spec.algorithm.type"},
+    **{f"spec.algorithm.{to_camel(name)}": {"spec.algorithm.type"} for name in ESTIMATORS},
     "spec.algorithm.lossScaleTokens": {"spec.algorithm.lossAggregation"},
     "spec.algorithm.kl.estimator": {"spec.algorithm.kl.in"},
     "spec.rollout.maxModelTokens": {"spec.data.maxPromptTokens", "spec.data.maxResponseTokens"},

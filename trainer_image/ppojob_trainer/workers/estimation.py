@@ -110,19 +110,11 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
 def _estimate(spec: PPOJobSpec, batch: _Batch, rewards: Tensor) -> Advantages:
     """The job's estimator with its own options."""
     algorithm = spec.algorithm
-    if algorithm.ppo is not None:
-        estimator = CRITIC_ADVANTAGES[algorithm.type]
-        own = algorithm.ppo
-        return estimator(
-            rewards, batch["values"], batch["mask"], batch.lengths, gamma=own.gamma, lam=own.lam
-        )
-    options: dict[str, float | bool] = {}
-    if algorithm.grpo is not None:
-        options["normalize_by_std"] = algorithm.grpo.normalize_by_std
-    if algorithm.reinforce_plus_plus is not None:
-        options["gamma"] = algorithm.reinforce_plus_plus.gamma
-    estimator = ADVANTAGES[algorithm.type]
-    return estimator(rewards, batch["mask"], batch.lengths, batch.groups, **options)
+    own = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
+    mask, lengths = batch["mask"], batch.lengths
+    if algorithm.estimator.has_critic:
+        return CRITIC_ADVANTAGES[algorithm.type](rewards, batch["values"], mask, lengths, **own)
+    return ADVANTAGES[algorithm.type](rewards, mask, lengths, batch.groups, **own)
 
 
 def _share_without_signal(batch: _Batch, advantages: Tensor) -> float:
