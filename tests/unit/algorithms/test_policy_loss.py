@@ -5,8 +5,9 @@ import torch
 from literal_comparison import compare_policy_gradient, compare_policy_loss
 from ragged_batches import DTYPES, Batch, fixed_batches, for_any_batch
 
+from ppojob_api.v1alpha1.algorithm import PolicyLossSpec
 from ppojob_trainer.algorithms import policy_loss
-from ppojob_trainer.algorithms.policy_loss import POLICY_LOSSES, TokenLoss, clip
+from ppojob_trainer.algorithms.policy_loss import POLICY_LOSSES, LossInputs, TokenLoss, clip
 
 
 def clip_of_ratio(ratio: float, advantage: float, dual_clip: float = 3.0) -> TokenLoss:
@@ -130,4 +131,21 @@ def test_only_the_loss_carries_a_gradient():
 def test_senseless_bounds_are_refused(options: dict[str, float], message: str):
     bounds = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0} | options
     with pytest.raises(ValueError, match=message):
-        POLICY_LOSSES["clip"](torch.zeros(1), torch.zeros(1), torch.ones(1), **bounds)
+        clip(torch.zeros(1), torch.zeros(1), torch.ones(1), **bounds)
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_loss_keeps_what_its_row_in_the_table_says(name: str):
+    row = POLICY_LOSSES[name]
+    logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    old = torch.tensor([-1.5, -1.0, -0.5])
+    columns = {"old_logprobs": old, "rollout_logprobs": old, "mask": torch.tensor([True] * 3)}
+    rows = {"lengths": torch.tensor([2, 1]), "groups": torch.tensor([0, 0])}
+    options = PolicyLossSpec(type=name).model_dump(exclude={"type"}, by_alias=False)
+    inputs = LossInputs(logprobs=logprobs, advantages=torch.zeros(3), **columns, **rows)
+    output = row.compute(inputs, **options)
+    assert tuple(output.metrics) == row.metrics
+    assert not any(values.requires_grad for values in output.metrics.values())
+    if row.vanishes_without_advantage:
+        (gradient,) = torch.autograd.grad(output.loss.sum(), logprobs)
+        assert gradient.tolist() == [0.0] * 3

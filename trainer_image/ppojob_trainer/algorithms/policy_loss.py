@@ -3,7 +3,7 @@
 Notation: ρ = π(a_t|s_t) / π_old(a_t|s_t), A the advantage. Shapes: (tokens,), flat.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,60 @@ LOG_RATIO_LIMIT = 20.0
 
 
 @dataclass(frozen=True, slots=True)
+class LossInputs:
+    """All that a loss may read of a micro-batch: `tokens` tokens of `rows` responses.
+
+    Attributes:
+        logprobs: (tokens,) log π, with gradient.
+        old_logprobs: (tokens,) log π_old.
+        rollout_logprobs: (tokens,) log μ of the engine that drew the tokens.
+        advantages: (tokens,) A.
+        mask: (tokens,) bool, True where the token is trained.
+        lengths: (rows,) int64, tokens of each response.
+        groups: (rows,) int64, the prompt of each response.
+    """
+
+    logprobs: Tensor
+    old_logprobs: Tensor
+    rollout_logprobs: Tensor
+    advantages: Tensor
+    mask: Tensor
+    lengths: Tensor
+    groups: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """What a loss gives back.
+
+    Attributes:
+        loss: (tokens,) to be minimized, with gradient; 0 where `mask` is False.
+        metrics: (tokens,) each, without gradient, by the name of the metric that is their mean.
+    """
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """A policy loss of `POLICY_LOSSES`.
+
+    Attributes:
+        compute: from `LossInputs` and the options of `spec.algorithm.policyLoss` to `LossOutput`.
+        metrics: names of what `LossOutput.metrics` holds: a rank without rows has to know them.
+        vanishes_without_advantage: a row whose advantages are all zero has no gradient, so an
+            update may leave it out.
+    """
+
+    compute: Callable[..., LossOutput]
+    metrics: tuple[str, ...]
+    vanishes_without_advantage: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """The loss of each token and what happened to it; all (tokens,).
+    """The clipped loss of each token and what happened to it; all (tokens,).
 
     Attributes:
         loss: to be minimized; the only member with a gradient.
@@ -101,5 +153,19 @@ def _check_bounds(clip_low: float, clip_high: float, dual_clip: float) -> None:
         )
 
 
-POLICY_LOSSES: dict[str, Callable[..., TokenLoss]] = {"clip": clip}
+def _clip_loss(inputs: LossInputs, **bounds: float) -> LossOutput:
+    found = clip(
+        inputs.logprobs, inputs.old_logprobs, inputs.advantages, mask=inputs.mask, **bounds
+    )
+    metrics = {
+        "actor/pg_clipfrac": (found.clipped_high | found.clipped_low).float(),
+        "actor/pg_clipfrac_lower": found.dual_clipped.float(),
+        "actor/ppo_kl": -found.log_ratio,
+    }
+    return LossOutput(found.loss, metrics)
+
+
+POLICY_LOSSES: dict[str, PolicyLoss] = {
+    "clip": PolicyLoss(_clip_loss, ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl"))
+}
 """Every policy loss by the name of `spec.algorithm.policyLoss.type`."""

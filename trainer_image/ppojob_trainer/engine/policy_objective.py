@@ -7,7 +7,7 @@ equation 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,23 +16,13 @@ from torch import Tensor
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
 from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum
-from ppojob_trainer.algorithms.policy_loss import POLICY_LOSSES, TokenLoss
+from ppojob_trainer.algorithms.policy_loss import POLICY_LOSSES, LossInputs
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
 from ppojob_trainer.rows.experience import Experience
 
-TOKEN_STATISTICS = (
-    "actor/pg_clipfrac",
-    "actor/pg_clipfrac_lower",
-    "actor/ppo_kl",
-    "actor/entropy",
-    "training/rollout_probs_diff_mean",
-    "rollout_corr/kl",
-)
-"""Names of `LossParts.token_sums`, whatever the terms of the loss."""
-
-PolicyLoss = Callable[..., TokenLoss]
-"""(logprobs, old_logprobs, advantages, *, mask) -> TokenLoss, options bound."""
+SAMPLING_STATISTICS = ("actor/entropy", "training/rollout_probs_diff_mean", "rollout_corr/kl")
+"""Names of `sampling_diagnostics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +49,15 @@ class PolicyObjective:
     """The loss of an update, over the outputs of a `PolicyHead`.
 
     Attributes:
-        policy_loss: token losses of the policy, its options bound.
+        policy_loss: a name in `algorithms.policy_loss.POLICY_LOSSES`.
+        options: its own.
         aggregation: how all terms are added up.
         entropy_coefficient: c_H; 0 for no bonus.
         kl: the KL term, or None.
     """
 
-    policy_loss: PolicyLoss
+    policy_loss: str
+    options: Mapping[str, float]
     aggregation: Aggregation
     entropy_coefficient: float = 0.0
     kl: KlTerm | None = None
@@ -85,15 +77,10 @@ class PolicyObjective:
             kl_coefficient: β of this step; None for that of the spec.
             max_response_tokens: what stands for `lossScaleTokens` where it is absent.
         """
-        loss = POLICY_LOSSES[spec.policy_loss.type]
-        options = spec.policy_loss.model_dump(exclude={"type"}, by_alias=False)
-
-        def bound(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
-            return loss(logprobs, old, advantages, mask=mask, **options)
-
         coefficient = spec.kl.coefficient if kl_coefficient is None else kl_coefficient
         return cls(
-            policy_loss=bound,
+            policy_loss=spec.policy_loss.type,
+            options=spec.policy_loss.model_dump(exclude={"type"}, by_alias=False),
             aggregation=Aggregation(
                 spec.loss_aggregation, spec.loss_scale_tokens or max_response_tokens
             ),
@@ -115,16 +102,20 @@ class PolicyObjective:
     @property
     def token_names(self) -> tuple[str, ...]:
         """Names of `LossParts.token_sums`."""
-        return (*TOKEN_STATISTICS, *(("actor/kl_loss",) if self.kl is not None else ()))
+        of_the_loss = POLICY_LOSSES[self.policy_loss].metrics
+        kl = ("actor/kl_loss",) if self.kl is not None else ()
+        return (*of_the_loss, *SAMPLING_STATISTICS, *kl)
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
         """(n,) int64 row numbers whose gradient is not provably zero.
 
-        A row without trained tokens never has one. The policy loss is a multiple of the advantage,
-        so a row whose advantages are all zero has none either, unless an entropy or KL term is on.
+        A row without trained tokens never has one. Where the policy loss vanishes with the
+        advantages, a row whose advantages are all zero has none either, unless an entropy or KL
+        term is on.
         """
         needed = rows.mask
-        if not self.entropy_coefficient and self.kl is None:
+        vanishes = POLICY_LOSSES[self.policy_loss].vanishes_without_advantage
+        if vanishes and not self.entropy_coefficient and self.kl is None:
             assert rows.advantages is not None, "advantages come before the update"
             needed = needed & (rows.advantages != 0)
         counts = torch.zeros(rows.num_rows).index_add_(0, rows.token_rows, needed.float())
@@ -146,16 +137,20 @@ class PolicyObjective:
         assert rows.advantages is not None, "advantages come before the update"
         logprobs, entropy = outputs
         old = logprobs.detach() if rows.old_logprobs is None else rows.old_logprobs
-        token_loss = self.policy_loss(logprobs, old, rows.advantages, mask=rows.mask)
-        loss = self.aggregation(token_loss.loss, rows, denominators)
+        inputs = LossInputs(
+            logprobs=logprobs,
+            old_logprobs=old,
+            rollout_logprobs=rows.rollout_logprobs,
+            advantages=rows.advantages,
+            mask=rows.mask,
+            lengths=rows.lengths,
+            groups=rows.row_groups,
+        )
+        output = POLICY_LOSSES[self.policy_loss].compute(inputs, **self.options)
+        loss = self.aggregation(output.loss, rows, denominators)
         parts = LossParts(loss, {"actor/pg_loss": loss.item()}, tokens=int(rows.mask.sum()))
-        clipped = token_loss.clipped_high | token_loss.clipped_low
-        diagnostics = {
-            "actor/pg_clipfrac": clipped.float(),
-            "actor/pg_clipfrac_lower": token_loss.dual_clipped.float(),
-            "actor/ppo_kl": -token_loss.log_ratio,
-            **sampling_diagnostics(old, entropy.detach(), rows),
-        }
+        sampled = sampling_diagnostics(old, entropy.detach(), rows)
+        diagnostics = {**output.metrics, **sampled}
         if self.entropy_coefficient:
             assert entropy.requires_grad, "the entropy bonus needs a head that gives its gradient"
             bonus = self.aggregation(entropy, rows, denominators)
