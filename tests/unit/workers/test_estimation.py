@@ -38,3 +38,12 @@ def test_a_group_whose_signal_lies_on_no_trained_token_gives_none(rows: BatchRow
 def test_tokens_of_a_rank_count_the_prompt_once_a_row(rows: BatchRows):
     answer = add_advantages(SPEC, rows, [1, 0, 1, 1, 0, 0], 0.0)
     assert answer.tokens_owned == answer.tokens_computed == [2 * (4 + 5 + 6) + 12]
+
+
+def test_a_row_that_ends_in_tokens_of_others_keeps_its_score(rows: BatchRows):
+    rows.mine.mask[[1, 5, 6, 7]] = False  # of row 0 and 2 the last token, of row 3 both
+    answer = add_advantages(SPEC, rows, [3, 1, 2, 9, 0, 5], 0.0)
+    assert answer.row_rewards == [3, 1, 2, 0, 0, 5]
+    rewards = rows.mine.token_rewards
+    assert rewards is not None
+    assert rewards.nonzero()[:, 0].tolist() == [0, 3, 4, 11]

@@ -15,7 +15,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.advantages import ADVANTAGES, Advantages
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
-from ppojob_trainer.algorithms.masked import row_mean, row_sum
+from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
 from ppojob_trainer.algorithms.value_loss import explained_variance
 from ppojob_trainer.rpc.messages import Advantaged, SpreadOf
 from ppojob_trainer.workers.batch_rows import BatchRows
@@ -42,7 +42,7 @@ class _Batch:
 def add_advantages(
     spec: PPOJobSpec, rows: BatchRows, scores: Sequence[float], kl_coefficient: float
 ) -> Advantaged:
-    """Place scores on the last tokens, take the KL penalty off, estimate advantages.
+    """Place scores on the last trained tokens, take the KL penalty off, estimate advantages.
 
     Args:
         spec: the job.
@@ -52,7 +52,7 @@ def add_advantages(
     """
     batch = _gather(spec, rows)
     mask, lengths = batch["mask"], batch.lengths
-    rewards = rewards_on_last_token(lengths, scores)
+    rewards = rewards_on_last_trained_token(scores, mask, lengths)
     kl: float | None = None
     if spec.algorithm.kl.in_ == "reward":
         estimator = spec.algorithm.kl.estimator
@@ -83,12 +83,19 @@ def add_advantages(
     )
 
 
-def rewards_on_last_token(lengths: Tensor, scores: Sequence[float]) -> Tensor:
-    """Token rewards, (tokens,) float32: each row's score on its last token, as verl places it."""
-    assert int(lengths.min()) > 0, "an engine draws at least one token"
-    ends = lengths.cumsum(0)
-    rewards = torch.zeros(int(ends[-1]), dtype=torch.float32)
-    rewards[ends - 1] = torch.tensor(scores, dtype=torch.float32)
+def rewards_on_last_trained_token(scores: Sequence[float], mask: Tensor, lengths: Tensor) -> Tensor:
+    """Token rewards, (tokens,) float32: each row's score on its last trained token.
+
+    verl places it on the last token: a row that ends in tokens which the policy did not write, such
+    as the answer of a tool, would lose it, for masked tokens give no reward. A row without trained
+    tokens has none, as it has no gradient.
+    """
+    trained = mask.nonzero()[:, 0]
+    counts = row_count(mask, lengths)
+    has_some = counts > 0
+    rewards = torch.zeros(mask.shape, dtype=torch.float32)
+    ends = trained[counts.cumsum(0)[has_some] - 1]
+    rewards[ends] = torch.tensor(scores, dtype=torch.float32)[has_some]
     return rewards
 
 
