@@ -14,7 +14,7 @@ import pytest
 import run_folders
 import spoiled_commits
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 RECOVERY = {"restartsWithoutProgress": 1000}
 
@@ -46,7 +46,7 @@ def test_killed_at_every_point(name, start, tiny_job, tmp_path: Path, undisturbe
     # A commit after every step: a kill behind the rename of one leaves its last acts to the next.
     job = tiny_job(recovery=RECOVERY, checkpoint={"every": 1})
     run = start(job, output, **arm(once, points))
-    assert run.wait(840) == 0, run.logs()
+    assert run.wait(1_700) == 0, run.logs()
     silent = set(points) - job_points.fired(once)
     missed = {point for point in silent if not point.startswith(job_points.ONLY_ON_CUT)}
     assert not missed, f"never hit: {sorted(missed)}"

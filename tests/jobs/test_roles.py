@@ -11,7 +11,7 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 SLUGS = ("controller", "actor-rollout", "reference", "critic", "reward")
 SHORT = {"steps": {"total": 3, "validateEvery": 3}}
@@ -172,7 +172,7 @@ def test_killed_where_rows_move(points, start, tiny_job, tmp_path: Path, undistu
     once = tmp_path / "once"
     output = tmp_path / "run"
     run = start(tiny_job(**job), output, **job_points.armed(once, *points))
-    status = run.wait(840)
+    status = run.wait(1_700)
     if any(point.endswith("=kill_group") for point in points):
         assert status == 3, run.logs()
         run = start(tiny_job(**job), output)
