@@ -23,6 +23,7 @@ from ppojob_trainer.checkpoint.tensors import write_shard, write_tensors
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.optimizer import optimizer_boxes
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.engine.train_engine import TrainEngine
@@ -36,8 +37,8 @@ from ppojob_trainer.models.state_dict import (
     named_full_tensors,
 )
 from ppojob_trainer.models.value_model import load_value_model
+from ppojob_trainer.parallel.boxes import box_of, whole
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
-from ppojob_trainer.parallel.fsdp import whole
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
 
@@ -175,9 +176,10 @@ def entries_of(folder: Path, kind: str) -> list[FileEntry]:
 def restored_engine(commit: Path, folder: Path, world: World) -> TrainEngine:
     model = load_model(folder / "tied", world=world)
     engine = make_engine(model, CASES["even"], world)
+    weights = {name: box_of(weight) for name, weight in hf_named_tensors(model)}
     parts = {
-        kind: read_parts(commit, entries_of(commit, kind), world.rank, world.size)
-        for kind in ("model", "optimizer")
+        kind: read_parts(commit, entries_of(commit, kind), wanted, rank=world.rank)
+        for kind, wanted in (("model", weights), ("optimizer", optimizer_boxes(model)))
     }
     load_named_tensors(model, parts["model"])
     engine.load_state(parts["optimizer"])

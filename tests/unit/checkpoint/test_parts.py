@@ -1,36 +1,99 @@
+import itertools
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
 from ppojob_trainer.checkpoint.parts import read_parts
 from ppojob_trainer.checkpoint.tensors import write_tensors
+from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.parallel.boxes import Box
 
-WHOLE = torch.arange(6.0).view(2, 3)
+WHOLE = torch.arange(20.0).view(5, 4)
+SHAPE = tuple(WHOLE.shape)
 
 
-@pytest.fixture
-def entries(tmp_path: Path) -> list[FileEntry]:
-    """A tensor of two rows, cut over two ranks."""
-    written = []
-    for rank in range(2):
-        path = tmp_path / f"{rank}.safetensors"
-        extent = {"shape": [2, 3], "start": rank, "stop": rank + 1}
-        part = WHOLE[rank : rank + 1].contiguous()
-        write_tensors(path, {"w": part}, metadata={"extents": json.dumps({"w": extent})})
-        size_bytes, sha256 = sha256_of(path)
-        written.append(
-            FileEntry(path=path.name, size_bytes=size_bytes, sha256=sha256, role="r", rank=rank)
+def grid(rows: list[int], columns: list[int]) -> list[Box]:
+    """The boxes between these cuts."""
+    return [
+        Box(SHAPE, (top, left), (bottom, right))
+        for top, bottom in itertools.pairwise(rows)
+        for left, right in itertools.pairwise(columns)
+    ]
+
+
+LAYOUTS = {
+    "whole": grid([0, 5], [0, 4]),
+    "two ranks": grid([0, 3, 5], [0, 4]),
+    "more ranks than rows": [*grid([0, 1, 2, 3, 4, 5], [0, 4]), Box(SHAPE, (5, 0), (5, 4))],
+    "columns": grid([0, 5], [0, 2, 4]),
+    "rows and columns": grid([0, 2, 5], [0, 3, 4]),
+    "held by two ranks": grid([0, 3, 5], [0, 4]) * 2,
+}
+
+
+def written(folder: Path, layout: list[Box]) -> list[FileEntry]:
+    """A tensor as the ranks of a layout write it, with a scalar that all of them hold."""
+    entries = []
+    for rank, box in enumerate(layout):
+        part = WHOLE[box.slices].contiguous()
+        stored = {"shape": box.shape, "start": box.start, "stop": box.stop}
+        entries.append(
+            entry_of(folder, rank, part, {} if len(layout) == 1 else {"boxes": {"w": stored}})
         )
-    return written
+    return entries
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_any_number_of_ranks_reads_the_same_tensor(
-    size: int, entries: list[FileEntry], tmp_path: Path
-) -> None:
-    """With more ranks than rows some of them have no part; the commit is good all the same."""
-    parts = [read_parts(tmp_path, entries, rank, size)["w"] for rank in range(size)]
-    assert torch.equal(torch.cat(parts), WHOLE)
+def entry_of(folder: Path, rank: int, part: torch.Tensor, metadata: dict[str, object]) -> FileEntry:
+    path = folder / f"{rank}.safetensors"
+    texts = {key: json.dumps(value) for key, value in metadata.items()}
+    write_tensors(path, {"w": part, "step": torch.tensor(3.0)}, metadata=texts)
+    size_bytes, sha256 = sha256_of(path)
+    return FileEntry(path=path.name, size_bytes=size_bytes, sha256=sha256, role="r", rank=rank)
+
+
+@pytest.mark.parametrize("reader", LAYOUTS)
+@pytest.mark.parametrize("writer", LAYOUTS)
+def test_any_layout_reads_what_any_layout_wrote(writer: str, reader: str, tmp_path: Path) -> None:
+    entries = written(tmp_path, LAYOUTS[writer])
+    for rank, box in enumerate(LAYOUTS[reader]):
+        parts = read_parts(tmp_path, entries, {"w": box}, rank=rank)
+        assert torch.equal(parts["w"], WHOLE[box.slices])
+        assert parts["step"] == 3.0
+
+
+def test_a_rank_reads_its_own_file_alone_under_the_same_layout(tmp_path: Path) -> None:
+    layout = LAYOUTS["rows and columns"]
+    entries = written(tmp_path, layout)
+    for rank, box in enumerate(layout):
+        rotten = [
+            entry if entry.rank == rank else msgspec.structs.replace(entry, sha256="0" * 64)
+            for entry in entries
+        ]
+        parts = read_parts(tmp_path, rotten, {"w": box}, rank=rank)
+        assert torch.equal(parts["w"], WHOLE[box.slices])
+        with pytest.raises(DamagedCommit, match="got sha256"):
+            read_parts(tmp_path, rotten, {}, rank=rank)
+
+
+def test_a_commit_of_the_earlier_form_is_read(tmp_path: Path) -> None:
+    """It knew runs of the first dimension, under another key."""
+    entries = [
+        entry_of(
+            tmp_path,
+            rank,
+            WHOLE[start:stop].contiguous(),
+            {"extents": {"w": {"shape": SHAPE, "start": start, "stop": stop}}},
+        )
+        for rank, (start, stop) in enumerate([(0, 3), (3, 5)])
+    ]
+    assert torch.equal(read_parts(tmp_path, entries, {}, rank=0)["w"], WHOLE)
+
+
+def test_a_part_that_nobody_wrote_is_missed(tmp_path: Path) -> None:
+    entries = written(tmp_path, LAYOUTS["rows and columns"])
+    with pytest.raises(DamagedCommit, match=r"w: got 18 of its 20 elements"):
+        read_parts(tmp_path, entries[:1] + entries[2:], {}, rank=0)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 import training_ranks
@@ -14,9 +13,7 @@ from torch import Tensor
 from training_ranks import CASES, VOCABULARY, rows_of_rank, rows_of_step, run_case
 
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.checkpoint.parts import read_parts
 from ppojob_trainer.checkpoint.tensors import read_tensors
-from ppojob_trainer.errors import DamagedCommit
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.value_model import load_value_model
@@ -163,24 +160,6 @@ def test_ranks_write_their_parts_only(folder):
         for name in ("commit-of-1", "commit-of-2", "commit-of-3")
     ]
     assert max(sizes) < 1.2 * min(sizes)
-
-
-def test_a_rank_reads_its_own_file_only_under_the_same_layout(folder):
-    commit = folder / "commit-of-2"
-    entries = training_ranks.entries_of(commit, "model")
-    unreadable = [entries[0], msgspec.structs.replace(entries[1], sha256="0" * 64)]
-    read_parts(commit, unreadable, rank=0, size=2)
-    with pytest.raises(DamagedCommit, match=r"rank-00001/model: got sha256"):
-        read_parts(commit, unreadable, rank=1, size=2)
-    with pytest.raises(DamagedCommit, match=r"rank-00001/model: got sha256"):
-        read_parts(commit, unreadable, rank=0, size=1)
-
-
-def test_a_commit_without_a_rank_s_file_is_refused(folder):
-    commit = folder / "commit-of-3"
-    entries = training_ranks.entries_of(commit, "model")
-    with pytest.raises(DamagedCommit, match="got no rows from"):
-        read_parts(commit, [entries[0], entries[2]], rank=0, size=1)
 
 
 @pytest.mark.parametrize("size", [2, 3])

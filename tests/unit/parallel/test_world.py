@@ -8,7 +8,6 @@ from ppojob_trainer.parallel.collectives import (
     largest_over_ranks,
     sum_over_ranks,
 )
-from ppojob_trainer.parallel.fsdp import Extent, extent_of_rank
 from ppojob_trainer.parallel.world import MeetingPoint, World, find_store, open_world
 
 CPU = torch.device("cpu")
@@ -64,17 +63,3 @@ def test_a_port_that_is_taken_is_named(meeting):
         open_world(0, 1, CPU, address="127.0.1.1", meeting=meeting),
     ):
         pass
-
-
-@pytest.mark.parametrize(
-    ("rows", "size", "runs"),
-    [(7, 2, [(0, 4), (4, 7)]), (7, 3, [(0, 3), (3, 6), (6, 7)]), (1, 3, [(0, 1), (1, 1), (1, 1)])],
-)
-def test_extents_cover_a_tensor_once(rows, size, runs):
-    extents = [extent_of_rank((rows, 5), rank, size) for rank in range(size)]
-    assert [(extent.start, extent.stop) for extent in extents] == runs
-    assert [extent.local_shape for extent in extents] == [(b - a, 5) for a, b in runs]
-
-
-def test_a_tensor_without_a_dimension_is_whole_everywhere():
-    assert Extent((), 0, 0).local_shape == ()

@@ -46,7 +46,7 @@ def export_commit(commit: Path, target: Path) -> int:
     entries = files_of_all_ranks(found.files, POLICY_ROLE, MODEL_FILE, commit.name)
     export_model(
         target,
-        read_parts(commit, entries, rank=0, size=1).items(),
+        read_parts(commit, entries, {}, rank=0).items(),
         model_folder=Path(model.path),
         dtype=torch.float32 if model.dtype == "float32" else torch.bfloat16,
         tokenizer_folder=_tokenizer_folder(model),

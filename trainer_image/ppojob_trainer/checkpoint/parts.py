@@ -1,17 +1,26 @@
-"""A rank's parts of tensors out of the files of a commit, whatever number of ranks wrote them."""
+"""A rank's parts of tensors out of the files of a commit, whatever layout wrote them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
-from ppojob_trainer.checkpoint.extents import read_extents
 from ppojob_trainer.checkpoint.files import FileEntry, check_content
-from ppojob_trainer.checkpoint.tensors import read_tensors
+from ppojob_trainer.checkpoint.tensors import BOXES, read_tensors
 from ppojob_trainer.errors import DamagedCommit
-from ppojob_trainer.parallel.fsdp import Extent, extent_of_rank
+from ppojob_trainer.parallel.boxes import Box
+
+_RUNS = "extents"
+"""Key of earlier commits: runs of the first dimension."""
+
+
+class _Run(msgspec.Struct, frozen=True):
+    shape: tuple[int, ...]
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,23 +28,23 @@ class _Piece:
     """A tensor of a file, mapped, and what it is of."""
 
     entry: FileEntry
-    extent: Extent
+    box: Box
     tensor: Tensor
 
 
 def read_parts(
-    folder: Path, entries: Iterable[FileEntry], rank: int, size: int
+    folder: Path, entries: Iterable[FileEntry], wanted: Mapping[str, Box], *, rank: int
 ) -> dict[str, Tensor]:
-    """Map what a rank of `size` holds of every tensor.
+    """Map a rank's part of every tensor.
 
     Only the files that it needs are read, and those are verified: under the layout that wrote the
-    commit that is the rank's own. Tensors without a dimension are the same in all files.
+    commit that is the rank's own.
 
     Args:
         folder: the commit's folder.
         entries: the files that all ranks of a role wrote of the same tensors (their weights).
-        rank: who reads.
-        size: ranks that the tensors are cut over now.
+        wanted: the part of each tensor; all of one that is not named.
+        rank: who reads; its own file comes first, for what stands in several.
 
     Returns:
         Tensors on the CPU, by name; see `read_shard`.
@@ -43,7 +52,6 @@ def read_parts(
     Raises:
         DamagedCommit: names the file.
     """
-    # The rank's own file comes first, for what stands in all of them.
     ordered = sorted(entries, key=lambda entry: (entry.rank != rank, entry.rank))
     pieces: dict[str, list[_Piece]] = {}
     for entry in ordered:
@@ -52,14 +60,13 @@ def read_parts(
     verified: set[str] = set()
     parts = {}
     for name, found in pieces.items():
-        shape = found[0].extent.shape
-        wanted = extent_of_rank(shape, rank, size) if shape else found[0].extent
-        needed = [piece for piece in found if _overlaps(piece.extent, wanted)] or found[:1]
+        box = wanted.get(name) or Box.whole(found[0].box.shape)
+        needed = _needed(found, box, f"{folder.name}: {name}")
         for piece in needed:
             if piece.entry.path not in verified:
                 check_content(folder, piece.entry)
                 verified.add(piece.entry.path)
-        parts[name] = _join(needed, wanted, f"{folder.name}: {name}")
+        parts[name] = _join(needed, box)
     return parts
 
 
@@ -67,28 +74,55 @@ def _pieces(folder: Path, entry: FileEntry) -> Iterable[tuple[str, _Piece]]:
     path, name = folder / entry.path, f"{folder.name}/{entry.path}"
     try:
         tensors = read_tensors(path, name=name)
-        extents = read_extents(path, tensors, name)
+        boxes = _read_boxes(path, name)
     except OSError as error:
         raise DamagedCommit(name, f"cannot be read: {error.strerror}") from error
     for key, tensor in tensors.items():
-        yield key, _Piece(entry, extents[key], tensor)
+        box = boxes.get(key, Box.whole(tuple(tensor.shape)))
+        if box.local_shape != tuple(tensor.shape):
+            raise DamagedCommit(name, f"got {key} of shape {tuple(tensor.shape)}: its box is {box}")
+        yield key, _Piece(entry, box, tensor)
 
 
-def _overlaps(left: Extent, right: Extent) -> bool:
-    return max(left.start, right.start) < min(left.stop, right.stop)
+def _read_boxes(path: Path, name: str) -> dict[str, Box]:
+    """What the tensors of a file are of, where they are parts."""
+    try:
+        with path.open("rb") as file:
+            header = msgspec.json.decode(file.read(int.from_bytes(file.read(8), "little")))
+        metadata = header.get("__metadata__", {})
+        runs = msgspec.json.decode(metadata.get(_RUNS, "{}"), type=dict[str, _Run])
+        boxes = msgspec.json.decode(metadata.get(BOXES, "{}"), type=dict[str, Box])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedCommit(name, f"its boxes do not parse: {error}") from error
+    return {key: Box.run(run.shape, run.start, run.stop) for key, run in runs.items()} | boxes
 
 
-def _join(pieces: list[_Piece], wanted: Extent, name: str) -> Tensor:
+def _needed(found: list[_Piece], wanted: Box, name: str) -> list[_Piece]:
+    """The pieces that hold a part, each place of it once; a part without elements needs one."""
+    by_box: dict[Box, _Piece] = {}
+    for piece in found:
+        if piece.box.shape != wanted.shape:
+            raise DamagedCommit(name, f"got a part of {piece.box.shape}: {wanted.shape} is needed")
+        by_box.setdefault(piece.box, piece)
+    overlaps = [(piece, piece.box.intersect(wanted)) for piece in by_box.values()]
+    held = sum(box.numel for _, box in overlaps if box is not None)
+    if held != wanted.numel:
+        raise DamagedCommit(
+            name, f"got {held} of its {wanted.numel} elements: {wanted} is needed; all ranks' files"
+        )
+    return [piece for piece, box in overlaps if box is not None] or found[:1]
+
+
+def _join(pieces: list[_Piece], wanted: Box) -> Tensor:
     """The wanted part, without a copy where one piece holds it."""
-    if not wanted.shape:
-        return pieces[0].tensor
-    runs, at = [], wanted.start
-    for piece in sorted(pieces, key=lambda piece: piece.extent.start):
-        if piece.extent.start > at or piece.extent.shape != wanted.shape:
-            break
-        start = piece.extent.start
-        runs.append(piece.tensor[at - start : wanted.stop - start])
-        at = max(at, min(wanted.stop, piece.extent.stop))
-    if at < wanted.stop:
-        raise DamagedCommit(name, f"got no rows from {at} on: {wanted} is needed; all ranks' files")
-    return torch.cat(runs) if len(runs) > 1 else runs[0]
+    first = pieces[0]
+    if wanted.numel == 0 and wanted.shape:
+        return first.tensor.new_empty(wanted.local_shape)
+    if len(pieces) == 1:
+        return first.tensor[wanted.seen_from(first.box)]
+    part = torch.empty(wanted.local_shape, dtype=first.tensor.dtype)
+    for piece in pieces:
+        shared = piece.box.intersect(wanted)
+        assert shared is not None, "only pieces that overlap are joined"
+        part[shared.seen_from(wanted)] = piece.tensor[shared.seen_from(piece.box)]
+    return part

@@ -23,13 +23,15 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable, failpoints
-from ppojob_trainer.checkpoint.extents import extents_metadata
 from ppojob_trainer.checkpoint.files import CHUNK_BYTES, FileEntry, check_content
 from ppojob_trainer.errors import DamagedCommit
-from ppojob_trainer.parallel.fsdp import local_part, whole
+from ppojob_trainer.parallel.boxes import box_of, local_part, whole
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
 SHARD_MIDDLE: Final = failpoints.declare("checkpoint.shard.write.middle")
+
+BOXES: Final = "boxes"
+"""Key in a header's metadata: tensor -> box, for those of which the file holds a part."""
 
 _DTYPE_NAMES: Final = {
     torch.float64: "F64",
@@ -85,7 +87,9 @@ def write_shard(
         except OSError as error:
             durable.raise_storage_error(folder / parent, "mkdir", error)
     parts = {name: local_part(tensor) for name, tensor in tensors.items()}
-    size_bytes, sha256 = write_tensors(target, parts, metadata=extents_metadata(tensors))
+    cut = {name: box_of(tensor) for name, tensor in tensors.items() if parts[name] is not tensor}
+    metadata = {BOXES: msgspec.json.encode(cut, order="sorted").decode()} if cut else {}
+    size_bytes, sha256 = write_tensors(target, parts, metadata=metadata)
     return FileEntry(path=path, size_bytes=size_bytes, sha256=sha256, role=role, rank=rank)
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
+from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, is_first_holder, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
-from ppojob_trainer.parallel.fsdp import cut_like, extent_of, local_part
 from ppojob_trainer.parallel.world import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -58,6 +58,8 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
 def clip_gradients(parameters: Iterable[Tensor], limit: float, world: World) -> float:
     """Scale gradients so that their global norm is at most `limit`.
 
+    A part that several ranks hold counts once.
+
     Args:
         parameters: those with a gradient count.
         limit: 0 leaves the gradients as they are.
@@ -67,8 +69,9 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float, world: World) -> 
         The global norm before, the same on all ranks. Where it is not finite the gradients are of
         no use.
     """
-    grads = [local_part(p.grad) for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm(grads)
+    cut = [p.grad for p in parameters if p.grad is not None]
+    grads = [local_part(grad) for grad in cut]
+    norm = nn.utils.get_total_norm([local_part(grad) for grad in cut if is_first_holder(grad)])
     if world.size > 1:
         (squares,) = sum_over_ranks(world, [float(norm) ** 2])
         norm = norm.new_tensor(math.sqrt(squares))
@@ -88,6 +91,15 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
         for parameter, state in optimizer.state.items()
         for key in STATE_KEYS
         if key in state
+    }
+
+
+def optimizer_boxes(model: nn.Module) -> dict[str, Box]:
+    """What this rank holds of each tensor of the optimizer that is cut as its parameter is."""
+    return {
+        f"{name}/{moment}": box_of(parameter)
+        for name, parameter in model.named_parameters()
+        for moment in MOMENTS
     }
 
 
@@ -114,7 +126,7 @@ def load_optimizer_tensors(
     optimizer.state.clear()
     for name, parameter in parameters.items() if parts else ():
         state = {key: parts[f"{name}/{key}"].to(parameter.device, copy=True) for key in STATE_KEYS}
-        shape = extent_of(parameter).local_shape
+        shape = box_of(parameter).local_shape
         if state["exp_avg"].shape != shape:
             raise ValueError(
                 f"optimizer state: got {tuple(state['exp_avg'].shape)} for {name}: "

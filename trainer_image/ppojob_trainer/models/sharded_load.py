@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ppojob_trainer.models.weight_files import read_weights
-from ppojob_trainer.parallel.fsdp import Extent, cut_like, extent_of, shard_model
+from ppojob_trainer.parallel.boxes import Box, box_of, cut_like
+from ppojob_trainer.parallel.fsdp import shard_model
 from ppojob_trainer.parallel.world import World
 
 
@@ -47,9 +48,9 @@ def load_sharded(
     parameters = dict(model.named_parameters())
     state = {}
     for name, parameter in parameters.items():
-        extent = extent_of(parameter)
+        box = box_of(parameter)
         path = weights.files.get(name)
-        part = torch.zeros(extent.local_shape) if path is None else _read_part(path, name, extent)
+        part = torch.zeros(box.local_shape) if path is None else _read_part(path, name, box)
         state[name] = nn.Parameter(cut_like(parameter, part.to(world.device, dtype)))
     model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
@@ -57,15 +58,15 @@ def load_sharded(
     return model, frozenset(parameters.keys() - weights.files.keys())
 
 
-def _read_part(path: Path, name: str, extent: Extent) -> Tensor:
+def _read_part(path: Path, name: str, box: Box) -> Tensor:
     with safe_open(path, framework="pt") as file:
         stored = file.get_slice(name)
         shape = tuple(stored.get_shape())
-        if shape != extent.shape:
-            raise ValueError(f"{name} has shape {shape}: the model needs {extent.shape}")
-        if extent.start == extent.stop:
-            return torch.empty(extent.local_shape)
-        part: Tensor = stored[extent.start : extent.stop]
+        if shape != box.shape:
+            raise ValueError(f"{name} has shape {shape}: the model needs {box.shape}")
+        if box.numel == 0:
+            return torch.empty(box.local_shape)
+        part: Tensor = stored[box.slices]
         return part
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
-from ppojob_trainer.parallel.fsdp import extent_of, local_part, whole
+from ppojob_trainer.parallel.boxes import box_of, local_part, whole
 
 
 def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -41,7 +41,7 @@ def load_named_tensors(model: nn.Module, parts: Mapping[str, Tensor]) -> None:
     if differing := weights.keys() ^ parts.keys():
         raise ValueError(f"weights: got another set of names, such as {sorted(differing)[0]!r}")
     for name, weight in weights.items():
-        shape = extent_of(weight).local_shape
+        shape = box_of(weight).local_shape
         if parts[name].shape != shape:
             raise ValueError(
                 f"{name}: got shape {tuple(parts[name].shape)}: the model's is {shape}"

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.weight_files import listed
+from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
-from ppojob_trainer.parallel.fsdp import local_part
 from ppojob_trainer.parallel.world import World
 
 _MAY_BE_ZERO: Final = (".bias", ".o_proj.weight", ".down_proj.weight", "score.weight")

@@ -9,7 +9,6 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -17,77 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
 
+from ppojob_trainer.parallel.boxes import box_of, local_part
 from ppojob_trainer.parallel.world import World
 
 Result = TypeVar("Result")
 
 _ROOT_METHOD = "_compute_as_forward"
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The part of a tensor that a rank holds: a run of its first dimension.
-
-    Attributes:
-        shape: of the whole tensor.
-        start: first index of the run; 0 where the tensor has no dimension.
-        stop: index behind the last.
-    """
-
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        """Shape of the part."""
-        return (self.stop - self.start, *self.shape[1:]) if self.shape else ()
-
-
-def extent_of_rank(shape: tuple[int, ...], rank: int, size: int) -> Extent:
-    """What a rank of `size` holds of a weight: equal runs, those of the last ranks shorter."""
-    run = -(-shape[0] // size)
-    return Extent(shape, min(rank * run, shape[0]), min((rank + 1) * run, shape[0]))
-
-
-def extent_of(tensor: Tensor) -> Extent:
-    """What this rank holds of a tensor of a model or its optimizer."""
-    shape = tuple(tensor.shape)
-    if isinstance(tensor, DTensor):
-        mesh = tensor.device_mesh
-        return extent_of_rank(shape, mesh.get_local_rank(), mesh.size())
-    return Extent(shape, 0, shape[0] if shape else 0)
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor; all of it where it is not cut."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor put together; a collective where it is cut."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
-    """A tensor of which every rank gives its part, cut as another one is.
-
-    Args:
-        tensor: of a model.
-        part: (`extent_of(tensor).local_shape`), on the same device; taken over, not copied.
-    """
-    if not isinstance(tensor, DTensor):
-        return part
-    return DTensor.from_local(
-        part,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
 
 
 def fill(tensor: Tensor, values: Tensor) -> None:
@@ -97,10 +32,8 @@ def fill(tensor: Tensor, values: Tensor) -> None:
         tensor: cut or not.
         values: all of them, the same on every rank.
     """
-    extent = extent_of(tensor)
-    part = values[extent.start : extent.stop] if extent.shape else values
     with torch.no_grad():
-        local_part(tensor).copy_(part)
+        local_part(tensor).copy_(values[box_of(tensor).slices])
 
 
 def shard_model(model: nn.Module, world: World) -> None:

@@ -1,6 +1,6 @@
 """A model in training, and its place in commits: weights, optimizer and random state of a rank."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -10,8 +10,10 @@ from transformers import PreTrainedModel
 from ppojob_trainer.checkpoint.files import MODEL_FILE, FileEntry, files_of_all_ranks
 from ppojob_trainer.checkpoint.parts import read_parts
 from ppojob_trainer.checkpoint.tensors import read_shard, write_shard
+from ppojob_trainer.engine.optimizer import optimizer_boxes
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
+from ppojob_trainer.parallel.boxes import Box, box_of
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages import SavedFile
 
@@ -89,8 +91,10 @@ class Learner:
         return [SavedFile(entry.path, entry.size_bytes, entry.sha256) for entry in entries]
 
     def _read(self, folder: Path, entries: list[FileEntry]) -> None:
-        load_named_tensors(self.model, self._parts(folder, entries, MODEL_FILE))
-        self.engine.load_state(self._parts(folder, entries, OPTIMIZER_FILE))
+        weights = {name: box_of(weight) for name, weight in hf_named_tensors(self.model)}
+        load_named_tensors(self.model, self._parts(folder, entries, MODEL_FILE, weights))
+        moments = optimizer_boxes(self.model)
+        self.engine.load_state(self._parts(folder, entries, OPTIMIZER_FILE, moments))
         states = self._files(folder, entries, RNG_FILE)
         if len(states) == self._world.size:
             state = next(entry for entry in states if entry.rank == self._world.rank)
@@ -111,9 +115,11 @@ class Learner:
         if "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self._world.device)
 
-    def _parts(self, folder: Path, entries: list[FileEntry], name: str) -> dict[str, Tensor]:
+    def _parts(
+        self, folder: Path, entries: list[FileEntry], name: str, wanted: Mapping[str, Box]
+    ) -> dict[str, Tensor]:
         files = self._files(folder, entries, name)
-        return read_parts(folder, files, self._world.rank, self._world.size)
+        return read_parts(folder, files, wanted, rank=self._world.rank)
 
     def _files(self, folder: Path, entries: list[FileEntry], name: str) -> list[FileEntry]:
         return files_of_all_ranks(entries, self._role, name, folder.name)
