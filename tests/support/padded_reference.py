@@ -38,13 +38,13 @@ def padded_logits(model: PreTrainedModel, rows: Experience) -> list[tuple[Tensor
 def padded_logprobs(
     model: PreTrainedModel, rows: Experience, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropy of all tokens of responses."""
+    """Log-probabilities and entropy of the tokens of responses; 0 of those that are not trained."""
     parts = [
         token_logprobs(logits, response, temperature)
         for logits, response in padded_logits(model, rows)
     ]
     logprobs, entropy = zip(*parts, strict=True)
-    return torch.cat(logprobs), torch.cat(entropy)
+    return torch.cat(logprobs) * rows.mask, torch.cat(entropy) * rows.mask
 
 
 def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:

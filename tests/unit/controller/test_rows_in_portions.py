@@ -13,6 +13,7 @@ from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptRow
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rollout.protocol import Finished
+from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.messages import PromptTokens, RowScore, WriteRows
 from ppojob_trainer.rpc.methods import WRITE_ROWS
 from ppojob_trainer.rpc.server import Route
@@ -52,7 +53,8 @@ def batch() -> Batch:
 def rows_of(first: int, last: int) -> OwnedRows:
     prompts = [PromptTokens(prompt.index, list(prompt.token_ids)) for prompt in PROMPTS]
     responses = [
-        Finished(str(row), (row, 1), (0.0, 0.0), "stop", 0) for row in range(2 * first, 2 * last)
+        Trajectory.of(Finished(str(row), (row, 1), (0.0, 0.0), "stop", 0))
+        for row in range(2 * first, 2 * last)
     ]
     return own_rows(first, prompts[first:last], SAMPLES, responses)
 

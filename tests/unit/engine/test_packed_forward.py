@@ -62,10 +62,13 @@ def test_autocast_stays_close(make_model, make_rows):
     assert difference < 0.05
 
 
-def test_a_shared_prompt_lies_once_and_last_tokens_not_at_all(make_rows):
+def test_a_shared_prompt_lies_once_and_what_predicts_nothing_not_at_all(make_rows):
     rows = make_rows(groups=2, samples=3)
+    rows.mask[:] = True
+    end = int(rows.offsets[2])
+    rows.mask[end - 3 : end] = False  # row 1 ends in tokens that it was given
     shared, alone = pack_rows(rows), pack_rows(rows, share_prompts=False)
-    prompts, responses = int(rows.prompt_lengths.sum()), rows.num_tokens - rows.num_rows
+    prompts, responses = int(rows.prompt_lengths.sum()), rows.num_tokens - rows.num_rows - 3
     assert shared.input_ids.numel() == prompts + responses
     assert alone.input_ids.numel() == 3 * prompts + responses
 
@@ -74,14 +77,32 @@ def test_a_shared_prompt_lies_once_and_last_tokens_not_at_all(make_rows):
 def test_predictors_stand_right_before_their_targets(make_rows, share):
     rows = make_rows(groups=2, samples=2)
     packed = pack_rows(rows, share_prompts=share)
-    offsets = rows.offsets.tolist()
-    for row, group in enumerate(rows.row_groups.tolist()):
-        prompt = rows.prompts[group]
-        for t, token in enumerate(range(offsets[row], offsets[row + 1])):
-            place = int(packed.predictors[token])
-            before = prompt[-1] if t == 0 else rows.response_tokens[token - 1]
-            assert packed.input_ids[place] == before
-            assert packed.position_ids[place] == prompt.numel() + t - 1
+    assert torch.equal(packed.targets, rows.response_tokens[rows.mask])
+    assert 0 < rows.mask.sum() < rows.num_tokens
+    for place, token in zip(packed.predictors, rows.mask.nonzero()[:, 0], strict=True):
+        row = int(rows.token_rows[token])
+        prompt, t = rows.prompts[int(rows.row_groups[row])], int(token - rows.offsets[row])
+        before = prompt[-1] if t == 0 else rows.response_tokens[token - 1]
+        assert packed.input_ids[place] == before
+        assert packed.position_ids[place] == prompt.numel() + t - 1
+
+
+def test_a_head_meets_the_trained_tokens_alone(make_model, make_rows):
+    """With many tokens of tools most of its work, the largest of a pass, goes away."""
+    model, rows = make_model(), make_rows()
+    rows.mask[rows.token_rows == 2] = False  # one row has none at all
+    use_packed_attention(model)
+    met = []
+
+    def head(model, hidden, targets):
+        met.append((hidden.shape[0], targets.numel()))
+        return (hidden.sum(dim=1),)
+
+    (values,) = packed_outputs(model, head, rows)
+    trained = int(rows.mask.sum())
+    assert met == [(trained, trained)]
+    assert values[~rows.mask].eq(0).all()
+    assert values[rows.mask].ne(0).all()
 
 
 def test_rows_in_any_order_and_empty_responses(make_model, make_rows):

@@ -105,6 +105,7 @@ def test_checkpointed_layers_run_again_in_the_backward_pass(make_model, make_row
 
 def test_rows_without_signal_are_not_computed_but_counted(make_model, make_rows):
     rows = make_rows(groups=3)
+    rows.mask[:] = True
     rows.advantages[rows.token_index(torch.arange(3, 6))] = 0.0
     seen: list[int] = []
 

@@ -45,7 +45,7 @@ def build(model, *, rate: float = 1e-3, clip: float = 0.0, **training) -> TrainE
 
 
 def padded_values(model, rows) -> torch.Tensor:
-    return torch.cat([logits[:, 0] for logits, _ in padded_logits(model, rows)])
+    return torch.cat([logits[:, 0] for logits, _ in padded_logits(model, rows)]) * rows.mask
 
 
 def with_targets(rows, *, seed: int = 5):

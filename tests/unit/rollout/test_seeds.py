@@ -28,7 +28,8 @@ def test_every_argument_counts() -> None:
     # The last two: no two argument lists run into each other.
     others = [(4, 2, 3), (1, 4, 3), (1, 2, 4), (12, 3, 3), (1, 23, 3)]
     seeds = {sample_seed(*numbers, 0, "train") for numbers in others}
-    assert len({base, sample_seed(1, 2, 3, 0, "validation"), *seeds}) == 7
+    seeds |= {sample_seed(1, 2, 3, 0, "train", segment) for segment in (0, 1, 2)}
+    assert len({base, sample_seed(1, 2, 3, 0, "validation"), *seeds}) == 9
 
 
 def test_samples_of_a_prompt_draw_apart_although_torch_keeps_32_bits() -> None:

@@ -2,10 +2,13 @@ import pytest
 import torch
 from lone_role import Alone, grpo_spec
 
+from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.rpc.messages import PromptTokens
 from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
 from ppojob_trainer.workers.estimation import add_advantages
+from ppojob_trainer.workers.row_store import own_rows
 
 SPEC = grpo_spec(3, 2)
 
@@ -47,3 +50,25 @@ def test_a_row_that_ends_in_tokens_of_others_keeps_its_score(rows: BatchRows):
     rewards = rows.mine.token_rewards
     assert rewards is not None
     assert rewards.nonzero()[:, 0].tolist() == [0, 3, 4, 11]
+
+
+def test_rewards_of_turns_stand_on_their_turns(rows: BatchRows):
+    """Two turns of the policy with an answer between them, and one at the end."""
+    row = Trajectory(
+        (
+            Segment((1, 2), (0.0, 0.0), 0),
+            Segment((3,), reward=0.5),
+            Segment((4,), (0.0,), 0, reward=0.25),
+            Segment((5, 6), reward=2.0),
+        ),
+        "stop",
+    )
+    other = Trajectory((Segment((7,), reward=8.0), Segment((8,), (0.0,), 0)), "length")
+    owned = own_rows(0, [PromptTokens(0, [1, 2])], 2, [row, other], has_turns=True).experience
+    index = BatchIndex((2,), (6, 2), samples=2, owners=(0,))
+    batch = BatchRows(index, owned, Alone(), GroupCosts(100, share_prompts=True))
+    assert owned.mask.tolist() == [True, True, False, True, False, False, False, True]
+    answer = add_advantages(SPEC, batch, [4, 1], 0.0)
+    assert owned.token_rewards is not None
+    assert owned.token_rewards.tolist() == [0, 0.5, 0, 0.25 + 2 + 4, 0, 0, 0, 1]
+    assert answer.row_rewards == [6.75, 1]

@@ -1,5 +1,6 @@
 """One packed forward pass: rows in, what a head says of their response tokens out."""
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_trainer.engine.attention import plan_attention
@@ -12,9 +13,9 @@ from ppojob_trainer.rows.experience import Experience
 def packed_outputs(
     model: PreTrainedModel, head: Head, rows: Experience, *, share_prompts: bool = True
 ) -> TokenOutputs:
-    """Compute a head's outputs of every response token.
+    """Compute a head's outputs of every trained token; those of the others are 0.
 
-    Only hidden states that predict a response token meet the head.
+    Only hidden states that predict a trained token meet the head.
 
     Args:
         model: under `use_packed_attention`.
@@ -42,4 +43,9 @@ def packed_outputs(
         ).last_hidden_state[0]
         return head(model, hidden.index_select(0, packed.predictors), packed.targets)
 
-    return tuple(output.cpu() for output in as_forward(model, compute))
+    return tuple(_spread(output.cpu(), rows.mask) for output in as_forward(model, compute))
+
+
+def _spread(values: Tensor, mask: Tensor) -> Tensor:
+    """Values of the trained tokens among zeros: (trained,) -> (tokens,)."""
+    return values if mask.all() else values.new_zeros(mask.shape).masked_scatter(mask, values)

@@ -34,7 +34,7 @@ class ForwardEngine:
 
         Args:
             model: its attention becomes the packed one; cut where the world has several ranks.
-            head: what is asked of each response token.
+            head: what is asked of each trained token.
             training: micro-batches, autocast.
             world: the ranks that compute together; None for this one alone.
         """
@@ -51,7 +51,7 @@ class ForwardEngine:
             experience: this rank's rows, maybe none.
 
         Returns:
-            Tensors (tokens,) float32, in row order.
+            Tensors (tokens,) float32, in row order; 0 where a token is not trained.
         """
         self.model.eval()
         outputs: TokenOutputs = ()
@@ -114,6 +114,6 @@ def one_token() -> Experience:
         row_groups=one,
         response_tokens=one,
         lengths=one + 1,
-        mask=torch.zeros(1, dtype=torch.bool),
+        mask=torch.ones(1, dtype=torch.bool),
         rollout_logprobs=torch.zeros(1),
     )

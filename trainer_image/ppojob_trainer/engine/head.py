@@ -1,4 +1,4 @@
-"""What a model is asked about each response token: heads over its hidden states."""
+"""What a model is asked about each trained token: heads over its hidden states."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
 
 TokenOutputs = tuple[Tensor, ...]
-"""What a head says of each response token: one or more tensors (tokens,), float32."""
+"""What a head says of each token: one or more tensors (tokens,), float32."""
 
 
 class Head(Protocol):
@@ -20,9 +20,9 @@ class Head(Protocol):
 
         Args:
             model: its weights outside of the layers are whole while this runs.
-            hidden: (tokens, h), the last hidden state in front of each response token: that of the
+            hidden: (tokens, h), the last hidden state in front of each trained token: that of the
                 state s_t in which a_t was chosen.
-            targets: (tokens,) int64, the response tokens a_t.
+            targets: (tokens,) int64, the trained tokens a_t.
 
         Returns:
             Always the same number of tensors (tokens,); the first has the gradient.

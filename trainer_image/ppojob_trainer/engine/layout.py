@@ -2,8 +2,8 @@
 
 With shared prompts a group lies as `prompt, response_1, ..., response_n`: every response attends
 to all of the prompt and causally to itself, never to another response, and its positions go on from
-the prompt's. Without, every row lies as `prompt, response`. Nothing is predicted from the last
-token of a response, so it is not part of the input.
+the prompt's. Without, every row lies as `prompt, response`. Of a response, what comes before its
+last trained token is the input: nothing is predicted from the rest.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class PackedRows:
         input_ids: (packed,) int64.
         position_ids: (packed,) int64, each token's position in its own row.
         spans: who attends to whom; they cover the packed sequence, in order.
-        predictors: (tokens,) int64, the packed token from which each response token is predicted.
-        targets: (tokens,) int64, the response tokens themselves, in row order.
+        predictors: (trained,) int64, the packed token from which each trained token is predicted.
+        targets: (trained,) int64, the trained tokens themselves, in row order.
     """
 
     input_ids: Tensor
@@ -101,25 +101,24 @@ def pack_rows(experience: Experience, *, share_prompts: bool = True) -> PackedRo
         share_prompts: lay each prompt once a group instead of once a row.
     """
     packer = _Packer()
-    responses = torch.split(experience.response_tokens, experience.lengths.tolist())
+    lengths = experience.lengths.tolist()
+    responses = torch.split(experience.response_tokens, lengths)
+    trained = [mask.nonzero()[:, 0] for mask in torch.split(experience.mask, lengths)]
     prompts: dict[int, Span] = {}
     predictors: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * experience.num_rows
     groups = experience.row_groups.tolist()
     first_rows = {group: row for row, group in reversed(list(enumerate(groups)))}
     for row in sorted(range(len(groups)), key=lambda row: (first_rows[groups[row]], row)):
-        prompt, response = experience.prompts[groups[row]], responses[row]
+        prompt, places = experience.prompts[groups[row]], trained[row]
+        read = responses[row][: int(places[-1]) if len(places) else 0]
         if share_prompts:
             if groups[row] not in prompts:
                 prompts[groups[row]] = packer.add(prompt)
             shared = prompts[groups[row]]
-            span = packer.add(response[:-1], shared)
+            first = packer.add(read, shared).start
             last = shared.start + shared.length - 1
         else:
-            span = packer.add(torch.cat([prompt, response[:-1]]))
-            last = span.start + prompt.numel() - 1
-        if response.numel():
-            after = span.start if share_prompts else last + 1
-            predictors[row] = torch.cat(
-                [torch.tensor([last]), torch.arange(after, after + response.numel() - 1)]
-            )
-    return packer.finish(predictors, experience.response_tokens)
+            last = packer.add(torch.cat([prompt, read])).start + prompt.numel() - 1
+            first = last + 1
+        predictors[row] = torch.where(places == 0, last, first + places - 1)
+    return packer.finish(predictors, experience.response_tokens[experience.mask])

@@ -15,9 +15,14 @@ _SEED_BITS = 62
 
 
 def sample_seed(
-    job_seed: int, step: int, prompt_id: int, sample_index: int, purpose: Purpose
+    job_seed: int,
+    step: int,
+    prompt_id: int,
+    sample_index: int,
+    purpose: Purpose,
+    segment: int = 0,
 ) -> int:
-    """Return the seed of one sample: ``H(job seed, purpose, step, prompt id) + sample index``.
+    """Return the seed of a segment: ``H(job seed, purpose, step, prompt id, segment) + sample``.
 
     The index is added after the hash, not hashed: torch's CPU generator keeps the low 32 bits of a
     seed only, and consecutive numbers stay distinct there, so the samples of one prompt never share
@@ -29,6 +34,7 @@ def sample_seed(
         prompt_id: The prompt's number within its data set.
         sample_index: The sample's number within its prompt, from 0.
         purpose: Keeps training and validation apart where their step and prompt ids coincide.
+        segment: How many segments of the row the policy has drawn before; the first is not hashed.
 
     Returns:
         A seed in ``[0, 2**63)``.
@@ -38,6 +44,6 @@ def sample_seed(
     """
     if sample_index < 0:
         raise ValueError(f"sample_index: got {sample_index}: must be 0 or more")
-    text = f"ppojob/{job_seed}/{purpose}/{step}/{prompt_id}"
+    text = f"ppojob/{job_seed}/{purpose}/{step}/{prompt_id}" + (f"/{segment}" if segment else "")
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> (64 - _SEED_BITS)) + sample_index

@@ -27,11 +27,13 @@ class Experience:
         row_groups: (rows,) int64, the index into `prompts` of each row.
         response_tokens: (tokens,) int64, sampled ids, the end token included.
         lengths: (rows,) int64, tokens of each response.
-        mask: (tokens,) bool, True where the token is trained.
+        mask: (tokens,) bool, True where the token is trained: the policy wrote it. What models say
+            of the others (log-probabilities, values) is 0.
         rollout_logprobs: (tokens,) float32, log mu(a_t|s_t) as the sampler reported it.
         old_logprobs: (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update.
         ref_logprobs: (tokens,) float32, log pi_ref(a_t|s_t).
         values: (tokens,) float32, V(s_t) of the critic before the update.
+        turn_rewards: (tokens,) float32, rewards of turns; None where rows have a single one.
         token_rewards: (tokens,) float32, r_t, penalties included.
         advantages: (tokens,) float32, A_t.
         returns: (tokens,) float32, R_t.
@@ -49,6 +51,7 @@ class Experience:
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
+    turn_rewards: Tensor | None = None
     token_rewards: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None

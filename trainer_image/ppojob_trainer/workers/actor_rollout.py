@@ -16,6 +16,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, RolloutEngine, SamplingParams, generate
 from ppojob_trainer.rollout.seeds import Purpose, sample_seed
+from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc import messages, methods
 from ppojob_trainer.rpc.client import Call, Caller, Peer
 from ppojob_trainer.rpc.portions import portions
@@ -90,8 +91,8 @@ class ActorRolloutWorker:
             for position, prompt in enumerate(request.prompts)
             for sample in range(request.samples)
         ]
-        responses = generate(self.engine, requests)
-        rows = own_rows(request.first, request.prompts, request.samples, responses)
+        trajectories = [Trajectory.of(response) for response in generate(self.engine, requests)]
+        rows = own_rows(request.first, request.prompts, request.samples, trajectories)
         self._rows[request.purpose] = rows
         return messages.Generated(rows.experience.lengths.tolist(), rows.truncated)
 

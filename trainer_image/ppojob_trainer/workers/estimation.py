@@ -52,7 +52,7 @@ def add_advantages(
     """
     batch = _gather(spec, rows)
     mask, lengths = batch["mask"], batch.lengths
-    rewards = rewards_on_last_trained_token(scores, mask, lengths)
+    rewards = place_rewards(scores, mask, lengths, batch.columns.get("turn_rewards"))
     kl: float | None = None
     if spec.algorithm.kl.in_ == "reward":
         estimator = spec.algorithm.kl.estimator
@@ -83,19 +83,27 @@ def add_advantages(
     )
 
 
-def rewards_on_last_trained_token(scores: Sequence[float], mask: Tensor, lengths: Tensor) -> Tensor:
-    """Token rewards, (tokens,) float32: each row's score on its last trained token.
+def place_rewards(
+    scores: Sequence[float], mask: Tensor, lengths: Tensor, turn_rewards: Tensor | None = None
+) -> Tensor:
+    """Token rewards, (tokens,) float32: each row's score on its last trained token, and its turns'.
 
-    verl places it on the last token: a row that ends in tokens which the policy did not write, such
-    as the answer of a tool, would lose it, for masked tokens give no reward. A row without trained
-    tokens has none, as it has no gradient.
+    verl places the score on the last token: a row that ends in tokens which the policy did not
+    write, such as the answer of a tool, would lose it, for masked tokens give no reward. A row
+    without trained tokens has none, as it has no gradient.
+
+    Args:
+        scores: of the rows.
+        mask: (tokens,) bool.
+        lengths: (rows,) int64.
+        turn_rewards: (tokens,) float32, rewards of turns, on trained tokens.
     """
     trained = mask.nonzero()[:, 0]
     counts = row_count(mask, lengths)
     has_some = counts > 0
-    rewards = torch.zeros(mask.shape, dtype=torch.float32)
+    rewards = torch.zeros(mask.shape) if turn_rewards is None else turn_rewards.clone()
     ends = trained[counts.cumsum(0)[has_some] - 1]
-    rewards[ends] = torch.tensor(scores, dtype=torch.float32)[has_some]
+    rewards[ends] += torch.tensor(scores, dtype=torch.float32)[has_some]
     return rewards
 
 
@@ -106,6 +114,8 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
         names += ["old_logprobs", "ref_logprobs"]
     if spec.critic is not None:
         names.append("values")
+    if rows.mine.turn_rewards is not None:
+        names.append("turn_rewards")
     index = rows.index
     return _Batch(
         lengths=torch.tensor(index.lengths, dtype=torch.int64),

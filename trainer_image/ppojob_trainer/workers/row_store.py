@@ -1,10 +1,14 @@
 """The rows that a rank owns: born here from the engine's responses, kept flat."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from ppojob_trainer.rollout.protocol import Finished
+from ppojob_trainer.rollout.trajectory import Trajectory, turn_rewards
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages import PromptTokens
 
@@ -40,24 +44,40 @@ class OwnedRows:
 
 
 def own_rows(
-    first: int, prompts: list[PromptTokens], samples: int, responses: list[Finished]
+    first: int,
+    prompts: list[PromptTokens],
+    samples: int,
+    trajectories: Sequence[Trajectory],
+    *,
+    has_turns: bool = False,
 ) -> OwnedRows:
-    """Make rows of responses that are in prompt-major order."""
-    lengths = torch.tensor([len(response.tokens) for response in responses], dtype=torch.int64)
-    tokens = [token for response in responses for token in response.tokens]
-    logprobs = [value for response in responses for value in response.logprobs]
+    """Make rows of trajectories that are in prompt-major order.
+
+    Args:
+        first: position in the batch of the first prompt.
+        prompts: what was answered.
+        samples: rows a prompt.
+        trajectories: the rows.
+        has_turns: whether rows of this job have rewards of turns.
+    """
+    lengths = [len(trajectory.tokens) for trajectory in trajectories]
+
+    def column(values: Iterable[Iterable[Any]], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(list(chain.from_iterable(values)), dtype=dtype)
+
     experience = Experience(
         prompts=[torch.tensor(prompt.tokens, dtype=torch.int64) for prompt in prompts],
         row_groups=torch.arange(len(prompts)).repeat_interleave(samples),
-        response_tokens=torch.tensor(tokens, dtype=torch.int64),
-        lengths=lengths,
-        mask=torch.ones(len(tokens), dtype=torch.bool),
-        rollout_logprobs=torch.tensor(logprobs, dtype=torch.float32),
+        response_tokens=column((t.tokens for t in trajectories), torch.int64),
+        lengths=torch.tensor(lengths, dtype=torch.int64),
+        mask=column((t.mask for t in trajectories), torch.bool),
+        rollout_logprobs=column((t.logprobs for t in trajectories), torch.float32),
+        turn_rewards=torch.tensor(turn_rewards(trajectories)) if has_turns else None,
     )
     return OwnedRows(
         first=first,
         prompt_ids=[prompt.prompt for prompt in prompts],
         samples=samples,
         experience=experience,
-        truncated=[response.finish_reason == "length" for response in responses],
+        truncated=[trajectory.finish_reason == "length" for trajectory in trajectories],
     )

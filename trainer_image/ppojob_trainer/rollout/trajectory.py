@@ -1,0 +1,90 @@
+"""Trajectories: what a row is made of, segment after segment.
+
+The policy writes one segment, somebody else may answer by the next (a tool, a user, the template
+between them), and the policy goes on. What it wrote is trained; what it was given is read alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ppojob_trainer.rollout.protocol import Finished, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive tokens from one source.
+
+    Attributes:
+        tokens: token ids, at least one.
+        logprobs: of each token, as the engine drew it; empty where the tokens were given.
+        policy_version: of the weights that drew them; None where they were given.
+        reward: of the turn that ends with this segment.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    policy_version: int | None = None
+    reward: float = 0.0
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the policy wrote it."""
+        return self.policy_version is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One row.
+
+    Attributes:
+        segments: in order; none where the policy drew nothing.
+        finish_reason: why it ended.
+    """
+
+    segments: tuple[Segment, ...]
+    finish_reason: FinishReason
+
+    @classmethod
+    def of(cls, response: Finished) -> Trajectory:
+        """A row of one turn: a single response of the engine."""
+        drawn = Segment(response.tokens, response.logprobs, response.policy_version)
+        return cls((drawn,) if drawn.tokens else (), response.finish_reason)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Token ids, (tokens,)."""
+        return [token for segment in self.segments for token in segment.tokens]
+
+    @property
+    def mask(self) -> list[bool]:
+        """Which tokens are trained, (tokens,)."""
+        return [s.is_trained for s in self.segments for _ in s.tokens]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Of each token, (tokens,); 0 of those that were given."""
+        return [
+            value
+            for segment in self.segments
+            for value in (segment.logprobs or (0.0,) * len(segment.tokens))
+        ]
+
+
+def turn_rewards(trajectories: Sequence[Trajectory]) -> list[float]:
+    """Rewards of turns, (tokens of all rows,): each on the last token that the policy wrote in it.
+
+    That of a turn in which it wrote nothing goes to its last token before; where there is none, the
+    reward is lost, as the row has no gradient.
+    """
+    rewards: list[float] = []
+    for trajectory in trajectories:
+        start, last = len(rewards), None
+        rewards += [0.0] * len(trajectory.tokens)
+        for segment in trajectory.segments:
+            start += len(segment.tokens)
+            last = start - 1 if segment.is_trained else last
+            if last is not None:
+                rewards[last] += segment.reward
+    return rewards
