@@ -32,6 +32,9 @@ PACKAGES = ("api", "cli", "operator", "trainer_image")
 RENAMED: Mapping[str, str] = {}
 """What a metric, a column of rows or a failpoint was called before -> what it is called here."""
 
+ADDED = ("response_ids", "rollout_logprobs", "segments", "reward_values")
+"""Columns of rows that only this revision has, and that repeat nothing."""
+
 KILLS = (
     "rpc.generate.answer.before@3=kill",
     "rpc.update.answer.after@2=kill",
@@ -127,7 +130,8 @@ def _renamed(name: str, table: Mapping[str, str], separator: str) -> str:
 
 
 def differences(there: Mapping[str, object], here: Mapping[str, object]) -> Iterator[str]:
-    for name in sorted(there.keys() | here.keys()):
+    added = {name for name in here.keys() - there.keys() if name.endswith(ADDED)}
+    for name in sorted((there.keys() | here.keys()) - added):
         # `!r` and not the values: nan is equal to nan here, and 0.0 is not -0.0.
         if repr(there.get(name)) != repr(here.get(name)):
             yield f"{name}: {there.get(name)!r} there, {here.get(name)!r} here"

@@ -126,6 +126,7 @@ full_determinism | not needed | a step is a function of weights, data and seed
 checkpoint.async_save checkpoint.strict save_lora_only | not yet | other ways to commit
 tau_pos tau_neg clip_cov_ratio kl_cov_ratio ppo_kl_coef dro_beta | not yet | other policy losses
 router_replay router_replay.mode | not yet | replay of routers
+skip.rollout | spec.rollout.replay
 rollout.name | spec.rollout.engine
 n | spec.algorithm.samplesPerPrompt
 temperature | spec.rollout.temperature

@@ -167,13 +167,16 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
     roles.append(actor)
     if spec.roles.rollout is not None:
         roles.append(_model_pods(job_name, "rollout", spec.roles.rollout))
+    is_scored = spec.rollout.replay is not None  # in another run
     for name, role in colocatable_roles(spec.roles).items():
+        if name == "rewardModel" and is_scored:
+            continue
         if role.colocate_with == "none":
             roles.append(_model_pods(job_name, name, role))
         else:
             update = {"role": name, "colocated_with": role.colocate_with}
             roles.append(actor.model_copy(update=update))
-    if scores_by_functions(spec):
+    if scores_by_functions(spec) and not is_scored:
         reward = spec.roles.reward
         roles.append(_pods_without_model(job_name, "reward", reward.replicas, reward.cpu))
     return Topology(roles=tuple(roles))

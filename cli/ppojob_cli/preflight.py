@@ -8,6 +8,7 @@ from ppojob_api import validation
 from ppojob_api.checks.schedule import check_length
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_cli.commit_checks import check_commits, uncommitted_warning
 from ppojob_cli.critic_checks import check_critic
@@ -23,6 +24,7 @@ from ppojob_cli.machine_checks import (
 from ppojob_cli.output_checks import check_output, volatile_warning
 from ppojob_cli.reward_model_checks import check_reward_model
 from ppojob_cli.validate import render_problems
+from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
 from ppojob_trainer.errors import ConfigError, RewardFailed
@@ -92,6 +94,7 @@ def check_inputs(config: RunConfig) -> Preflight:
     found.warnings += render_problems(critic.warnings)
     _check_reward_model(config.spec, found)
     found.errors += _rewards(config.spec)
+    found.errors += render_problems(_recording(config.spec))
     return found
 
 
@@ -147,6 +150,22 @@ def _check_reward_model(spec: PPOJobSpec, found: Preflight) -> None:
         report, unfit = check_reward_model(spec.reward_model)
         found.errors += [*render_problems(report.errors), *unfit]
         found.warnings += render_problems(report.warnings)
+
+
+def _recording(spec: PPOJobSpec) -> list[Problem]:
+    """The run whose rows are trained on again."""
+    replay = spec.rollout.replay
+    if replay is None or (Path(replay) / CHECKPOINTS_FOLDER / JOURNAL_NAME).is_file():
+        return []
+    return [
+        Problem(
+            "spec.rollout.replay",
+            shown(replay),
+            "there is no run in it",
+            "the run folder of a job that has done a step",
+            ReasonCode.UNREADABLE,
+        )
+    ]
 
 
 def _rewards(spec: PPOJobSpec) -> list[str]:

@@ -1,5 +1,6 @@
 """`ppojob run FILE`: a job on this machine, by the very containers that a cluster would run."""
 
+import json
 import os
 import signal
 import sys
@@ -56,13 +57,27 @@ class Interrupts:
     "commit.",
 )
 @set_option
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Run folder of an earlier run: train on its rows and scores again, step by step, without "
+    "engine and reward functions (spec.rollout.replay).",
+)
 @click.option("--plain", is_flag=True, help="Plain lines instead of the live view.")
-def run(file: Path, output: Path | None, overrides: tuple[str, ...], plain: bool) -> None:
+def run(
+    file: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    replay: Path | None,
+    plain: bool,
+) -> None:
     """Run a PPOJob manifest on this machine, or go on with its run.
 
     Exit status: 0 done, 2 the input is wrong and nothing was started, 3 the job failed,
     130 interrupted (the first Ctrl-C finishes the step and commits, the second stops at once).
     """
+    if replay is not None:
+        overrides += (f"spec.rollout.replay={json.dumps(str(replay.resolve()))}",)
     try:
         status = run_job(file, output, overrides, plain=plain)
     except PPOJobError as problem:

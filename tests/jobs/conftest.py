@@ -56,9 +56,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Starts `ppojob run`; whatever still runs at the end of the test is killed."""
     runs: list[Run] = []
 
-    def run(manifest: Path, output: Path, **environment: str) -> Run:
+    def run(manifest: Path, output: Path, options: tuple[str, ...] = (), **environment: str) -> Run:
+        command = [sys.executable, "-m", "ppojob_cli", "run", manifest, "--plain", *options]
         process = subprocess.Popen(
-            [sys.executable, "-m", "ppojob_cli", "run", manifest, "--plain", "--output", output],
+            [*command, "--output", output],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -102,33 +102,6 @@ def test_a_killed_reward_worker_costs_no_step(start, tiny_job, tmp_path: Path, u
     assert run_folders.result(output) == undisturbed
 
 
-JUDGE = '''
-import random, time
-
-def judge(data_source, solution_str, ground_truth, extra_info):
-    """Never the same twice, as an LLM that is asked over the network."""
-    return {"score": random.random(), "seconds": time.time()}
-'''
-
-
-def test_scores_that_are_not_to_be_had_again_cost_no_job(start, tiny_job, tmp_path: Path, once):
-    """The reward rank is lost with what it remembers, and the controller as well."""
-    source = tmp_path / "judge.py"
-    source.write_text(JUDGE)
-    rewards = [{"function": "judge", "source": {"path": str(source)}}]
-    output = tmp_path / "run"
-    points = ["rpc.score.answer.after@3=kill", "controller.step.computed@3=kill"]
-    steps = {"total": 4, "validateFirst": False}
-    job = tiny_job(recovery=RECOVERY, rewards=rewards, steps=steps)
-    run = start(job, output, **job_points.armed(once, *points))
-    assert run.wait() == 0, run.logs()
-    assert len(list(once.iterdir())) == 2
-    journal = (output / "checkpoints" / "journal.jsonl").read_text()
-    assert journal.count('"controller_started"') == 2
-    assert journal.count('"rewound"') == 2, "the start, and the step that could not be ended"
-    assert [line["step"] for line in run_folders.metrics(output)] == [1, 2, 3, 4]
-
-
 def test_a_killed_controller_runs_no_step_again(start, tiny_job, tmp_path: Path, undisturbed, once):
     output = tmp_path / "run"
     points = ["controller.step.computed", "controller.step.recorded"]

@@ -53,6 +53,7 @@ def _all_paths(job: PPOJob) -> Iterator[tuple[str, str | None]]:
         yield "spec.rewardModel.path", scorer.path
         yield "spec.rewardModel.tokenizerPath", scorer.tokenizer_path
         yield "spec.rewardModel.chatTemplate", scorer.chat_template
+    yield "spec.rollout.replay", job.spec.rollout.replay
     for where, file in _data_files(job):
         yield f"{where}.path", file.path
     for index, reward in enumerate(job.spec.rewards):
@@ -86,7 +87,14 @@ def _is_url(path: str) -> bool:
 
 
 _DATA = ("spec.data.train", "spec.data.validation")
-_PATHS = ("spec.model", "spec.critic.path", "spec.rewardModel", *_DATA, "spec.rewards")
+_PATHS = (
+    "spec.model",
+    "spec.critic.path",
+    "spec.rewardModel",
+    "spec.rollout.replay",
+    *_DATA,
+    "spec.rewards",
+)
 
 PATH_CHECKS = (
     Check(data_formats, _DATA),

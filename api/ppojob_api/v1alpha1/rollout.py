@@ -81,6 +81,10 @@ class RolloutSpec(Section):
     validation: ValidationSamplingSpec = ValidationSamplingSpec()
     """Sampling of held-out prompts."""
 
+    replay: Path | None = None
+    """Folder of a run whose rows and scores are trained on again, step by step; nothing is
+    generated or scored. For an update to be looked into, or tried otherwise."""
+
     stop_token_ids: Annotated[
         Items[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=256)
     ] = ()

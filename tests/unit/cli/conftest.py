@@ -16,7 +16,7 @@ from fake_api_server import FakeApiServer, serving
 
 from ppojob_trainer.controller.progress import STATUS_FILE, TrainingStatus
 from ppojob_trainer.metrics.sinks import encode_line
-from ppojob_trainer.workers.rows_file import SCHEMA
+from ppojob_trainer.rows.row_files import SCHEMA
 
 ACCURACY = "val-core/ppojob/addition/acc/mean@1"
 

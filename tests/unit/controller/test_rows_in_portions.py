@@ -6,24 +6,30 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from ppojob_trainer.checkpoint.journal import Journal
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptRow
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rollout.protocol import Finished
-from ppojob_trainer.rollout.trajectory import Trajectory
-from ppojob_trainer.rpc.messages import PromptTokens, RowScore, WriteRows
+from ppojob_trainer.rollout.trajectory import Segment, Trajectory
+from ppojob_trainer.rows.row_files import read_tokens, read_verdicts, write_part
+from ppojob_trainer.rpc.messages import PromptTokens, RowScore, Saved, WriteRows
 from ppojob_trainer.rpc.methods import WRITE_ROWS
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.row_store import OwnedRows, own_rows
-from ppojob_trainer.workers.rows_file import rows_table, write_part
+from ppojob_trainer.workers.rows_file import rows_table, trajectories
 
 SAMPLES = 2
 TRUTHS: list[Json] = ["0", None, {"two": [2]}, "3", 4]
 PROMPTS = [PromptRow(7 * n, (n, n), "p", f"source {n}", TRUTHS[n], {}) for n in range(5)]
+TWO_TURNS = Trajectory(
+    (Segment((3, 1), (-0.5, -0.25), 4), Segment((8, 9)), Segment((7,), (-0.1,), 5)), "length"
+)
 
 
 def extras(row: int) -> dict[str, float | str]:
@@ -53,7 +59,9 @@ def batch() -> Batch:
 def rows_of(first: int, last: int) -> OwnedRows:
     prompts = [PromptTokens(prompt.index, list(prompt.token_ids)) for prompt in PROMPTS]
     responses = [
-        Trajectory.of(Finished(str(row), (row, 1), (0.0, 0.0), "stop", 0))
+        TWO_TURNS
+        if row == 3
+        else Trajectory.of(Finished(str(row), (row, 1), (-1 / 3, 0.0), "stop", 0))
         for row in range(2 * first, 2 * last)
     ]
     return own_rows(first, prompts[first:last], SAMPLES, responses)
@@ -66,10 +74,10 @@ def written(role_of, roles_of, batch: Batch, tmp_path: Path) -> Callable[[int], 
     def owner(first: int, last: int) -> list[Route]:
         rows = rows_of(first, last)
 
-        def write(request: WriteRows) -> Nothing:
+        def write(request: WriteRows) -> Saved:
             table = rows_table(rows, request, Digits())
             write_part(tmp_path / request.folder, request.part, table)
-            return Nothing()
+            return Saved([])
 
         return [Route(WRITE_ROWS, write)]
 
@@ -78,7 +86,8 @@ def written(role_of, roles_of, batch: Batch, tmp_path: Path) -> Callable[[int], 
         roles = roles_of(group)
         scoring = Scoring(roles, group, None, None)
         folder = f"rows-{portion_bytes}"
-        RolloutStages(roles, group, scoring, portion_bytes).write_rows(batch, 1, folder)
+        tape = RowTape(Journal(tmp_path / "journal"), tmp_path, "settings")
+        RolloutStages(roles, group, scoring, tape, portion_bytes).write_rows(batch, 1, folder)
         return tmp_path / folder
 
     return make
@@ -106,3 +115,21 @@ def test_rows_are_written_alike_in_one_part_and_in_many(written):
     assert [row["late"] for row in rows] == [None] * 9 + [1.0]
     assert [row["mixed"] for row in rows[:2]] == ["0.0", "text"]
     assert [row["ground_truth"] for row in rows[::2]] == ["0", None, '{"two": [2]}', "3", "4"]
+
+
+def test_what_is_read_back_is_what_was_written(written, batch: Batch):
+    """By owners that share the rows in another way than those that wrote them."""
+    parts = sorted(written(1).iterdir())
+    told = read_verdicts(parts)
+    assert told.prompt_ids == [prompt.index for prompt in PROMPTS for _ in range(SAMPLES)]
+    assert (told.scores, told.values) == (batch.scores, batch.extras)
+    assert told.lengths == [2, 2, 2, 5, 2, 2, 2, 2, 2, 2]
+    assert told.truncated == [row == 3 for row in range(10)]
+    prompts = [PromptTokens(prompt.index, list(prompt.token_ids)) for prompt in PROMPTS]
+    for first, last in ((0, 5), (1, 3), (4, 5)):
+        rows = trajectories(read_tokens(parts, first * SAMPLES, last * SAMPLES))
+        found, expected = own_rows(first, prompts[first:last], SAMPLES, rows), rows_of(first, last)
+        assert (found.segments, found.truncated) == (expected.segments, expected.truncated)
+        for column in ("response_tokens", "lengths", "mask", "rollout_logprobs"):
+            ours, theirs = getattr(found.experience, column), getattr(expected.experience, column)
+            assert torch.equal(ours, theirs)

@@ -90,6 +90,11 @@ class CommitStore:
         except OSError as error:
             durable.raise_storage_error(root, "mkdir", error)
 
+    @property
+    def settings(self) -> bytes:
+        """All that this job's commits are told apart by; see `Identity.document`."""
+        return self._identity.document()
+
     def begin(self, step: int, *, life: int = 0) -> PendingCommit:
         """Open the folder of a new commit.
 

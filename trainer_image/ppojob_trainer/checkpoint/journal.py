@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from ppojob_trainer import durable
+from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.errors import DamagedCommit
 
@@ -61,6 +62,22 @@ class EpochStarted(_Event, frozen=True, kw_only=True, tag="epoch_started"):
     role: str
     epoch: int
     world_size: int
+
+
+class RowsKept(_Event, frozen=True, kw_only=True, tag="rows_kept"):
+    """The rows of a batch with their scores are on the disk, before anything is trained on them.
+
+    Attributes:
+        purpose: `train` or `validation`.
+        step: of the batch.
+        settings: digest of what decides rows: they are of no use under other settings.
+        files: in the folder of the batch.
+    """
+
+    purpose: str
+    step: int
+    settings: str
+    files: tuple[FileEntry, ...]
 
 
 class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
@@ -150,6 +167,7 @@ Event = (
     RunBegan
     | ControllerStarted
     | EpochStarted
+    | RowsKept
     | StepDone
     | StepTrained
     | Resumed

@@ -24,9 +24,10 @@ class Evaluation:
     samples: int
 
     def run(self, step: int) -> Batch:
-        """Generate and score all held-out prompts with the weights after `step`."""
+        """Generate, score and keep all held-out prompts with the weights after `step`."""
         prompts = self.dataset.rows(range(len(self.dataset)))
         batch = Batch(PURPOSE, prompts, self.samples, owners=len(self.stages.actor.ranks))
         self.stages.generate(batch, step)
         self.stages.score(batch, step)
+        self.stages.keep(batch, step)
         return batch

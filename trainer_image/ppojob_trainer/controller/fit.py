@@ -34,7 +34,6 @@ from ppojob_trainer.controller.records import (
     Records,
     clock_metrics,
     evaluation_metrics,
-    rows_folder,
     step_rows,
     traffic_metrics,
     training_metrics,
@@ -182,8 +181,7 @@ class Loop:
             result = self.training.run(step, prompts, coefficient, timer)
         except RewardFailed as failure:
             raise self._saved(failure, progress) from failure
-        with timer("write_rows"):
-            self._write_rows(result.batch, step)
+        self._log_samples(result.batch, step)
         metrics = training_metrics(
             result,
             step=step,
@@ -267,14 +265,13 @@ class Loop:
     def _validate(self, step: int) -> dict[str, float]:
         assert self.evaluation is not None
         batch = self.evaluation.run(step)
-        self._write_rows(batch, step)
+        self._log_samples(batch, step)
         metrics = evaluation_metrics(batch)
         if self.commits.best is not None:
             self.commits.best.refuse_unknown(metrics)
         return metrics
 
-    def _write_rows(self, batch: Batch, step: int) -> None:
-        self.training.stages.write_rows(batch, step, rows_folder(batch.purpose, step))
+    def _log_samples(self, batch: Batch, step: int) -> None:
         log_samples(self.records.run_folder, batch.purpose, step, self.spec.num_examine)
 
     def _kl_metrics(self, coefficient: float, result: StepResult) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """What a job leaves for people: metrics and rows a step, cut back when steps are thrown away."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from ppojob_api.run_layout import METRICS_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.row_tape import ROW_FOLDERS, BatchKey
 from ppojob_trainer.controller.training_step import StepResult
 from ppojob_trainer.metrics.sinks import Sinks
 from ppojob_trainer.metrics.step_metrics import (
@@ -27,13 +28,7 @@ from ppojob_trainer.rpc.client import Traffic
 from ppojob_trainer.rpc.messages import Advantaged, SpreadOf
 
 ROWS_CUT_POINT = durable.point("rows.cut", *durable.REMOVE_ACTS)
-ROW_FOLDERS = {"train": "rollouts", "validation": "validation"}
 _STEP = re.compile(r"step-(\d{6,})\.parquet")
-
-
-def rows_folder(purpose: str, step: int) -> str:
-    """Folder of a step's rows, relative to the run folder."""
-    return f"{ROW_FOLDERS[purpose]}/step-{step:06d}.parquet"
 
 
 @dataclass(frozen=True)
@@ -57,18 +52,22 @@ class Records:
         decoder = msgspec.json.Decoder(dict[str, float | None])
         return map(decoder.decode, durable.read_lines(self.run_folder / METRICS_FILE))
 
-    def cut_rows(self, progress: Progress) -> None:
+    def cut_rows(self, progress: Progress, replayed: Collection[BatchKey]) -> None:
         """Forget the rows beyond a state whose ranks have forgotten them too.
 
         Beside living ranks they stay: a rank that has written a part answers so from memory, and
         does not write it again.
+
+        Args:
+            progress: the state.
+            replayed: batches beyond it that are taken from the disk.
         """
         last = _last_record(progress)
-        for name in ROW_FOLDERS.values():
+        for purpose, name in ROW_FOLDERS.items():
             folder = self.run_folder / name
             for path in sorted(folder.iterdir()) if folder.is_dir() else ():
                 match = _STEP.fullmatch(path.name)
-                if match and int(match[1]) > last:
+                if match and last < int(match[1]) and (purpose, int(match[1])) not in replayed:
                     durable.remove_tree(path, ROWS_CUT_POINT)
 
 

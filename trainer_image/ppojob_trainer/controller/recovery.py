@@ -30,6 +30,7 @@ from ppojob_trainer.controller.position import Position, read_position
 from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.errors import CannotResume, JobFailed, RoleLost
 from ppojob_trainer.rpc.messages import Restore, SavedFile, SyncWeights
 from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS
@@ -47,6 +48,7 @@ class Recovery:
         journal: what happened.
         store: the commits.
         records: metrics and rows, cut back on a rewind.
+        tape: rows that need not be generated again.
         run_folder: what paths told to ranks are relative to.
         fresh: state of a job that has not begun.
         reporter: tells people.
@@ -58,6 +60,7 @@ class Recovery:
     journal: Journal
     store: CommitStore
     records: Records
+    tape: RowTape
     run_folder: Path
     fresh: Progress
     reporter: Reporter
@@ -75,6 +78,7 @@ class Recovery:
         """Become the controller: a new epoch that fences off any earlier one."""
         stateful = frozenset(group.name for group in self._stateful)
         position = read_position(self.journal.read(), stateful)
+        self.tape.read()
         epoch = position.controller_epoch + 1
         self.roles.caller.epoch = epoch
         self.roles.life = position.rewinds
@@ -191,7 +195,8 @@ class Recovery:
         )
         self.roles.life += 1
         self.records.cut_metrics(progress)
-        self.records.cut_rows(progress)
+        self.tape.read()
+        self.records.cut_rows(progress, self.tape.replayed)
         self._start_missing()
         self._restore(progress, found.commit)
         return progress

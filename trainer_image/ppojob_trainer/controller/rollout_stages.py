@@ -1,18 +1,20 @@
 """Generation and scoring: the stages that training and validation share.
 
 The controller says who does what; responses stay on the ranks that own them, and only lengths and
-scores come here.
+scores come here. What the tape has of a batch is taken from there.
 """
 
 from dataclasses import dataclass
 
 import msgspec
 
+from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.row_tape import RowTape, rows_folder
 from ppojob_trainer.controller.scoring import Scoring
-from ppojob_trainer.rpc.messages import Generate, WriteRows
-from ppojob_trainer.rpc.methods import GENERATE, WRITE_ROWS
+from ppojob_trainer.rpc.messages import Generate, LoadRows, WriteRows
+from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, WRITE_ROWS
 from ppojob_trainer.rpc.portions import PORTION_BYTES, portions
 from ppojob_trainer.rpc.wire import RequestId, encode
 
@@ -25,16 +27,21 @@ class RolloutStages:
         roles: the processes of the job.
         actor: owns the rows.
         scoring: says what they are worth.
+        tape: keeps them.
         portion_bytes: of what an owner is told at once of rows to write.
     """
 
     roles: Roles
     actor: RoleGroup
     scoring: Scoring
+    tape: RowTape
     portion_bytes: int = PORTION_BYTES
 
     def generate(self, batch: Batch, step: int) -> None:
         """Have the rows generated, each run of prompts on its owner; fills in lengths."""
+        if self.tape.is_replayed(batch, step):
+            self._load(batch, step)
+            return
         requests = [
             Generate(batch.purpose, step, first, batch.prompt_tokens(first, last), batch.samples)
             for first, last in batch.shares
@@ -45,14 +52,41 @@ class RolloutStages:
         batch.lengths = [length for answer in answers for length in answer.lengths]
         batch.truncated = [truncated for answer in answers for truncated in answer.truncated]
 
+    def _load(self, batch: Batch, step: int) -> None:
+        """Fill in all that is known of the rows; what is trained on them, ranks take up as well."""
+        self.tape.fill(batch, step)
+        if batch.purpose != "train":
+            return
+        folder, parts = self.tape.folder(batch, step), self.tape.parts(batch, step)
+        requests = [
+            LoadRows(folder, parts, first, last, batch.prompt_tokens(first, last), batch.samples)
+            for first, last in batch.shares
+        ]
+        id_ = RequestId(0, step, f"{batch.purpose}/load_rows")
+        self.roles.ask(self.actor, LOAD_ROWS, requests, id_, ranks=range(len(requests)))
+
     def score(self, batch: Batch, step: int) -> None:
         """Have the rows scored; fills in scores."""
-        self.scoring.score(batch, step)
+        if self.tape.has(batch, step):
+            self.tape.fill(batch, step)
+        else:
+            self.scoring.score(batch, step)
 
-    def write_rows(self, batch: Batch, step: int, folder: str) -> None:
+    def keep(self, batch: Batch, step: int) -> None:
+        """Put rows and scores on the disk, unless they are there."""
+        if not self.tape.has(batch, step):
+            folder = rows_folder(batch.purpose, step)
+            self.tape.keep(batch, step, self.write_rows(batch, step, folder))
+        elif self.tape.recording is not None:
+            self.tape.keep(batch, step, self.tape.copy(batch, step))
+
+    def write_rows(self, batch: Batch, step: int, folder: str) -> list[FileEntry]:
         """Have the owners write their rows as parts of a parquet folder, of one part each.
 
         An owner whose rows one request cannot describe writes several.
+
+        Returns:
+            The parts.
         """
         whole = WriteRows(
             purpose=batch.purpose,
@@ -67,14 +101,24 @@ class RolloutStages:
             value_kinds=batch.value_kinds(),
         )
         parts = [self._parts(whole, batch.samples, *share) for share in batch.shares]
+        # A controller that came back may have other scores than its predecessor, whose parts count
+        # as long as the journal does not say that all are there.
+        stage = f"{batch.purpose}/write_rows/{self.roles.caller.epoch}"
+        role, files = self.actor.name, list[FileEntry]()
         for index in range(max(map(len, parts))):
             owners = [owner for owner, own in enumerate(parts) if index < len(own)]
             requests = [
                 _part(whole, batch.samples, len(parts) * index + owner, *parts[owner][index])
                 for owner in owners
             ]
-            id_ = RequestId(0, step, f"{batch.purpose}/write_rows", index)
-            self.roles.ask(self.actor, WRITE_ROWS, requests, id_, ranks=owners)
+            id_ = RequestId(0, step, stage, index)
+            answers = self.roles.ask(self.actor, WRITE_ROWS, requests, id_, ranks=owners)
+            files += [
+                FileEntry(path=f.path, size_bytes=f.size, sha256=f.sha256, role=role, rank=owner)
+                for owner, answer in zip(owners, answers, strict=True)
+                for f in answer.files
+            ]
+        return files
 
     def _parts(
         self, whole: WriteRows, samples: int, first: int, last: int

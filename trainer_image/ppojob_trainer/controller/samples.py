@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppojob_trainer.controller.excerpt import excerpt
-from ppojob_trainer.controller.records import rows_folder
+from ppojob_trainer.controller.row_tape import rows_folder
 
 _log = logging.getLogger(__name__)
 _PART = re.compile(r"part-\d{5,}\.parquet")

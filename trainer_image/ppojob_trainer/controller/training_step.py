@@ -1,9 +1,9 @@
 """One step of the loop, in the order of the paper.
 
-generate -> score -> (old, reference log-probabilities, values) -> advantages -> update critic ->
-update policy -> sync weights. What a job does not need (a reference without KL, a critic without
-PPO, old log-probabilities when the step is one update) is decided when the step is built, never
-inside it.
+generate -> score -> keep the rows -> (old, reference log-probabilities, values) -> advantages ->
+update critic -> update policy -> sync weights. What a job does not need (a reference without KL, a
+critic without PPO, old log-probabilities when the step is one update) is decided when the step is
+built, never inside it.
 """
 
 from collections.abc import Callable
@@ -162,6 +162,8 @@ class TrainingStep:
             self.flow.place(batch, step)
         with timer("reward"):
             self.stages.score(batch, step)
+        with timer("write_rows"):
+            self.stages.keep(batch, step)
         before: dict[str, float] = {}
         for forward in self.passes:
             with timer(forward.timer):

@@ -1,6 +1,7 @@
 """Builds the loop of a job out of its parts: the one place where all of them are named."""
 
 import contextlib
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.evaluation import Evaluation
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Progress as Reporter
-from ppojob_trainer.controller.prompts import open_prompts
+from ppojob_trainer.controller.prompts import Prompts, open_prompts
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.roles import RoleGroup, Roles, role_group
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_flow import RowFlow
+from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
 from ppojob_trainer.controller.training_step import (
     ForwardPass,
@@ -66,7 +68,8 @@ def build_loop(
     order = PromptOrder(len(prompts.train), spec.data.seed or 0, shuffle=spec.data.shuffle)
     roles = _roles(environment, stop, stack)
     actor = roles.group("actorRollout")
-    stages = RolloutStages(roles, actor, _scoring(environment, roles, began))
+    tape = _tape(spec, journal, run_folder, store.settings, prompts)
+    stages = RolloutStages(roles, actor, _scoring(environment, roles, began), tape)
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
     records = Records(_sinks(spec, run_folder, shown, stack), run_folder)
     total_steps = steps_of_run(spec, len(prompts.train))
@@ -94,6 +97,7 @@ def build_loop(
             journal=journal,
             store=store,
             records=records,
+            tape=tape,
             run_folder=run_folder,
             fresh=_fresh(spec, prompts.train.digest, training),
             reporter=reporter,
@@ -117,11 +121,27 @@ def _reward_files(spec: PPOJobSpec) -> dict[str, str]:
     return found
 
 
+def _tape(
+    spec: PPOJobSpec, journal: Journal, run_folder: Path, settings: bytes, prompts: Prompts
+) -> RowTape:
+    """The tape, whose rows are those of these settings and of this data."""
+    decisive = hashlib.sha256(settings)
+    for dataset in (prompts.train, prompts.validation):
+        decisive.update(b"\0" if dataset is None else dataset.digest.encode())
+    recording = spec.rollout.replay
+    return RowTape(
+        journal=journal,
+        run_folder=run_folder,
+        settings=decisive.hexdigest(),
+        recording=None if recording is None else Path(recording).resolve(),
+    )
+
+
 def _scoring(environment: PodEnvironment, roles: Roles, began: float) -> Scoring:
     spec = environment.config.spec
     hosts = _hosts(environment, roles)
     model = None
-    if spec.reward_model is not None:
+    if "rewardModel" in hosts and spec.reward_model is not None:
         model = RewardModel(hosts["rewardModel"], spec.reward_model.weight, began)
     return Scoring(
         roles=roles,

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_trainer.rollout.no_engine import NoEngine
 from ppojob_trainer.rollout.protocol import RolloutEngine
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -29,6 +30,8 @@ def build_engine(
         device: Where to run.
         trust_remote_code: `spec.model.trustRemoteCode`.
     """
+    if rollout.replay is not None:
+        return NoEngine()
     max_model_tokens = rollout.max_model_tokens
     assert max_model_tokens is not None, "a run is resolved before it is started"
     if rollout.engine == "vllm":

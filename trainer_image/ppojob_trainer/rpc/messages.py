@@ -89,6 +89,26 @@ class Generated(msgspec.Struct, frozen=True):
     truncated: list[bool]
 
 
+class LoadRows(msgspec.Struct, frozen=True):
+    """Take up train rows that lie on the disk instead of generating them.
+
+    Attributes:
+        folder: of the step's rows, relative to the run folder, or of another run.
+        parts: its files.
+        first: position in the batch of the first of this rank's prompts.
+        last: one past the last.
+        prompts: this rank's share of the prompts, in the order of the batch.
+        samples: responses a prompt.
+    """
+
+    folder: str
+    parts: list[str]
+    first: int
+    last: int
+    prompts: list[PromptTokens]
+    samples: int
+
+
 class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
     """Which batch: of one life of the job, one step, one purpose."""
 

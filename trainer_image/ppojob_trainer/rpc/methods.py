@@ -22,6 +22,7 @@ from ppojob_trainer.rpc.messages import (
     Generated,
     Judge,
     Judged,
+    LoadRows,
     MoveColumns,
     MoveRows,
     OpenChannel,
@@ -80,6 +81,7 @@ START = Method("start", StartRanks, PodStatus, once=False)
 RESTORE = Method("restore", Restore, Nothing)
 SYNC_WEIGHTS = Method("sync_weights", SyncWeights, Nothing)
 GENERATE = Method("generate", Generate, Generated, limit_bytes=256 * MEBI)
+LOAD_ROWS = Method("load_rows", LoadRows, Nothing, limit_bytes=256 * MEBI)
 SEND_TEXTS = Method("send_texts", SendTexts, Nothing)
 PUT_TEXTS = Method(
     "put_texts", Texts, Nothing, callers=RANK_ROLES, limit_bytes=256 * MEBI, once=False
@@ -97,7 +99,7 @@ IDLE = Method("idle", Nothing, Nothing)
 """Nothing to do: done when all that was asked before is."""
 ADVANTAGES = Method("advantages", Advantages, Advantaged)
 UPDATE = Method("update", Update, PassStatistics)
-WRITE_ROWS = Method("write_rows", WriteRows, Nothing, limit_bytes=256 * MEBI)
+WRITE_ROWS = Method("write_rows", WriteRows, Saved, limit_bytes=256 * MEBI)
 SAVE_SHARDS = Method("save_shards", SaveShards, Saved)
 EXPORT_MODEL = Method("export_model", ExportModel, Nothing)
 
@@ -116,6 +118,7 @@ ACTOR_ROLLOUT_METHODS = (
     *MODEL_METHODS,
     SYNC_WEIGHTS,
     GENERATE,
+    LOAD_ROWS,
     SEND_TEXTS,
     PLACE_ROWS,
     ADVANTAGES,

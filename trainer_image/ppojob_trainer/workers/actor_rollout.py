@@ -12,11 +12,13 @@ import torch
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.checkpoint.export import accompany_export, export_model
+from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, RolloutEngine, SamplingParams, generate
 from ppojob_trainer.rollout.seeds import Purpose, sample_seed
 from ppojob_trainer.rollout.trajectory import Trajectory
+from ppojob_trainer.rows.row_files import read_tokens, write_part
 from ppojob_trainer.rpc import messages, methods
 from ppojob_trainer.rpc.client import Call, Caller, Peer
 from ppojob_trainer.rpc.portions import portions
@@ -28,7 +30,7 @@ from ppojob_trainer.workers.policy import Policy
 from ppojob_trainer.workers.reward_model import RewardModelStages
 from ppojob_trainer.workers.row_channels import batch_index
 from ppojob_trainer.workers.row_store import OwnedRows, own_rows
-from ppojob_trainer.workers.rows_file import rows_table, write_part
+from ppojob_trainer.workers.rows_file import rows_table, trajectories
 
 TRAIN = "train"
 
@@ -67,6 +69,7 @@ class ActorRolloutWorker:
             *(self.reward_model.routes() if self.reward_model else ()),
             Route(methods.SYNC_WEIGHTS, self._sync_weights),
             Route(methods.GENERATE, self._generate),
+            Route(methods.LOAD_ROWS, self._load_rows),
             Route(methods.SEND_TEXTS, self._send_texts),
             Route(methods.PLACE_ROWS, self._place_rows),
             Route(methods.ADVANTAGES, self._advantages),
@@ -96,6 +99,13 @@ class ActorRolloutWorker:
         self._rows[request.purpose] = rows
         return messages.Generated(rows.experience.lengths.tolist(), rows.truncated)
 
+    def _load_rows(self, request: messages.LoadRows) -> Nothing:
+        first, last = (p * request.samples for p in (request.first, request.last))
+        parts = [self.run_folder / request.folder / part for part in request.parts]
+        rows = trajectories(read_tokens(parts, first, last))
+        self._rows[TRAIN] = own_rows(request.first, request.prompts, request.samples, rows)
+        return Nothing()
+
     def _sampling(self, purpose: str) -> SamplingParams:
         rollout = self.spec.rollout
         chosen = rollout if purpose == TRAIN else rollout.validation
@@ -112,7 +122,7 @@ class ActorRolloutWorker:
         batch = request.batch
         rows = self._rows[batch.purpose]
         owned = range(request.first - rows.first_row, request.last - rows.first_row)
-        texts = [self.chat.decode(rows.response(row)) for row in owned]
+        texts = [self.chat.decode(rows.response(row)[0]) for row in owned]
         peer = Peer(f"{request.role} rank", request.host, request.port, request.role)
         for first, last in portions([len(text.encode()) for text in texts]):
             row = request.first + first
@@ -128,10 +138,10 @@ class ActorRolloutWorker:
     def _advantages(self, request: messages.Advantages) -> messages.Advantaged:
         return add_advantages(self.spec, self.stages.rows, request.scores, request.kl_coefficient)
 
-    def _write_rows(self, request: messages.WriteRows) -> Nothing:
+    def _write_rows(self, request: messages.WriteRows) -> messages.Saved:
         table = rows_table(self._rows[request.purpose], request, self.chat)
-        write_part(self.run_folder / request.folder, request.part, table)
-        return Nothing()
+        path = write_part(self.run_folder / request.folder, request.part, table)
+        return messages.Saved([messages.SavedFile(path.name, *sha256_of(path))])
 
     def _export_model(self, request: messages.ExportModel) -> Nothing:
         model = self.spec.model

@@ -22,6 +22,7 @@ class OwnedRows:
         prompt_ids: (prompts,) their numbers in the data.
         samples: rows a prompt; row `p * samples + s` is sample `s` of prompt `p` of these.
         experience: tokens, masks and log-probabilities.
+        segments: (rows,) tokens and policy version of each segment; None for those that were given.
         truncated: (rows,) whether the response ran into the limit.
     """
 
@@ -30,12 +31,14 @@ class OwnedRows:
     samples: int
     experience: Experience
     truncated: list[bool]
+    segments: list[list[tuple[int, int | None]]]
 
-    def response(self, row: int) -> list[int]:
-        """The token ids of one response."""
-        first, last = self.experience.offsets[row : row + 2].tolist()
-        tokens: list[int] = self.experience.response_tokens[first:last].tolist()
-        return tokens
+    def response(self, row: int) -> tuple[list[int], list[float]]:
+        """The token ids of one response, and what they were drawn with."""
+        place = slice(*self.experience.offsets[row : row + 2].tolist())
+        columns = self.experience.response_tokens, self.experience.rollout_logprobs
+        tokens, logprobs = (column[place].tolist() for column in columns)
+        return tokens, logprobs
 
     @property
     def first_row(self) -> int:
@@ -80,4 +83,5 @@ def own_rows(
         samples=samples,
         experience=experience,
         truncated=[trajectory.finish_reason == "length" for trajectory in trajectories],
+        segments=[[(len(s.tokens), s.policy_version) for s in t.segments] for t in trajectories],
     )

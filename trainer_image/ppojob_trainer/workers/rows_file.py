@@ -1,40 +1,17 @@
-"""Rows as a part of a parquet folder: what people look at after a step, and scripts read."""
+"""The rows of a rank as a table for the disk, and back."""
 
 import json
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from ppojob_trainer import durable
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.json_value import plain_text
+from ppojob_trainer.rollout.trajectory import Segment, Trajectory
+from ppojob_trainer.rows.row_files import SCHEMA
 from ppojob_trainer.rpc.messages import WriteRows
 from ppojob_trainer.workers.row_store import OwnedRows
 
-ROWS_POINT = durable.point("rows.part", *durable.FILE_ACTS)
-
-SCHEMA = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("row", pa.int64()),
-        ("prompt_id", pa.int64()),
-        ("sample", pa.int32()),
-        ("data_source", pa.string()),
-        ("prompt", pa.string()),
-        ("response", pa.string()),
-        ("ground_truth", pa.string()),
-        ("score", pa.float64()),
-        ("prompt_tokens", pa.int32()),
-        ("response_tokens", pa.int32()),
-        ("truncated", pa.bool_()),
-    ]
-)
-"""Columns of every part; a `ground_truth` that is no text is JSON, and null where there is none.
-
-Behind them stands one for each further value of the reward functions.
-"""
 _TYPES: Final = {"number": pa.float64(), "text": pa.string()}
 _OF_REWARDS: Final = "reward_extra/"
 """Before a value whose name is a column's already."""
@@ -55,7 +32,7 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
         for sample in range(rows.samples):
             told = position * rows.samples + sample
             row = begin * rows.samples + told
-            response = rows.response(row)
+            response, logprobs = rows.response(row)
             values = json.loads(request.extras[told])
             records.append(
                 {
@@ -71,20 +48,39 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                     "prompt_tokens": len(tokens),
                     "response_tokens": len(response),
                     "truncated": rows.truncated[row],
+                    "response_ids": response,
+                    "rollout_logprobs": logprobs,
+                    "segments": [{"tokens": n, "version": v} for n, v in rows.segments[row]],
+                    "reward_values": request.extras[told].decode(),
                     **{columns[name].name: _cell(columns[name], values[name]) for name in values},
                 }
             )
     return pa.Table.from_pylist(records, schema=pa.schema([*SCHEMA, *columns.values()]))
 
 
+def trajectories(columns: dict[str, list[Any]]) -> list[Trajectory]:
+    """Rows that `row_files.read_tokens` gave, as they were generated."""
+    return [
+        Trajectory(tuple(_segments(ids, logprobs, segments)), "length" if truncated else "stop")
+        for truncated, ids, logprobs, segments in zip(
+            columns["truncated"],
+            columns["response_ids"],
+            columns["rollout_logprobs"],
+            columns["segments"],
+            strict=True,
+        )
+    ]
+
+
+def _segments(ids: list[int], logprobs: list[float], spans: list[dict[str, Any]]) -> list[Segment]:
+    found, start = [], 0
+    for span in spans:
+        part = slice(start, start + span["tokens"])
+        start = part.stop
+        drawn = () if span["version"] is None else tuple(logprobs[part])
+        found.append(Segment(tuple(ids[part]), drawn, span["version"]))
+    return found
+
+
 def _cell(column: pa.Field, value: float | str) -> float | str:
     return plain_text(value) if pa.types.is_string(column.type) else value
-
-
-def write_part(folder: Path, part: int, table: pa.Table) -> None:
-    """Write a part; one that is written again has the same content and replaces the old one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    name = f"part-{part:05d}.parquet"
-    durable.write_file(folder / name, sink.getvalue().to_pybytes(), ROWS_POINT)

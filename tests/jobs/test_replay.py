@@ -1,0 +1,96 @@
+"""Rows are kept before anything is trained on them, so nobody has to make them a second time.
+
+The reward function of these jobs never says the same twice, as an LLM that is asked over a network.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import job_points
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+JUDGE = """
+import random, time
+
+def judge(data_source, solution_str, ground_truth, extra_info):
+    with open({calls!r}, "a") as calls:
+        calls.write("x")
+    return {{"score": random.random(), "seconds": time.time()}}
+"""
+ROWS = 3 * 8 + 6 * 16
+"""Of the validations before the first step and behind steps 3 and 6, and of six steps."""
+KILLED = {
+    "ranks, controller and reward functions, one after the other": (
+        "rpc.score.answer.after@3=kill",  # the reward rank forgets what it has said
+        "controller.step.computed@3=kill",
+        "rpc.update.answer.before@9=kill",  # no commit yet: back to the beginning
+        "rpc.load_rows.answer.after@1=kill",
+        "rpc.load_rows.answer.before@2=kill",
+        "journal.write.after@16=kill",
+    ),
+    "everything at once": ("rpc.update.answer.after@8=kill_group",),
+}
+
+
+@pytest.fixture
+def judged(tiny_job: Callable[..., Path], tmp_path: Path) -> Path:
+    source = tmp_path / "judge.py"
+    source.write_text(JUDGE.format(calls=str(tmp_path / "calls")))
+    return tiny_job(
+        rewards=[{"function": "judge", "source": {"path": str(source)}}],
+        steps={"total": 6, "validateFirst": True, "validateEvery": 3},
+        checkpoint={"every": None},
+        recovery={"restartsWithoutProgress": 100},
+    )
+
+
+def replayed(start: Callable[..., object], job: Path, of: Path, output: Path, *more: str) -> object:
+    return start(job, output, options=("--replay", str(of), *more))
+
+
+@pytest.mark.parametrize("points", KILLED.values(), ids=KILLED)
+def test_killed_anywhere_every_row_is_scored_once_and_a_replay_gives_the_same(
+    points, start, judged: Path, tmp_path: Path
+):
+    output, once = tmp_path / "run", tmp_path / "once"
+    run = start(judged, output, **job_points.armed(once, *points))
+    if "kill_group" in points[0]:
+        assert run.wait() == 3
+        run_folders.wait_until_gone(output)
+        run = start(judged, output)
+    assert run.wait() == 0, run.logs()
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert len((tmp_path / "calls").read_text()) == ROWS
+    scores = pq.read_table(output / "rollouts" / "step-000003.parquet")["score"].to_pylist()
+    assert len(set(scores)) == 16
+    told = {line["step"]: line for line in run_folders.metrics(output)}[3]
+    assert told["critic/score/mean"] == pytest.approx(sum(scores) / 16, rel=1e-12)
+
+    again = tmp_path / "again"
+    second = replayed(start, judged, output, again)
+    assert second.wait() == 0, second.logs()
+    assert run_folders.result(again) == run_folders.result(output)
+    assert len((tmp_path / "calls").read_text()) == ROWS
+    assert not any("reward" in line for line in second.lines if line.startswith("starting"))
+
+
+def test_a_recording_that_does_not_fit_is_refused(start, judged: Path, tmp_path: Path):
+    output = tmp_path / "run"
+    short = ("--set", "spec.steps.total=1", "--set", "spec.steps.validateEvery=1")
+    assert start(judged, output, options=short).wait() == 0
+    nowhere = replayed(start, judged, tmp_path / "nowhere", tmp_path / "a")
+    assert nowhere.wait() == 2
+    assert nowhere.lines[-1] == (
+        f'spec.rollout.replay: got "{tmp_path / "nowhere"}": there is no run in it; the run folder '
+        "of a job that has done a step"
+    )
+    other = replayed(start, judged, output, tmp_path / "b", "--set", "spec.data.seed=5")
+    assert other.wait() == 2
+    assert "its rows answer other prompts than this job has in that step" in other.lines[-1]
+    longer = replayed(start, judged, output, tmp_path / "c")
+    assert longer.wait() == 2
+    assert "it has no train rows of step 2" in longer.lines[-1]

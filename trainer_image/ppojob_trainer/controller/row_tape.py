@@ -1,0 +1,229 @@
+"""The row tape: batches that are generated and scored once, whatever is lost afterwards.
+
+The rows of a batch and their scores are on the disk, and the journal says so, before anything is
+trained on them. A job that goes back to a commit takes the steps behind it from there: no engine,
+tool, judge or reward function is asked again, so it ends as the undisturbed run however random
+those are. Another run may be trained on the whole tape of a run (`spec.rollout.replay`).
+"""
+
+import logging
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER
+from ppojob_trainer import durable
+from ppojob_trainer.checkpoint.files import FileEntry, check_content
+from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, Rewound, RowsKept
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.errors import ConfigError, DamagedCommit
+from ppojob_trainer.rows.row_files import ROWS_POINT, read_verdicts
+from ppojob_trainer.rpc.messages import RowScore
+
+_log = logging.getLogger(__name__)
+
+ROW_FOLDERS = {"train": "rollouts", "validation": "validation"}
+
+BatchKey = tuple[str, int]
+"""Purpose and step."""
+
+
+def rows_folder(purpose: str, step: int) -> str:
+    """Folder of a batch's rows, relative to the run folder."""
+    return f"{ROW_FOLDERS[purpose]}/step-{step:06d}.parquet"
+
+
+@dataclass(frozen=True)
+class Tape:
+    """What a journal says of the rows of its run.
+
+    Attributes:
+        kept: batches that are on the disk.
+        before: those of them that were there when the job last went back to a commit, from the
+            commit on without a gap: the ranks of today have never had them.
+    """
+
+    kept: dict[BatchKey, RowsKept]
+    before: dict[BatchKey, RowsKept]
+
+
+def read_tape(events: Iterable[Event], settings: str | None) -> Tape:
+    """Fold a journal.
+
+    Args:
+        events: oldest first.
+        settings: rows kept under others do not count; None for those of any.
+    """
+    kept: dict[BatchKey, RowsKept] = {}
+    before: dict[BatchKey, RowsKept] = {}
+    for event in events:
+        match event:
+            case RowsKept(purpose=purpose, step=step):
+                if purpose == "train":
+                    # What follows a step that was generated anew was drawn by other weights.
+                    kept, before = (
+                        {key: rows for key, rows in known.items() if key[1] < step}
+                        for known in (kept, before)
+                    )
+                if settings in (None, event.settings):
+                    kept[purpose, step] = event
+            case Rewound():
+                before = _without_gap(kept, event.to_step)
+            case _:
+                pass
+    return Tape(kept, before)
+
+
+def _without_gap(kept: dict[BatchKey, RowsKept], step: int) -> dict[BatchKey, RowsKept]:
+    """The batches behind a step, until one was not kept."""
+    last = step
+    while ("train", last + 1) in kept:
+        last += 1
+    return {
+        (purpose, of_step): rows
+        for (purpose, of_step), rows in kept.items()
+        if step < of_step <= last or (purpose == "validation" and of_step == step)
+    }
+
+
+@dataclass
+class RowTape:
+    """The tape of a job.
+
+    Attributes:
+        journal: of this run.
+        run_folder: where its rows are.
+        settings: digest of what decides rows.
+        recording: absolute folder of the run whose rows are trained on again; None where they are
+            generated.
+    """
+
+    journal: Journal
+    run_folder: Path
+    settings: str
+    recording: Path | None = None
+    _tape: Tape = field(default_factory=lambda: Tape({}, {}))
+
+    def read(self) -> None:
+        """Take up what the journal says now: at a controller's start, and behind a rewind.
+
+        Raises:
+            ConfigError: the recording has no rows.
+        """
+        if self.recording is None:
+            tape = read_tape(self.journal.read(), self.settings)
+            whole = self._whole(tape.before)
+            gone = tape.before.keys() - whole.keys()
+            self._tape = Tape({k: r for k, r in tape.kept.items() if k not in gone}, whole)
+            return
+        events = Journal(self.recording / CHECKPOINTS_FOLDER / JOURNAL_NAME).read()
+        kept = read_tape(events, None).kept
+        if not kept:
+            raise ConfigError(
+                f"spec.rollout.replay: got {str(self.recording)!r}: its journal knows no rows; "
+                "the folder of a run that has done a step"
+            )
+        self._tape = Tape(kept, kept)
+
+    def is_replayed(self, batch: Batch, step: int) -> bool:
+        """Whether the ranks take the rows of a batch from the disk instead of generating them.
+
+        Raises:
+            ConfigError: the recording does not have the batch.
+        """
+        if (batch.purpose, step) in self._tape.before:
+            return True
+        if self.recording is not None:
+            raise ConfigError(
+                f"spec.rollout.replay: got {str(self.recording)!r}: it has no {batch.purpose} rows "
+                f"of step {step}; a run of as many steps, validated as often"
+            )
+        return False
+
+    def has(self, batch: Batch, step: int) -> bool:
+        """Whether rows and scores of a batch are on the disk."""
+        return (batch.purpose, step) in self._tape.kept
+
+    def folder(self, batch: Batch, step: int) -> str:
+        """Where the tape has the rows of a batch, relative to the run folder or absolute."""
+        folder = rows_folder(batch.purpose, step)
+        return folder if self.recording is None else str(self.recording / folder)
+
+    def parts(self, batch: Batch, step: int) -> list[str]:
+        """The files in that folder."""
+        return [entry.path for entry in self._tape.kept[batch.purpose, step].files]
+
+    def fill(self, batch: Batch, step: int) -> None:
+        """Fill in lengths and scores of a batch that is on the disk.
+
+        Raises:
+            DamagedCommit: a file is not what was written.
+            ConfigError: the rows answer other prompts than the batch has.
+        """
+        folder = self.run_folder / self.folder(batch, step)
+        entries = self._tape.kept[batch.purpose, step].files
+        for entry in entries:
+            check_content(folder, entry)
+        try:
+            found = read_verdicts(folder / entry.path for entry in entries)
+        except (OSError, pa.ArrowException) as error:
+            raise DamagedCommit(folder.name, f"cannot be read: {error}") from error
+        prompts = [batch.prompt_of(row).index for row in range(batch.num_rows)]
+        if found.prompt_ids != prompts:
+            raise ConfigError(
+                f"spec.rollout.replay: got {str(folder)!r}: its rows answer other prompts than "
+                "this job has in that step; a run of the same data, seed and batch size"
+            )
+        batch.lengths, batch.truncated = found.lengths, found.truncated
+        batch.take_scores(
+            [
+                RowScore(row, score, values)
+                for row, (score, values) in enumerate(zip(found.scores, found.values, strict=True))
+            ]
+        )
+
+    def keep(self, batch: Batch, step: int, files: Iterable[FileEntry]) -> None:
+        """Say that a batch is on the disk; nothing is trained on it before."""
+        rows = RowsKept(
+            time=time.time(),
+            purpose=batch.purpose,
+            step=step,
+            settings=self.settings,
+            files=tuple(files),
+        )
+        self.journal.append(rows)
+        if self.recording is None:
+            self._tape.kept[batch.purpose, step] = rows
+
+    def copy(self, batch: Batch, step: int) -> tuple[FileEntry, ...]:
+        """Take the rows of a batch over from the recording into this run."""
+        files = self._tape.kept[batch.purpose, step].files
+        source = self.run_folder / self.folder(batch, step)
+        target = self.run_folder / rows_folder(batch.purpose, step)
+        target.mkdir(parents=True, exist_ok=True)
+        for entry in files:
+            content = (source / entry.path).read_bytes()
+            durable.write_file(target / entry.path, content, ROWS_POINT)
+        return files
+
+    @property
+    def replayed(self) -> Collection[BatchKey]:
+        """The batches that will be taken from the disk of this run."""
+        return () if self.recording else self._tape.before.keys()
+
+    def _whole(self, before: dict[BatchKey, RowsKept]) -> dict[BatchKey, RowsKept]:
+        """Those before the first whose files are not what was written."""
+        damaged = None
+        for (purpose, step), rows in sorted(before.items(), key=lambda item: item[0][1]):
+            folder = self.run_folder / rows_folder(purpose, step)
+            try:
+                for entry in rows.files:
+                    check_content(folder, entry)
+            except DamagedCommit as damage:
+                _log.warning("%s: generated again from step %d on", damage, step)
+                damaged = step
+                break
+        return {key: rows for key, rows in before.items() if damaged is None or key[1] < damaged}

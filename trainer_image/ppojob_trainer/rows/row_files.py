@@ -1,0 +1,122 @@
+"""Rows on the disk: a parquet folder a step, which people read, and of which a step is done again.
+
+A folder holds all that was generated and said of the rows, so whoever reads it back needs neither
+rollout engine nor reward function: token ids, what the sampler drew them with, where they come from
+and every score.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ppojob_trainer import durable
+
+ROWS_POINT = durable.point("rows.part", *durable.FILE_ACTS)
+
+SCHEMA: Final = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("row", pa.int64()),
+        ("prompt_id", pa.int64()),
+        ("sample", pa.int32()),
+        ("data_source", pa.string()),
+        ("prompt", pa.string()),
+        ("response", pa.string()),
+        ("ground_truth", pa.string()),
+        ("score", pa.float64()),
+        ("prompt_tokens", pa.int32()),
+        ("response_tokens", pa.int32()),
+        ("truncated", pa.bool_()),
+        ("response_ids", pa.list_(pa.int32())),
+        ("rollout_logprobs", pa.list_(pa.float32())),
+        ("segments", pa.list_(pa.struct([("tokens", pa.int32()), ("version", pa.int32())]))),
+        ("reward_values", pa.string()),
+    ]
+)
+"""Columns of every part. A `ground_truth` that is no text is JSON, and null where there is none.
+
+`segments` says which tokens of a response belong together: `version` is that of the weights that
+drew them, and null where they were given (by a tool, say) and are not trained. `reward_values` is
+the JSON object of what the scorers said beside the score; behind these columns stands one for each
+of its values.
+"""
+
+_VERDICT: Final = ("row", "prompt_id", "score", "response_tokens", "truncated", "reward_values")
+_TOKENS: Final = ("row", "truncated", "response_ids", "rollout_logprobs", "segments")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What the loop has to know of rows that are read back, in row order.
+
+    Attributes:
+        prompt_ids: (rows,) number of each row's prompt in the data.
+        lengths: (rows,) response tokens.
+        truncated: (rows,) whether the response ran into the limit.
+        scores: (rows,).
+        values: (rows,) JSON objects.
+    """
+
+    prompt_ids: list[int]
+    lengths: list[int]
+    truncated: list[bool]
+    scores: list[float]
+    values: list[bytes]
+
+
+def write_part(folder: Path, part: int, table: pa.Table) -> Path:
+    """Write a part; one that is written again replaces the old one.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    path = folder / f"part-{part:05d}.parquet"
+    durable.write_file(path, sink.getvalue().to_pybytes(), ROWS_POINT)
+    return path
+
+
+def read_verdicts(parts: Iterable[Path]) -> Verdicts:
+    """All rows of a step without their tokens.
+
+    Raises:
+        OSError, pyarrow.ArrowException: a part cannot be read.
+    """
+    columns = _read(parts, _VERDICT).to_pydict()
+    return Verdicts(
+        prompt_ids=columns["prompt_id"],
+        lengths=columns["response_tokens"],
+        truncated=columns["truncated"],
+        scores=columns["score"],
+        values=[text.encode() for text in columns["reward_values"]],
+    )
+
+
+def read_tokens(parts: Iterable[Path], first: int, last: int) -> dict[str, list[Any]]:
+    """The columns of rows `[first, last)` that a rank owns them by, in row order.
+
+    Returns:
+        `truncated`, `response_ids`, `rollout_logprobs` and `segments`, a list of entries each.
+
+    Raises:
+        OSError, pyarrow.ArrowException: a part cannot be read.
+    """
+    columns: dict[str, list[Any]] = _read(parts, _TOKENS, first, last).to_pydict()
+    return columns
+
+
+def _read(
+    parts: Iterable[Path], columns: Sequence[str], first: int = 0, last: int | None = None
+) -> pa.Table:
+    wanted = [("row", ">=", first)] + ([] if last is None else [("row", "<", last)])
+    tables = [
+        pq.read_table(part, columns=list(columns), filters=wanted, use_threads=False)
+        for part in parts
+    ]
+    return pa.concat_tables(tables).sort_by("row")
