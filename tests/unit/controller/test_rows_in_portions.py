@@ -13,7 +13,7 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import Scoring
-from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rollout.protocol import Finished
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory

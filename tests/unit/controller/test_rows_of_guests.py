@@ -14,7 +14,7 @@ from ppojob_api import contract
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.row_flow import RowFlow
-from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
-from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RoleLost
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rpc.client import Call, Peer

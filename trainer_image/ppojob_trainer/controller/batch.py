@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.rpc.messages import (
     JudgeItem,
     PromptTokens,

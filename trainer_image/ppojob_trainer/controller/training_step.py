@@ -15,7 +15,7 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_flow import RowFlow
-from ppojob_trainer.data.dataset import PromptRow
+from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.messages import Advantaged, Advantages, Forward, SyncWeights, Update

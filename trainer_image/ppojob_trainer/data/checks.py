@@ -55,16 +55,13 @@ def check_files(
             spec, chat, rewards, max_rows=spec.max_validation_rows, with_keys=True
         ).scan(spec.validation)
     errors = train.errors.lines() + validation.errors.lines()
-    if not train.errors and len(train.kept) < prompts_per_step:
-        errors.append(str(_too_few(len(train.kept), prompts_per_step)))
+    if not train.errors and train.kept < prompts_per_step:
+        errors.append(str(_too_few(train.kept, prompts_per_step)))
     warnings = train.warnings.lines() + validation.warnings.lines()
     for scan in (train, validation):
         warnings += [str(problem) for problem in _duplicates(scan)]
     warnings += [str(problem) for problem in _overlaps(train, validation)]
-    report = DataReport(errors, warnings, len(train.kept))
-    train.close()
-    validation.close()
-    return report
+    return DataReport(errors, warnings, train.kept)
 
 
 def unusable_files(spec: DataSpec) -> list[str]:

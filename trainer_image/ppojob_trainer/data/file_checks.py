@@ -13,13 +13,8 @@ from ppojob_trainer.data.parquet_rows import ParquetRows
 from ppojob_trainer.data.problems import DataProblem, DataReason
 from ppojob_trainer.data.row_file import RowFile
 
-MAX_COLUMNS = 10_000
-MAX_FOOTER_BYTES = 64 * 1024 * 1024
-MAX_CHUNK_BYTES = 1 << 30
 _LISTED_COLUMNS = 20
 _MAGIC = b"PAR1"
-_ENCRYPTED_MAGIC = b"PARE"
-_SIGNATURE_BYTES = 12 + 16
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _REWRITE = "a parquet file; write it again"
 
@@ -102,8 +97,6 @@ def _open_parquet(path: str) -> pq.ParquetFile | DataProblem:
         head = file.read(8)
         file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
         tail = file.read(8)
-    if tail[-4:] == _ENCRYPTED_MAGIC:
-        return _encrypted(path, "an encrypted file")
     if head[:4] != _MAGIC or tail[-4:] != _MAGIC:
         why = "no parquet file" if head[:4] != _MAGIC else "the end of the file is missing"
         return DataProblem(
@@ -113,17 +106,8 @@ def _open_parquet(path: str) -> pq.ParquetFile | DataProblem:
             "a parquet file, or format: jsonl",
             DataReason.NOT_PARQUET,
         )
-    footer = int.from_bytes(tail[:4], "little")
-    if footer > MAX_FOOTER_BYTES:
-        return DataProblem(
-            path,
-            f"a footer of {footer} bytes",
-            "too many columns or row groups to be data",
-            f"at most {MAX_FOOTER_BYTES} bytes",
-            DataReason.TOO_LARGE,
-        )
     try:
-        opened = pq.ParquetFile(
+        return pq.ParquetFile(
             path,
             buffer_size=1 << 20,
             pre_buffer=False,
@@ -134,30 +118,12 @@ def _open_parquet(path: str) -> pq.ParquetFile | DataProblem:
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         return DataProblem(path, "a damaged footer", reason, _REWRITE, DataReason.NOT_PARQUET)
-    # Behind a footer that can be read, a signature tells of columns that cannot, and a question
-    # about one of those would end the process.
-    if footer == opened.metadata.serialized_size + _SIGNATURE_BYTES:
-        opened.close()
-        return _encrypted(path, "encrypted columns")
-    return opened
-
-
-def _encrypted(path: str, got: str) -> DataProblem:
-    return DataProblem(path, got, "no keys are known", _REWRITE, DataReason.NOT_PARQUET)
 
 
 def _parquet_problem(
     path: str, file: pq.ParquetFile, columns: tuple[str, ...]
 ) -> DataProblem | None:
     facts = file.metadata
-    if facts.num_columns > MAX_COLUMNS:
-        return DataProblem(
-            path,
-            f"{facts.num_columns} columns",
-            "not a table of prompts",
-            f"at most {MAX_COLUMNS}",
-            DataReason.TOO_LARGE,
-        )
     if facts.num_rows == 0:
         return DataProblem(
             path,
@@ -168,31 +134,15 @@ def _parquet_problem(
         )
     found = file.schema_arrow.names
     repeated = next((name for name in columns if found.count(name) > 1), None)
-    if repeated is not None:
-        return DataProblem(
+    if repeated is None:
+        return None
+    return DataProblem(
             f"{path}:{repeated}",
             f"{found.count(repeated)} columns of this name",
             "which of them is meant cannot be told",
             "each name once",
             DataReason.SCHEMA_MISMATCH,
         )
-    return _large_chunk(path, facts, columns)
-
-
-def _large_chunk(path: str, facts: pq.FileMetaData, columns: tuple[str, ...]) -> DataProblem | None:
-    for group in range(facts.num_row_groups):
-        for position in range(facts.num_columns):
-            chunk = facts.row_group(group).column(position)
-            name = chunk.path_in_schema.partition(".")[0]
-            if name in columns and chunk.total_uncompressed_size > MAX_CHUNK_BYTES:
-                return DataProblem(
-                    f"{path}:row group {group}:{name}",
-                    f"{chunk.total_uncompressed_size} bytes",
-                    "too much to decode at one time",
-                    "smaller row groups, such as of 1000 rows",
-                    DataReason.TOO_LARGE,
-                )
-    return None
 
 
 def _missing_column(

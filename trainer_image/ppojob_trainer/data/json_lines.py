@@ -1,7 +1,5 @@
-"""JSON lines: one object a line, found again by its offset."""
+"""JSON lines: one object a line."""
 
-import os
-from array import array
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -14,7 +12,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class JsonLines:
-    """A JSON-lines file. Keeps eight bytes a row.
+    """A JSON-lines file.
 
     Args:
         path: the file, in UTF-8 without a byte order mark.
@@ -23,7 +21,7 @@ class JsonLines:
     def __init__(self, path: str) -> None:
         self._path = path
         self._file: BinaryIO = open(path, "rb")  # noqa: SIM115  closed by close()
-        self._offsets = array("q", [0])
+        self._num_rows = 0
 
     @property
     def path(self) -> str:
@@ -33,15 +31,13 @@ class JsonLines:
     @property
     def num_rows(self) -> int:
         """Number of lines, after the pass over ``rows``."""
-        return len(self._offsets) - 1
+        return self._num_rows
 
     def rows(self) -> Iterator[Row | BadRow]:
-        """Yield every line's object in order; remembers where each begins."""
-        self._offsets = array("q", [0])
-        self._file.seek(0)
+        """Yield every line's object in order."""
         while line := self._file.readline(MAX_CELL_BYTES + 1):
-            number = self.num_rows
-            self._offsets.append(self._offsets[-1] + len(line))
+            number = self._num_rows
+            self._num_rows += 1
             if len(line) > MAX_CELL_BYTES:
                 yield BadRow(
                     self.place(number),
@@ -54,11 +50,6 @@ class JsonLines:
                 yield self._parse(number, line)
             except BadRow as bad:
                 yield bad
-
-    def read(self, number: int) -> Row:
-        """Read one line by its offset."""
-        begin, end = self._offsets[number], self._offsets[number + 1]
-        return self._parse(number, os.pread(self._file.fileno(), end - begin, begin))
 
     def place(self, number: int) -> str:
         """``file:line``, counted from 1."""

@@ -59,10 +59,7 @@ class BadRow(PPOJobError):  # noqa: N818  the row is bad
 
 
 class RowFile(Protocol):
-    """One open file: read once from the front, then row by row in any order.
-
-    Neither keeps more than a few megabytes in memory, whatever the size of the file.
-    """
+    """One open file, read once from the front, a few megabytes of it in memory at a time."""
 
     @property
     def path(self) -> str:
@@ -76,14 +73,6 @@ class RowFile(Protocol):
 
     def rows(self) -> Iterator[Row | BadRow]:
         """Yield every row in order, with what cannot be read in its place."""
-        ...
-
-    def read(self, number: int) -> Row:
-        """Read one row.
-
-        Raises:
-            BadRow: the file is no longer what it was.
-        """
         ...
 
     def place(self, number: int) -> str:

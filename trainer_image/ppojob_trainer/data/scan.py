@@ -1,4 +1,4 @@
-"""The one pass over the data at the start: check every row, tokenise it, remember which to keep."""
+"""The one pass over the data at the start: check every row, tokenise it, keep it."""
 
 import hashlib
 import itertools
@@ -12,6 +12,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.columns import BadCell, Cells, ColumnNames, read_cells
 from ppojob_trainer.data.file_checks import extension_columns, open_row_file
 from ppojob_trainer.data.problems import DataProblem, DataReason, Findings
+from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
 from ppojob_trainer.data.row_file import BadRow, RowFile
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.json_value import Json
@@ -38,9 +39,9 @@ class Scan:
     """What one pass found.
 
     Attributes:
-        files: open, in order.
+        files: in order.
         digests: SHA-256 of each file's bytes, in hex.
-        kept: numbers, over all files, of the rows to draw from.
+        kept: rows to draw from.
         total: rows seen.
         dropped: rows left out as too long.
         prompt_kind: "text" or "messages", as the first readable row has it.
@@ -54,7 +55,7 @@ class Scan:
 
     files: list[RowFile] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
-    kept: "array[int]" = field(default_factory=lambda: array("q"))
+    kept: int = 0
     total: int = 0
     dropped: int = 0
     errors: Findings = field(default_factory=Findings)
@@ -72,11 +73,6 @@ class Scan:
                 return file.place(number)
             number -= file.num_rows
         raise IndexError(number)
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in self.files:
-            file.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +95,7 @@ class Scanner:
         rewards: what the reward side can score; None for no check (a custom function).
         max_rows: only the first rows; None for all.
         with_keys: also collect keys that find duplicates.
+        store: takes the rows to draw from; None where nobody will.
     """
 
     spec: DataSpec
@@ -106,9 +103,14 @@ class Scanner:
     rewards: RewardChecks | None = None
     max_rows: int | None = None
     with_keys: bool = False
+    store: PromptStore | None = None
 
     def scan(self, files: Sequence[DataFile]) -> Scan:
-        """Read every row once. Files stay open; nothing of a row is kept but its number."""
+        """Read every row once.
+
+        Raises:
+            StorageError: the store has no room.
+        """
         scan = Scan()
         control = self.chat.control_tokens
         try:
@@ -117,6 +119,9 @@ class Scanner:
                 self._take(scan, batch, control)
         except BadChatTemplate as error:
             self._add_template_error(scan, error)
+        finally:
+            for file in scan.files:
+                file.close()
         if not scan.errors and not scan.kept:
             scan.errors.add(self._nothing_left(scan))
         elif scan.dropped:
@@ -183,7 +188,14 @@ class Scanner:
             if isinstance(ids, BadChatTemplate):
                 self._add_refusal(scan, candidate, ids)
             elif self._keeps(scan, candidate, len(ids)):
-                scan.kept.append(candidate.number)
+                self._keep(scan, candidate.cells, ids)
+
+    def _keep(self, scan: Scan, cells: Cells, ids: list[int]) -> None:
+        if self.store is not None:
+            cut = truncate(ids, self.spec.max_prompt_tokens, self.spec.overlong_prompts)
+            told = cells.prompt, cells.data_source, cells.ground_truth, cells.extra_info
+            self.store.append(PromptRow(scan.kept, cut, *told))
+        scan.kept += 1
 
     def _keeps(self, scan: Scan, candidate: _Candidate, length: int) -> bool:
         limit = self.spec.max_prompt_tokens
@@ -313,6 +325,26 @@ class Scanner:
             "fine where it is meant",
             DataReason.OVERLONG_PROMPT,
         )
+
+
+def truncate(ids: Sequence[int], limit: int, policy: str) -> tuple[int, ...]:
+    """Cut a prompt to ``limit`` tokens, as verl's ``data.truncation`` does.
+
+    Args:
+        ids: token ids.
+        limit: length after the cut.
+        policy: ``truncate_left`` drops the beginning, ``truncate_right`` the end,
+            ``truncate_middle`` keeps ``limit // 2`` from the beginning and the rest from the end.
+    """
+    if len(ids) <= limit:
+        return tuple(ids)
+    cut = {
+        "truncate_left": (0, limit),
+        "truncate_right": (limit, 0),
+        "truncate_middle": (limit // 2, limit - limit // 2),
+    }
+    head, tail = cut[policy]
+    return (*ids[:head], *ids[len(ids) - tail :])
 
 
 def file_digest(path: str) -> str:

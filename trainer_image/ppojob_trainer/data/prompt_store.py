@@ -1,0 +1,99 @@
+"""Prompts between their files and the steps: read, checked and tokenised once, found by number."""
+
+import json
+import os
+import tempfile
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppojob_trainer import durable
+from ppojob_trainer.closing import Closing
+from ppojob_trainer.data.columns import Prompt
+from ppojob_trainer.json_value import Json
+
+_PREFIX = "ppojob-prompts-"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One prompt and what its reward needs.
+
+    Attributes:
+        index: its number in the data set: ``dataset[row.index]`` is this row.
+        token_ids: the prompt as the model gets it, cut to ``maxPromptTokens`` where that is the
+            policy.
+        prompt: the same as the file has it: text, or chat messages.
+        data_source: routes to a reward.
+        ground_truth: what the reward compares with.
+        extra_info: whatever else the row tells.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    prompt: Prompt
+    data_source: str
+    ground_truth: Json
+    extra_info: Mapping[str, Json]
+
+
+class PromptStore(Closing):
+    """Rows in a temporary file that has no name; eight bytes a row are in memory.
+
+    Raises:
+        StorageError: there is no room for temporary files.
+    """
+
+    def __init__(self) -> None:
+        self._ends = array("q", [0])
+        try:
+            self._file = tempfile.TemporaryFile(prefix=_PREFIX)  # noqa: SIM115  close()
+        except OSError as error:
+            _raise(error)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._ends) - 1
+
+    def append(self, row: PromptRow) -> None:
+        """Keep a row, whose index is the number of those before it.
+
+        Raises:
+            StorageError: there is no room for it.
+        """
+        assert row.index == len(self), "rows are numbered in their order"
+        kept = [row.token_ids, row.prompt, row.data_source, row.ground_truth, row.extra_info]
+        text = json.dumps(kept, separators=(",", ":")).encode()
+        try:
+            self._file.write(text)
+        except OSError as error:
+            _raise(error)
+        self._ends.append(self._ends[-1] + len(text))
+
+    def read(self, index: int) -> PromptRow:
+        """A row by its number.
+
+        Raises:
+            IndexError: there is no such row.
+            StorageError: there was no room for what was appended.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of a data set of {len(self)} rows")
+        try:
+            self._file.flush()
+            begin, end = self._ends[index], self._ends[index + 1]
+            kept: list[Any] = json.loads(os.pread(self._file.fileno(), end - begin, begin))
+        except OSError as error:
+            _raise(error)
+        token_ids, *rest = kept
+        return PromptRow(index, tuple(token_ids), *rest)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+
+def _raise(error: OSError) -> None:
+    durable.raise_storage_error(Path(tempfile.gettempdir()) / _PREFIX, "write", error)
