@@ -158,9 +158,7 @@ def test_what_decides_the_weights_and_where_they_are_stays(cluster: Cluster, ope
 
 
 @pytest.mark.parametrize("cosine", ["optimizer", "critic", None])
-def test_the_length_of_a_run_stays_where_it_decides_the_weights(
-    cluster: Cluster, operator: Operator, cosine: str | None
-):
+def test_the_length_of_a_run_stays_where_it_decides_the_weights(cluster, operator, cosine):
     optimizer = {"schedule": "cosine"}
     sections = {"optimizer": optimizer, "critic": {"optimizer": optimizer}}
     given = {cosine: sections[cosine]} if cosine else {}
@@ -179,9 +177,7 @@ def test_the_length_of_a_run_stays_where_it_decides_the_weights(
     cluster.kubectl(*patch, '--patch={"spec": {"steps": {"validateEvery": 5}}}')
 
 
-def test_an_edit_that_leaves_no_room_for_the_warm_up_is_refused(
-    cluster: Cluster, operator: Operator
-):
+def test_an_edit_that_leaves_no_room_for_the_warm_up_is_refused(cluster, operator):
     spec = {**GOOD_JOB["spec"], "lifecycle": {"suspend": True}, "optimizer": {"warmupSteps": 20}}
     cluster.apply({**GOOD_JOB, "metadata": {"name": "warm"}, "spec": spec})
     patch = '--patch={"spec": {"steps": {"total": 19}}}'

@@ -218,9 +218,7 @@ def test_a_controller_with_rights_over_all_jobs_says_nothing_of_another(operated
 
 
 @pytest.mark.usefixtures("broad_rights")
-def test_an_account_that_is_called_a_controller_and_is_none_is_left_alone(
-    operated: Operated,
-) -> None:
+def test_an_account_that_is_called_a_controller_and_is_none_is_left_alone(operated) -> None:
     cluster, account = operated.cluster, "sweep-controller"
     name = f"{account}-7d4b5-x2k8p"
     pod = stand_in(cluster, "localhost/none", "other", "sweep", "")

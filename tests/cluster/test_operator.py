@@ -42,9 +42,7 @@ def children(cluster: Cluster, name: str) -> dict[tuple[str, str], Any]:
 
 
 @pytest.mark.containers
-def test_the_words_of_scheduler_and_kubelet_reach_the_status(
-    cluster: Cluster, operator: Operator
-) -> None:
+def test_the_words_of_scheduler_and_kubelet_reach_the_status(cluster, operator) -> None:
     cluster.apply(job("words"))
     wait_for_pods(cluster, "words", 4)
     says(cluster, "words", "Unschedulable")
@@ -61,9 +59,7 @@ def test_the_words_of_scheduler_and_kubelet_reach_the_status(
     eventually(lambda: not children(cluster, "words"))
 
 
-def test_what_is_deleted_or_edited_by_hand_is_put_right(
-    cluster: Cluster, operator: Operator
-) -> None:
+def test_what_is_deleted_or_edited_by_hand_is_put_right(cluster, operator) -> None:
     cluster.apply(job("restored"))
     wait_for_pods(cluster, "restored", 4)
     before = children(cluster, "restored")
@@ -117,9 +113,7 @@ def test_wrong_jobs_get_no_pods(cluster: Cluster, operator: Operator) -> None:
     cluster.kubectl("delete", "ppojob", "nowhere", "escape")
 
 
-def test_a_frozen_leader_is_replaced_and_harmless_when_it_thaws(
-    cluster: Cluster, operator: Operator, logs: Path
-) -> None:
+def test_a_frozen_leader_is_replaced_and_harmless_when_it_thaws(cluster, operator, logs) -> None:
     def holder() -> str:
         return cluster.read("lease", "ppojob-operator", "{.spec.holderIdentity}")
 

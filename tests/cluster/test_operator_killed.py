@@ -78,9 +78,7 @@ def lived(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         return in_the_end(cluster)
 
 
-def test_an_operator_that_lives_for_one_write_makes_the_job(
-    cluster: Cluster, proxy: FaultProxy, begun: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_operator_that_lives_for_one_write_makes_the_job(cluster, proxy, begun, tmp_path):
     with Kubelet(cluster, proxy, tmp_path, strike=(1, True)) as kubelet:
         begin(cluster)
         eventually(lambda: objects(cluster, "sum") == begun, PATIENCE_SECONDS)
@@ -119,13 +117,7 @@ def dies_once(
 
 
 @pytest.mark.parametrize("strike", [(1, False), (2, True), (13, False), (16, True)])
-def test_another_operator_ends_what_was_begun(
-    cluster: Cluster,
-    proxy: FaultProxy,
-    begun: dict[str, Any],
-    tmp_path: Path,
-    strike: tuple[int, bool],
-) -> None:
+def test_another_operator_ends_what_was_begun(cluster, proxy, begun, tmp_path, strike) -> None:
     dies_once(cluster, proxy, begun, tmp_path, strike)
 
 

@@ -145,9 +145,7 @@ def test_another_process_with_other_global_seeds_and_a_world_gives_the_same_bits
     assert not facts["world after close"]
 
 
-def test_two_ranks_each_hold_an_engine_inside_the_world_of_their_role(
-    facts: Facts, models: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_each_hold_an_engine_inside_the_world_of_their_role(facts, models, tmp_path):
     world = ["--world", "2", "--store", str(tmp_path / "store")]
     commands = [["--noise", str(rank), "--rank", str(rank), *world] for rank in range(2)]
     for rank in run_together(models, tmp_path, commands):

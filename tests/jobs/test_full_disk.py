@@ -44,9 +44,7 @@ def wait_until_stopped(run: Run) -> int:
     return pid
 
 
-def test_a_disk_that_is_full_for_a_while(
-    disk: SmallDisk, start, tiny_job, tiny_folder: Path, tmp_path: Path
-):
+def test_a_disk_that_is_full_for_a_while(disk, start, tiny_job, tiny_folder, tmp_path):
     undisturbed = tiny_jobs.undisturbed_result(tmp_path, tiny_folder, **SECTIONS)
     once = tmp_path / "once"
     points = ("controller.step.begin@2=stop", "controller.step.begin@10=stop")

@@ -50,9 +50,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_from_the_first_stage_to_the_last_state(
-    start: Any, tiny_job: Any, tmp_path: Path, server: StatusServer
-) -> None:
+def test_from_the_first_stage_to_the_last_state(start, tiny_job, tmp_path, server) -> None:
     output, job = tmp_path / "run", tiny_job(steps={"total": 6, "validateEvery": 3})
     server.faults.extend([Fault(500), Fault(0)])
     run = start(job, output, **on_a_cluster(server, job))
@@ -87,9 +85,7 @@ def test_a_killed_controllers_heir_says_where_it_stands_and_makes_way(
     assert (last["step"], last["lastCommittedStep"]) == (done, done)
 
 
-def test_no_answer_is_no_hindrance(
-    start: Any, tiny_job: Any, tmp_path: Path, server: StatusServer
-) -> None:
+def test_no_answer_is_no_hindrance(start, tiny_job, tmp_path, server) -> None:
     output, job = tmp_path / "run", tiny_job(steps={"total": 2})
     environment = on_a_cluster(server, job)
     server.faults.extend([Fault(503)] * 10_000)

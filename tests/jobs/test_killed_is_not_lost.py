@@ -163,9 +163,7 @@ def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
     assert run_folders.result(output) == undisturbed
 
 
-def test_a_job_that_is_killed_again_and_again_fails_and_says_so(
-    start, tiny_job, tmp_path: Path, once
-):
+def test_a_job_that_is_killed_again_and_again_fails_and_says_so(start, tiny_job, tmp_path, once):
     output = tmp_path / "run"
     job = tiny_job(recovery={"restartsWithoutProgress": 1})
     environment = arm(once, ["rpc.generate.answer.before"])

@@ -29,9 +29,7 @@ def test_a_job_is_real_processes_and_leaves_none(start, tiny_job, tmp_path: Path
     run_folders.wait_until_gone(output)
 
 
-def test_a_job_under_nohup_outlives_its_terminal_and_needs_no_proxy(
-    start, tiny_job, tmp_path: Path
-):
+def test_a_job_under_nohup_outlives_its_terminal_and_needs_no_proxy(start, tiny_job, tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
     try:
         run = start(tiny_job(), tmp_path / "run", http_proxy="http://127.0.0.1:9")
@@ -42,9 +40,7 @@ def test_a_job_under_nohup_outlives_its_terminal_and_needs_no_proxy(
     assert run.wait() == 0, run.lines
 
 
-def test_a_finished_job_has_everything_and_is_not_run_again(
-    start, tiny_job, tmp_path: Path, undisturbed
-):
+def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, tmp_path, undisturbed):
     output = tmp_path / "run"
     job = tiny_job(numExamine=1)
     first = start(job, output)
@@ -101,9 +97,7 @@ def test_sigterm_to_all_processes_at_once_commits(start, tiny_job, tmp_path: Pat
     run_folders.wait_until_gone(output)
 
 
-def test_ctrl_c_while_starting_ends_at_once_and_leaves_no_older_summary(
-    start, tiny_job, tmp_path: Path
-):
+def test_ctrl_c_while_starting_ends_at_once_and_leaves_no_older_summary(start, tiny_job, tmp_path):
     output = tmp_path / "run"
     output.mkdir()
     (output / ".lock").touch()
@@ -147,9 +141,7 @@ def test_ctrl_c_before_anybody_listens(command, start, tiny_job, tmp_path: Path)
     run_folders.wait_until_gone(output)
 
 
-def test_a_controller_killed_as_it_ends_the_job_comes_back_and_commits(
-    start, tiny_job, tmp_path: Path
-):
+def test_a_controller_killed_as_it_ends_the_job_comes_back_and_commits(start, tiny_job, tmp_path):
     output, once = tmp_path / "run", tmp_path / "once"
     job = tiny_job(steps={"total": 100_000}, checkpoint={"every": None})
     run = start(job, output, **job_points.armed(once, "checkpoint.seal.rename.before@1=kill"))

@@ -56,9 +56,7 @@ def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return tiny_jobs.undisturbed_result(tmp_path_factory.mktemp("whole"), tiny_folder, **APART)
 
 
-def test_a_role_apart_gives_the_bits_of_a_role_beside(
-    start, even_folder, tmp_path: Path, beside: Path
-):
+def test_a_role_apart_gives_the_bits_of_a_role_beside(start, even_folder, tmp_path, beside):
     roles = tiny_jobs.OWN_PODS
     apart = finished(start, even_folder, tmp_path, "apart", **tiny_jobs.PPO, **SHORT, roles=roles)
     assert run_folders.result(apart) == run_folders.result(beside)
@@ -130,9 +128,7 @@ def test_every_role_killed_in_turn(start, tiny_job, tmp_path: Path, undisturbed)
     run_folders.wait_until_gone(output)
 
 
-def test_a_controller_killed_behind_the_passes_of_guests(
-    start, tiny_job, tmp_path: Path, undisturbed
-):
+def test_a_controller_killed_behind_the_passes_of_guests(start, tiny_job, tmp_path, undisturbed):
     """What the reference and the critic have said of the rows is not asked for twice."""
     once = tmp_path / "once"
     points = ["controller.step.recorded@1=kill", "controller.step.computed@2=kill"]

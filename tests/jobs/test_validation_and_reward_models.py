@@ -49,9 +49,7 @@ def test_the_best_commit_stays(start, tiny_job, tmp_path: Path):
     assert (output / "checkpoints" / "best").readlink() == Path(f"step-{best:06d}")
 
 
-def test_a_metric_that_no_validation_has_ends_the_job_before_it_trains(
-    start, tiny_job, tmp_path: Path
-):
+def test_a_metric_that_no_validation_has_ends_the_job_before_it_trains(start, tiny_job, tmp_path):
     output = tmp_path / "run"
     best = {"metric": "val-core/tinny/acc/mean@1"}
     steps, checkpoint = {"total": 8, "validateEvery": 2}, {"every": 2, "best": best}
@@ -67,9 +65,7 @@ def classifier(tiny_folder: Path) -> Path:
     return tiny_jobs.make_classifier(tiny_folder / "model", tiny_folder / "classifier")
 
 
-def test_a_reward_model_scores_the_same_wherever_it_lives(
-    start, tiny_job, classifier: Path, tmp_path: Path
-):
+def test_a_reward_model_scores_the_same_wherever_it_lives(start, tiny_job, classifier, tmp_path):
     """Beside the policy, or apart and killed around its answers."""
     once = tmp_path / "once"
     points = ("rpc.judge.answer.before@1=kill", "rpc.judge.answer.after@2=kill")

@@ -164,9 +164,7 @@ def test_every_line_has_its_case() -> None:
     assert LINES.keys() == CASES.keys()
 
 
-def test_a_run_folder_in_memory_is_warned_of(
-    wrong: RefusedJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_folder_in_memory_is_warned_of(wrong, monkeypatch) -> None:
     monkeypatch.setattr(output_checks, "MOUNTS", wrong.folder / "mounts")
     mounts = f"disk / ext4 rw 0 0\nmemory {wrong.folder} tmpfs rw 0 0\n"
     (wrong.folder / "mounts").write_text(mounts)
@@ -176,9 +174,7 @@ def test_a_run_folder_in_memory_is_warned_of(
     assert warning.startswith("warning: --output: got run: it lies in memory: ")
 
 
-def test_more_threads_than_cores_are_warned_of(
-    wrong: RefusedJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_threads_than_cores_are_warned_of(wrong, monkeypatch) -> None:
     monkeypatch.setattr(machine_checks.os, "sched_getaffinity", lambda _: {0, 1})
     wrong.set("spec.roles", {"actorRollout": {"threadsPerRank": 3}})
     NO_FUNCTION(wrong)
@@ -187,9 +183,7 @@ def test_more_threads_than_cores_are_warned_of(
     assert warning.startswith("warning: spec.roles.actorRollout.threadsPerRank: got 3: 1 x 3 = 3 ")
 
 
-def test_models_that_this_machine_cannot_hold(
-    wrong: RefusedJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_that_this_machine_cannot_hold(wrong, monkeypatch) -> None:
     (wrong.folder / "meminfo").write_text("MemTotal: 1024 kB\n")
     monkeypatch.setattr(memory, "MEMORY_INFO", wrong.folder / "meminfo")
     (line,) = wrong.refused()
@@ -205,9 +199,7 @@ def test_old_and_absent_libraries(wrong: RefusedJob, monkeypatch: pytest.MonkeyP
     assert vllm.startswith("vllm: got nothing: ")
 
 
-def test_a_reward_file_whose_import_does_not_end(
-    wrong: RefusedJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reward_file_whose_import_does_not_end(wrong, monkeypatch) -> None:
     monkeypatch.setattr(scoring, "START_SECONDS", 1.0)
     reward("while True:\n    pass\n")(wrong)
     (line,) = wrong.refused()

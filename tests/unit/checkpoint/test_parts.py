@@ -28,9 +28,7 @@ def entries(tmp_path: Path) -> list[FileEntry]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_any_number_of_ranks_reads_the_same_tensor(
-    size: int, entries: list[FileEntry], tmp_path: Path
-) -> None:
+def test_any_number_of_ranks_reads_the_same_tensor(size, entries, tmp_path) -> None:
     """With more ranks than rows some of them have no part; the commit is good all the same."""
     parts = [read_parts(tmp_path, entries, rank, size)["w"] for rank in range(size)]
     assert torch.equal(torch.cat(parts), WHOLE)

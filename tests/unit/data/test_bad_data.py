@@ -342,9 +342,7 @@ def test_a_file_that_may_not_be_read(files: PromptFiles, monkeypatch: pytest.Mon
     assert f": uid {os.getuid()} may not read it; " in found
 
 
-def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(
-    files: PromptFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(files, monkeypatch) -> None:
     monkeypatch.setattr(json_lines, "MAX_CELL_BYTES", 1_000)
     long = files.lines("long.jsonl", good_row("3 + 5" * 1_000))
     again = good_row(extra_info={"split": "train", "index": 7})
@@ -358,9 +356,7 @@ def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(
     ]
 
 
-def test_rows_without_ground_truth_are_counted_where_any_function_may_score(
-    files: PromptFiles,
-) -> None:
+def test_rows_without_ground_truth_are_counted_where_any_function_may_score(files) -> None:
     bare = [good_row(f"{n} + 1", reward_model=None) for n in range(3)]
     path = files.lines("a.jsonl", good_row(), *bare)
     report = check_files(files.spec(path), files.chat, rewards=None, prompts_per_step=1)

@@ -95,9 +95,7 @@ def test_numbers_are_those_of_transformers(name: str, make_folder: MakeFolder) -
             )
 
 
-def test_tokens_that_only_the_configuration_names_get_the_same_ids(
-    make_folder: MakeFolder,
-) -> None:
+def test_tokens_that_only_the_configuration_names_get_the_same_ids(make_folder) -> None:
     transformers = pytest.importorskip("transformers")
     folder = make_folder(TEMPLATES["default system"], eos_token="<|end|>", unk_token="<unk>")
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
@@ -221,16 +219,12 @@ def test_a_refusal_names_the_line_of_the_template(make_folder: MakeFolder) -> No
     ],
     ids=["loops", "folded power", "power"],
 )
-def test_a_template_that_does_not_end_is_killed_in_time(
-    template: str, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_does_not_end_is_killed_in_time(template, make_folder, monkeypatch) -> None:
     monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 1.0)
     assert "does not end in time" in refusal(make_folder(template))
 
 
-def test_a_child_that_somebody_ends_or_holds_costs_nothing(
-    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_somebody_ends_or_holds_costs_nothing(make_folder, monkeypatch) -> None:
     template = "{{ 'x' * 10 ** 12 if messages | length > 1 else 'fine' }}"
     with ChatTokenizer(make_folder(template)) as tokenizer:
         with pytest.raises(BadChatTemplate):
@@ -273,9 +267,7 @@ def test_children_that_are_killed_again_and_again_are_not_the_templates_fault(
     assert len(killed) == 2
 
 
-def test_a_child_that_cannot_start_is_not_the_templates_fault(
-    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_cannot_start_is_not_the_templates_fault(make_folder, monkeypatch) -> None:
     monkeypatch.setattr(template_renderer, "START_SECONDS", 0.0)
     with pytest.raises(JobFailed, match="does not start in 0 s"):
         rendered(make_folder())
@@ -307,9 +299,7 @@ def test_variables_of_ours_are_not_the_users(chat: ChatTokenizer) -> None:
         ("chat_template.jinja", b"x" * 2**21, "too long"),
     ],
 )
-def test_damaged_files_are_named(
-    name: str, content: bytes | None, match: str, make_folder: MakeFolder
-) -> None:
+def test_damaged_files_are_named(name, content, match, make_folder) -> None:
     path = make_folder() / name
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(ConfigError, match=match):

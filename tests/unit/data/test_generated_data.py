@@ -5,7 +5,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from prompt_files import PromptFiles
 
 from ppojob_cli.data import data
 from ppojob_trainer.data import generate
@@ -54,9 +53,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.processes
-def test_what_is_made_passes_every_check_and_is_made_alike_again(
-    name: str, tmp_path: Path, files: PromptFiles
-) -> None:
+def test_what_is_made_passes_every_check_and_is_made_alike_again(name, tmp_path, files) -> None:
     problems = write_problems(tmp_path / "problems")
     command = [problems if word == "problems" else word for word in COMMANDS[name]]
     output = tmp_path / "deep" / "output"
@@ -220,9 +217,7 @@ def test_gsm8k_has_verls_words(tmp_path: Path) -> None:
         ("{", ":2:2: "),
     ],
 )
-def test_bad_problems_are_named_and_nothing_is_written(
-    line: str, place: str, split: str, tmp_path: Path
-) -> None:
+def test_bad_problems_are_named_and_nothing_is_written(line, place, split, tmp_path) -> None:
     folder = write_problems(tmp_path / "in")
     good = json.dumps(PROBLEMS[0])
     (folder / f"{split}.jsonl").write_text(f"{good}\n{line}\n")

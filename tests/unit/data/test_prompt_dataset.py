@@ -3,7 +3,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -120,9 +120,7 @@ def test_long_prompts_are_dropped(files: PromptFiles, lengths: Path) -> None:
         assert all(len(dataset[index].token_ids) <= 12 for index in range(3))
 
 
-def test_what_is_dropped_is_told_at_every_start(
-    files: PromptFiles, lengths: Path, mixed: list[Path]
-) -> None:
+def test_what_is_dropped_is_told_at_every_start(files, lengths, mixed) -> None:
     settings = {"maxPromptTokens": 12, "overlongPrompts": "drop"}
     warnings = files.report(lengths, *mixed, **settings).warnings
     assert warnings[0].startswith(f"{lengths} and 3 more files: got 25 of 28 rows: ")
@@ -151,9 +149,7 @@ def test_digest_tells_contents_and_settings_apart(files: PromptFiles, mixed: lis
     assert digest(*mixed) != first
 
 
-def test_a_large_row_group_is_spilled_and_read_row_by_row(
-    files: PromptFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_row_group_is_spilled_and_read_row_by_row(files, monkeypatch) -> None:
     monkeypatch.setattr(parquet_rows, "_CACHED_GROUP_BYTES", 100)
     monkeypatch.setattr(parquet_rows, "_BATCH_ROWS", 4)
     with files.open(files.table("a.parquet", *ROWS, row_group_size=15)) as dataset:
@@ -162,9 +158,7 @@ def test_a_large_row_group_is_spilled_and_read_row_by_row(
     assert [entry.name for entry in files.folder.iterdir() if "ppojob" in entry.name] == []
 
 
-def test_a_dictionary_column_may_be_larger_than_a_cell(
-    files: PromptFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dictionary_column_may_be_larger_than_a_cell(files, monkeypatch) -> None:
     """Categorical columns bring all their values with each of their rows."""
     monkeypatch.setattr(parquet_rows, "MAX_CELL_BYTES", 100_000)
     texts = [f"{number} " + "x" * 2_000 for number in range(129)]
@@ -182,9 +176,7 @@ def test_a_dictionary_column_may_be_larger_than_a_cell(
             assert row.data_source == "mine"
 
 
-def test_a_spilled_row_group_may_have_other_categories_in_each_batch(
-    files: PromptFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spilled_row_group_may_have_other_categories_in_each_batch(files, monkeypatch) -> None:
     monkeypatch.setattr(parquet_rows, "_CACHED_GROUP_BYTES", 100)
     sources = [f"source{number // 50}" for number in range(200)]
     columns = {"prompt": ["3 + 5"] * 200, "data_source": pa.array(sources).dictionary_encode()}
@@ -193,9 +185,7 @@ def test_a_spilled_row_group_may_have_other_categories_in_each_batch(
         assert [row.data_source for row in dataset.rows(range(200))] == sources
 
 
-def test_a_full_disk_is_no_damaged_file(
-    files: PromptFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_no_damaged_file(files, monkeypatch) -> None:
     monkeypatch.setattr(parquet_rows, "_CACHED_GROUP_BYTES", 100)
     columns = {"prompt": ["3 + 5" * 5_000] * 200, "data_source": ["mine"] * 200}
     path = files.columns("a.parquet", pa.table(columns))
@@ -259,9 +249,7 @@ def many_rows(count: int) -> Iterator[Row]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("form", ["jsonl", "one row group", "small row groups"])
-def test_a_file_of_300_mb_is_never_in_memory(
-    form: str, tmp_path: Path, make_folder: Callable[..., Path]
-) -> None:
+def test_a_file_of_300_mb_is_never_in_memory(form, tmp_path, make_folder) -> None:
     count = 30_000
     if form == "jsonl":
         path = tmp_path / "large.jsonl"

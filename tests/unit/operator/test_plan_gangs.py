@@ -4,16 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from gang_plans import (
-    FOUR_READY,
-    KUEUE,
-    VOLCANO,
-    WORKLOAD,
-    admission_of,
-    child,
-    four_pods,
-    seen,
-)
+from gang_plans import FOUR_READY, KUEUE, VOLCANO, WORKLOAD, admission_of, child, four_pods, seen
 from operator_jobs import make_job
 from operator_plans import actions, kinds, look, made, status_after, status_of
 

@@ -50,9 +50,7 @@ def score(solution_str, **more):
 
 
 @pytest.mark.parametrize("killed", [{1}, {2}], ids=["the first", "one that takes its place"])
-def test_a_process_that_somebody_kills_while_it_loads_costs_nothing(
-    killed: set[int], source: Source, tmp_path: Path
-) -> None:
+def test_a_process_that_somebody_kills_while_it_loads_costs_nothing(killed, source, tmp_path):
     starts = tmp_path / "starts"
     code = KILLED_WHILE_IT_LOADS.format(path=str(starts), killed=killed)
     with ScoringPool([source(code, whole=True, seconds=60)]) as pool:
@@ -61,9 +59,7 @@ def test_a_process_that_somebody_kills_while_it_loads_costs_nothing(
     assert len(starts.read_text()) == max(killed) + 1
 
 
-def test_processes_killed_again_and_again_while_they_load_are_no_wrong_input(
-    source: Source,
-) -> None:
+def test_processes_killed_again_and_again_while_they_load_are_no_wrong_input(source) -> None:
     """Memory is short, say: as a wrong input it would be the end of the job for good."""
     spec = source("import os; os.kill(os.getpid(), 9)", whole=True)
     with pytest.raises(RewardFailed, match="was killed by signal 9"):
