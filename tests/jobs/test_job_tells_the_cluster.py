@@ -3,13 +3,13 @@
 import itertools
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import run_folders
+from patience import eventually
 from status_server import Fault, StatusServer
 
 from ppojob_api import contract
@@ -43,13 +43,6 @@ def stages(states: list[dict[str, Any]]) -> list[tuple[int, str]]:
     return [turn for turn, _ in itertools.groupby(turns)]
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_from_the_first_stage_to_the_last_state(start, tiny_job, tmp_path, server) -> None:
     output, job = tmp_path / "run", tiny_job(steps={"total": 6, "validateEvery": 3})
     server.faults.extend([Fault(500), Fault(0)])
@@ -74,7 +67,7 @@ def test_a_killed_controllers_heir_says_where_it_stands_and_makes_way(
     run = start(job, output, **on_a_cluster(server, job))
     run.wait_for_step(4)  # its line is there before its journal: step 3 is journaled
     os.kill(run_folders.rank_pids(output, "controller")["controller"], signal.SIGKILL)
-    wait_until(lambda: (2, "Training") in stages(server.states))
+    eventually(lambda: (2, "Training") in stages(server.states), 300)
     heir = next(state for state in server.states if state["epoch"] == 2)
     assert (heir["stage"], heir["step"] >= 3) == ("Starting", True)
     run.process.send_signal(signal.SIGINT)

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import run_folders
 from golden_lines import read_lines
 from job_runs import Run
+from patience import eventually
 from prompt_files import Row, good_row
 from refused_jobs import RefusedJob, check
 from run_progress import progress_behind
@@ -305,9 +305,7 @@ def test_ctrl_c_while_the_input_is_read_starts_nothing(wrong: RefusedJob, start:
     reached = wrong.folder / "reached"
     wrong.reward.write_text(f"open({str(reached)!r}, 'w').close()\nwhile True:\n    pass\n")
     run = start(wrong.write_manifest(), wrong.output)
-    deadline = time.monotonic() + 50
-    while not reached.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    eventually(reached.exists)
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130
     assert run.lines == []

@@ -4,16 +4,16 @@ import json
 import shutil
 import socket
 import subprocess
-import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import eventually
 
 _CONFIG = {
     "global": {"scrape_interval": "1s"},
@@ -42,9 +42,8 @@ class PrometheusServer:
     def ask(self, query: str) -> list[dict[str, Any]]:
         """The samples that a query gives now."""
         address = f"http://127.0.0.1:{self.port}/api/v1/query?"
-        with urllib.request.urlopen(
-            address + urllib.parse.urlencode({"query": query}), timeout=10
-        ) as answer:
+        asked = address + urllib.parse.urlencode({"query": query})
+        with urllib.request.urlopen(asked, timeout=10) as answer:
             found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         return found
 
@@ -71,19 +70,15 @@ def prometheus_server(folder: Path) -> Iterator[PrometheusServer]:
     )
     try:
         server = PrometheusServer(port, folder)
-        _wait(lambda: server.ask("vector(1)") != [])
+        eventually(lambda: _is_up(server))
         yield server
     finally:
         process.terminate()
         process.wait()
 
 
-def _wait(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if holds():
-                return
-        except OSError:
-            time.sleep(0.1)
-    pytest.fail("prometheus did not come up")
+def _is_up(server: PrometheusServer) -> bool:
+    try:
+        return server.ask("vector(1)") != []
+    except OSError:
+        return False
