@@ -52,6 +52,18 @@ def wrong(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Refuse
 
 
 @pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """The run folder of a test with one job."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def once(tmp_path: Path) -> Path:
+    """Where failpoints that have fired leave a marker."""
+    return tmp_path / "once"
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Starts `ppojob run`; whatever still runs at the end of the test is killed."""
     runs: list[Run] = []

@@ -42,8 +42,7 @@ def prompts_of(rows: Path) -> list[str]:
     return [str(text) for text in parquet.read_table(rows)["prompt"].to_pylist()]
 
 
-def test_a_controller_that_comes_back_repeats_its_prompts(dated, start, tmp_path: Path):
-    output, once = tmp_path / "run", tmp_path / "once"
+def test_a_controller_that_comes_back_repeats_its_prompts(dated, start, output: Path, once):
     run = start(dated, output, **job_points.armed(once, "controller.step.computed@1=kill"))
     assert run.wait() == 0, run.logs()
     assert job_points.fired(once) == {"controller.step.computed"}
@@ -51,8 +50,7 @@ def test_a_controller_that_comes_back_repeats_its_prompts(dated, start, tmp_path
     assert journal.count('"rewound"') == 1, "only the start counts as one"
 
 
-def test_whoever_comes_back_sees_the_same_time(dated, start, tmp_path: Path):
-    once = tmp_path / "once"
+def test_whoever_comes_back_sees_the_same_time(dated, start, tmp_path: Path, once):
     points = (
         "controller.step.computed@2=kill",
         "rpc.judge.answer.before@1=kill",

@@ -44,12 +44,13 @@ def undisturbed(tiny_folder, tmp_path_factory) -> dict[str, object]:
         (4 * OF_A_STEP, 4, "checkpoint.seal.rename.after@1=kill"),  # in the validation of step 4
     ],
 )
-def test_what_was_done_is_committed(call, committed, point, start, tiny_job, tmp_path, undisturbed):
+def test_what_was_done_is_committed(
+    call, committed, point, start, tiny_job, tmp_path, undisturbed, output
+):
     """Also where the controller is killed in that very commit; the mended job ends as any."""
     path, once = tmp_path / "letters.py", tmp_path / "once"
     job = tiny_job(rewards=rewards_at(path), steps=STEPS, checkpoint={"every": None})
     failing_from(path, call)
-    output = tmp_path / "run"
     run = start(job, output, **job_points.armed(once, point))
     assert run.wait() == 3, run.logs()
     assert job_points.fired(once) == {point.partition("@")[0]}

@@ -44,9 +44,8 @@ def wait_until_stopped(run: Run) -> int:
     return pid
 
 
-def test_a_disk_that_is_full_for_a_while(disk, start, tiny_job, tiny_folder, tmp_path):
+def test_a_disk_that_is_full_for_a_while(disk, start, tiny_job, tiny_folder, tmp_path, once):
     undisturbed = tiny_jobs.undisturbed_result(tmp_path, tiny_folder, **SECTIONS)
-    once = tmp_path / "once"
     points = ("controller.step.begin@2=stop", "controller.step.begin@10=stop")
     output, ballast = disk.folder / "run", disk.folder / "ballast"
     run = start(tiny_job(**SECTIONS), output, **job_points.armed(once, *points))
@@ -70,10 +69,9 @@ def test_a_disk_that_is_full_for_a_while(disk, start, tiny_job, tiny_folder, tmp
 
 
 def test_a_job_that_ends_for_want_of_space_goes_on_by_the_same_command(
-    disk: SmallDisk, start, tiny_job, tiny_folder: Path, tmp_path: Path
+    disk, start, tiny_job, tiny_folder, tmp_path, once
 ):
     undisturbed = tiny_jobs.undisturbed_result(tmp_path, tiny_folder, **SECTIONS)
-    once = tmp_path / "once"
     output, ballast = disk.folder / "run", disk.folder / "ballast"
     environment = job_points.armed(once, "controller.step.begin@6=stop")
     run = start(tiny_job(**SECTIONS), output, **environment)

@@ -66,10 +66,9 @@ def test_killed_at_a_point(point, action, start, tiny_job, tmp_path: Path, undis
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_killed_at_a_random_moment(seed, start, tiny_job, tmp_path: Path, undisturbed):
+def test_killed_at_a_random_moment(seed, start, tiny_job, output: Path, undisturbed):
     """One or two signals at random moments, also while the job recovers from the first."""
     draw = random.Random(seed)
-    output = tmp_path / "run"
     job = tiny_job(**CHANGES)
     run = start(job, output)
     for _ in range(draw.choice((1, 2))):

@@ -25,24 +25,15 @@ GROUPS = {
 }
 
 
-@pytest.fixture
-def once(tmp_path: Path) -> Path:
-    """Where points that have fired leave a marker."""
-    folder = tmp_path / "once"
-    folder.mkdir()
-    return folder
-
-
 def arm(once: Path, points: list[str], action: str = "kill", nth: int = 1) -> dict[str, str]:
     """The environment that arms points, all with one action at one hit."""
     return job_points.armed(once, *(f"{point}@{nth}={action}" for point in points))
 
 
 @pytest.mark.parametrize("name", list(GROUPS))
-def test_killed_at_every_point(name, start, tiny_job, tmp_path: Path, undisturbed, once):
+def test_killed_at_every_point(name, start, tiny_job, output: Path, undisturbed, once):
     points = [point for point in job_points.of_a_small_job() if point.startswith(GROUPS[name])]
     assert len(points) >= 20, points
-    output = tmp_path / "run"
     # A commit after every step: a kill behind the rename of one leaves its last acts to the next.
     job = tiny_job(recovery=RECOVERY, checkpoint={"every": 1})
     run = start(job, output, **arm(once, points))
@@ -66,9 +57,8 @@ def test_killed_at_every_point(name, start, tiny_job, tmp_path: Path, undisturbe
     ],
 )
 def test_everything_killed_at_once_and_the_same_command_again(
-    point, nth, start, tiny_job, tmp_path: Path, undisturbed, once
+    point, nth, start, tiny_job, output, undisturbed, once
 ):
-    output = tmp_path / "run"
     job = tiny_job(recovery=RECOVERY)
     run = start(job, output, **arm(once, [point], "kill_group", nth))
     assert run.wait() == 3, run.lines
@@ -79,8 +69,7 @@ def test_everything_killed_at_once_and_the_same_command_again(
     assert run_folders.result(output) == undisturbed
 
 
-def test_a_stopped_rank_is_noticed_and_replaced(start, tiny_job, tmp_path: Path, undisturbed, once):
-    output = tmp_path / "run"
+def test_a_stopped_rank_is_noticed_and_replaced(start, tiny_job, output: Path, undisturbed, once):
     environment = arm(once, ["rpc.update.answer.before", "rpc.score.answer.before"], "stop", 2)
     run = start(
         tiny_job(recovery=RECOVERY, timeouts={"livenessSeconds": 10}), output, **environment
@@ -91,8 +80,7 @@ def test_a_stopped_rank_is_noticed_and_replaced(start, tiny_job, tmp_path: Path,
     assert "gave no sign of life for 10 s" in run.logs()
 
 
-def test_a_killed_reward_worker_costs_no_step(start, tiny_job, tmp_path: Path, undisturbed, once):
-    output = tmp_path / "run"
+def test_a_killed_reward_worker_costs_no_step(start, tiny_job, output: Path, undisturbed, once):
     run = start(
         tiny_job(recovery=RECOVERY), output, **arm(once, ["rpc.score.answer.before"], "kill", 3)
     )
@@ -111,12 +99,11 @@ def judge(data_source, solution_str, ground_truth, extra_info):
 '''
 
 
-def test_scores_that_are_not_to_be_had_again_cost_no_job(start, tiny_job, tmp_path: Path, once):
+def test_scores_that_are_not_to_be_had_again_cost_no_job(start, tiny_job, tmp_path, once, output):
     """The reward rank is lost with what it remembers, and the controller as well."""
     source = tmp_path / "judge.py"
     source.write_text(JUDGE)
     rewards = [{"function": "judge", "source": {"path": str(source)}}]
-    output = tmp_path / "run"
     points = ["rpc.score.answer.after@3=kill", "controller.step.computed@3=kill"]
     steps = {"total": 4, "validateFirst": False}
     job = tiny_job(recovery=RECOVERY, rewards=rewards, steps=steps)
@@ -129,8 +116,7 @@ def test_scores_that_are_not_to_be_had_again_cost_no_job(start, tiny_job, tmp_pa
     assert [line["step"] for line in run_folders.metrics(output)] == [1, 2, 3, 4]
 
 
-def test_a_killed_controller_runs_no_step_again(start, tiny_job, tmp_path: Path, undisturbed, once):
-    output = tmp_path / "run"
+def test_a_killed_controller_runs_no_step_again(start, tiny_job, output: Path, undisturbed, once):
     points = ["controller.step.computed", "controller.step.recorded"]
     run = start(tiny_job(recovery=RECOVERY), output, **arm(once, points, "kill", 3))
     assert run.wait() == 0, run.logs()
@@ -141,9 +127,8 @@ def test_a_killed_controller_runs_no_step_again(start, tiny_job, tmp_path: Path,
 
 
 def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
-    start, tiny_job, tmp_path: Path, undisturbed, once
+    start, tiny_job, output, undisturbed, once
 ):
-    output = tmp_path / "run"
     job = tiny_job(recovery=RECOVERY)
     run = start(job, output, **arm(once, ["controller.step.journaled"], "kill_group", 6))
     assert run.wait() == 3
@@ -163,8 +148,7 @@ def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
     assert run_folders.result(output) == undisturbed
 
 
-def test_a_job_that_is_killed_again_and_again_fails_and_says_so(start, tiny_job, tmp_path, once):
-    output = tmp_path / "run"
+def test_a_job_that_is_killed_again_and_again_fails_and_says_so(start, tiny_job, output, once):
     job = tiny_job(recovery={"restartsWithoutProgress": 1})
     environment = arm(once, ["rpc.generate.answer.before"])
     environment.pop("PPOJOB_FAILPOINT_ONCE")
@@ -183,10 +167,9 @@ def test_a_job_that_is_killed_again_and_again_fails_and_says_so(start, tiny_job,
     ],
 )
 def test_leaving_anything_out_of_the_commit_is_noticed(
-    forget, start, tiny_job, tmp_path: Path, undisturbed, once
+    forget, start, tiny_job, output, undisturbed, once
 ):
     """The negative control: these tests would notice a commit without one of its parts."""
-    output = tmp_path / "run"
     job = tiny_job(recovery=RECOVERY)
     run = start(job, output, **arm(once, ["rpc.update.answer.before"], "kill_group", 11))
     assert run.wait() == 3
@@ -196,9 +179,8 @@ def test_leaving_anything_out_of_the_commit_is_noticed(
     assert run_folders.result(output)["metrics"] != undisturbed["metrics"]
 
 
-def test_a_signal_from_outside_at_any_moment(start, tiny_job, tmp_path: Path, undisturbed):
+def test_a_signal_from_outside_at_any_moment(start, tiny_job, output: Path, undisturbed):
     """Not at a point of ours but whenever it hits: the rank, then the controller, then a child."""
-    output = tmp_path / "run"
     job = tiny_job(recovery=RECOVERY)
     run = start(job, output)
     for step, role, kind in (

@@ -17,12 +17,10 @@ CHANGES = {
 }
 
 
-def test_killed_with_vllm_is_not_lost(start, tiny_job, tmp_path: Path):
+def test_killed_with_vllm_is_not_lost(start, tiny_job, tmp_path: Path, once):
     job = tiny_job(**CHANGES)
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
     assert start(job, whole).wait() == 0
-    once = tmp_path / "once"
-    once.mkdir()
     armed = job_points.armed(
         once,
         "rpc.generate.answer.before@3=kill",  # a rank, with a response phase lost

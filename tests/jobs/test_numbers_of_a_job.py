@@ -31,8 +31,7 @@ def test_the_controller_is_thin(start, tiny_job, tiny_data, tmp_path: Path):
     assert abs(long_bytes / short_bytes - 1) < 0.05, found
 
 
-def test_every_metric_is_in_the_table_and_time_is_accounted_for(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
+def test_every_metric_is_in_the_table_and_time_is_accounted_for(start, tiny_job, output: Path):
     algorithm = {**ALGORITHM, "kl": {"in": "reward", "controller": "adaptive", "target": 0.1}}
     run = start(tiny_job(algorithm=algorithm), output)
     assert run.wait() == 0, run.logs()
@@ -49,8 +48,7 @@ def test_every_metric_is_in_the_table_and_time_is_accounted_for(start, tiny_job,
 
 
 @pytest.mark.parametrize("where", ["loss", "reward"])
-def test_a_kl_to_the_reference_starts_at_zero_and_grows(where, start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
+def test_a_kl_to_the_reference_starts_at_zero_and_grows(where, start, tiny_job, output: Path):
     algorithm = {**ALGORITHM, "kl": {"in": where, "estimator": "k3", "coefficient": 0.01}}
     run = start(
         tiny_job(algorithm=algorithm, steps={"total": 5}, optimizer={"learningRate": 3e-3}), output
@@ -63,13 +61,14 @@ def test_a_kl_to_the_reference_starts_at_zero_and_grows(where, start, tiny_job, 
 
 
 @pytest.mark.parametrize("mini_batch", [16, 8])
-def test_a_step_without_signal_is_not_one_without_entropy(mini_batch, start, tiny_job, tmp_path):
+def test_a_step_without_signal_is_not_one_without_entropy(
+    mini_batch, start, tiny_job, tmp_path, output
+):
     """Where all samples of all prompts score alike, updates compute nothing."""
     source = tmp_path / "alike.py"
     source.write_text(
         "def alike(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
     )
-    output = tmp_path / "run"
     algorithm = {**ALGORITHM, "miniBatchPrompts": mini_batch}
     rewards = [{"function": "alike", "source": {"path": str(source)}}]
     updates = 2 * 16 // mini_batch

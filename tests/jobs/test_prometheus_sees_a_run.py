@@ -39,7 +39,7 @@ def targets(output: Path) -> list[str]:
     return [f"{address}:{port}" for address in set(addresses.values()) for port in ports]
 
 
-def test_every_series_that_the_chart_asks_for_is_in_a_real_run(start, tiny_job, tmp_path: Path):
+def test_every_series_that_the_chart_asks_for_is_in_a_real_run(start, tiny_job, tmp_path, output):
     algorithm = {
         "type": "grpo",
         "promptsPerStep": 4,
@@ -47,7 +47,6 @@ def test_every_series_that_the_chart_asks_for_is_in_a_real_run(start, tiny_job, 
         "kl": {"in": "reward", "coefficient": 0.01},
     }
     job = tiny_job(algorithm=algorithm, steps={"total": 100_000}, checkpoint={"every": 2})
-    output = tmp_path / "run"
     with prometheus_server(tmp_path) as prometheus:
         run = start(job, output)
         run.wait_for_step(1)

@@ -80,13 +80,11 @@ def test_two_ranks_give_the_numbers_of_one(start, even_folder, tmp_path: Path, b
     assert second["critic/grad_norm"] == pytest.approx(first["critic/grad_norm"], rel=1e-5)
 
 
-def test_a_run_goes_on_under_another_layout(start, even_folder, tmp_path: Path):
+def test_a_run_goes_on_under_another_layout(start, even_folder, tmp_path: Path, output, once):
     """The commit of one rank is taken up by two: equal to rounding, and the log says so."""
     job = {**PATIENT, "steps": {"total": 4}, "checkpoint": {"every": 2}}
     whole = finished(start, even_folder, tmp_path, "whole", **job)
-    once = tmp_path / "once"
     killed = job_points.armed(once, "controller.step.begin@3=kill_group")
-    output = tmp_path / "run"
     manifest = tiny_jobs.write_manifest(tmp_path, even_folder, **job)
     run = start(manifest, output, **killed)
     assert run.wait() == 3, run.logs()
@@ -107,9 +105,8 @@ def rows(output: Path, step: int) -> list[dict[str, object]]:
     return sorted(table.to_pylist(), key=lambda row: row["row"])
 
 
-def test_every_role_killed_in_turn(start, tiny_job, tmp_path: Path, undisturbed):
+def test_every_role_killed_in_turn(start, tiny_job, output: Path, undisturbed):
     """The result is that of an undisturbed run, and who was not hit keeps its process."""
-    output = tmp_path / "run"
     run = start(tiny_job(**APART), output)
     for step, victim in enumerate(SLUGS, start=2):
         run.wait_for_step(step)
@@ -128,11 +125,11 @@ def test_every_role_killed_in_turn(start, tiny_job, tmp_path: Path, undisturbed)
     run_folders.wait_until_gone(output)
 
 
-def test_a_controller_killed_behind_the_passes_of_guests(start, tiny_job, tmp_path, undisturbed):
+def test_a_controller_killed_behind_the_passes_of_guests(
+    start, tiny_job, output, once, undisturbed
+):
     """What the reference and the critic have said of the rows is not asked for twice."""
-    once = tmp_path / "once"
     points = ["controller.step.recorded@1=kill", "controller.step.computed@2=kill"]
-    output = tmp_path / "run"
     run = start(tiny_job(**APART), output, **job_points.armed(once, *points))
     assert run.wait(600) == 0, run.logs()
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
@@ -158,15 +155,13 @@ def test_a_controller_killed_behind_the_passes_of_guests(start, tiny_job, tmp_pa
         ),
     ],
 )
-def test_killed_where_rows_move(points, start, tiny_job, tmp_path: Path, undisturbed):
+def test_killed_where_rows_move(points, start, tiny_job, output: Path, once, undisturbed):
     job = {**APART, "checkpoint": {"every": 1}, "timeouts": {"livenessSeconds": 30}}
     if points is None:
         names = [name for name in job_points.all_points() if name.startswith("rpc.")]
         # A reward model is killed in test_validation_and_reward_models.py.
         points = [f"{name}@1=kill" for name in names if not name.startswith("rpc.judge.")]
         assert len(points) >= 30, points
-    once = tmp_path / "once"
-    output = tmp_path / "run"
     run = start(tiny_job(**job), output, **job_points.armed(once, *points))
     status = run.wait(1_700)
     if any(point.endswith("=kill_group") for point in points):

@@ -13,8 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ACCURACY = "val-core/tiny/acc/mean@1"
 
 
-def test_a_job_that_only_validates_trains_nothing(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
+def test_a_job_that_only_validates_trains_nothing(start, tiny_job, output: Path):
     run = start(tiny_job(steps={"validateOnly": True}), output)
     assert run.wait() == 0, run.logs()
     (record,) = run_folders.metrics(output)
@@ -27,8 +26,7 @@ def test_a_job_that_only_validates_trains_nothing(start, tiny_job, tmp_path: Pat
     assert not (output / "export").exists()
 
 
-def test_the_best_commit_stays(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
+def test_the_best_commit_stays(start, tiny_job, output: Path):
     # The best of a job whose reward rises is the last one, so the least is asked for.
     run = start(
         tiny_job(
@@ -49,8 +47,7 @@ def test_the_best_commit_stays(start, tiny_job, tmp_path: Path):
     assert (output / "checkpoints" / "best").readlink() == Path(f"step-{best:06d}")
 
 
-def test_a_metric_that_no_validation_has_ends_the_job_before_it_trains(start, tiny_job, tmp_path):
-    output = tmp_path / "run"
+def test_a_metric_that_no_validation_has_ends_the_job_before_it_trains(start, tiny_job, output):
     best = {"metric": "val-core/tinny/acc/mean@1"}
     steps, checkpoint = {"total": 8, "validateEvery": 2}, {"every": 2, "best": best}
     run = start(tiny_job(steps=steps, checkpoint=checkpoint), output)
@@ -65,9 +62,10 @@ def classifier(tiny_folder: Path) -> Path:
     return tiny_jobs.make_classifier(tiny_folder / "model", tiny_folder / "classifier")
 
 
-def test_a_reward_model_scores_the_same_wherever_it_lives(start, tiny_job, classifier, tmp_path):
+def test_a_reward_model_scores_the_same_wherever_it_lives(
+    start, tiny_job, classifier, tmp_path, once
+):
     """Beside the policy, or apart and killed around its answers."""
-    once = tmp_path / "once"
     points = ("rpc.judge.answer.before@1=kill", "rpc.judge.answer.after@2=kill")
     section = {"path": str(classifier), "dtype": "float32", "weight": 2.0}
     outputs = {}
