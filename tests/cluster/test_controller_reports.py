@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from chart_programs import helm_on
 from cluster_access import Cluster, eventually
-from cluster_jobs import job, stand_in
+from cluster_jobs import bound_role, job, pods, stand_in, wait_for_pods
 from operator_replica import Operator
 from ruamel.yaml import YAML
 
@@ -114,7 +114,7 @@ def operated(
         for name in ("sums", "other"):
             # Its pods are never placed, so that their readiness is the test's to say.
             cluster.apply(job(name, steps={"total": 100}, roles={}))
-            eventually(lambda name=name: is_made(cluster, name))
+            wait_for_pods(cluster, name, 3)
         refusal = "a controller changes status.training only"
         # The policy takes a moment to reach the API server's admission.
         eventually(lambda: refusal in one.patch("sums", {"image": "mine"}))
@@ -123,16 +123,6 @@ def operated(
         operator.end()
         cluster.kubectl("delete", "ppojob", "--all")
         helm_on(cluster, "uninstall")
-
-
-def pods(cluster: Cluster, name: str) -> list[str]:
-    return cluster.kubectl(
-        "get", "pods", f"--selector=ppojob.dev/job={name}", "--output=name"
-    ).split()
-
-
-def is_made(cluster: Cluster, name: str) -> bool:
-    return len(pods(cluster, name)) == 3
 
 
 def write(resource: JobResource, **fields: Any) -> None:
@@ -188,25 +178,16 @@ def test_a_controller_says_nothing_of_another_job(operated: Operated) -> None:
 @pytest.fixture
 def broad_rights(operated: Operated) -> Iterator[None]:
     """A namespace whose accounts may all write to all jobs, as an administrator may grant it."""
-    name, group = "everybody", "rbac.authorization.k8s.io"
     rule = {
         "apiGroups": ["ppojob.dev"],
         "resources": ["ppojobs", "ppojobs/status"],
         "verbs": ["get", "patch"],
     }
     accounts = f"system:serviceaccounts:{operated.cluster.namespace}"
-    head = {"apiVersion": f"{group}/v1", "metadata": {"name": name}}
-    operated.cluster.apply(
-        {**head, "kind": "Role", "rules": [rule]},
-        {
-            **head,
-            "kind": "RoleBinding",
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
-            "subjects": [{"kind": "Group", "name": accounts, "apiGroup": group}],
-        },
-    )
+    subject = {"kind": "Group", "name": accounts, "apiGroup": "rbac.authorization.k8s.io"}
+    operated.cluster.apply(*bound_role("everybody", [rule], subject))
     yield
-    operated.cluster.kubectl("delete", "role,rolebinding", name)
+    operated.cluster.kubectl("delete", "role,rolebinding", "everybody")
 
 
 @pytest.mark.usefixtures("broad_rights")

@@ -9,7 +9,7 @@ import node_gpus
 import node_processes
 import pytest
 from cluster_access import Cluster, as_list, eventually
-from cluster_jobs import restricted_container, restricted_pod, restricted_spec
+from cluster_jobs import bound_role, restricted_container, restricted_pod, restricted_spec
 
 pytestmark = [pytest.mark.cluster, pytest.mark.containers, pytest.mark.timeout(300)]
 
@@ -52,17 +52,9 @@ def pair(cluster: Cluster, base_image: str) -> Iterator[Cluster]:
     labels = {"app": "pair"}
     named = {"metadata": {"name": "pair"}}
     rights = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
-    rbac = "rbac.authorization.k8s.io"
     cluster.apply(
         {"apiVersion": "v1", "kind": "ServiceAccount", **named},
-        {"apiVersion": f"{rbac}/v1", "kind": "Role", **named, "rules": rights},
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "RoleBinding",
-            **named,
-            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "pair"},
-            "subjects": [{"kind": "ServiceAccount", "name": "pair"}],
-        },
+        *bound_role("pair", rights, {"kind": "ServiceAccount", "name": "pair"}),
         {
             "apiVersion": "v1",
             "kind": "Service",

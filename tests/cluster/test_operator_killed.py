@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cluster_access import Cluster, eventually
-from cluster_jobs import job
+from cluster_jobs import job, pods
 from fault_proxy import FaultProxy
 from operator_lives import (
     PATIENCE_SECONDS,
@@ -28,13 +28,12 @@ WRITES = CREATIONS + 2
 """An Event and a status as well."""
 
 
-def wait(cluster: Cluster, reason: str, pods: int) -> None:
+def wait(cluster: Cluster, reason: str, number: int) -> None:
     """Wait until the job says why it is where it is, and has so many pods."""
 
     def is_there() -> bool:
-        selector = "--selector=ppojob.dev/job=sum"
-        found = cluster.kubectl("get", "pods", selector, "--output=name").split()
-        return len(found) == pods and cluster.read("ppojob", "sum", "{.status.reason}") == reason
+        said = cluster.read("ppojob", "sum", "{.status.reason}")
+        return len(pods(cluster, "sum")) == number and said == reason
 
     eventually(is_there, PATIENCE_SECONDS)
 

@@ -95,14 +95,25 @@ def restricted_pod(
     }
 
 
+def bound_role(
+    name: str, rules: list[dict[str, Any]], *subjects: dict[str, str]
+) -> list[dict[str, Any]]:
+    """A Role, and the RoleBinding that gives it to these."""
+    group = "rbac.authorization.k8s.io"
+    head = {"apiVersion": f"{group}/v1", "metadata": {"name": name}}
+    given = {"roleRef": {"apiGroup": group, "kind": "Role", "name": name}, "subjects": [*subjects]}
+    return [{**head, "kind": "Role", "rules": rules}, {**head, "kind": "RoleBinding", **given}]
+
+
+def pods(cluster: Cluster, name: str) -> list[str]:
+    """The pods of a job, as `pod/NAME`."""
+    selector = f"--selector=ppojob.dev/job={name}"
+    return cluster.kubectl("get", "pods", selector, "--output=name").split()
+
+
 def wait_for_pods(cluster: Cluster, name: str, number: int) -> None:
     """Wait until a job has so many pods."""
-
-    def pods() -> bool:
-        selector = f"--selector=ppojob.dev/job={name}"
-        return len(cluster.kubectl("get", "pods", selector, "--output=name").split()) == number
-
-    eventually(pods)
+    eventually(lambda: len(pods(cluster, name)) == number)
 
 
 def says(cluster: Cluster, name: str, word: str) -> None:
