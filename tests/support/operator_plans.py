@@ -41,8 +41,12 @@ UP = observed(pods=READY)
 
 
 def look(job: Job, seen: Observed = NOTHING, seconds: float = 0.0) -> Plan:
-    """What is planned for a job, so long after `NOW`."""
-    return plan(job, seen, SETTINGS, NOW + datetime.timedelta(seconds=seconds))
+    """What is planned for a job, so long after `NOW`: whoever plans twice plans the same."""
+    planned, again = (
+        plan(job, seen, SETTINGS, NOW + datetime.timedelta(seconds=seconds)) for _ in range(2)
+    )
+    assert planned == again
+    return planned
 
 
 def status_of(job: Job, seen: Observed = NOTHING, seconds: float = 0.0) -> PPOJobStatus:

@@ -1,4 +1,4 @@
-"""Files of prompts: what is written into them, and what is said of them."""
+"""Prompts: as tokens, what is written into files of them, and what is said of these."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,8 @@ from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import DataReport, check_files
 from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
+from ppojob_trainer.json_value import Json
 
 Row = dict[str, object]
 
@@ -23,6 +25,14 @@ def good_row(content: str = "3 + 5", answer: object = "8", **changes: object) ->
         "extra_info": {"split": "train"},
         **changes,
     }
+
+
+def encode_chat(chat: ChatTokenizer, messages: Messages, **variables: Json) -> list[int]:
+    """The ids of a conversation; raises what the template refuses."""
+    (outcome,) = chat.encode_chats([messages], variables)
+    if isinstance(outcome, BadChatTemplate):
+        raise outcome
+    return outcome
 
 
 class SumsOnly:

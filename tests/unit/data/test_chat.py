@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_prompts import encode_chat
+from prompt_files import encode_chat
 
 from ppojob_trainer.data import template_renderer
 from ppojob_trainer.data.chat import ChatTokenizer

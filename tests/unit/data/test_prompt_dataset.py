@@ -9,8 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chat_prompts import encode_chat
-from prompt_files import PromptFiles, Row, good_row
+from prompt_files import PromptFiles, Row, encode_chat, good_row
 from small_disks import small_disk
 
 from ppojob_trainer.data import parquet_rows

@@ -142,11 +142,6 @@ def test_an_object_of_others_in_our_way_is_told(scheduling: dict[str, Any]) -> N
     assert why in admission_of(planned, job)[2]
 
 
-def test_planning_twice_plans_the_same(scheduling: dict[str, Any]) -> None:
-    job = make_job(scheduling=scheduling)
-    assert look(job, seen()) == look(job, seen())
-
-
 def test_what_pods_read_does_not_name_who_places_them(scheduling: dict[str, Any]) -> None:
     placed = look(make_job(scheduling=scheduling), Observed(pods=four_pods()))
     (one,), (other,) = (made(planned, "ConfigMap") for planned in (placed, look(make_job())))

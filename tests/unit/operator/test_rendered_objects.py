@@ -12,7 +12,6 @@ import pytest
 from operator_jobs import CONFIG_DIGEST, config_digest, make_job
 from rendered_pods import DEFAULTS, rendered
 
-from ppojob_api import contract
 from ppojob_api.manifest import to_yaml
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_operator.build.pod_template import pod_template
@@ -36,40 +35,17 @@ def container_with(settings: dict[str, Any], job: Job | None = None) -> dict[str
 
 
 def test_objects_of_a_job_word_for_word() -> None:
-    """The run configuration aside, which has tests of its own."""
+    """The run configuration aside, which has tests of its own.
+
+    Among it: each object is the job's by its uid, a pod mounts its own role's keys and no others,
+    and only the controller's has a token.
+    """
     text = "---\n".join(to_yaml(one) for one in rendered(make_job()))
     text = re.sub(r"run.json: .*", "run.json: CONFIGURATION", text)
     text = re.sub(r"\b[0-9a-f]{64}\b|(?<=sum-config-)[0-9a-f]{10}", "DIGEST", text)
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
-
-
-def test_every_object_is_the_jobs_by_its_uid() -> None:
-    job = make_job()
-    for one in rendered(job):
-        metadata, spec = one["metadata"], one.get("spec", {})
-        assert [owner["uid"] for owner in metadata["ownerReferences"]] == [job.uid]
-        assert metadata["labels"]["ppojob.dev/job-uid"] == job.uid
-        assert len(metadata["name"]) <= 63
-        if found := spec.get("podSelector") or spec.get("selector"):
-            assert found.get("matchLabels", found)["ppojob.dev/job-uid"] == job.uid
-
-
-def test_a_pod_mounts_its_own_keys_and_only_the_controllers_has_a_token() -> None:
-    for one in rendered(make_job()):
-        if one["kind"] != "StatefulSet":
-            continue
-        role = one["metadata"]["labels"]["ppojob.dev/role"]
-        spec = one["spec"]["template"]["spec"]
-        (keys,) = (one["secret"] for one in spec["volumes"] if "secret" in one)
-        assert keys["secretName"] == f"sum-{role}"
-        assert [item["path"] for item in keys["items"]] == ["role.key", "public.json"]
-        is_controller = role == "controller"
-        assert spec["automountServiceAccountToken"] is is_controller
-        assert ("serviceAccountName" in spec) is is_controller
-        variables = {one["name"] for one in spec["containers"][0]["env"]}
-        assert (contract.ENV_SERVICE_ACCOUNT in variables) is is_controller
 
 
 @pytest.mark.parametrize(
