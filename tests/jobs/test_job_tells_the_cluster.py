@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import run_folders
 from patience import eventually
-from status_server import Fault, StatusServer
+from status_server import StatusServer, failing, status_server
 
 from ppojob_api import contract
 from ppojob_api.run_config import resolve
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def server(tmp_path: Path) -> Iterator[StatusServer]:
     folder = tmp_path / "account"
     folder.mkdir()
-    with StatusServer(folder) as one:
+    with status_server(folder) as one:
         yield one
 
 
@@ -45,7 +45,7 @@ def stages(states: list[dict[str, Any]]) -> list[tuple[int, str]]:
 
 def test_from_the_first_stage_to_the_last_state(start, tiny_job, tmp_path, server) -> None:
     output, job = tmp_path / "run", tiny_job(steps={"total": 6, "validateEvery": 3})
-    server.faults.extend([Fault(500), Fault(0)])
+    server.faults.extend([failing(500), failing(0)])
     run = start(job, output, **on_a_cluster(server, job))
     assert run.wait() == 0, run.logs()
     assert stages(server.states)[-1] == (1, "Finishing")
@@ -81,7 +81,7 @@ def test_a_killed_controllers_heir_says_where_it_stands_and_makes_way(
 def test_no_answer_is_no_hindrance(start, tiny_job, tmp_path, server) -> None:
     output, job = tmp_path / "run", tiny_job(steps={"total": 2})
     environment = on_a_cluster(server, job)
-    server.faults.extend([Fault(503)] * 10_000)
+    server.faults.extend([failing(503)] * 10_000)
     run = start(job, output, **environment)
     assert run.wait() == 0, run.logs()
     assert server.requests

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from patience import eventually
-from status_server import Fault, StatusServer
+from status_server import StatusServer, failing
 
 from ppojob_api.v1alpha1.status import TrainingStatus
 from ppojob_trainer.controller.job_resource import (
@@ -170,9 +170,9 @@ def test_who_has_nothing_to_say_ends_at_once() -> None:
 def test_through_everything_that_a_server_does(server: StatusServer) -> None:
     resource = JobResource(server.access, namespace="lab", name="sum", uid="u1", seconds=0.5)
     writer = StatusWriter(resource.write, AT_ONCE)
-    passing = [Fault(429, headers=(("Retry-After", "1"),)), Fault(500), Fault(0), Fault(-1)]
-    passing += [Fault(409), Fault(503), Fault(200, body=b"[]")]
-    server.faults.extend([*passing, Fault(401), Fault(403), Fault(404)])
+    passing = [failing(429, headers=(("Retry-After", "1"),)), failing(500), failing(0), failing(-1)]
+    passing += [failing(409), failing(503), failing(200, body=b"[]")]
+    server.faults.extend([*passing, failing(401), failing(403), failing(404)])
     for step in range(1, 4):
         writer.offer(state(step))
     eventually(lambda: bool(server.states))
