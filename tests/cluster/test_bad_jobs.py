@@ -32,19 +32,12 @@ NO_JSON = "json: unsupported value"
 
 @dataclass(frozen=True)
 class Sent:
-    """A wrong job that was sent.
+    """A wrong job that was sent."""
 
-    Attributes:
-        name: of the job, where it has one.
-        wheres: paths that `ppojob validate` names.
-        lines: that it prints.
-        refusal: why it was not taken; empty where it was.
-    """
-
-    name: str
-    wheres: tuple[str, ...]
-    lines: tuple[str, ...]
-    refusal: str
+    name: str  # empty where it has none
+    wheres: tuple[str, ...]  # paths that `ppojob validate` names
+    lines: tuple[str, ...]  # that it prints
+    refusal: str  # why it was not taken; empty where it was
 
 
 @pytest.fixture(scope="module")

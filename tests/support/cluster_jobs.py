@@ -23,13 +23,7 @@ def volume_name(cluster: Cluster, claim_name: str) -> str:
 
 
 def claim(cluster: Cluster, name: str, folder: Path | None = None) -> list[dict[str, Any]]:
-    """A volume of the node, and the claim that it is for.
-
-    Args:
-        cluster: with the namespace of the claim.
-        name: of the claim.
-        folder: that is the volume; None: any, and empty.
-    """
+    """A volume of the node, which is this folder or any, and the claim that it is for."""
     own = volume_name(cluster, name)
     size = {"storage": "1Gi"}
     host = {"path": f"/tmp/{cluster.namespace}", "type": "DirectoryOrCreate"}

@@ -46,12 +46,7 @@ class SumsOnly:
 
 
 class PromptFiles:
-    """A folder of files with prompts.
-
-    Args:
-        folder: where they are.
-        chat: tokenizer of those who read them.
-    """
+    """A folder of files with prompts, and the tokenizer of those who read them."""
 
     def __init__(self, folder: Path, chat: ChatTokenizer) -> None:
         self.folder = folder

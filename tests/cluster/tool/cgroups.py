@@ -18,8 +18,7 @@ WEIGHTS = {"cpu.shares": 16 * 1024, "cpu.weight": 16 * 100}
 def make(name: str) -> list[Path]:
     """Make a group in every hierarchy of this machine, as the kubelet wants its root to be.
 
-    Returns:
-        The `cgroup.procs` files that a process writes itself into.
+    Answers the `cgroup.procs` files that a process writes itself into.
     """
     _pass_on_controllers()
     folders = [hierarchy / name / PROCESSES for hierarchy in _hierarchies()]

@@ -28,30 +28,19 @@ FAKE = "kwok.x-k8s.io/node"
 
 @dataclass(frozen=True)
 class Process:
-    """One long-running process of the node.
+    """One long-running process of the node."""
 
-    Attributes:
-        name: of its log.
-        argv: how it is called.
-        after: what must answer before it is started: a URL, the path of a socket, or nothing.
-    """
-
-    name: str
+    name: str  # of its log
     argv: tuple[str, ...]
-    after: str = ""
+    after: str = ""  # what must answer before it is started: a URL, a socket's path, or nothing
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole node.
+    """A whole node."""
 
-    Attributes:
-        files: what is written before anything starts, by path.
-        processes: in the order of their start.
-    """
-
-    files: dict[str, str]
-    processes: tuple[Process, ...]
+    files: dict[str, str]  # what is written before anything starts, by path
+    processes: tuple[Process, ...]  # in the order of their start
 
     def as_json(self) -> str:
         """The same text for the same node: a running node is compared with what it should be."""
@@ -59,12 +48,7 @@ class Plan:
 
 
 def make(places: Places, *, containers: bool = True) -> Plan:
-    """The plan of this checkout's node.
-
-    Args:
-        places: of the checkout.
-        containers: whether pods run; without, kwok says so of a node that is not there.
-    """
+    """The plan of this checkout's node; without containers kwok plays one that is not there."""
     processes = _control_plane(places)
     if containers:
         return Plan(_files(places), (*processes, *_runtime(places)))

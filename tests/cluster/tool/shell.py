@@ -17,13 +17,8 @@ def call(
 ) -> str:
     """Run a program to its end; answers what it printed.
 
-    Args:
-        argv: how it is called.
-        env: its whole environment instead of ours.
-        log: takes all that it writes, where that may be much; a failure names this file.
-
-    Raises:
-        ClusterError: it failed; the message ends with the last line of what it wrote.
+    Where it fails, a ClusterError ends with the last line of what it wrote. `log` takes all of it,
+    where that may be much.
     """
     done = subprocess.run(
         argv, env=env, input="", capture_output=True, text=True, errors="replace", check=False
