@@ -32,8 +32,6 @@ NO_JSON = "json: unsupported value"
 
 @dataclass(frozen=True)
 class Sent:
-    """A wrong job that was sent."""
-
     name: str  # empty where it has none
     wheres: tuple[str, ...]  # paths that `ppojob validate` names
     lines: tuple[str, ...]  # that it prints

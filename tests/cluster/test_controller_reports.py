@@ -84,7 +84,6 @@ class Operated:
         return self.apply((access.credentials / "token").read_text(), job, status=status)
 
     def condition(self, job: str, name: str) -> str:
-        """Status of a condition."""
         path = f'{{.status.conditions[?(@.type=="{name}")].status}}'
         return self.cluster.read("ppojob", job, path)
 

@@ -48,7 +48,6 @@ class Cluster:
         return done.stdout + done.stderr
 
     def apply(self, *objects: Mapping[str, object]) -> None:
-        """Apply objects on the server's side."""
         self.kubectl("apply", "--server-side", "--filename=-", stdin=as_list(objects))
 
     def read(self, kind: str, name: str, path: str) -> str:
@@ -56,7 +55,6 @@ class Cluster:
         return self.kubectl("get", kind, name, f"--output=jsonpath={path}")
 
     def execute(self, pod: str, *argv: str) -> str:
-        """Run a program in a pod; answers what it printed."""
         return self.kubectl("exec", pod, "--", *argv)
 
     def _call(self, arguments: tuple[str, ...], stdin: str) -> subprocess.CompletedProcess[str]:

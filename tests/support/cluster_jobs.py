@@ -80,7 +80,6 @@ def restricted_spec(*containers: dict[str, Any], **more: Any) -> dict[str, Any]:
 def restricted_pod(
     name: str, container: dict[str, Any], labels: dict[str, str], **spec: Any
 ) -> dict[str, Any]:
-    """Such a pod."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -106,7 +105,6 @@ def pods(cluster: Cluster, name: str) -> list[str]:
 
 
 def wait_for_pods(cluster: Cluster, name: str, number: int) -> None:
-    """Wait until a job has so many pods."""
     eventually(lambda: len(pods(cluster, name)) == number)
 
 

@@ -48,7 +48,6 @@ def refusal(status: int, message: str) -> Answer:
 
 
 def listed(*items: Any) -> Answer:
-    """A list in one page."""
     return Answer(value={"metadata": {}, "items": list(items)})
 
 

@@ -37,8 +37,6 @@ class Run:
         )
 
     def wait_for_step(self, step: int, seconds: float = 180.0) -> None:
-        """Wait until the metrics of a step are there."""
-
         def is_done() -> bool:
             return any(record["step"] >= step for record in run_folders.metrics(self.output))
 

@@ -53,17 +53,14 @@ class PromptFiles:
         self.chat = chat
 
     def lines(self, name: str, *rows: object) -> Path:
-        """Write JSON lines."""
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         return self.raw(name, text.encode())
 
     def raw(self, name: str, content: bytes) -> Path:
-        """Write a file as it is."""
         (self.folder / name).write_bytes(content)
         return self.folder / name
 
     def table(self, name: str, *rows: Row, **options: object) -> Path:
-        """Write a parquet file."""
         return self.columns(name, pa.Table.from_pylist(list(rows)), **options)
 
     def columns(self, name: str, table: pa.Table, **options: object) -> Path:
@@ -72,7 +69,6 @@ class PromptFiles:
         return self.folder / name
 
     def spec(self, *paths: Path, **settings: object) -> DataSpec:
-        """The section `data` of a job that trains on files."""
         files = [{"path": str(path)} for path in paths]
         return DataSpec.model_validate({"train": files, **settings})
 
@@ -96,6 +92,5 @@ class PromptFiles:
         return [line.replace(f"{self.folder}/", "") for line in report.warnings]
 
     def open(self, *paths: Path, max_rows: int | None = None, **settings: object) -> PromptDataset:
-        """The data set of files."""
         spec = self.spec(*paths, **settings)
         return PromptDataset.open(spec.train, spec, self.chat, max_rows=max_rows)

@@ -31,7 +31,6 @@ class RefusedJob:
         self.set("spec.steps", {"total": 6})
 
     def get(self, path: str) -> dict[str, object]:
-        """A section of the manifest."""
         found = self.job
         for key in path.split("."):
             found = found[key]
@@ -46,7 +45,6 @@ class RefusedJob:
         found[last] = value
 
     def write_manifest(self) -> Path:
-        """Write the manifest; answers its path."""
         YAML(typ="safe").dump(self.job, self.manifest)
         return self.manifest
 

@@ -13,7 +13,6 @@ DEFAULTS = Defaults("trainer:1", "IfNotPresent", "nvidia.com/gpu")
 
 
 def rendered(job: Job) -> list[dict[str, Any]]:
-    """All objects of a job."""
     assert job.manifest is not None, job.problems
     config = pod_config(job, job.manifest)
     keys = [dict(one) for one in key_templates(job, config).values()]

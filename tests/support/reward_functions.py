@@ -32,7 +32,6 @@ def item(response: str, row: int = 0, **more: object) -> RewardItem:
 
 
 def descendants() -> list[str]:
-    """Command lines of all processes below this one."""
     listed = subprocess.run(
         ["ps", "-e", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
     )

@@ -33,7 +33,6 @@ class SimulatedCluster:
         self._watchers: list[tuple[str, asyncio.Queue[Change]]] = []
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """All objects of a kind, by name."""
         return [item for place, item in sorted(self.objects.items()) if place[0] == kind]
 
     def put(self, manifest: Manifest) -> dict[str, Any]:

@@ -47,12 +47,10 @@ class StatusServer(FakeApiServer):
 
     @property
     def states(self) -> list[dict[str, Any]]:
-        """What was written, in its order."""
         return [write.training for write in self.writes]
 
     @property
     def access(self) -> ApiAccess:
-        """The way in."""
         return ApiAccess("127.0.0.1", self.port, self.folder)
 
     def set_token(self, token: str) -> None:

@@ -108,7 +108,6 @@ def lay_out_network(node: str, host: str, services: str) -> None:
 
 
 def mount(*arguments: str) -> None:
-    """Call mount(8)."""
     subprocess.run(["mount", *arguments], check=True)
 
 

@@ -28,8 +28,6 @@ FAKE = "kwok.x-k8s.io/node"
 
 @dataclass(frozen=True)
 class Process:
-    """One long-running process of the node."""
-
     name: str  # of its log
     argv: tuple[str, ...]
     after: str = ""  # what must answer before it is started: a URL, a socket's path, or nothing
@@ -37,8 +35,6 @@ class Process:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole node."""
-
     files: dict[str, str]  # what is written before anything starts, by path
     processes: tuple[Process, ...]  # in the order of their start
 

@@ -39,7 +39,6 @@ def image(folder: Path, content: bytes) -> Path:
 
 
 def archived(made: Path, known: set[str]) -> dict[str, bytes]:
-    """The files of a layout's archive."""
     import layout
 
     out = io.BytesIO()

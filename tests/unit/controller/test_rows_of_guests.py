@@ -84,7 +84,6 @@ class Sides:
 
     @property
     def column(self) -> list[float]:
-        """What the owner has got."""
         column = self.owner.rows.mine.ref_logprobs
         assert column is not None
         return column.tolist()

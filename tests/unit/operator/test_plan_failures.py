@@ -79,7 +79,6 @@ class Life:
         return {one.name for one in actions(planned, DeletePod)}
 
     def killed(self) -> Termination:
-        """An end of a container now."""
         return Termination(137, "OOMKilled", "", NOW + datetime.timedelta(seconds=self.seconds))
 
     def end(self, name: str, **fields: Any) -> None:

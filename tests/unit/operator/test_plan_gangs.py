@@ -109,7 +109,6 @@ def test_what_a_group_reserves_is_free_when_the_job_is_suspended(scheduling) -> 
 
 @pytest.fixture(params=[KUEUE, VOLCANO, WORKLOAD], ids=lambda one: one["type"])
 def scheduling(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Whoever places the pods."""
     return request.param
 
 

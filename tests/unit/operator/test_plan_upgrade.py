@@ -96,7 +96,6 @@ def test_they_do_not_stand_in_for_pods_that_are_not_ready() -> None:
 
 
 def scaled(child: Child, replicas: int) -> Child:
-    """A StatefulSet that somebody has scaled by hand."""
     spec = {**child.manifest["spec"], "replicas": replicas}
     return dataclasses.replace(child, manifest={**child.manifest, "spec": spec})
 

@@ -51,7 +51,6 @@ def test_a_volume_of_a_role_stands_over_that_of_all() -> None:
     )
 
     def claims(spec: dict[str, Any]) -> list[str]:
-        """Claims that are mounted at /data."""
         sources = {one["name"]: one.get("persistentVolumeClaim") for one in spec["volumes"]}
         mounts = spec["containers"][0]["volumeMounts"]
         at = [one["name"] for one in mounts if one["mountPath"].startswith("/data")]
