@@ -81,8 +81,7 @@ def is_named(where: str, refusal: str) -> bool:
 
 def status_of(cluster: Cluster, name: str) -> dict[str, Any]:
     found = json.loads(cluster.kubectl("get", "ppojob", name, "--output=json"))
-    status: dict[str, Any] = found.get("status", {})
-    return status
+    return found.get("status", {})
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -64,8 +64,7 @@ def condition(cluster: Cluster, name: str, kind: str = "Admitted") -> dict[str, 
 
 
 def read(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(cluster.kubectl("get", kind, name, "--output=json"))
-    return found
+    return json.loads(cluster.kubectl("get", kind, name, "--output=json"))
 
 
 def write_status(cluster: Cluster, kind: str, name: str, **status: Any) -> None:

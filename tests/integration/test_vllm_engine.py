@@ -84,8 +84,7 @@ def facts(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
 
 @pytest.fixture(scope="module")
 def behaviour(facts: Facts) -> Facts:
-    found: Facts = facts["behaviour"]
-    return found
+    return facts["behaviour"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -93,7 +93,4 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 @pytest.fixture(scope="session")
 def tiny_data(tiny_folder: Path) -> dict[str, object]:
     """The section `data` of a tiny job."""
-    spec = tiny_jobs.make_manifest(tiny_folder)["spec"]
-    assert isinstance(spec, dict)
-    data: dict[str, object] = spec["data"]
-    return data
+    return tiny_jobs.make_manifest(tiny_folder)["spec"]["data"]

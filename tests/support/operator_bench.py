@@ -69,8 +69,7 @@ class Bench:
 
     @property
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = self.job["status"]
-        return status
+        return self.job["status"]
 
     @contextmanager
     def edited(self, kind: str, name: str) -> Iterator[dict[str, Any]]:

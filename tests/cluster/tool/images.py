@@ -117,8 +117,6 @@ def bring_in(places: Places, made: Path, name: str) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         ) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
             try:
                 layout.archive(made, name, known, process.stdin)
                 process.stdin.close()

@@ -17,8 +17,6 @@ def run_process() -> Iterator[Callable[..., int]]:
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(script: str, root: Path, arm: str = "", kill_after: float | None = None) -> int:
-        assert server.stdin is not None
-        assert server.stdout is not None
         order = {"script": script, "root": str(root), "arm": arm, "kill_after": kill_after}
         server.stdin.write(json.dumps(order) + "\n")
         server.stdin.flush()
@@ -26,5 +24,4 @@ def run_process() -> Iterator[Callable[..., int]]:
 
     with server:
         yield run
-        assert server.stdin is not None
         server.stdin.close()

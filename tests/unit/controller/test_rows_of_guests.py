@@ -84,9 +84,7 @@ class Sides:
 
     @property
     def column(self) -> list[float]:
-        column = self.owner.rows.mine.ref_logprobs
-        assert column is not None
-        return column.tolist()
+        return self.owner.rows.mine.ref_logprobs.tolist()
 
 
 def stages_of(world: World, store_host: str, *, owns_rows: bool) -> ModelStages:

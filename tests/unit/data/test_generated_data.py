@@ -130,7 +130,6 @@ def test_every_countdown_item_has_a_solution_and_is_there_once() -> None:
     items = [*task.train, *task.held_out]
     keys = set()
     for item in items:
-        assert isinstance(item.ground_truth, dict)
         target, numbers = item.ground_truth["target"], item.ground_truth["numbers"]
         assert 1 <= target <= 100
         keys.add((target, *sorted(map(str, numbers))))
@@ -171,7 +170,6 @@ def test_no_product_is_asked_for_twice_or_turned_round() -> None:
     task = multiply(rows=40, held_out=5, digits=1)
     factors = set()
     for row in [*task.train, *task.held_out]:
-        assert isinstance(row.prompt, list)
         product = row.prompt[-1]["content"].partition("equation: ")[2].partition(".")[0]
         assert eval(product) == int(str(row.ground_truth))
         factors.add(tuple(sorted(product.split(" * "))))

@@ -68,7 +68,6 @@ def test_what_a_server_keeps_in_metadata_is_no_mistake() -> None:
 
 def test_a_job_without_a_volume_is_refused() -> None:
     job = make_job(checkpoint={})
-    assert job.manifest is not None
     (problem,) = cluster_problems(job.manifest)
     assert (problem.reason_code, problem.where) == (ReasonCode.REQUIRED, "spec.checkpoint.volume")
     assert status_of(job).message == str(problem)
@@ -135,7 +134,6 @@ def test_a_missing_rank_is_named() -> None:
     first = look(make_job(), seen)
     job = make_job(status_of(make_job(), seen))
     assert job.status.reason == "Starting"
-    assert first.again_in is not None
     status = status_of(job, seen, first.again_in)
     assert status.reason == "PodsMissing"
     assert "sum-reward-1" in status.message

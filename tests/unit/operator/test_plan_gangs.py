@@ -15,7 +15,6 @@ from ppojob_operator.state import Child, Delete, Job, Observed
 
 def gang_of(job: Job) -> list[Child]:
     """The objects that a job is placed by, each made when the one before it is there."""
-    assert job.manifest is not None
     there: list[Child] = []
     for kind in GANGS[job.manifest.spec.scheduling.type].kinds:
         planned = look(job, seen(*there))

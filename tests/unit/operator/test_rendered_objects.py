@@ -24,7 +24,6 @@ PULLED = ("image", "imagePullPolicy")
 
 def template_with(settings: dict[str, Any], job: Job | None = None) -> dict[str, Any]:
     job = job or make_job()
-    assert job.manifest is not None
     config = pod_config(job, job.manifest)
     role = config.run.topology.role("actorRollout")
     return pod_template(job, config, role, PodSettings.model_validate(settings), DEFAULTS)

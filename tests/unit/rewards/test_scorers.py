@@ -287,7 +287,6 @@ def test_which_rows_are_checked() -> None:
     gsm8k_spec = RewardSpec.model_validate({"function": "gsm8k"})
     assert isinstance(row_checks([]), RoutedChecks)
     alone = row_checks([], has_model=True)
-    assert alone is not None
     assert alone.ground_truth_problem("any", None) is None
     assert row_checks([mine]) is None
     named = row_checks([mine, gsm8k_spec])
