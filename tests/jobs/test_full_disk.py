@@ -81,6 +81,5 @@ def test_a_job_that_ends_for_want_of_space_goes_on_by_the_same_command(
     assert any("No space left on device" in line for line in run.lines), run.lines
     assert unsealed(output / "checkpoints") == []
     ballast.unlink()
-    again = start(tiny_job(**SECTIONS), output)
-    assert again.wait() == 0, again.logs()
+    start(tiny_job(**SECTIONS), output).succeed()
     assert run_folders.result(output) == undisturbed

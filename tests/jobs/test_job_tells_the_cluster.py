@@ -46,8 +46,7 @@ def stages(states: list[dict[str, Any]]) -> list[tuple[int, str]]:
 def test_from_the_first_stage_to_the_last_state(start, tiny_job, tmp_path, server) -> None:
     output, job = tmp_path / "run", tiny_job(steps={"total": 6, "validateEvery": 3})
     server.faults.extend([failing(500), failing(0)])
-    run = start(job, output, **on_a_cluster(server, job))
-    assert run.wait() == 0, run.logs()
+    start(job, output, **on_a_cluster(server, job)).succeed()
     assert stages(server.states)[-1] == (1, "Finishing")
     assert {epoch for epoch, _ in stages(server.states)} == {1}
     steps = [state["step"] for state in server.states]
@@ -82,8 +81,7 @@ def test_no_answer_is_no_hindrance(start, tiny_job, tmp_path, server) -> None:
     output, job = tmp_path / "run", tiny_job(steps={"total": 2})
     environment = on_a_cluster(server, job)
     server.faults.extend([failing(503)] * 10_000)
-    run = start(job, output, **environment)
-    assert run.wait() == 0, run.logs()
+    start(job, output, **environment).succeed()
     assert server.requests
     assert not server.states
     log = (output / "logs" / "tiny-controller-0.log").read_text()

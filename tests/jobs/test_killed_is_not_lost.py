@@ -64,8 +64,7 @@ def test_everything_killed_at_once_and_the_same_command_again(
     assert run.wait() == 3, run.lines
     assert job_points.fired(once) == {point}
     run_folders.wait_until_gone(output)
-    again = start(job, output)
-    assert again.wait() == 0, again.logs()
+    start(job, output).succeed()
     assert run_folders.result(output) == undisturbed
 
 
@@ -73,18 +72,16 @@ def test_a_stopped_rank_is_noticed_and_replaced(start, tiny_job, output: Path, u
     environment = arm(once, ["rpc.update.answer.before", "rpc.score.answer.before"], "stop", 2)
     run = start(
         tiny_job(recovery=RECOVERY, timeouts={"livenessSeconds": 10}), output, **environment
-    )
-    assert run.wait() == 0, run.logs()
+    ).succeed()
     assert job_points.fired(once) == {"rpc.update.answer.before", "rpc.score.answer.before"}
     assert run_folders.result(output) == undisturbed
     assert "gave no sign of life for 10 s" in run.logs()
 
 
 def test_a_killed_reward_worker_costs_no_step(start, tiny_job, output: Path, undisturbed, once):
-    run = start(
+    start(
         tiny_job(recovery=RECOVERY), output, **arm(once, ["rpc.score.answer.before"], "kill", 3)
-    )
-    assert run.wait() == 0, run.logs()
+    ).succeed()
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"rewound"') == 1, "only the start counts as one"
     assert run_folders.result(output) == undisturbed
@@ -107,8 +104,7 @@ def test_scores_that_are_not_to_be_had_again_cost_no_job(start, tiny_job, tmp_pa
     points = ["rpc.score.answer.after@3=kill", "controller.step.computed@3=kill"]
     steps = {"total": 4, "validateFirst": False}
     job = tiny_job(recovery=RECOVERY, rewards=rewards, steps=steps)
-    run = start(job, output, **job_points.armed(once, *points))
-    assert run.wait() == 0, run.logs()
+    start(job, output, **job_points.armed(once, *points)).succeed()
     assert len(list(once.iterdir())) == 2
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"controller_started"') == 2
@@ -118,8 +114,7 @@ def test_scores_that_are_not_to_be_had_again_cost_no_job(start, tiny_job, tmp_pa
 
 def test_a_killed_controller_runs_no_step_again(start, tiny_job, output: Path, undisturbed, once):
     points = ["controller.step.computed", "controller.step.recorded"]
-    run = start(tiny_job(recovery=RECOVERY), output, **arm(once, points, "kill", 3))
-    assert run.wait() == 0, run.logs()
+    start(tiny_job(recovery=RECOVERY), output, **arm(once, points, "kill", 3)).succeed()
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"controller_started"') == 3
     assert journal.count('"rewound"') == 1
@@ -139,8 +134,7 @@ def test_a_damaged_commit_is_refused_by_name_and_the_one_before_is_used(
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     points = ["checkpoint.replace.rename.before", "checkpoint.replace.rename.after"]
-    again = start(job, output, **arm(once, points))
-    assert again.wait() == 0, again.logs()
+    again = start(job, output, **arm(once, points)).succeed()
     assert set(points) <= job_points.fired(once)
     damaged = f"checkpoints/{newest.name}/actorRollout/rank-00000/optimizer.safetensors: "
     (told,) = [line for line in again.lines if line.startswith(damaged)]
@@ -174,8 +168,7 @@ def test_leaving_anything_out_of_the_commit_is_noticed(
     run = start(job, output, **arm(once, ["rpc.update.answer.before"], "kill_group", 11))
     assert run.wait() == 3
     forget(output / "checkpoints" / "step-000004")
-    again = start(job, output)
-    assert again.wait() == 0, again.logs()
+    start(job, output).succeed()
     assert run_folders.result(output)["metrics"] != undisturbed["metrics"]
 
 

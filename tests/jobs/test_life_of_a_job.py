@@ -41,8 +41,7 @@ def test_a_job_under_nohup_outlives_its_terminal_and_needs_no_proxy(start, tiny_
 
 def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, output, undisturbed):
     job = tiny_job(numExamine=1)
-    first = start(job, output)
-    assert first.wait() == 0, first.logs()
+    first = start(job, output).succeed()
     run_folders.wait_until_gone(output)
     assert run_folders.result(output) == undisturbed, "two runs of one seed are equal"
     assert [record["step"] for record in run_folders.metrics(output)] == list(range(25))
@@ -62,10 +61,9 @@ def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, out
     assert (output / "metrics.jsonl").read_bytes() == written
 
 
-def test_a_run_of_another_seed_is_another_run(start, tiny_job, tmp_path: Path, undisturbed):
-    run = start(tiny_job(seed=1), tmp_path / "run")
-    assert run.wait() == 0, run.logs()
-    assert run_folders.without_clock(tmp_path / "run") != undisturbed["metrics"]
+def test_a_run_of_another_seed_is_another_run(start, tiny_job, output: Path, undisturbed):
+    start(tiny_job(seed=1), output).succeed()
+    assert run_folders.without_clock(output) != undisturbed["metrics"]
 
 
 def test_ctrl_c_commits_and_the_same_command_goes_on(start, tiny_job, tmp_path: Path, undisturbed):
@@ -78,8 +76,7 @@ def test_ctrl_c_commits_and_the_same_command_goes_on(start, tiny_job, tmp_path: 
     done = run_folders.metrics(parts)[-1]["step"]
     assert (parts / "checkpoints" / f"step-{int(done):06d}" / "manifest.json").exists()
     assert json.loads((parts / "summary.json").read_text())["phase"] == "Interrupted"
-    again = start(job, parts)
-    assert again.wait() == 0, again.logs()
+    start(job, parts).succeed()
     assert run_folders.result(parts) == undisturbed
 
 

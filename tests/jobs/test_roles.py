@@ -37,8 +37,8 @@ def finished(start, folder: Path, tmp_path: Path, name: str, **changes: object) 
     """The run folder of a job that has been run to its end."""
     place = tmp_path / name
     place.mkdir()
-    run = start(tiny_jobs.write_manifest(place, folder, **{**PATIENT, **changes}), place / "run")
-    assert run.wait(600) == 0, run.logs()
+    manifest = tiny_jobs.write_manifest(place, folder, **{**PATIENT, **changes})
+    start(manifest, place / "run").succeed(600)
     return place / "run"
 
 
@@ -89,8 +89,7 @@ def test_a_run_goes_on_under_another_layout(start, even_folder, tmp_path: Path, 
     run = start(manifest, output, **killed)
     assert run.wait() == 3, run.logs()
     roles = {"actorRollout": {"ranksPerReplica": 2}}
-    run = start(tiny_jobs.write_manifest(tmp_path, even_folder, **job, roles=roles), output)
-    assert run.wait(600) == 0, run.logs()
+    start(tiny_jobs.write_manifest(tmp_path, even_folder, **job, roles=roles), output).succeed(600)
     for ours, theirs in zip(
         run_folders.without_layout(output), run_folders.without_layout(whole), strict=True
     ):
@@ -130,8 +129,7 @@ def test_a_controller_killed_behind_the_passes_of_guests(
 ):
     """What the reference and the critic have said of the rows is not asked for twice."""
     points = ["controller.step.recorded@1=kill", "controller.step.computed@2=kill"]
-    run = start(tiny_job(**APART), output, **job_points.armed(once, *points))
-    assert run.wait(600) == 0, run.logs()
+    start(tiny_job(**APART), output, **job_points.armed(once, *points)).succeed(600)
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"controller_started"') == 3
     assert journal.count('"rewound"') == 1, "only the start counts as one"

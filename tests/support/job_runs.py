@@ -29,6 +29,11 @@ class Run:
         self.lines += printed.splitlines()
         return self.process.returncode
 
+    def succeed(self, seconds: float = 300.0) -> "Run":
+        """Wait for the end, which must be a good one."""
+        assert self.wait(seconds) == 0, self.logs()
+        return self
+
     def logs(self) -> str:
         """The last lines of all pods' logs."""
         return "\n".join(
