@@ -156,42 +156,6 @@ def test_pod_security_refuses_what_is_not_restricted(cluster: Cluster, base_imag
     assert 'violates PodSecurity "restricted:latest"' in why
 
 
-def test_a_validating_admission_policy_is_kept(cluster: Cluster) -> None:
-    named = {"metadata": {"name": cluster.namespace}}
-    group = "admissionregistration.k8s.io/v1"
-    rule = {
-        "apiGroups": [""],
-        "apiVersions": ["v1"],
-        "operations": ["CREATE"],
-        "resources": ["configmaps"],
-    }
-    here = {"matchLabels": {"kubernetes.io/metadata.name": cluster.namespace}}
-    cluster.apply(
-        {
-            "apiVersion": group,
-            "kind": "ValidatingAdmissionPolicy",
-            **named,
-            "spec": {
-                "matchConstraints": {"resourceRules": [rule], "namespaceSelector": here},
-                "validations": [{"expression": "object.metadata.name != 'no'"}],
-            },
-        },
-        {
-            "apiVersion": group,
-            "kind": "ValidatingAdmissionPolicyBinding",
-            **named,
-            "spec": {"policyName": cluster.namespace, "validationActions": ["Deny"]},
-        },
-    )
-    try:
-        # The API server reads policies from a cache of its own.
-        dry = ("create", "configmap", "no", "--dry-run=server")
-        eventually(lambda: cluster.namespace in cluster.outcome(*dry))
-    finally:
-        for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
-            cluster.kubectl("delete", kind, cluster.namespace)
-
-
 def test_a_gang_waits_until_there_are_gpus_for_all_of_it(cluster: Cluster, base_image: str) -> None:
     group = {
         "apiVersion": "scheduling.k8s.io/v1alpha2",

@@ -111,28 +111,3 @@ def test_wrong_jobs_get_no_pods(cluster: Cluster, operator: Operator) -> None:
     says(cluster, "escape", "InvalidSpec")
     assert not children(cluster, "escape")
     cluster.kubectl("delete", "ppojob", "nowhere", "escape")
-
-
-def test_a_frozen_leader_is_replaced_and_harmless_when_it_thaws(cluster, operator, logs) -> None:
-    def holder() -> str:
-        return cluster.read("lease", "ppojob-operator", "{.spec.holderIdentity}")
-
-    cluster.apply(job("twice"))
-    wait_for_pods(cluster, "twice", 4)
-    before = children(cluster, "twice")
-    second = Operator(cluster, logs, "second", 18192)
-    try:
-        assert holder() == "first"
-        operator.process.send_signal(signal.SIGSTOP)
-        eventually(lambda: holder() == "second")
-        cluster.kubectl("delete", "service", "twice-reward", "--wait=false")
-        eventually(lambda: children(cluster, "twice") == before)
-        operator.process.send_signal(signal.SIGCONT)
-        cluster.apply(job("after"))
-        wait_for_pods(cluster, "after", 4)
-        assert holder() == "second"
-        assert children(cluster, "twice") == before
-        cluster.kubectl("delete", "ppojob", "twice", "after")
-    finally:
-        operator.process.send_signal(signal.SIGCONT)
-        second.end()
