@@ -96,18 +96,3 @@ def test_suspended_and_resumed(cluster: Cluster, operator: Operator) -> None:
     after = children(cluster, "paused")
     assert {key: after[key] for key in keys} == keys
     cluster.kubectl("delete", "ppojob", "paused")
-
-
-def test_wrong_jobs_get_no_pods(cluster: Cluster, operator: Operator) -> None:
-    refused = cluster.refused("apply", "--filename=-", stdin=json.dumps(job("Upper_Case")))
-    assert "metadata.name" in refused
-    cluster.apply(job("nowhere", checkpoint={"every": 2}))
-    says(cluster, "nowhere", "InvalidSpec")
-    assert cluster.read("ppojob", "nowhere", "{.status.message}").startswith(
-        "spec.checkpoint.volume: got nothing"
-    )
-    overridden = [{"podOverrides": {"spec": {"hostNetwork": True}}}]
-    cluster.apply(job("escape", pods=overridden))
-    says(cluster, "escape", "InvalidSpec")
-    assert not children(cluster, "escape")
-    cluster.kubectl("delete", "ppojob", "nowhere", "escape")
