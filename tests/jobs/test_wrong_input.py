@@ -224,11 +224,6 @@ def test_a_file_that_is_no_job(wrong: RefusedJob) -> None:
     assert wrong.refused("-")[0].startswith("<stdin>:1:1: got nothing: ")
 
 
-def test_an_unknown_flag(wrong: RefusedJob) -> None:
-    (*_, line) = wrong.refused(wrong.write_manifest(), "--resume")
-    assert line.startswith("Error: No such option '--resume'.")
-
-
 def test_overrides_are_judged_with_the_file(wrong: RefusedJob) -> None:
     wrong.set("spec.rollout.topP", 0)
     file, flag = wrong.refused(wrong.write_manifest(), "--set", "spec.steps.total=0")

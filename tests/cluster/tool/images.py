@@ -11,9 +11,8 @@ import layout
 import machine
 import plan
 import programs
-from cluster_error import ClusterError
 from places import Places
-from shell import call, step
+from shell import ClusterError, call, step
 
 SUITE = "bookworm"
 PACKAGES = ("ca-certificates", "libnuma1", "python3", "python3-venv")

@@ -5,8 +5,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_error import ClusterError
-from shell import call, step
+from shell import ClusterError, call, step
 
 # What is looked for (a program, or a file below /usr) and the Debian package that holds it.
 FOR_BUILDING = {

@@ -15,9 +15,8 @@ import images
 import machine
 import plan
 import programs
-from cluster_error import ClusterError
 from places import TOOL, Places
-from shell import call, step
+from shell import ClusterError, call, step
 
 LINK = "ppojob0"
 PATIENCE_S = 120.0

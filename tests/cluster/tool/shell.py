@@ -1,4 +1,4 @@
-"""Other programs, called so that a failure is one line; and progress with seconds."""
+"""Other programs, called so that a failure is one line for a person; and progress with seconds."""
 
 import subprocess
 import sys
@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster_error import ClusterError
+
+class ClusterError(Exception):
+    """One line: what is wrong with this machine or this input, and what to do about it."""
 
 
 def call(

@@ -327,11 +327,6 @@ def test_templates(name: str, tmp_path: Path, make_folder: Callable[..., Path]) 
         assert_lines(rows(tool)(files), EXPECTED[name])
 
 
-def test_good_files_have_no_problem(files: PromptFiles) -> None:
-    assert files.errors(files.table("a.parquet", good_row())) == []
-    assert files.errors(files.lines("a.jsonl", good_row())) == []
-
-
 def test_a_file_that_may_not_be_read(files: PromptFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     path = files.lines("a.jsonl", good_row())
     path.chmod(0o600)

@@ -31,6 +31,7 @@ def test_volcano_gets_one_group_of_all_pods() -> None:
     )
     planned = look(job, seen())
     (group,) = made(planned, "PodGroup")
+    assert kinds(planned).index("Create PodGroup") < kinds(planned).index("Create StatefulSet")
     assert group["apiVersion"] == "scheduling.volcano.sh/v1beta1"
     spec = group["spec"]
     assert (spec["minMember"], spec["queue"]) == (4, "research")
@@ -61,11 +62,6 @@ def test_kubernetes_own_gang_is_one_group_of_one_workload() -> None:
     for one in made(planned, "StatefulSet"):
         spec = one["spec"]["template"]["spec"]
         assert spec["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
-
-
-def test_the_group_is_there_before_the_first_pod() -> None:
-    first = kinds(look(make_job(scheduling=VOLCANO), seen()))
-    assert first.index("Create PodGroup") < first.index("Create StatefulSet")
 
 
 @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
