@@ -8,7 +8,6 @@ from pathlib import Path
 import job_points
 import pytest
 import run_folders
-import tiny_jobs
 from job_runs import Run
 from small_disks import SmallDisk, small_disk
 
@@ -42,8 +41,7 @@ def wait_until_stopped(run: Run) -> int:
     return stopped()
 
 
-def test_a_disk_that_is_full_for_a_while(disk, start, tiny_job, tiny_folder, tmp_path, once):
-    undisturbed = tiny_jobs.undisturbed_result(tmp_path, tiny_folder, **SECTIONS)
+def test_a_disk_that_is_full_for_a_while(disk, start, tiny_job, once, undisturbed):
     points = ("controller.step.begin@2=stop", "controller.step.begin@10=stop")
     output, ballast = disk.folder / "run", disk.folder / "ballast"
     run = start(tiny_job(**SECTIONS), output, **job_points.armed(once, *points))
@@ -67,9 +65,8 @@ def test_a_disk_that_is_full_for_a_while(disk, start, tiny_job, tiny_folder, tmp
 
 
 def test_a_job_that_ends_for_want_of_space_goes_on_by_the_same_command(
-    disk, start, tiny_job, tiny_folder, tmp_path, once
+    disk, start, tiny_job, once, undisturbed
 ):
-    undisturbed = tiny_jobs.undisturbed_result(tmp_path, tiny_folder, **SECTIONS)
     output, ballast = disk.folder / "run", disk.folder / "ballast"
     environment = job_points.armed(once, "controller.step.begin@6=stop")
     run = start(tiny_job(**SECTIONS), output, **environment)
