@@ -224,13 +224,6 @@ def test_a_file_that_is_no_job(wrong: RefusedJob) -> None:
     assert wrong.refused("-")[0].startswith("<stdin>:1:1: got nothing: ")
 
 
-def test_overrides_are_judged_with_the_file(wrong: RefusedJob) -> None:
-    wrong.set("spec.rollout.topP", 0)
-    file, flag = wrong.refused(wrong.write_manifest(), "--set", "spec.steps.total=0")
-    assert file.startswith("spec.rollout.topP: ")
-    assert flag.startswith("--set spec.steps.total=0: ")
-
-
 # On real processes
 
 
