@@ -145,8 +145,9 @@ def test_the_plan_stays_inside_its_folder_and_its_addresses(tmp_path: Path) -> N
     from places import Places
 
     assert plan.make(Places(tmp_path)) == plan.make(Places(tmp_path))
-    for path in plan.make(Places(tmp_path)).files:
+    for path, text in plan.make(Places(tmp_path)).files.items():
         assert Path(path).is_relative_to(tmp_path / "node")
+        assert "$(" not in text, "a value that nobody gave"
     tests = ipaddress.ip_network("198.18.0.0/15")
     link = ipaddress.ip_network(f"{plan.HOST_ADDRESS}/{plan.LINK_PREFIX}", strict=False)
     ranges = [link, *map(ipaddress.ip_network, (plan.POD_RANGE, plan.SERVICE_RANGE))]
