@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_models import save_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -26,8 +26,9 @@ Facts = dict[str, Any]
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for kind in ("tied", "untied"):
-        torch.manual_seed(len(kind))
-        config = LlamaConfig(
+        save_model(
+            folder / kind,
+            seed=len(kind),
             vocab_size=512,
             hidden_size=128,
             intermediate_size=256,
@@ -41,7 +42,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
             eos_token_id=2,
             pad_token_id=2,
         )
-        LlamaForCausalLM(config).save_pretrained(folder / kind)
     save_with_more(folder / "tied", folder / "with more")
     return folder
 

@@ -14,6 +14,12 @@ from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
 from ppojob_trainer.json_value import Json
 
 Row = dict[str, object]
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 def good_row(content: str = "3 + 5", answer: object = "8", **changes: object) -> Row:

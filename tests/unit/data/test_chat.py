@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prompt_files import encode_chat
+from prompt_files import CHATML, encode_chat
 
 from ppojob_trainer.data import template_renderer
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -28,11 +28,7 @@ TURNS = [
 ]
 
 TEMPLATES = {
-    "chatml": (
-        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
-        "{{ '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    ),
+    "chatml": CHATML,
     "default system": (
         "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
         "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tiny_models import make_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.smollm2 import build_demo_model
@@ -28,8 +29,7 @@ NAMES = {
 
 
 def tiny_llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
+    model = make_model(
         vocab_size=len(TOKENS),
         hidden_size=24,
         intermediate_size=40,
@@ -42,7 +42,6 @@ def tiny_llama() -> LlamaForCausalLM:
         tie_word_embeddings=True,
         initializer_range=0.4,
     )
-    model = LlamaForCausalLM(config)
     for parameter in model.parameters():  # values that bfloat16 holds exactly
         parameter.data = parameter.data.to(torch.bfloat16).float()
     return model
