@@ -22,10 +22,12 @@ def volume_name(cluster: Cluster, claim_name: str) -> str:
     return f"{cluster.namespace}-{claim_name}"
 
 
-def claim(cluster: Cluster, name: str, folder: Path | None = None) -> list[dict[str, Any]]:
+def claim(
+    cluster: Cluster, name: str, folder: Path | None = None, storage: str = "1Gi"
+) -> list[dict[str, Any]]:
     """A volume of the node, which is this folder or any, and the claim that it is for."""
     own = volume_name(cluster, name)
-    size = {"storage": "1Gi"}
+    size = {"storage": storage}
     host = {"path": f"/tmp/{cluster.namespace}", "type": "DirectoryOrCreate"}
     if folder is not None:
         host = {"path": str(folder), "type": "Directory"}
