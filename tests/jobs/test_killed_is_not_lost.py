@@ -188,3 +188,29 @@ def test_a_signal_from_outside_at_any_moment(start, tiny_job, output: Path, undi
             os.kill(pid, signal.SIGKILL)
     assert run.wait() == 0, run.logs()
     assert run_folders.result(output) == undisturbed
+
+
+@pytest.mark.vllm
+def test_killed_with_the_real_rollout_engine(start, tiny_job, tmp_path: Path, once):
+    """Bit-equal, although vLLM is loaded many times."""
+    changes = {
+        "rollout": {"engine": "vllm", "kvCacheGib": 0.25},
+        "training": {"autocast": "auto"},
+        "steps": {"total": 4, "validateEvery": 2},
+        "recovery": {"restartsWithoutProgress": 10},
+    }
+    job = tiny_job(**changes)
+    whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
+    start(job, whole).succeed()
+    armed = job_points.armed(
+        once,
+        "rpc.generate.answer.before@3=kill",  # a rank, with a response phase lost
+        "controller.step.computed@2=kill",
+        "rpc.save_shards.answer.after@1=kill_group",  # everything, in the middle of a commit
+    )
+    run = start(job, disturbed, **armed)
+    assert run.wait(600) == 3, run.lines
+    run_folders.wait_until_gone(disturbed)
+    start(job, disturbed).succeed(600)
+    assert len(list(once.iterdir())) == 3
+    assert run_folders.result(disturbed) == run_folders.result(whole)
