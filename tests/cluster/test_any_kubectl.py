@@ -118,9 +118,7 @@ def gone_after(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_cluster_has_the_job_of_the_plan(
-    cluster: Cluster, crd: None, gone_after: None, plan: bytes, file: Path, way: str, tmp_path: Path
-):
+def test_the_cluster_has_the_job_of_the_plan(cluster, crd, gone_after, plan, file, way, tmp_path):
     WAYS[way](cluster, file, tmp_path)
     (found,) = json.loads(cluster.kubectl("get", "ppojobs", "--output=json"))["items"]
     job = read_job(found)
@@ -133,9 +131,7 @@ def test_the_cluster_has_the_job_of_the_plan(
 
 
 @pytest.mark.parametrize("way", ["apply", "create", "apply --server-side"])
-def test_a_null_is_no_field_or_refused_by_its_path(
-    cluster: Cluster, crd: None, gone_after: None, way: str
-):
+def test_a_null_is_no_field_or_refused_by_its_path(cluster, crd, gone_after, way):
     manifest = given(every_field()[0])
     manifest["spec"]["rollout"]["topP"] = None
     manifest["spec"]["rollout"]["kvCacheGib"] = None

@@ -32,19 +32,10 @@ NO_JSON = "json: unsupported value"
 
 @dataclass(frozen=True)
 class Sent:
-    """A wrong job that was sent.
-
-    Attributes:
-        name: of the job, where it has one.
-        wheres: paths that `ppojob validate` names.
-        lines: that it prints.
-        refusal: why it was not taken; empty where it was.
-    """
-
-    name: str
-    wheres: tuple[str, ...]
-    lines: tuple[str, ...]
-    refusal: str
+    name: str  # empty where it has none
+    wheres: tuple[str, ...]  # paths that `ppojob validate` names
+    lines: tuple[str, ...]  # that it prints
+    refusal: str  # why it was not taken; empty where it was
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +81,7 @@ def is_named(where: str, refusal: str) -> bool:
 
 def status_of(cluster: Cluster, name: str) -> dict[str, Any]:
     found = json.loads(cluster.kubectl("get", "ppojob", name, "--output=json"))
-    status: dict[str, Any] = found.get("status", {})
-    return status
+    return found.get("status", {})
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -158,9 +148,7 @@ def test_what_decides_the_weights_and_where_they_are_stays(cluster: Cluster, ope
 
 
 @pytest.mark.parametrize("cosine", ["optimizer", "critic", None])
-def test_the_length_of_a_run_stays_where_it_decides_the_weights(
-    cluster: Cluster, operator: Operator, cosine: str | None
-):
+def test_the_length_of_a_run_stays_where_it_decides_the_weights(cluster, operator, cosine):
     optimizer = {"schedule": "cosine"}
     sections = {"optimizer": optimizer, "critic": {"optimizer": optimizer}}
     given = {cosine: sections[cosine]} if cosine else {}
@@ -179,9 +167,7 @@ def test_the_length_of_a_run_stays_where_it_decides_the_weights(
     cluster.kubectl(*patch, '--patch={"spec": {"steps": {"validateEvery": 5}}}')
 
 
-def test_an_edit_that_leaves_no_room_for_the_warm_up_is_refused(
-    cluster: Cluster, operator: Operator
-):
+def test_an_edit_that_leaves_no_room_for_the_warm_up_is_refused(cluster, operator):
     spec = {**GOOD_JOB["spec"], "lifecycle": {"suspend": True}, "optimizer": {"warmupSteps": 20}}
     cluster.apply({**GOOD_JOB, "metadata": {"name": "warm"}, "spec": spec})
     patch = '--patch={"spec": {"steps": {"total": 19}}}'

@@ -8,6 +8,7 @@ import pytest
 from chart import ROOT
 from chart_programs import helm_on
 from cluster_access import Cluster, eventually
+from cluster_jobs import bound_role
 from ruamel.yaml import YAML
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -28,25 +29,14 @@ def release(cluster: Cluster) -> Iterator[str]:
 def job(cluster: Cluster, release: str) -> str:
     """A job, and accounts that RBAC lets do more than it should: only the policy holds them."""
     manifest = YAML(typ="safe").load(ROOT / "examples" / "addition-grpo.yaml")
-    rule = {"apiGroups": ["ppojob.dev"], "resources": ["ppojobs/status"], "verbs": ["patch", "get"]}
-    main = {"apiGroups": ["ppojob.dev"], "resources": ["ppojobs"], "verbs": ["get", "patch"]}
-    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role"}
+    resources = ["ppojobs", "ppojobs/status"]
+    rule = {"apiGroups": ["ppojob.dev"], "resources": resources, "verbs": ["get", "patch"]}
     subjects = [
         {"kind": "ServiceAccount", "name": name, "namespace": cluster.namespace}
         for name in (f"{JOB}-controller", "ppojob-operator")
     ]
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "controllers"}
-    cluster.apply(
-        {**manifest, "metadata": {"name": JOB}},
-        {**role, "metadata": {"name": "controllers"}, "rules": [rule, main]},
-        {
-            **role,
-            "kind": "RoleBinding",
-            "metadata": {"name": "controllers"},
-            "roleRef": reference,
-            "subjects": subjects,
-        },
-    )
+    rights = bound_role("controllers", [rule], *subjects)
+    cluster.apply({**manifest, "metadata": {"name": JOB}}, *rights)
     status = {"status": {"phase": "Running", "training": {"epoch": 2, "step": 5}}}
     cluster.kubectl(*patch(status))
     # The policy takes a moment to reach the API server's admission. What it let through until then

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from chart_programs import helm_on
 from cluster_access import Cluster, eventually
-from cluster_jobs import job, stand_in
+from cluster_jobs import bound_role, job, pods, stand_in, wait_for_pods
 from operator_replica import Operator
 from ruamel.yaml import YAML
 
@@ -84,7 +84,6 @@ class Operated:
         return self.apply((access.credentials / "token").read_text(), job, status=status)
 
     def condition(self, job: str, name: str) -> str:
-        """Status of a condition."""
         path = f'{{.status.conditions[?(@.type=="{name}")].status}}'
         return self.cluster.read("ppojob", job, path)
 
@@ -114,7 +113,7 @@ def operated(
         for name in ("sums", "other"):
             # Its pods are never placed, so that their readiness is the test's to say.
             cluster.apply(job(name, steps={"total": 100}, roles={}))
-            eventually(lambda name=name: is_made(cluster, name))
+            wait_for_pods(cluster, name, 3)
         refusal = "a controller changes status.training only"
         # The policy takes a moment to reach the API server's admission.
         eventually(lambda: refusal in one.patch("sums", {"image": "mine"}))
@@ -123,16 +122,6 @@ def operated(
         operator.end()
         cluster.kubectl("delete", "ppojob", "--all")
         helm_on(cluster, "uninstall")
-
-
-def pods(cluster: Cluster, name: str) -> list[str]:
-    return cluster.kubectl(
-        "get", "pods", f"--selector=ppojob.dev/job={name}", "--output=name"
-    ).split()
-
-
-def is_made(cluster: Cluster, name: str) -> bool:
-    return len(pods(cluster, name)) == 3
 
 
 def write(resource: JobResource, **fields: Any) -> None:
@@ -188,25 +177,16 @@ def test_a_controller_says_nothing_of_another_job(operated: Operated) -> None:
 @pytest.fixture
 def broad_rights(operated: Operated) -> Iterator[None]:
     """A namespace whose accounts may all write to all jobs, as an administrator may grant it."""
-    name, group = "everybody", "rbac.authorization.k8s.io"
     rule = {
         "apiGroups": ["ppojob.dev"],
         "resources": ["ppojobs", "ppojobs/status"],
         "verbs": ["get", "patch"],
     }
     accounts = f"system:serviceaccounts:{operated.cluster.namespace}"
-    head = {"apiVersion": f"{group}/v1", "metadata": {"name": name}}
-    operated.cluster.apply(
-        {**head, "kind": "Role", "rules": [rule]},
-        {
-            **head,
-            "kind": "RoleBinding",
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
-            "subjects": [{"kind": "Group", "name": accounts, "apiGroup": group}],
-        },
-    )
+    subject = {"kind": "Group", "name": accounts, "apiGroup": "rbac.authorization.k8s.io"}
+    operated.cluster.apply(*bound_role("everybody", [rule], subject))
     yield
-    operated.cluster.kubectl("delete", "role,rolebinding", name)
+    operated.cluster.kubectl("delete", "role,rolebinding", "everybody")
 
 
 @pytest.mark.usefixtures("broad_rights")
@@ -218,9 +198,7 @@ def test_a_controller_with_rights_over_all_jobs_says_nothing_of_another(operated
 
 
 @pytest.mark.usefixtures("broad_rights")
-def test_an_account_that_is_called_a_controller_and_is_none_is_left_alone(
-    operated: Operated,
-) -> None:
+def test_an_account_that_is_called_a_controller_and_is_none_is_left_alone(operated) -> None:
     cluster, account = operated.cluster, "sweep-controller"
     name = f"{account}-7d4b5-x2k8p"
     pod = stand_in(cluster, "localhost/none", "other", "sweep", "")

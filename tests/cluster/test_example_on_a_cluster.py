@@ -10,7 +10,7 @@ import pytest
 import run_folders
 import training_jobs
 from cluster_access import REPOSITORY, Cluster
-from cluster_jobs import volume_name
+from cluster_jobs import claim
 from ruamel.yaml import YAML
 
 pytestmark = [pytest.mark.cluster, pytest.mark.images, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -23,17 +23,10 @@ def volume(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """An empty volume for the example's claim: nobody here makes one by itself."""
     folder = tmp_path_factory.mktemp("claimed")
     os.chown(folder, training_jobs.RUN_USER, training_jobs.RUN_USER)
-    name = volume_name(cluster, training_jobs.CLAIM)
-    spec = {
-        "accessModes": ["ReadWriteMany"],
-        "capacity": {"storage": "20Gi"},
-        "hostPath": {"path": str(folder), "type": "Directory"},
-        "claimRef": {"namespace": cluster.namespace, "name": training_jobs.CLAIM},
-    }
-    head = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}}
-    cluster.apply({**head, "spec": spec})
+    made, _ = claim(cluster, training_jobs.CLAIM, folder, storage="20Gi")
+    cluster.apply(made)
     yield folder
-    cluster.kubectl("delete", "persistentvolume", name, "--wait=false")
+    cluster.kubectl("delete", "persistentvolume", made["metadata"]["name"], "--wait=false")
 
 
 def test_what_the_readme_says(cluster: Cluster, release: str, volume: Path, tmp_path: Path) -> None:

@@ -64,8 +64,7 @@ def condition(cluster: Cluster, name: str, kind: str = "Admitted") -> dict[str, 
 
 
 def read(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(cluster.kubectl("get", kind, name, "--output=json"))
-    return found
+    return json.loads(cluster.kubectl("get", kind, name, "--output=json"))
 
 
 def write_status(cluster: Cluster, kind: str, name: str, **status: Any) -> None:
@@ -80,9 +79,7 @@ def write_status(cluster: Cluster, kind: str, name: str, **status: Any) -> None:
     cluster.kubectl("patch", kind, name, *where, "--type=merge", f"--patch={json.dumps(patch)}")
 
 
-def test_a_gang_that_does_not_fit_binds_no_pod_and_all_when_it_does(
-    cluster: Cluster, operator: Operator
-):
+def test_a_gang_that_does_not_fit_binds_no_pod_and_all_when_it_does(cluster, operator):
     roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}, "reward": {"replicas": 2}}
     pods = [{**SMALL, "gpuResource": GPU}]
     whole = gang("whole", {"type": "workload"}, roles=roles, pods=pods)

@@ -98,9 +98,7 @@ class Following:
         return words(self._path.read_text())
 
 
-def test_followed_logs_go_on_across_pods_that_come_and_go(
-    cluster: Cluster, base_image: str, tmp_path: Path
-) -> None:
+def test_followed_logs_go_on_across_pods_that_come_and_go(cluster, base_image, tmp_path) -> None:
     cluster.apply(job("followed"))
     first = stand_in(cluster, base_image, "followed", "controller", counting("one", 40, 0.1))
     cluster.apply(first)

@@ -9,7 +9,7 @@ import node_gpus
 import node_processes
 import pytest
 from cluster_access import Cluster, as_list, eventually
-from cluster_jobs import restricted_container, restricted_pod, restricted_spec
+from cluster_jobs import bound_role, restricted_container, restricted_pod, restricted_spec
 
 pytestmark = [pytest.mark.cluster, pytest.mark.containers, pytest.mark.timeout(300)]
 
@@ -52,17 +52,9 @@ def pair(cluster: Cluster, base_image: str) -> Iterator[Cluster]:
     labels = {"app": "pair"}
     named = {"metadata": {"name": "pair"}}
     rights = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
-    rbac = "rbac.authorization.k8s.io"
     cluster.apply(
         {"apiVersion": "v1", "kind": "ServiceAccount", **named},
-        {"apiVersion": f"{rbac}/v1", "kind": "Role", **named, "rules": rights},
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "RoleBinding",
-            **named,
-            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "pair"},
-            "subjects": [{"kind": "ServiceAccount", "name": "pair"}],
-        },
+        *bound_role("pair", rights, {"kind": "ServiceAccount", "name": "pair"}),
         {
             "apiVersion": "v1",
             "kind": "Service",
@@ -162,42 +154,6 @@ def test_pod_security_refuses_what_is_not_restricted(cluster: Cluster, base_imag
     }
     why = cluster.refused("apply", "--server-side", "--filename=-", stdin=as_list((loose,)))
     assert 'violates PodSecurity "restricted:latest"' in why
-
-
-def test_a_validating_admission_policy_is_kept(cluster: Cluster) -> None:
-    named = {"metadata": {"name": cluster.namespace}}
-    group = "admissionregistration.k8s.io/v1"
-    rule = {
-        "apiGroups": [""],
-        "apiVersions": ["v1"],
-        "operations": ["CREATE"],
-        "resources": ["configmaps"],
-    }
-    here = {"matchLabels": {"kubernetes.io/metadata.name": cluster.namespace}}
-    cluster.apply(
-        {
-            "apiVersion": group,
-            "kind": "ValidatingAdmissionPolicy",
-            **named,
-            "spec": {
-                "matchConstraints": {"resourceRules": [rule], "namespaceSelector": here},
-                "validations": [{"expression": "object.metadata.name != 'no'"}],
-            },
-        },
-        {
-            "apiVersion": group,
-            "kind": "ValidatingAdmissionPolicyBinding",
-            **named,
-            "spec": {"policyName": cluster.namespace, "validationActions": ["Deny"]},
-        },
-    )
-    try:
-        # The API server reads policies from a cache of its own.
-        dry = ("create", "configmap", "no", "--dry-run=server")
-        eventually(lambda: cluster.namespace in cluster.outcome(*dry))
-    finally:
-        for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
-            cluster.kubectl("delete", kind, cluster.namespace)
 
 
 def test_a_gang_waits_until_there_are_gpus_for_all_of_it(cluster: Cluster, base_image: str) -> None:

@@ -42,9 +42,7 @@ def children(cluster: Cluster, name: str) -> dict[tuple[str, str], Any]:
 
 
 @pytest.mark.containers
-def test_the_words_of_scheduler_and_kubelet_reach_the_status(
-    cluster: Cluster, operator: Operator
-) -> None:
+def test_the_words_of_scheduler_and_kubelet_reach_the_status(cluster, operator) -> None:
     cluster.apply(job("words"))
     wait_for_pods(cluster, "words", 4)
     says(cluster, "words", "Unschedulable")
@@ -61,9 +59,7 @@ def test_the_words_of_scheduler_and_kubelet_reach_the_status(
     eventually(lambda: not children(cluster, "words"))
 
 
-def test_what_is_deleted_or_edited_by_hand_is_put_right(
-    cluster: Cluster, operator: Operator
-) -> None:
+def test_what_is_deleted_or_edited_by_hand_is_put_right(cluster, operator) -> None:
     cluster.apply(job("restored"))
     wait_for_pods(cluster, "restored", 4)
     before = children(cluster, "restored")
@@ -100,45 +96,3 @@ def test_suspended_and_resumed(cluster: Cluster, operator: Operator) -> None:
     after = children(cluster, "paused")
     assert {key: after[key] for key in keys} == keys
     cluster.kubectl("delete", "ppojob", "paused")
-
-
-def test_wrong_jobs_get_no_pods(cluster: Cluster, operator: Operator) -> None:
-    refused = cluster.refused("apply", "--filename=-", stdin=json.dumps(job("Upper_Case")))
-    assert "metadata.name" in refused
-    cluster.apply(job("nowhere", checkpoint={"every": 2}))
-    says(cluster, "nowhere", "InvalidSpec")
-    assert cluster.read("ppojob", "nowhere", "{.status.message}").startswith(
-        "spec.checkpoint.volume: got nothing"
-    )
-    overridden = [{"podOverrides": {"spec": {"hostNetwork": True}}}]
-    cluster.apply(job("escape", pods=overridden))
-    says(cluster, "escape", "InvalidSpec")
-    assert not children(cluster, "escape")
-    cluster.kubectl("delete", "ppojob", "nowhere", "escape")
-
-
-def test_a_frozen_leader_is_replaced_and_harmless_when_it_thaws(
-    cluster: Cluster, operator: Operator, logs: Path
-) -> None:
-    def holder() -> str:
-        return cluster.read("lease", "ppojob-operator", "{.spec.holderIdentity}")
-
-    cluster.apply(job("twice"))
-    wait_for_pods(cluster, "twice", 4)
-    before = children(cluster, "twice")
-    second = Operator(cluster, logs, "second", 18192)
-    try:
-        assert holder() == "first"
-        operator.process.send_signal(signal.SIGSTOP)
-        eventually(lambda: holder() == "second")
-        cluster.kubectl("delete", "service", "twice-reward", "--wait=false")
-        eventually(lambda: children(cluster, "twice") == before)
-        operator.process.send_signal(signal.SIGCONT)
-        cluster.apply(job("after"))
-        wait_for_pods(cluster, "after", 4)
-        assert holder() == "second"
-        assert children(cluster, "twice") == before
-        cluster.kubectl("delete", "ppojob", "twice", "after")
-    finally:
-        operator.process.send_signal(signal.SIGCONT)
-        second.end()

@@ -97,9 +97,7 @@ def test_it_comes_to_the_same_objects_whatever_it_is_answered(
         gone(cluster)
 
 
-def test_streams_that_have_fallen_silent_are_begun_anew(
-    cluster: Cluster, proxy: FaultProxy, made: dict[str, Any], tmp_path: Path
-) -> None:
+def test_streams_that_have_fallen_silent_are_begun_anew(cluster, proxy, made, tmp_path) -> None:
     with Kubelet(cluster, proxy, tmp_path) as kubelet:
         cluster.apply(job("sum"))
         is_made(cluster)
@@ -115,9 +113,7 @@ def holder(cluster: Cluster) -> str:
 
 
 @pytest.mark.parametrize("at", [3, 14])
-def test_a_frozen_leader_changes_nothing_when_it_thaws(
-    cluster: Cluster, proxy: FaultProxy, made: dict[str, Any], tmp_path: Path, at: int
-) -> None:
+def test_a_frozen_leader_changes_nothing_when_it_thaws(cluster, proxy, made, tmp_path, at) -> None:
     first = Operator(Cluster(tmp_path, cluster.namespace), tmp_path, "first", 18_191)
     eventually(lambda: holder(cluster) == "first", PATIENCE_SECONDS)
     second = Operator(cluster, tmp_path, "second", 18_192)
@@ -165,9 +161,7 @@ def test_a_job_that_was_replaced_while_no_operator_ran_gets_objects_of_its_own(
         gone(cluster)
 
 
-def test_a_namespace_goes_with_its_jobs_and_the_operator_stays(
-    cluster: Cluster, made: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_namespace_goes_with_its_jobs_and_the_operator_stays(cluster, made, tmp_path) -> None:
     doomed = Cluster(cluster.folder, f"{cluster.namespace}-doomed")
     cluster.kubectl("create", "namespace", doomed.namespace)
     both = f"{cluster.namespace},{doomed.namespace}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cluster_access import Cluster, eventually
-from cluster_jobs import job
+from cluster_jobs import job, pods
 from fault_proxy import FaultProxy
 from operator_lives import (
     PATIENCE_SECONDS,
@@ -28,13 +28,12 @@ WRITES = CREATIONS + 2
 """An Event and a status as well."""
 
 
-def wait(cluster: Cluster, reason: str, pods: int) -> None:
+def wait(cluster: Cluster, reason: str, number: int) -> None:
     """Wait until the job says why it is where it is, and has so many pods."""
 
     def is_there() -> bool:
-        selector = "--selector=ppojob.dev/job=sum"
-        found = cluster.kubectl("get", "pods", selector, "--output=name").split()
-        return len(found) == pods and cluster.read("ppojob", "sum", "{.status.reason}") == reason
+        said = cluster.read("ppojob", "sum", "{.status.reason}")
+        return len(pods(cluster, "sum")) == number and said == reason
 
     eventually(is_there, PATIENCE_SECONDS)
 
@@ -78,9 +77,7 @@ def lived(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         return in_the_end(cluster)
 
 
-def test_an_operator_that_lives_for_one_write_makes_the_job(
-    cluster: Cluster, proxy: FaultProxy, begun: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_operator_that_lives_for_one_write_makes_the_job(cluster, proxy, begun, tmp_path):
     with Kubelet(cluster, proxy, tmp_path, strike=(1, True)) as kubelet:
         begin(cluster)
         eventually(lambda: objects(cluster, "sum") == begun, PATIENCE_SECONDS)
@@ -119,13 +116,7 @@ def dies_once(
 
 
 @pytest.mark.parametrize("strike", [(1, False), (2, True), (13, False), (16, True)])
-def test_another_operator_ends_what_was_begun(
-    cluster: Cluster,
-    proxy: FaultProxy,
-    begun: dict[str, Any],
-    tmp_path: Path,
-    strike: tuple[int, bool],
-) -> None:
+def test_another_operator_ends_what_was_begun(cluster, proxy, begun, tmp_path, strike) -> None:
     dies_once(cluster, proxy, begun, tmp_path, strike)
 
 

@@ -18,6 +18,7 @@ import pytest
 import run_folders
 import training_jobs
 from cluster_access import Cluster, eventually
+from cluster_jobs import pods
 from training_jobs import Volume
 
 pytestmark = [pytest.mark.cluster, pytest.mark.images, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -160,22 +161,18 @@ def slow_job(name: str, **changes: object) -> dict[str, Any]:
 
 
 def test_suspended_and_resumed_and_deleted(cluster: Cluster, alone: Path, volume: Volume):
-    def pods() -> list[str]:
-        selector = "--selector=ppojob.dev/job=paused"
-        return cluster.kubectl("get", "pods", selector, "--output=name").split()
-
     cluster.apply(slow_job("paused"))
     volume.wait_for_step("paused", 4)
     cluster.apply(slow_job("paused", lifecycle={"suspend": True}))
     training_jobs.wait_for_phase(cluster, "paused", "Suspended")
-    eventually(lambda: not pods())
+    eventually(lambda: not pods(cluster, "paused"))
     step = volume.steps_done("paused")
     commits = volume.run_folder("paused") / "checkpoints"
     assert (commits / f"step-{step:06d}").is_dir(), "the step that was under way is committed"
     cluster.apply(slow_job("paused"))
     volume.wait_for_step("paused", step + 4)
     cluster.kubectl("delete", "ppojob", "paused")
-    eventually(lambda: not pods(), 300)
+    eventually(lambda: not pods(cluster, "paused"), 300)
     done = run_folders.without_clock(volume.run_folder("paused"))
     assert len(done) > step + 4
     assert done == run_folders.without_clock(alone)[: len(done)]

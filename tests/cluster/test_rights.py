@@ -113,8 +113,7 @@ def granted(cluster: Cluster) -> set[Right]:
 
 
 def items(cluster: Cluster, kind: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(cluster.kubectl("get", kind, "--output=json"))["items"]
-    return found
+    return json.loads(cluster.kubectl("get", kind, "--output=json"))["items"]
 
 
 def requests(cluster: Cluster) -> Iterator[tuple[Right, int]]:

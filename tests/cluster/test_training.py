@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import run_folders
 import training_jobs
-from cluster_access import Cluster, eventually
+from cluster_access import Cluster
+from cluster_jobs import wait_for_pods
 from training_jobs import Volume
 
 pytestmark = [pytest.mark.cluster, pytest.mark.images, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -51,5 +52,4 @@ def test_the_status_tells_the_end(cluster: Cluster, trained: Path):
 
 
 def test_an_ended_job_gives_its_pods_back(cluster: Cluster, trained: Path):
-    selector = "--selector=ppojob.dev/job=taught"
-    eventually(lambda: not cluster.kubectl("get", "pods", selector, "--output=name"))
+    wait_for_pods(cluster, "taught", 0)

@@ -97,13 +97,6 @@ def test_dashboards_are_found_by_the_sidecar():
     assert boards == [json.loads(path.read_text()) for path in DASHBOARDS]
 
 
-def test_a_namespaced_release_holds_no_right_over_the_cluster():
-    found = objects(*RENDERINGS["namespaced"])
-    assert {one["kind"] for one in found if one["kind"].startswith("Cluster")} == set()
-    roles = {one["metadata"].get("namespace") for one in found if one["kind"] == "Role"}
-    assert {"team-a", "team-b"} <= roles
-
-
 def test_two_releases_share_no_name_across_the_cluster():
     def across(namespace: str) -> set[tuple[str, str]]:
         return {

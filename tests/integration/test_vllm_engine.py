@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_models import save_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -26,8 +26,9 @@ Facts = dict[str, Any]
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for kind in ("tied", "untied"):
-        torch.manual_seed(len(kind))
-        config = LlamaConfig(
+        save_model(
+            folder / kind,
+            seed=len(kind),
             vocab_size=512,
             hidden_size=128,
             intermediate_size=256,
@@ -41,7 +42,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
             eos_token_id=2,
             pad_token_id=2,
         )
-        LlamaForCausalLM(config).save_pretrained(folder / kind)
     save_with_more(folder / "tied", folder / "with more")
     return folder
 
@@ -84,8 +84,7 @@ def facts(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
 
 @pytest.fixture(scope="module")
 def behaviour(facts: Facts) -> Facts:
-    found: Facts = facts["behaviour"]
-    return found
+    return facts["behaviour"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -145,9 +144,7 @@ def test_another_process_with_other_global_seeds_and_a_world_gives_the_same_bits
     assert not facts["world after close"]
 
 
-def test_two_ranks_each_hold_an_engine_inside_the_world_of_their_role(
-    facts: Facts, models: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_each_hold_an_engine_inside_the_world_of_their_role(facts, models, tmp_path):
     world = ["--world", "2", "--store", str(tmp_path / "store")]
     commands = [["--noise", str(rank), "--rank", str(rank), *world] for rank in range(2)]
     for rank in run_together(models, tmp_path, commands):

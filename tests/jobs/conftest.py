@@ -52,6 +52,18 @@ def wrong(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Refuse
 
 
 @pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """The run folder of a test with one job."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def once(tmp_path: Path) -> Path:
+    """Where failpoints that have fired leave a marker."""
+    return tmp_path / "once"
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Starts `ppojob run`; whatever still runs at the end of the test is killed."""
     runs: list[Run] = []
@@ -82,7 +94,4 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 @pytest.fixture(scope="session")
 def tiny_data(tiny_folder: Path) -> dict[str, object]:
     """The section `data` of a tiny job."""
-    spec = tiny_jobs.make_manifest(tiny_folder)["spec"]
-    assert isinstance(spec, dict)
-    data: dict[str, object] = spec["data"]
-    return data
+    return tiny_jobs.make_manifest(tiny_folder)["spec"]["data"]

@@ -42,17 +42,14 @@ def prompts_of(rows: Path) -> list[str]:
     return [str(text) for text in parquet.read_table(rows)["prompt"].to_pylist()]
 
 
-def test_a_controller_that_comes_back_repeats_its_prompts(dated, start, tmp_path: Path):
-    output, once = tmp_path / "run", tmp_path / "once"
-    run = start(dated, output, **job_points.armed(once, "controller.step.computed@1=kill"))
-    assert run.wait() == 0, run.logs()
+def test_a_controller_that_comes_back_repeats_its_prompts(dated, start, output: Path, once):
+    start(dated, output, **job_points.armed(once, "controller.step.computed@1=kill")).succeed()
     assert job_points.fired(once) == {"controller.step.computed"}
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"rewound"') == 1, "only the start counts as one"
 
 
-def test_whoever_comes_back_sees_the_same_time(dated, start, tmp_path: Path):
-    once = tmp_path / "once"
+def test_whoever_comes_back_sees_the_same_time(dated, start, tmp_path: Path, once):
     points = (
         "controller.step.computed@2=kill",
         "rpc.judge.answer.before@1=kill",
@@ -63,8 +60,7 @@ def test_whoever_comes_back_sees_the_same_time(dated, start, tmp_path: Path):
         outputs[name] = tmp_path / name
         (outputs[name] / "checkpoints").mkdir(parents=True)
         Journal(outputs[name] / "checkpoints" / "journal.jsonl").append(RunBegan(time=BEGAN))
-        run = start(dated, outputs[name], **environment)
-        assert run.wait() == 0, run.logs()
+        start(dated, outputs[name], **environment).succeed()
     assert len(list(once.iterdir())) == len(points)
     assert run_folders.result(outputs["a"]) == run_folders.result(outputs["b"])
     (rows,) = outputs["b"].glob("rollouts/step-000004.parquet/*")

@@ -66,8 +66,7 @@ def run_short(home: Path, output: Path, name: str, *settings: str) -> list[dict[
     return metrics
 
 
-def test_addition_grpo(home: Path, tmp_path: Path):
-    output = tmp_path / "run"
+def test_addition_grpo(home: Path, output: Path):
     first, last = run_short(home, output, "addition-grpo")
     assert "val-core/ppojob/addition/acc/mean@1" in first
     assert "val-core/ppojob/addition/acc/mean@1" in last

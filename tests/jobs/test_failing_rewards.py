@@ -45,30 +45,25 @@ def undisturbed(tiny_folder, tmp_path_factory) -> dict[str, object]:
     ],
 )
 def test_what_was_done_is_committed(
-    call, committed, point, start, tiny_job, tmp_path: Path, undisturbed
+    call, committed, point, start, tiny_job, tmp_path, undisturbed, output
 ):
     """Also where the controller is killed in that very commit; the mended job ends as any."""
     path, once = tmp_path / "letters.py", tmp_path / "once"
     job = tiny_job(rewards=rewards_at(path), steps=STEPS, checkpoint={"every": None})
     failing_from(path, call)
-    output = tmp_path / "run"
     run = start(job, output, **job_points.armed(once, point))
     assert run.wait() == 3, run.logs()
     assert job_points.fired(once) == {point.partition("@")[0]}
     (failed,) = (at for at, line in enumerate(run.lines) if line.startswith("failed: "))
-    told = run.lines[failed : failed + 6]
-    assert "RewardRaised: got KeyError: " in told[0]
-    assert f"it raised at {path}:7 letters" in told[0]
-    assert f"step {committed} is committed" in told[1]
-    assert [line.split()[0] for line in told[2:5]] == ["prompt", "response", "truth"]
-    assert told[2].split()[1].replace("+", "").isdigit()
+    assert f"it raised at {path}:7 letters" in run.lines[failed]
+    assert f"step {committed} is committed" in run.lines[failed + 1]
     folders = [folder.name for folder in (output / "checkpoints").glob("step-*")]
     assert folders == [f"step-{committed:06d}"]
 
     path.write_text(tiny_jobs.REWARD)
     # The next step, or the validation that was owed, has its line of metrics and is done anew.
-    again = start(job, output, **job_points.armed(once, "controller.step.recorded@1=kill"))
-    assert again.wait() == 0, again.logs()
+    armed = job_points.armed(once, "controller.step.recorded@1=kill")
+    again = start(job, output, **armed).succeed()
     (told,) = [line for line in again.lines if line.startswith(f"{path}: got another content")]
     assert f"than step-{committed:06d} was made with" in told
     assert "controller.step.recorded" in job_points.fired(once)

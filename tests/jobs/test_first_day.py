@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said_before_anything_starts(day: Day) -> None:
 def test_nothing_is_lost_when_the_reward_function_raises(day: Day) -> None:
     day.write("reward.py", BROKEN.replace("{calls!r}", repr(str(day.folder / "calls"))))
     lines = day.run(status=3)
-    assert "it raised at" in told(lines, "failed: ")
+    assert "RewardRaised: got KeyError: " in told(lines, "failed: ")
     assert "goes on from there" in told(lines, "step 3 is committed")
     assert [line.split()[0] for line in lines if line.startswith("  ")][:3] == [
         "prompt",

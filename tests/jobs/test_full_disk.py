@@ -8,7 +8,6 @@ from pathlib import Path
 import job_points
 import pytest
 import run_folders
-import tiny_jobs
 from job_runs import Run
 from small_disks import SmallDisk, small_disk
 
@@ -39,16 +38,10 @@ def wait_until_stopped(run: Run) -> int:
         return pid if state == "T" else None
 
     run.wait_until(lambda: stopped() is not None, "the controller stopped")
-    pid = stopped()
-    assert pid is not None
-    return pid
+    return stopped()
 
 
-def test_a_disk_that_is_full_for_a_while(
-    disk: SmallDisk, start, tiny_job, tiny_folder: Path, tmp_path: Path
-):
-    undisturbed = tiny_jobs.undisturbed_result(tmp_path, tiny_folder, **SECTIONS)
-    once = tmp_path / "once"
+def test_a_disk_that_is_full_for_a_while(disk, start, tiny_job, once, undisturbed):
     points = ("controller.step.begin@2=stop", "controller.step.begin@10=stop")
     output, ballast = disk.folder / "run", disk.folder / "ballast"
     run = start(tiny_job(**SECTIONS), output, **job_points.armed(once, *points))
@@ -72,10 +65,8 @@ def test_a_disk_that_is_full_for_a_while(
 
 
 def test_a_job_that_ends_for_want_of_space_goes_on_by_the_same_command(
-    disk: SmallDisk, start, tiny_job, tiny_folder: Path, tmp_path: Path
+    disk, start, tiny_job, once, undisturbed
 ):
-    undisturbed = tiny_jobs.undisturbed_result(tmp_path, tiny_folder, **SECTIONS)
-    once = tmp_path / "once"
     output, ballast = disk.folder / "run", disk.folder / "ballast"
     environment = job_points.armed(once, "controller.step.begin@6=stop")
     run = start(tiny_job(**SECTIONS), output, **environment)
@@ -87,6 +78,5 @@ def test_a_job_that_ends_for_want_of_space_goes_on_by_the_same_command(
     assert any("No space left on device" in line for line in run.lines), run.lines
     assert unsealed(output / "checkpoints") == []
     ballast.unlink()
-    again = start(tiny_job(**SECTIONS), output)
-    assert again.wait() == 0, again.logs()
+    start(tiny_job(**SECTIONS), output).succeed()
     assert run_folders.result(output) == undisturbed

@@ -3,14 +3,14 @@
 import itertools
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import run_folders
-from status_server import Fault, StatusServer
+from patience import eventually
+from status_server import StatusServer, failing, status_server
 
 from ppojob_api import contract
 from ppojob_api.run_config import resolve
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def server(tmp_path: Path) -> Iterator[StatusServer]:
     folder = tmp_path / "account"
     folder.mkdir()
-    with StatusServer(folder) as one:
+    with status_server(folder) as one:
         yield one
 
 
@@ -43,20 +43,10 @@ def stages(states: list[dict[str, Any]]) -> list[tuple[int, str]]:
     return [turn for turn, _ in itertools.groupby(turns)]
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_from_the_first_stage_to_the_last_state(
-    start: Any, tiny_job: Any, tmp_path: Path, server: StatusServer
-) -> None:
+def test_from_the_first_stage_to_the_last_state(start, tiny_job, tmp_path, server) -> None:
     output, job = tmp_path / "run", tiny_job(steps={"total": 6, "validateEvery": 3})
-    server.faults.extend([Fault(500), Fault(0)])
-    run = start(job, output, **on_a_cluster(server, job))
-    assert run.wait() == 0, run.logs()
+    server.faults.extend([failing(500), failing(0)])
+    start(job, output, **on_a_cluster(server, job)).succeed()
     assert stages(server.states)[-1] == (1, "Finishing")
     assert {epoch for epoch, _ in stages(server.states)} == {1}
     steps = [state["step"] for state in server.states]
@@ -76,7 +66,7 @@ def test_a_killed_controllers_heir_says_where_it_stands_and_makes_way(
     run = start(job, output, **on_a_cluster(server, job))
     run.wait_for_step(4)  # its line is there before its journal: step 3 is journaled
     os.kill(run_folders.rank_pids(output, "controller")["controller"], signal.SIGKILL)
-    wait_until(lambda: (2, "Training") in stages(server.states))
+    eventually(lambda: (2, "Training") in stages(server.states), 300)
     heir = next(state for state in server.states if state["epoch"] == 2)
     assert (heir["stage"], heir["step"] >= 3) == ("Starting", True)
     run.process.send_signal(signal.SIGINT)
@@ -87,14 +77,11 @@ def test_a_killed_controllers_heir_says_where_it_stands_and_makes_way(
     assert (last["step"], last["lastCommittedStep"]) == (done, done)
 
 
-def test_no_answer_is_no_hindrance(
-    start: Any, tiny_job: Any, tmp_path: Path, server: StatusServer
-) -> None:
+def test_no_answer_is_no_hindrance(start, tiny_job, tmp_path, server) -> None:
     output, job = tmp_path / "run", tiny_job(steps={"total": 2})
     environment = on_a_cluster(server, job)
-    server.faults.extend([Fault(503)] * 10_000)
-    run = start(job, output, **environment)
-    assert run.wait() == 0, run.logs()
+    server.faults.extend([failing(503)] * 10_000)
+    start(job, output, **environment).succeed()
     assert server.requests
     assert not server.states
     log = (output / "logs" / "tiny-controller-0.log").read_text()

@@ -13,8 +13,7 @@ import run_folders
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_a_job_is_real_processes_and_leaves_none(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
+def test_a_job_is_real_processes_and_leaves_none(start, tiny_job, output: Path):
     run = start(tiny_job(steps={"total": 400}), output)
     run.wait_for_step(2)
     slugs = ("controller", "actor-rollout", "reward")
@@ -29,9 +28,7 @@ def test_a_job_is_real_processes_and_leaves_none(start, tiny_job, tmp_path: Path
     run_folders.wait_until_gone(output)
 
 
-def test_a_job_under_nohup_outlives_its_terminal_and_needs_no_proxy(
-    start, tiny_job, tmp_path: Path
-):
+def test_a_job_under_nohup_outlives_its_terminal_and_needs_no_proxy(start, tiny_job, tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
     try:
         run = start(tiny_job(), tmp_path / "run", http_proxy="http://127.0.0.1:9")
@@ -42,13 +39,9 @@ def test_a_job_under_nohup_outlives_its_terminal_and_needs_no_proxy(
     assert run.wait() == 0, run.lines
 
 
-def test_a_finished_job_has_everything_and_is_not_run_again(
-    start, tiny_job, tmp_path: Path, undisturbed
-):
-    output = tmp_path / "run"
+def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, output, undisturbed):
     job = tiny_job(numExamine=1)
-    first = start(job, output)
-    assert first.wait() == 0, first.logs()
+    first = start(job, output).succeed()
     run_folders.wait_until_gone(output)
     assert run_folders.result(output) == undisturbed, "two runs of one seed are equal"
     assert [record["step"] for record in run_folders.metrics(output)] == list(range(25))
@@ -68,10 +61,9 @@ def test_a_finished_job_has_everything_and_is_not_run_again(
     assert (output / "metrics.jsonl").read_bytes() == written
 
 
-def test_a_run_of_another_seed_is_another_run(start, tiny_job, tmp_path: Path, undisturbed):
-    run = start(tiny_job(seed=1), tmp_path / "run")
-    assert run.wait() == 0, run.logs()
-    assert run_folders.without_clock(tmp_path / "run") != undisturbed["metrics"]
+def test_a_run_of_another_seed_is_another_run(start, tiny_job, output: Path, undisturbed):
+    start(tiny_job(seed=1), output).succeed()
+    assert run_folders.without_clock(output) != undisturbed["metrics"]
 
 
 def test_ctrl_c_commits_and_the_same_command_goes_on(start, tiny_job, tmp_path: Path, undisturbed):
@@ -84,13 +76,11 @@ def test_ctrl_c_commits_and_the_same_command_goes_on(start, tiny_job, tmp_path: 
     done = run_folders.metrics(parts)[-1]["step"]
     assert (parts / "checkpoints" / f"step-{int(done):06d}" / "manifest.json").exists()
     assert json.loads((parts / "summary.json").read_text())["phase"] == "Interrupted"
-    again = start(job, parts)
-    assert again.wait() == 0, again.logs()
+    start(job, parts).succeed()
     assert run_folders.result(parts) == undisturbed
 
 
-def test_sigterm_to_all_processes_at_once_commits(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
+def test_sigterm_to_all_processes_at_once_commits(start, tiny_job, output: Path):
     run = start(tiny_job(steps={"total": 100_000}, checkpoint={"every": None}), output)
     run.wait_for_step(2)
     for pid in (*run_folders.processes_of(output), run.process.pid):
@@ -101,10 +91,7 @@ def test_sigterm_to_all_processes_at_once_commits(start, tiny_job, tmp_path: Pat
     run_folders.wait_until_gone(output)
 
 
-def test_ctrl_c_while_starting_ends_at_once_and_leaves_no_older_summary(
-    start, tiny_job, tmp_path: Path
-):
-    output = tmp_path / "run"
+def test_ctrl_c_while_starting_ends_at_once_and_leaves_no_older_summary(start, tiny_job, output):
     output.mkdir()
     (output / ".lock").touch()
     (output / "summary.json").write_text('{"phase": "Succeeded", "config_sha256": "of a shorter"}')
@@ -119,7 +106,7 @@ def test_ctrl_c_while_starting_ends_at_once_and_leaves_no_older_summary(
 
 
 @pytest.mark.parametrize("command", ["supervise", "controller"])
-def test_ctrl_c_before_anybody_listens(command, start, tiny_job, tmp_path: Path):
+def test_ctrl_c_before_anybody_listens(command, start, tiny_job, tmp_path: Path, output):
     """Python stands at the gate before the first line of ours."""
     gate = tmp_path / "open"
     (tmp_path / "sitecustomize.py").write_text(
@@ -127,7 +114,6 @@ def test_ctrl_c_before_anybody_listens(command, start, tiny_job, tmp_path: Path)
         f"while {command!r} in sys.orig_argv and not pathlib.Path({str(gate)!r}).exists():\n"
         "    time.sleep(0.01)\n"
     )
-    output = tmp_path / "run"
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     run = start(tiny_job(steps={"total": 100_000}), output, PYTHONPATH=path)
 
@@ -148,9 +134,8 @@ def test_ctrl_c_before_anybody_listens(command, start, tiny_job, tmp_path: Path)
 
 
 def test_a_controller_killed_as_it_ends_the_job_comes_back_and_commits(
-    start, tiny_job, tmp_path: Path
+    start, tiny_job, output, once
 ):
-    output, once = tmp_path / "run", tmp_path / "once"
     job = tiny_job(steps={"total": 100_000}, checkpoint={"every": None})
     run = start(job, output, **job_points.armed(once, "checkpoint.seal.rename.before@1=kill"))
     run.wait_for_step(2)
@@ -161,8 +146,7 @@ def test_a_controller_killed_as_it_ends_the_job_comes_back_and_commits(
     assert (output / "checkpoints" / f"step-{done:06d}" / "manifest.json").exists()
 
 
-def test_a_second_ctrl_c_stops_at_once(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
+def test_a_second_ctrl_c_stops_at_once(start, tiny_job, output: Path):
     run = start(tiny_job(steps={"total": 100_000}), output)
     run.wait_for_step(3)
     run.process.send_signal(signal.SIGINT)
@@ -172,8 +156,7 @@ def test_a_second_ctrl_c_stops_at_once(start, tiny_job, tmp_path: Path):
     run_folders.wait_until_gone(output)
 
 
-def test_a_killed_runner_takes_all_processes_with_it(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
+def test_a_killed_runner_takes_all_processes_with_it(start, tiny_job, output: Path):
     run = start(tiny_job(steps={"total": 100_000}), output)
     run.wait_for_step(1)
     assert len(run_folders.processes_of(output)) >= 8
@@ -182,8 +165,7 @@ def test_a_killed_runner_takes_all_processes_with_it(start, tiny_job, tmp_path: 
     run_folders.wait_until_gone(output)
 
 
-def test_a_run_folder_in_use_is_refused(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
+def test_a_run_folder_in_use_is_refused(start, tiny_job, output: Path):
     job = tiny_job(steps={"total": 100_000})
     run = start(job, output)
     run.wait_for_step(1)

@@ -19,8 +19,7 @@ def test_the_controller_is_thin(start, tiny_job, tiny_data, tmp_path: Path):
     for tokens in (32, 64):
         output = tmp_path / str(tokens)
         data = {**tiny_data, "maxResponseTokens": tokens}
-        run = start(tiny_job(data=data, algorithm=ALGORITHM, steps={"total": 6}), output)
-        assert run.wait() == 0, run.logs()
+        start(tiny_job(data=data, algorithm=ALGORITHM, steps={"total": 6}), output).succeed()
         steps = [record for record in run_folders.metrics(output) if record["step"] > 1]
         found[tokens] = (
             statistics.median(s["rpc/sent_bytes"] + s["rpc/received_bytes"] for s in steps),
@@ -31,11 +30,9 @@ def test_the_controller_is_thin(start, tiny_job, tiny_data, tmp_path: Path):
     assert abs(long_bytes / short_bytes - 1) < 0.05, found
 
 
-def test_every_metric_is_in_the_table_and_time_is_accounted_for(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
+def test_every_metric_is_in_the_table_and_time_is_accounted_for(start, tiny_job, output: Path):
     algorithm = {**ALGORITHM, "kl": {"in": "reward", "controller": "adaptive", "target": 0.1}}
-    run = start(tiny_job(algorithm=algorithm), output)
-    assert run.wait() == 0, run.logs()
+    start(tiny_job(algorithm=algorithm), output).succeed()
     records = run_folders.metrics(output)
     keys = {key for record in records for key in record} - {"step", "time"}
     assert not [key for key in keys if names.find(key) is None]
@@ -49,13 +46,11 @@ def test_every_metric_is_in_the_table_and_time_is_accounted_for(start, tiny_job,
 
 
 @pytest.mark.parametrize("where", ["loss", "reward"])
-def test_a_kl_to_the_reference_starts_at_zero_and_grows(where, start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
+def test_a_kl_to_the_reference_starts_at_zero_and_grows(where, start, tiny_job, output: Path):
     algorithm = {**ALGORITHM, "kl": {"in": where, "estimator": "k3", "coefficient": 0.01}}
-    run = start(
+    start(
         tiny_job(algorithm=algorithm, steps={"total": 5}, optimizer={"learningRate": 3e-3}), output
-    )
-    assert run.wait() == 0, run.logs()
+    ).succeed()
     name = "actor/kl_loss" if where == "loss" else "actor/reward_kl_penalty"
     kl = [record[name] for record in run_folders.metrics(output)[1:]]
     # Dropout is at work in updates, so the first KL in the loss is small and not zero.
@@ -63,20 +58,20 @@ def test_a_kl_to_the_reference_starts_at_zero_and_grows(where, start, tiny_job, 
 
 
 @pytest.mark.parametrize("mini_batch", [16, 8])
-def test_a_step_without_signal_is_not_one_without_entropy(mini_batch, start, tiny_job, tmp_path):
+def test_a_step_without_signal_is_not_one_without_entropy(
+    mini_batch, start, tiny_job, tmp_path, output
+):
     """Where all samples of all prompts score alike, updates compute nothing."""
     source = tmp_path / "alike.py"
     source.write_text(
         "def alike(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
     )
-    output = tmp_path / "run"
     algorithm = {**ALGORITHM, "miniBatchPrompts": mini_batch}
     rewards = [{"function": "alike", "source": {"path": str(source)}}]
     updates = 2 * 16 // mini_batch
     optimizer = {"learningRate": 1e-3, "warmupSteps": updates}
     job = tiny_job(algorithm=algorithm, rewards=rewards, optimizer=optimizer, steps={"total": 2})
-    run = start(job, output)
-    assert run.wait() == 0, run.logs()
+    start(job, output).succeed()
     step = run_folders.metrics(output)[-1]
     assert step["training/zero_signal_groups"] == 1.0
     assert step["actor/ppo_kl"] is None, "nothing was computed"

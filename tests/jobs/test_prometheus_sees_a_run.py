@@ -2,12 +2,21 @@
 
 import json
 import re
+import shutil
+import socket
+import subprocess
 import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chart import CHART, DASHBOARDS, queries, series_names
-from prometheus_server import prometheus_server
+from patience import eventually
 
 from ppojob_api import contract
 
@@ -25,6 +34,75 @@ NOT_IN_THIS_RUN = {
 }
 
 
+CONFIG = {
+    "global": {"scrape_interval": "1s"},
+    "scrape_configs": [
+        {
+            "job_name": "pods",
+            "file_sd_configs": [{"files": ["targets.json"], "refresh_interval": "1s"}],
+        }
+    ],
+}
+
+
+@dataclass(frozen=True)
+class PrometheusServer:
+    """A running server: the port of its API, and the folder with its configuration."""
+
+    port: int
+    folder: Path
+
+    def scrape(self, targets: list[str], **labels: str) -> None:
+        """Watch these, `host:port` each, under these labels."""
+        aside = self.folder / "targets.part"
+        aside.write_text(json.dumps([{"targets": targets, "labels": labels}]))
+        aside.rename(self.folder / "targets.json")
+
+    def ask(self, query: str) -> list[dict[str, Any]]:
+        """The samples that a query gives now."""
+        address = f"http://127.0.0.1:{self.port}/api/v1/query?"
+        asked = address + urllib.parse.urlencode({"query": query})
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return found
+
+
+@contextmanager
+def prometheus_server(folder: Path) -> Iterator[PrometheusServer]:
+    """Start a server in a folder, and end it."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.fail("prometheus: not found; apt-get install prometheus")
+    (folder / "prometheus.yaml").write_text(json.dumps(CONFIG))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    process = subprocess.Popen(
+        [
+            program,
+            "--config.file=prometheus.yaml",
+            "--storage.tsdb.path=data",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        server = PrometheusServer(port, folder)
+        eventually(lambda: is_up(server))
+        yield server
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def is_up(server: PrometheusServer) -> bool:
+    try:
+        return server.ask("vector(1)") != []
+    except OSError:
+        return False
+
+
 def asked() -> set[str]:
     """Names of the trainer's series that the chart asks for."""
     alerts = re.sub(r"^ *#.*$", "", (CHART / "templates" / "alerts.yaml").read_text(), flags=re.M)
@@ -39,7 +117,7 @@ def targets(output: Path) -> list[str]:
     return [f"{address}:{port}" for address in set(addresses.values()) for port in ports]
 
 
-def test_every_series_that_the_chart_asks_for_is_in_a_real_run(start, tiny_job, tmp_path: Path):
+def test_every_series_that_the_chart_asks_for_is_in_a_real_run(start, tiny_job, tmp_path, output):
     algorithm = {
         "type": "grpo",
         "promptsPerStep": 4,
@@ -47,7 +125,6 @@ def test_every_series_that_the_chart_asks_for_is_in_a_real_run(start, tiny_job, 
         "kl": {"in": "reward", "coefficient": 0.01},
     }
     job = tiny_job(algorithm=algorithm, steps={"total": 100_000}, checkpoint={"every": 2})
-    output = tmp_path / "run"
     with prometheus_server(tmp_path) as prometheus:
         run = start(job, output)
         run.wait_for_step(1)

@@ -10,6 +10,7 @@ import job_points
 import pyarrow.parquet as pq
 import pytest
 import run_folders
+from job_runs import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -48,21 +49,20 @@ def judged(tiny_job: Callable[..., Path], tmp_path: Path) -> Path:
     )
 
 
-def replayed(start: Callable[..., object], job: Path, of: Path, output: Path, *more: str) -> object:
+def replayed(start, job: Path, of: Path, output: Path, *more: str) -> Run:
     return start(job, output, options=("--replay", str(of), *more))
 
 
 @pytest.mark.parametrize("points", KILLED.values(), ids=KILLED)
 def test_killed_anywhere_every_row_is_scored_once_and_a_replay_gives_the_same(
-    points, start, judged: Path, tmp_path: Path
+    points, start, judged: Path, tmp_path: Path, output: Path, once: Path
 ):
-    output, once = tmp_path / "run", tmp_path / "once"
     run = start(judged, output, **job_points.armed(once, *points))
     if "kill_group" in points[0]:
         assert run.wait() == 3
         run_folders.wait_until_gone(output)
         run = start(judged, output)
-    assert run.wait() == 0, run.logs()
+    run.succeed()
     assert job_points.fired(once) == {point.partition("@")[0] for point in points}
     assert len((tmp_path / "calls").read_text()) == ROWS
     scores = pq.read_table(output / "rollouts" / "step-000003.parquet")["score"].to_pylist()
@@ -71,17 +71,15 @@ def test_killed_anywhere_every_row_is_scored_once_and_a_replay_gives_the_same(
     assert told["critic/score/mean"] == pytest.approx(sum(scores) / 16, rel=1e-12)
 
     again = tmp_path / "again"
-    second = replayed(start, judged, output, again)
-    assert second.wait() == 0, second.logs()
+    second = replayed(start, judged, output, again).succeed()
     assert run_folders.result(again) == run_folders.result(output)
     assert len((tmp_path / "calls").read_text()) == ROWS
     assert not any("reward" in line for line in second.lines if line.startswith("starting"))
 
 
-def test_a_recording_that_does_not_fit_is_refused(start, judged: Path, tmp_path: Path):
-    output = tmp_path / "run"
+def test_a_recording_that_does_not_fit_is_refused(start, judged, tmp_path: Path, output: Path):
     short = ("--set", "spec.steps.total=1", "--set", "spec.steps.validateEvery=1")
-    assert start(judged, output, options=short).wait() == 0
+    start(judged, output, options=short).succeed()
     nowhere = replayed(start, judged, tmp_path / "nowhere", tmp_path / "a")
     assert nowhere.wait() == 2
     assert nowhere.lines[-1] == (

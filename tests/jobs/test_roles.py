@@ -37,8 +37,8 @@ def finished(start, folder: Path, tmp_path: Path, name: str, **changes: object) 
     """The run folder of a job that has been run to its end."""
     place = tmp_path / name
     place.mkdir()
-    run = start(tiny_jobs.write_manifest(place, folder, **{**PATIENT, **changes}), place / "run")
-    assert run.wait(600) == 0, run.logs()
+    manifest = tiny_jobs.write_manifest(place, folder, **{**PATIENT, **changes})
+    start(manifest, place / "run").succeed(600)
     return place / "run"
 
 
@@ -56,9 +56,7 @@ def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return tiny_jobs.undisturbed_result(tmp_path_factory.mktemp("whole"), tiny_folder, **APART)
 
 
-def test_a_role_apart_gives_the_bits_of_a_role_beside(
-    start, even_folder, tmp_path: Path, beside: Path
-):
+def test_a_role_apart_gives_the_bits_of_a_role_beside(start, even_folder, tmp_path, beside):
     roles = tiny_jobs.OWN_PODS
     apart = finished(start, even_folder, tmp_path, "apart", **tiny_jobs.PPO, **SHORT, roles=roles)
     assert run_folders.result(apart) == run_folders.result(beside)
@@ -82,19 +80,16 @@ def test_two_ranks_give_the_numbers_of_one(start, even_folder, tmp_path: Path, b
     assert second["critic/grad_norm"] == pytest.approx(first["critic/grad_norm"], rel=1e-5)
 
 
-def test_a_run_goes_on_under_another_layout(start, even_folder, tmp_path: Path):
+def test_a_run_goes_on_under_another_layout(start, even_folder, tmp_path: Path, output, once):
     """The commit of one rank is taken up by two: equal to rounding, and the log says so."""
     job = {**PATIENT, "steps": {"total": 4}, "checkpoint": {"every": 2}}
     whole = finished(start, even_folder, tmp_path, "whole", **job)
-    once = tmp_path / "once"
     killed = job_points.armed(once, "controller.step.begin@3=kill_group")
-    output = tmp_path / "run"
     manifest = tiny_jobs.write_manifest(tmp_path, even_folder, **job)
     run = start(manifest, output, **killed)
     assert run.wait() == 3, run.logs()
     roles = {"actorRollout": {"ranksPerReplica": 2}}
-    run = start(tiny_jobs.write_manifest(tmp_path, even_folder, **job, roles=roles), output)
-    assert run.wait(600) == 0, run.logs()
+    start(tiny_jobs.write_manifest(tmp_path, even_folder, **job, roles=roles), output).succeed(600)
     for ours, theirs in zip(
         run_folders.without_layout(output), run_folders.without_layout(whole), strict=True
     ):
@@ -109,9 +104,8 @@ def rows(output: Path, step: int) -> list[dict[str, object]]:
     return sorted(table.to_pylist(), key=lambda row: row["row"])
 
 
-def test_every_role_killed_in_turn(start, tiny_job, tmp_path: Path, undisturbed):
+def test_every_role_killed_in_turn(start, tiny_job, output: Path, undisturbed):
     """The result is that of an undisturbed run, and who was not hit keeps its process."""
-    output = tmp_path / "run"
     run = start(tiny_job(**APART), output)
     for step, victim in enumerate(SLUGS, start=2):
         run.wait_for_step(step)
@@ -131,14 +125,11 @@ def test_every_role_killed_in_turn(start, tiny_job, tmp_path: Path, undisturbed)
 
 
 def test_a_controller_killed_behind_the_passes_of_guests(
-    start, tiny_job, tmp_path: Path, undisturbed
+    start, tiny_job, output, once, undisturbed
 ):
     """What the reference and the critic have said of the rows is not asked for twice."""
-    once = tmp_path / "once"
     points = ["controller.step.recorded@1=kill", "controller.step.computed@2=kill"]
-    output = tmp_path / "run"
-    run = start(tiny_job(**APART), output, **job_points.armed(once, *points))
-    assert run.wait(600) == 0, run.logs()
+    start(tiny_job(**APART), output, **job_points.armed(once, *points)).succeed(600)
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"controller_started"') == 3
     assert journal.count('"rewound"') == 1, "only the start counts as one"
@@ -162,15 +153,13 @@ def test_a_controller_killed_behind_the_passes_of_guests(
         ),
     ],
 )
-def test_killed_where_rows_move(points, start, tiny_job, tmp_path: Path, undisturbed):
+def test_killed_where_rows_move(points, start, tiny_job, output: Path, once, undisturbed):
     job = {**APART, "checkpoint": {"every": 1}, "timeouts": {"livenessSeconds": 30}}
     if points is None:
         names = [name for name in job_points.all_points() if name.startswith("rpc.")]
         # A reward model is killed in test_validation_and_reward_models.py.
         points = [f"{name}@1=kill" for name in names if not name.startswith("rpc.judge.")]
         assert len(points) >= 30, points
-    once = tmp_path / "once"
-    output = tmp_path / "run"
     run = start(tiny_job(**job), output, **job_points.armed(once, *points))
     status = run.wait(1_700)
     if any(point.endswith("=kill_group") for point in points):

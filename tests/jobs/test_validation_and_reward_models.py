@@ -13,10 +13,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ACCURACY = "val-core/tiny/acc/mean@1"
 
 
-def test_a_job_that_only_validates_trains_nothing(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
-    run = start(tiny_job(steps={"validateOnly": True}), output)
-    assert run.wait() == 0, run.logs()
+def test_a_job_that_only_validates_trains_nothing(start, tiny_job, output: Path):
+    start(tiny_job(steps={"validateOnly": True}), output).succeed()
     (record,) = run_folders.metrics(output)
     assert record["step"] == 0
     assert ACCURACY in record
@@ -27,17 +25,15 @@ def test_a_job_that_only_validates_trains_nothing(start, tiny_job, tmp_path: Pat
     assert not (output / "export").exists()
 
 
-def test_the_best_commit_stays(start, tiny_job, tmp_path: Path):
-    output = tmp_path / "run"
+def test_the_best_commit_stays(start, tiny_job, output: Path):
     # The best of a job whose reward rises is the last one, so the least is asked for.
-    run = start(
+    start(
         tiny_job(
             steps={"total": 8, "validateEvery": 2},
             checkpoint={"every": 2, "best": {"metric": ACCURACY, "mode": "min"}},
         ),
         output,
-    )
-    assert run.wait() == 0, run.logs()
+    ).succeed()
     values = {
         int(record["step"]): record[ACCURACY]
         for record in run_folders.metrics(output)
@@ -49,10 +45,7 @@ def test_the_best_commit_stays(start, tiny_job, tmp_path: Path):
     assert (output / "checkpoints" / "best").readlink() == Path(f"step-{best:06d}")
 
 
-def test_a_metric_that_no_validation_has_ends_the_job_before_it_trains(
-    start, tiny_job, tmp_path: Path
-):
-    output = tmp_path / "run"
+def test_a_metric_that_no_validation_has_ends_the_job_before_it_trains(start, tiny_job, output):
     best = {"metric": "val-core/tinny/acc/mean@1"}
     steps, checkpoint = {"total": 8, "validateEvery": 2}, {"every": 2, "best": best}
     run = start(tiny_job(steps=steps, checkpoint=checkpoint), output)
@@ -68,10 +61,9 @@ def classifier(tiny_folder: Path) -> Path:
 
 
 def test_a_reward_model_scores_the_same_wherever_it_lives(
-    start, tiny_job, classifier: Path, tmp_path: Path
+    start, tiny_job, classifier, tmp_path, once
 ):
     """Beside the policy, or apart and killed around its answers."""
-    once = tmp_path / "once"
     points = ("rpc.judge.answer.before@1=kill", "rpc.judge.answer.after@2=kill")
     section = {"path": str(classifier), "dtype": "float32", "weight": 2.0}
     outputs = {}
@@ -85,8 +77,7 @@ def test_a_reward_model_scores_the_same_wherever_it_lives(
             timeouts={"livenessSeconds": 60},
         )
         environment = job_points.armed(once, *points) if place == "none" else {}
-        run = start(job, outputs[name], **environment)
-        assert run.wait() == 0, run.logs()
+        start(job, outputs[name], **environment).succeed()
     assert len(list(once.iterdir())) == len(points)
     beside = run_folders.result(outputs["beside"])
     assert beside == run_folders.result(outputs["apart"])
@@ -103,7 +94,6 @@ def test_a_reward_model_and_a_function_add_up(start, tiny_job, classifier, tmp_p
         ("both", {}),
     ):
         output = tmp_path / name
-        run = start(tiny_job(**(job | changes)), output)
-        assert run.wait() == 0, run.logs()
+        start(tiny_job(**(job | changes)), output).succeed()
         found[name] = run_folders.metrics(output)[1]["critic/score/mean"]
     assert found["both"] == pytest.approx(found["function"] + found["model"], rel=1e-6)

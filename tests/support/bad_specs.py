@@ -35,7 +35,6 @@ class Case:
 
 
 def read_table() -> list[Case]:
-    """All cases of the table."""
     cases = []
     for block in TABLE.read_text().split("\n\n"):
         lines = [line for line in block.splitlines() if line and not line.startswith("#")]

@@ -34,13 +34,11 @@ class Query:
 
 
 def series_names(text: str) -> set[str]:
-    """Names of series in a query."""
     bare = re.sub(r'"[^"]*"', '""', text)
     return {name for name in _NAME.findall(bare) if name.startswith("ppojob_")}
 
 
 def queries(path: Path) -> Iterator[Query]:
-    """All queries of a dashboard's panels."""
     board = json.loads(path.read_text())
     for panel in board["panels"]:
         for target in panel.get("targets", ()):

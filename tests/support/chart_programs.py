@@ -21,7 +21,6 @@ def template(*arguments: str) -> str:
 
 
 def helm(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Call helm for the chart."""
     names = [arguments[0], str(CHART), *arguments[1:]] if command == "template" else [str(CHART)]
     return _call("helm", "make cluster-up builds it", command, *names)
 

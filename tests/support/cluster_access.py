@@ -1,17 +1,20 @@
 """The test cluster as a test sees it: kubectl, objects, and waiting for what must come."""
 
+import functools
 import json
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import patience
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+eventually = functools.partial(patience.eventually, pause=0.2)
+"""Each look costs a process of kubectl's."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,6 @@ class Cluster:
         return done.stdout + done.stderr
 
     def apply(self, *objects: Mapping[str, object]) -> None:
-        """Apply objects on the server's side."""
         self.kubectl("apply", "--server-side", "--filename=-", stdin=as_list(objects))
 
     def read(self, kind: str, name: str, path: str) -> str:
@@ -53,7 +55,6 @@ class Cluster:
         return self.kubectl("get", kind, name, f"--output=jsonpath={path}")
 
     def execute(self, pod: str, *argv: str) -> str:
-        """Run a program in a pod; answers what it printed."""
         return self.kubectl("exec", pod, "--", *argv)
 
     def _call(self, arguments: tuple[str, ...], stdin: str) -> subprocess.CompletedProcess[str]:
@@ -80,12 +81,3 @@ def own_environment(**more: str) -> dict[str, str]:
 def as_list(objects: tuple[Mapping[str, object], ...]) -> str:
     """Objects as one document."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not so after {seconds} s")
-        time.sleep(0.2)

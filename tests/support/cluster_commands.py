@@ -14,7 +14,6 @@ EVENTS = "/api/v1/namespaces/lab/events"
 
 
 def call(*arguments: str, code: int = 0) -> str:
-    """What `ppojob ...` says, and that it ends with a code."""
     result: Result = CliRunner().invoke(main, list(arguments))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

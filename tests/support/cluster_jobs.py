@@ -22,16 +22,12 @@ def volume_name(cluster: Cluster, claim_name: str) -> str:
     return f"{cluster.namespace}-{claim_name}"
 
 
-def claim(cluster: Cluster, name: str, folder: Path | None = None) -> list[dict[str, Any]]:
-    """A volume of the node, and the claim that it is for.
-
-    Args:
-        cluster: with the namespace of the claim.
-        name: of the claim.
-        folder: that is the volume; None: any, and empty.
-    """
+def claim(
+    cluster: Cluster, name: str, folder: Path | None = None, storage: str = "1Gi"
+) -> list[dict[str, Any]]:
+    """A volume of the node, which is this folder or any, and the claim that it is for."""
     own = volume_name(cluster, name)
-    size = {"storage": "1Gi"}
+    size = {"storage": storage}
     host = {"path": f"/tmp/{cluster.namespace}", "type": "DirectoryOrCreate"}
     if folder is not None:
         host = {"path": str(folder), "type": "Directory"}
@@ -86,7 +82,6 @@ def restricted_spec(*containers: dict[str, Any], **more: Any) -> dict[str, Any]:
 def restricted_pod(
     name: str, container: dict[str, Any], labels: dict[str, str], **spec: Any
 ) -> dict[str, Any]:
-    """Such a pod."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -95,14 +90,24 @@ def restricted_pod(
     }
 
 
+def bound_role(
+    name: str, rules: list[dict[str, Any]], *subjects: dict[str, str]
+) -> list[dict[str, Any]]:
+    """A Role, and the RoleBinding that gives it to these."""
+    group = "rbac.authorization.k8s.io"
+    head = {"apiVersion": f"{group}/v1", "metadata": {"name": name}}
+    given = {"roleRef": {"apiGroup": group, "kind": "Role", "name": name}, "subjects": [*subjects]}
+    return [{**head, "kind": "Role", "rules": rules}, {**head, "kind": "RoleBinding", **given}]
+
+
+def pods(cluster: Cluster, name: str) -> list[str]:
+    """The pods of a job, as `pod/NAME`."""
+    selector = f"--selector=ppojob.dev/job={name}"
+    return cluster.kubectl("get", "pods", selector, "--output=name").split()
+
+
 def wait_for_pods(cluster: Cluster, name: str, number: int) -> None:
-    """Wait until a job has so many pods."""
-
-    def pods() -> bool:
-        selector = f"--selector=ppojob.dev/job={name}"
-        return len(cluster.kubectl("get", "pods", selector, "--output=name").split()) == number
-
-    eventually(pods)
+    eventually(lambda: len(pods(cluster, name)) == number)
 
 
 def says(cluster: Cluster, name: str, word: str) -> None:

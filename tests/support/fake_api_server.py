@@ -1,13 +1,14 @@
 """An API server of a few answers over real HTTP, and a kubeconfig that leads to it."""
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 TOKEN = "let-me-in"
@@ -26,11 +27,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What it is answered: a JSON value, or parts of a text that come one by one."""
+    """What it is answered: a JSON value, a body as it is, or parts of a text that come one by one.
+
+    A status of 0 cuts the connection; with -1 nothing is ever said.
+    """
 
     status: int = 200
     value: Any = None
     parts: Iterator[str] | None = None
+    body: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Route = Answer | Callable[[Request], Answer]
@@ -42,7 +48,6 @@ def refusal(status: int, message: str) -> Answer:
 
 
 def listed(*items: Any) -> Answer:
-    """A list in one page."""
     return Answer(value={"metadata": {}, "items": list(items)})
 
 
@@ -81,11 +86,7 @@ class FakeApiServer:
         return path
 
 
-@contextmanager
-def serving() -> Iterator[FakeApiServer]:
-    """A server on a free port."""
-    fake = FakeApiServer()
-
+def _handler(fake: FakeApiServer, is_over: threading.Event) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -102,12 +103,16 @@ def serving() -> Iterator[FakeApiServer]:
             query = dict(parse_qsl(split.query))
             asked = Request(self.command, split.path, query, dict(self.headers), body)
             answer = fake.answer(asked)
+            if answer.status <= 0:
+                self.close_connection = answer.status == 0 or is_over.wait()
+                return
             self.send_response(answer.status)
             if answer.parts is not None:
                 self.send_parts(answer.parts)
                 return
-            whole = json.dumps(answer.value).encode()
-            self.send_header("Content-Length", str(len(whole)))
+            whole = json.dumps(answer.value).encode() if answer.body is None else answer.body
+            for name, value in (*answer.headers, ("Content-Length", str(len(whole)))):
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(whole)
 
@@ -123,14 +128,29 @@ def serving() -> Iterator[FakeApiServer]:
         def log_message(self, *arguments: object) -> None:
             """Nobody reads it."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    return Handler
+
+
+Fake = TypeVar("Fake", bound=FakeApiServer)
+
+
+@contextmanager
+def serving(
+    make: Callable[[], Fake] = FakeApiServer, context: ssl.SSLContext | None = None
+) -> Iterator[Fake]:
+    """A server on a free port; with a context, over TLS."""
+    fake, is_over = make(), threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(fake, is_over))
     server.daemon_threads = True
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     fake.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
         yield fake
     finally:
+        is_over.set()
         server.shutdown()
         thread.join()
         server.server_close()

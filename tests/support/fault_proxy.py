@@ -44,54 +44,38 @@ class Asked:
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong, each with its share of all occasions; none by default.
+    """What goes wrong, each with its share of all occasions; none by default."""
 
-    Attributes:
-        statuses: answered in place of the API server's; 409 to writes, 410 to lists and watches.
-        share: of the requests.
-        stream_errors: sent into a watch in place of an event; 0 cuts it off.
-        stream_share: of the events.
-        delay_seconds: before a request goes on.
-    """
-
+    # Answered in place of the API server's; 409 to writes, 410 to lists and watches.
     statuses: tuple[int, ...] = ()
-    share: float = 0.0
+    share: float = 0.0  # of the requests
+    # Sent into a watch in place of an event; 0 cuts it off.
     stream_errors: tuple[int, ...] = ()
-    stream_share: float = 0.0
-    delay_seconds: float = 0.0
+    stream_share: float = 0.0  # of the events
+    delay_seconds: float = 0.0  # before a request goes on
 
 
 @dataclass(frozen=True)
 class Strike:
-    """What befalls the asking process at one of its writes; nothing of it goes on from then.
+    """What befalls the asking process at one of its writes; nothing of it goes on from then."""
 
-    Attributes:
-        at: number of the write, from 1; what the API server does not take is none.
-        behind: whether the write is carried out first; its answer is not given.
-        deed: done to the process.
-    """
-
-    at: int
-    behind: bool
-    deed: Callable[[], None]
+    at: int  # number of the write, from 1; what the API server does not take is none
+    behind: bool  # whether the write is carried out first; its answer is not given
+    deed: Callable[[], None]  # done to the process
 
 
 class FaultProxy:
     """The proxy; use as a context manager.
 
     `behind` is the kubeconfig of the API server; `folder` takes the one that leads to the proxy.
-
-    Attributes:
-        faults: what goes wrong from now on, and `injected`: how often something did.
-        taken: writes that the API server has taken so far, the Lease's aside.
     """
 
     def __init__(self, behind: Path, folder: Path) -> None:
         self.folder = folder
         self.counts: Counter[Asked] = Counter()
-        self.faults = Faults()
-        self.injected = 0
-        self.taken = 0
+        self.faults = Faults()  # what goes wrong from now on
+        self.injected = 0  # how often something did
+        self.taken = 0  # writes that the API server has taken so far, the Lease's aside
         self._place = from_kubeconfig(behind)
         self._dice = random.Random(0)
         self._strike: Strike | None = None

@@ -44,7 +44,6 @@ def facts(**fields: Any) -> GangFacts:
 
 
 def queued_job(status: PPOJobStatus = NO_STATUS, **changes: Any) -> Job:
-    """A job in a queue of Kueue."""
     return make_job(status, **{"scheduling": KUEUE, **changes})
 
 
@@ -71,7 +70,6 @@ def answered(job: Job, *conditions: tuple[str, str, str, str], **status: Any) ->
 
 
 def admitted(job: Job, *more: tuple[str, str, str, str], **status: Any) -> Child:
-    """The job's Workload when a queue has admitted it."""
     return answered(job, RESERVED, ADMITTED, *more, admission=ADMISSION, **status)
 
 

@@ -39,9 +39,7 @@ def of_a_small_job() -> list[str]:
 def armed(once: Path, *points: str) -> dict[str, str]:
     """The environment that arms failpoints (`<name>@<n>=<action>`), each once over all processes.
 
-    Args:
-        once: folder where points that have fired leave a marker.
-        points: what to arm.
+    Those that have fired leave a marker in the folder `once`.
     """
     once.mkdir(exist_ok=True)
     return {

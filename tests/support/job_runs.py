@@ -29,6 +29,11 @@ class Run:
         self.lines += printed.splitlines()
         return self.process.returncode
 
+    def succeed(self, seconds: float = 300.0) -> "Run":
+        """Wait for the end, which must be a good one."""
+        assert self.wait(seconds) == 0, self.logs()
+        return self
+
     def logs(self) -> str:
         """The last lines of all pods' logs."""
         return "\n".join(
@@ -37,8 +42,6 @@ class Run:
         )
 
     def wait_for_step(self, step: int, seconds: float = 180.0) -> None:
-        """Wait until the metrics of a step are there."""
-
         def is_done() -> bool:
             return any(record["step"] >= step for record in run_folders.metrics(self.output))
 

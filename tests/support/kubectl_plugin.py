@@ -27,7 +27,6 @@ def start(cluster: Cluster, *arguments: str) -> subprocess.Popen[str]:
 
 
 def ppojob(cluster: Cluster, *arguments: str, code: int = 0) -> str:
-    """What `kubectl ppojob ...` says."""
     with start(cluster, *arguments) as process:
         out, err = process.communicate(timeout=600)
     assert process.returncode == code, out + err

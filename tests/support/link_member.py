@@ -47,16 +47,13 @@ class Member:
         self.channel = open_channel(self.store, key, member, size, self.address, chosen, timeout)
 
     def close(self) -> None:
-        assert self.channel is not None
         self.channel.close()
 
     def cut(self) -> None:
-        assert self.channel is not None
         self.channel.cut()
 
     def exchange(self, peers: list[int], size: int) -> bool:
         """Whether the right bytes come from all peers."""
-        assert self.channel is not None
         return exchange(self.channel, peers, size)
 
     def sockets(self) -> int:
@@ -136,8 +133,7 @@ class Process:
         """The next answer, which names its call; None where there is none in time."""
         if not self._connection.poll(within):
             return None
-        answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
-        return answer
+        return json.loads(self._connection.recv_bytes())
 
     def result(self, within: float = 40.0) -> Any:
         answer = self.answer(within)

@@ -65,14 +65,11 @@ class Bench:
 
     @property
     def job(self) -> dict[str, Any]:
-        """The job as it is there."""
         return self.cluster.objects["PPOJob", *KEY]
 
     @property
     def status(self) -> dict[str, Any]:
-        """Of the job."""
-        status: dict[str, Any] = self.job["status"]
-        return status
+        return self.job["status"]
 
     @contextmanager
     def edited(self, kind: str, name: str) -> Iterator[dict[str, Any]]:
@@ -82,7 +79,6 @@ class Bench:
         self.cluster.put(item)
 
     def edit(self, **lifecycle: Any) -> None:
-        """Edit spec.lifecycle, as its author may."""
         self.edit_spec(lifecycle=lifecycle)
 
     def edit_spec(self, **sections: Any) -> None:
@@ -97,7 +93,6 @@ class Bench:
         self.mirror.see_report(KEY, ControllerReport(uid, "done", "", 0))
 
     def names(self, kind: str) -> list[str]:
-        """Of all objects of a kind."""
         return [one["metadata"]["name"] for one in self.cluster.of(kind)]
 
     def content(self) -> dict[Any, Any]:

@@ -65,7 +65,6 @@ def children_of(job: Job) -> dict[tuple[ChildKind, str], Child]:
 
 def config_digest(job: Job) -> str:
     """Digest of what the pods of a job run."""
-    assert job.manifest is not None
     return pod_config(job, job.manifest).digest
 
 

@@ -23,14 +23,10 @@ PATIENCE_SECONDS = 600.0
 
 
 class Kubelet:
-    """Starts a replica again whenever it has ended, until told to stop.
+    """Starts a replica, behind a proxy, again whenever it has ended, until told to stop.
 
-    Args:
-        cluster: to serve.
-        proxy: between the replica and the API server.
-        logs: folder for its log.
-        strike: number of the write at which each life ends, and whether behind it.
-        most: so many lives end by a strike; the next one goes on.
+    Each life ends at the write that `strike` numbers, before or behind it; after `most` such lives
+    the next one goes on.
     """
 
     def __init__(

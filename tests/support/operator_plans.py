@@ -21,7 +21,6 @@ NOTHING = Observed()
 
 
 def pod(name: str, **fields: Any) -> Pod:
-    """A pod of its StatefulSet."""
     role = _ROLES[name]
     owner = CHILDREN["StatefulSet", workload_name("sum", role)].uid
     created = NOW - datetime.timedelta(seconds=5)
@@ -41,23 +40,24 @@ UP = observed(pods=READY)
 
 
 def look(job: Job, seen: Observed = NOTHING, seconds: float = 0.0) -> Plan:
-    """What is planned for a job, so long after `NOW`."""
-    return plan(job, seen, SETTINGS, NOW + datetime.timedelta(seconds=seconds))
+    """What is planned for a job, so long after `NOW`: whoever plans twice plans the same."""
+    planned, again = (
+        plan(job, seen, SETTINGS, NOW + datetime.timedelta(seconds=seconds)) for _ in range(2)
+    )
+    assert planned == again
+    return planned
 
 
 def status_of(job: Job, seen: Observed = NOTHING, seconds: float = 0.0) -> PPOJobStatus:
-    """The status of a job after a look at it."""
     return look(job, seen, seconds).status or job.status
 
 
 def status_after(planned: Plan) -> PPOJobStatus:
-    """The status that a plan writes."""
     assert planned.status is not None
     return planned.status
 
 
 def claim(status: PPOJobStatus, name: ConditionType) -> Condition:
-    """A condition of a job."""
     found = condition(status, name)
     assert found is not None
     return found
@@ -77,12 +77,10 @@ def kinds(planned: Plan) -> list[str]:
 
 
 def made(planned: Plan, kind: str) -> list[Manifest]:
-    """What of a kind is created."""
     return [one.manifest for one in actions(planned, Create) if one.manifest["kind"] == kind]
 
 
 def deleted(planned: Plan) -> list[str]:
-    """Names of the objects that are deleted."""
     return [one.name for one in actions(planned, Delete)]
 
 

@@ -44,6 +44,5 @@ class Operator:
             )
 
     def end(self, number: int = signal.SIGTERM) -> None:
-        """End it by a signal, and wait until it has."""
         self.process.send_signal(number)
         self.process.wait(30)

@@ -48,7 +48,6 @@ def padded_logprobs(
 
 
 def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
-    """Gradient of each parameter by name."""
     names = dict(model.named_parameters())
     return dict(zip(names, torch.autograd.grad(loss, list(names.values())), strict=True))
 

@@ -1,9 +1,21 @@
-"""Tasks beside a test, and waiting for what they do."""
+"""Waiting for what others do, and tasks beside a test."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
+
+import pytest
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 60.0, pause: float = 0.05) -> None:
+    """Wait until something holds; fail where it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not so after {seconds} s")
+        time.sleep(pause)
 
 
 async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:

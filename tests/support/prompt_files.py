@@ -1,4 +1,4 @@
-"""Files of prompts: what is written into them, and what is said of them."""
+"""Prompts: as tokens, what is written into files of them, and what is said of these."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,16 @@ from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import DataReport, check_files
 from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
+from ppojob_trainer.json_value import Json
 
 Row = dict[str, object]
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 def good_row(content: str = "3 + 5", answer: object = "8", **changes: object) -> Row:
@@ -25,6 +33,14 @@ def good_row(content: str = "3 + 5", answer: object = "8", **changes: object) ->
     }
 
 
+def encode_chat(chat: ChatTokenizer, messages: Messages, **variables: Json) -> list[int]:
+    """The ids of a conversation; raises what the template refuses."""
+    (outcome,) = chat.encode_chats([messages], variables)
+    if isinstance(outcome, BadChatTemplate):
+        raise outcome
+    return outcome
+
+
 class SumsOnly:
     """Stands for the reward side."""
 
@@ -36,29 +52,21 @@ class SumsOnly:
 
 
 class PromptFiles:
-    """A folder of files with prompts.
-
-    Args:
-        folder: where they are.
-        chat: tokenizer of those who read them.
-    """
+    """A folder of files with prompts, and the tokenizer of those who read them."""
 
     def __init__(self, folder: Path, chat: ChatTokenizer) -> None:
         self.folder = folder
         self.chat = chat
 
     def lines(self, name: str, *rows: object) -> Path:
-        """Write JSON lines."""
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         return self.raw(name, text.encode())
 
     def raw(self, name: str, content: bytes) -> Path:
-        """Write a file as it is."""
         (self.folder / name).write_bytes(content)
         return self.folder / name
 
     def table(self, name: str, *rows: Row, **options: object) -> Path:
-        """Write a parquet file."""
         return self.columns(name, pa.Table.from_pylist(list(rows)), **options)
 
     def columns(self, name: str, table: pa.Table, **options: object) -> Path:
@@ -67,7 +75,6 @@ class PromptFiles:
         return self.folder / name
 
     def spec(self, *paths: Path, **settings: object) -> DataSpec:
-        """The section `data` of a job that trains on files."""
         files = [{"path": str(path)} for path in paths]
         return DataSpec.model_validate({"train": files, **settings})
 
@@ -91,6 +98,5 @@ class PromptFiles:
         return [line.replace(f"{self.folder}/", "") for line in report.warnings]
 
     def open(self, *paths: Path, max_rows: int | None = None, **settings: object) -> PromptDataset:
-        """The data set of files."""
         spec = self.spec(*paths, **settings)
         return PromptDataset.open(spec.train, spec, self.chat, max_rows=max_rows)

@@ -14,12 +14,7 @@ from ppojob_cli.main import main
 
 
 class RefusedJob:
-    """A tiny job whose files and manifest a test may spoil.
-
-    Args:
-        folder: where it is made.
-        tiny: model, data and reward function to copy.
-    """
+    """A tiny job whose files and manifest a test may spoil; `tiny` has the files to copy."""
 
     def __init__(self, folder: Path, tiny: Path) -> None:
         self.folder = folder
@@ -36,7 +31,6 @@ class RefusedJob:
         self.set("spec.steps", {"total": 6})
 
     def get(self, path: str) -> dict[str, object]:
-        """A section of the manifest."""
         found = self.job
         for key in path.split("."):
             found = found[key]
@@ -51,7 +45,6 @@ class RefusedJob:
         found[last] = value
 
     def write_manifest(self) -> Path:
-        """Write the manifest; answers its path."""
         YAML(typ="safe").dump(self.job, self.manifest)
         return self.manifest
 
@@ -60,11 +53,7 @@ class RefusedJob:
         edit(self.model / name, changes)
 
     def refused(self, *arguments: str | Path) -> list[str]:
-        """The lines of errors, without the folder of the test; nothing else may have happened.
-
-        Args:
-            arguments: of `ppojob run`, in place of the manifest.
-        """
+        """The lines of errors, without the folder of the test; nothing else may have happened."""
         before = _tree(self.output)
         given = arguments or (self.write_manifest(),)
         options = ["--plain", "--output", self.output]

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.rewards.records import RewardItem
 
@@ -14,12 +16,13 @@ HEAD = "import os, signal, subprocess, sys, time\n"
 SIGNATURE = "def score(data_source, solution_str, ground_truth, extra_info, **arguments):\n"
 
 
-def maker(folder: Path) -> Source:
-    """What writes a function's code into a file of a folder, and answers its settings."""
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    """Writes a function's code into a file; answers its settings."""
 
     def make(code: str, *, seconds: float = 2.0, whole: bool = False, **more: object) -> RewardSpec:
         body = textwrap.dedent(code)
-        path = folder / f"reward{len(list(folder.iterdir()))}.py"
+        path = tmp_path / f"reward{len(list(tmp_path.iterdir()))}.py"
         path.write_text(body if whole else HEAD + SIGNATURE + textwrap.indent(body, "    "))
         settings = {"function": "score", "source": {"path": str(path)}, **more}
         return RewardSpec.model_validate(settings | {"timeLimitSeconds": seconds})
@@ -32,7 +35,6 @@ def item(response: str, row: int = 0, **more: object) -> RewardItem:
 
 
 def descendants() -> list[str]:
-    """Command lines of all processes below this one."""
     listed = subprocess.run(
         ["ps", "-e", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
     )

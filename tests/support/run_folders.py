@@ -71,7 +71,6 @@ def processes_of(output: Path) -> dict[int, str]:
 
 
 def wait_until_gone(output: Path, seconds: float = 15.0) -> None:
-    """Fail if a process of the run outlives it."""
     deadline = time.monotonic() + seconds
     while (left := processes_of(output)) and time.monotonic() < deadline:
         time.sleep(0.1)

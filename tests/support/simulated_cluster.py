@@ -33,7 +33,6 @@ class SimulatedCluster:
         self._watchers: list[tuple[str, asyncio.Queue[Change]]] = []
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """All objects of a kind, by name."""
         return [item for place, item in sorted(self.objects.items()) if place[0] == kind]
 
     def put(self, manifest: Manifest) -> dict[str, Any]:
@@ -60,7 +59,7 @@ class SimulatedCluster:
                 self.remove(*place)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
-        self._request()
+        self.requests += 1
         return copy.deepcopy(self._there(kind, namespace, name))
 
     async def create(self, manifest: Manifest) -> Manifest:
@@ -90,7 +89,7 @@ class SimulatedCluster:
         return with_fault(copy.deepcopy(self.put({**there, "status": status})))
 
     async def replace(self, manifest: Manifest) -> Manifest:
-        self._request()
+        self.requests += 1
         there = self._there(KINDS[manifest["kind"]], *_place(manifest)[1:])
         if there["metadata"]["resourceVersion"] != manifest["metadata"]["resourceVersion"]:
             raise ConflictError("another version", 409)
@@ -107,7 +106,7 @@ class SimulatedCluster:
         with_fault({})
 
     async def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Page]:
-        self._request()
+        self.requests += 1
         items = [item for item in self.of(kind.name) if _matches(item, namespace, selector)]
         yield Page(tuple(copy.deepcopy(items)), str(next(self._versions)))
 
@@ -156,11 +155,8 @@ class SimulatedCluster:
         except KeyError:
             raise MissingError(f"{kind.plural} {name}", 404) from None
 
-    def _request(self) -> None:
-        self.requests += 1
-
     def _write(self, verb: str, manifest: Manifest) -> Callable[[Manifest], Manifest]:
-        self._request()
+        self.requests += 1
         self.writes.append((verb, manifest["kind"], manifest["metadata"]["name"]))
         number = len(self.writes)
         fault = self.fault(number)

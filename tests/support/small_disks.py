@@ -18,12 +18,10 @@ class SmallDisk:
 
     @property
     def free_bytes(self) -> int:
-        """What can be written."""
         facts = os.statvfs(self.folder)
         return facts.f_bavail * facts.f_frsize
 
     def fill(self, path: Path, leave_bytes: int) -> None:
-        """Make a file that leaves so much."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, self.free_bytes - leave_bytes)

@@ -66,14 +66,12 @@ def make_manifest(folder: Path, **changes: object) -> dict[str, object]:
 
 
 def write_manifest(folder: Path, tiny_folder: Path, **changes: object) -> Path:
-    """Write the manifest of a tiny job into a folder."""
     manifest = folder / "job.yaml"
     YAML(typ="safe").dump(make_manifest(tiny_folder, **changes), manifest)
     return manifest
 
 
 def make_tiny_folder(folder: Path, dropout: float = 0.1) -> None:
-    """Make the model, its tokenizer, data and a reward function."""
     command = [sys.executable, MODELS, "policy", folder / "model", str(dropout)]
     subprocess.run(command, check=True)
     draw = random.Random(0)

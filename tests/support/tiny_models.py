@@ -56,7 +56,6 @@ def make_model(
 def save_model(
     folder: Path, model_class: type[PreTrainedModel] = LlamaForCausalLM, **changes: object
 ) -> PreTrainedModel:
-    """Make a model and write it into a folder."""
     model = make_model(model_class, **changes)
     model.save_pretrained(folder)
     return model

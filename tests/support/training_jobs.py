@@ -47,7 +47,6 @@ class Volume:
     folder: Path
 
     def run_folder(self, job: str) -> Path:
-        """What a job leaves."""
         return self.folder / job
 
     def steps_done(self, job: str) -> int:
@@ -56,7 +55,6 @@ class Volume:
         return int(found[-1]["step"]) if found else 0
 
     def wait_for_step(self, job: str, step: int, seconds: float = 600.0) -> None:
-        """Wait until the metrics of a step are there."""
         eventually(lambda: self.steps_done(job) >= step, seconds)
 
     def wait_for_step_behind(self, job: str, moment: float, seconds: float = 600.0) -> float:

@@ -49,16 +49,10 @@ WHOLE_BUDGET = 10_000
 
 @dataclass(frozen=True)
 class Case:
-    """One way of computing the same two updates.
+    """One way of computing the same two updates."""
 
-    Attributes:
-        owners: the rank of each group.
-        budget: tokens of a micro-batch.
-        training: what differs from the defaults of the tests.
-    """
-
-    owners: tuple[int, ...]
-    budget: int = WHOLE_BUDGET
+    owners: tuple[int, ...]  # the rank of each group
+    budget: int = WHOLE_BUDGET  # tokens of a micro-batch
     model: str = "tied"
     autocast: str = "none"
     recompute: bool = False

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster_error import ClusterError
+from shell import ClusterError
 
 MOUNT = Path("/sys/fs/cgroup")
 # The processes of the node; those of pods lie beside it, where the kubelet puts them.
@@ -18,8 +18,7 @@ WEIGHTS = {"cpu.shares": 16 * 1024, "cpu.weight": 16 * 100}
 def make(name: str) -> list[Path]:
     """Make a group in every hierarchy of this machine, as the kubelet wants its root to be.
 
-    Returns:
-        The `cgroup.procs` files that a process writes itself into.
+    Answers the `cgroup.procs` files that a process writes itself into.
     """
     _pass_on_controllers()
     folders = [hierarchy / name / PROCESSES for hierarchy in _hierarchies()]

@@ -20,12 +20,9 @@ _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 def write(folder: Path, server: str, node_address: str, service_address: str) -> None:
     """Make everything anew.
 
-    Args:
-        folder: takes `<name>.crt` and `<name>.key` of `ca`, `apiserver` and every caller, `sa.key`
-            and `sa.pub` for service accounts, and `<caller>.conf`.
-        server: the URL in the kubeconfigs of the node's own processes.
-        node_address: the API server's and the kubelet's address.
-        service_address: the address of the service `kubernetes`.
+    The folder takes `<name>.crt` and `<name>.key` of `ca`, `apiserver` and every caller, `sa.key`
+    and `sa.pub` for service accounts, and `<caller>.conf`, which lead the node's own processes to
+    `server`.
     """
     folder.mkdir(mode=0o700)
     call(

@@ -37,21 +37,13 @@ RESTART_S = 1.0
 
 @dataclass
 class Kept:
-    """A process that is to run.
+    """A process that is to run."""
 
-    Attributes:
-        name: of its log.
-        argv: how it is called.
-        after: what must answer before its first start.
-        pid: it runs, as this process.
-        not_before: the earliest time of its next start, on the monotonic clock.
-    """
-
-    name: str
+    name: str  # of its log
     argv: list[str]
-    after: str
-    pid: int | None = None
-    not_before: float = 0.0
+    after: str  # what must answer before its first start
+    pid: int | None = None  # it runs, as this process
+    not_before: float = 0.0  # the earliest time of its next start, on the monotonic clock
 
 
 def main() -> None:
@@ -97,10 +89,8 @@ def lay_out_mounts(root: Path) -> None:
 def lay_out_network(node: str, host: str, services: str) -> None:
     """Take the link that the machine put here, and send nothing astray.
 
-    Args:
-        node: this side's address on the link, with its prefix length.
-        host: the machine's address on the link.
-        services: their range; what no rule takes ends on a bridge without ports, and never leaves.
+    `node` and `host` are the two sides' addresses on the link. What is for `services`, and no rule
+    takes, ends on a bridge without ports, and never leaves.
     """
     while subprocess.run(["ip", "link", "show", "eth0"], capture_output=True).returncode:
         time.sleep(TICK_S)
@@ -118,7 +108,6 @@ def lay_out_network(node: str, host: str, services: str) -> None:
 
 
 def mount(*arguments: str) -> None:
-    """Call mount(8)."""
     subprocess.run(["mount", *arguments], check=True)
 
 

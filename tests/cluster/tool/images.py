@@ -11,9 +11,8 @@ import layout
 import machine
 import plan
 import programs
-from cluster_error import ClusterError
 from places import Places
-from shell import call, step
+from shell import ClusterError, call, step
 
 SUITE = "bookworm"
 PACKAGES = ("ca-certificates", "libnuma1", "python3", "python3-venv")
@@ -117,8 +116,6 @@ def bring_in(places: Places, made: Path, name: str) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         ) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
             try:
                 layout.archive(made, name, known, process.stdin)
                 process.stdin.close()

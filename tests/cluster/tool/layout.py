@@ -17,13 +17,7 @@ _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def write(folder: Path, root_file_system: Path, entrypoint: Sequence[str] = ()) -> None:
-    """Make a layout of one image with one uncompressed layer.
-
-    Args:
-        folder: takes the layout; what was there goes.
-        root_file_system: a tar file; it is moved into the layout.
-        entrypoint: of its containers.
-    """
+    """Make a layout of one image with one uncompressed layer, a tar file that is moved into it."""
     shutil.rmtree(folder, ignore_errors=True)
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
@@ -64,13 +58,9 @@ def write(folder: Path, root_file_system: Path, entrypoint: Sequence[str] = ()) 
 
 
 def archive(folder: Path, name: str, known: Collection[str], out: IO[bytes]) -> None:
-    """Write a layout as the tar stream that containerd imports.
+    """Write a layout as the tar stream that containerd imports under a name.
 
-    Args:
-        folder: a layout of one image.
-        name: the name that the image gets.
-        known: digests that the reader already has; their blobs are left out.
-        out: where to.
+    Blobs with digests that the reader already knows are left out.
     """
     index = json.loads((folder / "index.json").read_text())
     for manifest in index["manifests"]:
@@ -99,12 +89,7 @@ def keep_named(folder: Path) -> None:
 
 
 def share(folder: Path, blobs: Path) -> None:
-    """Let a layout's blobs be the files of another store that holds the same: no second copy.
-
-    Args:
-        folder: a layout.
-        blobs: the other store's files, named by their digests; on the same file system.
-    """
+    """Let a layout's blobs be files that another store has by their digests: no second copy."""
     for blob in (folder / "blobs" / "sha256").iterdir():
         other = blobs / blob.name
         if other.exists() and not other.samefile(blob):

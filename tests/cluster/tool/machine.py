@@ -5,8 +5,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_error import ClusterError
-from shell import call, step
+from shell import ClusterError, call, step
 
 # What is looked for (a program, or a file below /usr) and the Debian package that holds it.
 FOR_BUILDING = {
@@ -36,14 +35,7 @@ def require_go() -> None:
 
 
 def require(wanted: Mapping[str, str]) -> None:
-    """Install the Debian packages of what is missing.
-
-    Args:
-        wanted: programs or absolute paths, each with its package.
-
-    Raises:
-        ClusterError: something is missing and cannot be installed here.
-    """
+    """Install the Debian packages of programs, or of absolute paths, that are missing."""
     missing = sorted({package for name, package in wanted.items() if not _is_there(name)})
     if not missing:
         return

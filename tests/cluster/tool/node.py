@@ -15,9 +15,8 @@ import images
 import machine
 import plan
 import programs
-from cluster_error import ClusterError
 from places import TOOL, Places
-from shell import call, step
+from shell import ClusterError, call, step
 
 LINK = "ppojob0"
 PATIENCE_S = 120.0
@@ -26,9 +25,7 @@ PATIENCE_S = 120.0
 def up(places: Places, *, containers: bool = True) -> None:
     """Bring the node to Ready. A node that is Ready and as it should be is left alone.
 
-    Args:
-        places: of the checkout.
-        containers: whether its pods run. A node that runs them also does where they need not.
+    One that runs containers also does where none need run.
     """
     machine.require({**machine.FOR_RUNNING, **machine.FOR_TESTS})
     whole = plan.make(places)
@@ -166,11 +163,7 @@ def _is_ready(places: Places, wanted: plan.Plan) -> bool:
 
 
 def _until(places: Places, holds: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    """Wait until something holds; what raises a ClusterError does not hold yet.
-
-    Raises:
-        ClusterError: it never did, or the node died.
-    """
+    """Wait until something holds; what raises a ClusterError does not hold yet."""
     deadline = time.monotonic() + seconds
     last = "no answer"
     while time.monotonic() < deadline:

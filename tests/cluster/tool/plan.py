@@ -28,30 +28,15 @@ FAKE = "kwok.x-k8s.io/node"
 
 @dataclass(frozen=True)
 class Process:
-    """One long-running process of the node.
-
-    Attributes:
-        name: of its log.
-        argv: how it is called.
-        after: what must answer before it is started: a URL, the path of a socket, or nothing.
-    """
-
-    name: str
+    name: str  # of its log
     argv: tuple[str, ...]
-    after: str = ""
+    after: str = ""  # what must answer before it is started: a URL, a socket's path, or nothing
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole node.
-
-    Attributes:
-        files: what is written before anything starts, by path.
-        processes: in the order of their start.
-    """
-
-    files: dict[str, str]
-    processes: tuple[Process, ...]
+    files: dict[str, str]  # what is written before anything starts, by path
+    processes: tuple[Process, ...]  # in the order of their start
 
     def as_json(self) -> str:
         """The same text for the same node: a running node is compared with what it should be."""
@@ -59,12 +44,7 @@ class Plan:
 
 
 def make(places: Places, *, containers: bool = True) -> Plan:
-    """The plan of this checkout's node.
-
-    Args:
-        places: of the checkout.
-        containers: whether pods run; without, kwok says so of a node that is not there.
-    """
+    """The plan of this checkout's node; without containers kwok plays one that is not there."""
     processes = _control_plane(places)
     if containers:
         return Plan(_files(places), (*processes, *_runtime(places)))
@@ -191,114 +171,40 @@ def names(places: Places) -> Path:
     return places.node / "coredns.yaml"
 
 
+def _manifest(name: str, **values: object) -> str:
+    """A file of `manifests/`, with the value of each `$(NAME)` in it."""
+    text = (TOOL / "manifests" / name).read_text()
+    for key, value in values.items():
+        text = text.replace(f"$({key})", str(value))
+    return text
+
+
 def _audit_policy(places: Places) -> dict[str, str]:
-    policy = (TOOL / "manifests" / "audit-policy.yaml").read_text()
-    return {str(places.node / "audit-policy.yaml"): policy}
+    return {str(places.node / "audit-policy.yaml"): _manifest("audit-policy.yaml")}
 
 
 def _files(places: Places) -> dict[str, str]:
-    dns = (TOOL / "manifests" / "coredns.yaml").read_text().replace("$(ADDRESS)", DNS_ADDRESS)
+    node, path = places.node, _paths(places)
+    here = {"NODE": node, "NAME": NODE, "SOCKET": places.socket, "PODS": POD_RANGE}
+    programs = {name.upper(): path[name] for name in ("cni", "containerd", "runc")}
+    pause, dns = image_name(places, "pause"), image_name(places, "coredns")
+    containerd = _manifest("containerd.toml", **here, **programs, STORE=places.store, PAUSE=pause)
     return {
         **_audit_policy(places),
-        str(names(places)): dns.replace("$(IMAGE)", image_name(places, "coredns")),
-        str(places.node / "containerd.toml"): _containerd(places),
-        str(places.node / "cni" / "10-pods.conflist"): _pod_network(places),
-        str(places.node / "kubelet.yaml"): json.dumps(_kubelet(places), indent=1),
-        str(places.node / "proxy.yaml"): json.dumps(_proxy(places), indent=1),
+        str(names(places)): _manifest("coredns.yaml", ADDRESS=DNS_ADDRESS, IMAGE=dns),
+        str(node / "containerd.toml"): containerd,
+        # Pods hang on routed links, without a bridge: a reply passes the node's own rules.
+        str(node / "cni" / "10-pods.conflist"): _manifest("pods.conflist", **here),
+        str(node / "kubelet.yaml"): _manifest(
+            "kubelet.yaml", **here, CGROUP=CGROUP, DNS=DNS_ADDRESS
+        ),
+        str(node / "proxy.yaml"): _manifest("proxy.yaml", **here),
         # Nothing outside the cluster has a name inside it.
-        str(places.node / "resolv.conf"): "nameserver 127.0.0.1\n",
+        str(node / "resolv.conf"): "nameserver 127.0.0.1\n",
     }
-
-
-def _containerd(places: Places) -> str:
-    path = _paths(places)
-    return f"""
-version = 3
-root = "{places.store}"
-state = "{places.node}/containerd"
-[grpc]
-  address = "{places.socket}"
-[plugins.'io.containerd.internal.v1.opt']
-  path = "{places.node}/opt"
-[plugins.'io.containerd.cri.v1.images'.pinned_images]
-  sandbox = "{image_name(places, "pause")}"
-[plugins.'io.containerd.cri.v1.runtime']
-  # Without CAP_SYS_RESOURCE no score below our own may be set, and every pod would fail.
-  restrict_oom_score_adj = true
-  [plugins.'io.containerd.cri.v1.runtime'.cni]
-    bin_dirs = ["{path["cni"]}"]
-    conf_dir = "{places.node}/cni"
-  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-    runtime_path = "{path["containerd"]}/containerd-shim-runc-v2"
-    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-      BinaryName = "{path["runc"]}/runc"
-      SystemdCgroup = false
-"""
 
 
 def image_name(places: Places, program: str) -> str:
     """The image that holds one program; another build is another name."""
     (found,) = (each for each in programs.PROGRAMS if each.name == program)
     return f"localhost/ppojob-cluster/{program}:{found.key()}"
-
-
-def _pod_network(places: Places) -> str:
-    """Pods hang on routed links, without a bridge: a reply always passes the node's own rules."""
-    addresses = {
-        "type": "host-local",
-        "ranges": [[{"subnet": POD_RANGE}]],
-        "routes": [{"dst": "0.0.0.0/0"}],
-        "dataDir": str(places.node / "addresses"),
-    }
-    return json.dumps(
-        {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "ptp", "ipam": addresses}]}
-    )
-
-
-def _kubelet(places: Places) -> dict[str, object]:
-    node, pki = places.node, places.node / "pki"
-    return {
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "authentication": {
-            "anonymous": {"enabled": False},
-            "webhook": {"enabled": True},
-            "x509": {"clientCAFile": f"{pki}/ca.crt"},
-        },
-        "authorization": {"mode": "Webhook"},
-        "tlsCertFile": f"{pki}/{NODE}.crt",
-        "tlsPrivateKeyFile": f"{pki}/{NODE}.key",
-        "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{CGROUP}",
-        "failCgroupV1": False,
-        "failSwapOn": False,
-        "oomScoreAdj": 0,
-        "clusterDNS": [DNS_ADDRESS],
-        "clusterDomain": "cluster.local",
-        "containerRuntimeEndpoint": f"unix://{places.socket}",
-        "resolvConf": f"{node}/resolv.conf",
-        "podLogsDir": f"{node}/pod-logs",
-        "volumePluginDir": f"{node}/volume-plugins",
-        # A developer's disk is often nearly full, and an image that was made here is nowhere else.
-        "evictionHard": {
-            "memory.available": "100Mi",
-            "nodefs.available": "1%",
-            "imagefs.available": "1%",
-        },
-        "imageGCHighThresholdPercent": 100,
-    }
-
-
-def _proxy(places: Places) -> dict[str, object]:
-    return {
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-        "kind": "KubeProxyConfiguration",
-        "mode": "nftables",
-        "clientConnection": {"kubeconfig": f"{places.node}/pki/proxy.conf"},
-        "hostnameOverride": NODE,
-        "clusterCIDR": POD_RANGE,
-        "oomScoreAdj": 0,
-        # The kernel lets only its first network namespace set these.
-        "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-    }

@@ -22,29 +22,17 @@ _VERSION = "k8s.io/component-base/version"
 
 @dataclass(frozen=True)
 class Program:
-    """One build of a module: one or more binaries.
+    """One build of a module: one or more binaries."""
 
-    Attributes:
-        name: of its folder in `.cluster/programs`.
-        module: folder of `programs/` that holds the go.mod; empty: `name`.
-        packages: what is built; `tool` is every tool that the go.mod names.
-        runs_containers: whether only a node that runs containers needs it.
-        tags: Go build tags.
-        cgo: whether C code is linked.
-        aliases: further names of its one binary, which looks at the name it is called by.
-        stamped: a module whose version the linker writes into Kubernetes' own version variables.
-        stages: files of a module that are joined into `<name>-stages.yaml` beside the binary.
-    """
-
-    name: str
-    module: str = ""
-    packages: tuple[str, ...] = (".",)
-    runs_containers: bool = False
-    tags: str = ""
-    cgo: bool = False
-    aliases: tuple[str, ...] = ()
-    stamped: str = ""
-    stages: tuple[str, ...] = ()
+    name: str  # of its folder in `.cluster/programs`
+    module: str = ""  # folder of `programs/` that holds the go.mod; empty: `name`
+    packages: tuple[str, ...] = (".",)  # `tool` is every tool that the go.mod names
+    runs_containers: bool = False  # whether only a node that runs containers needs it
+    tags: str = ""  # of Go
+    cgo: bool = False  # whether C code is linked
+    aliases: tuple[str, ...] = ()  # of its one binary, which looks at the name it is called by
+    stamped: str = ""  # a module whose version becomes that of Kubernetes itself
+    stages: tuple[str, ...] = ()  # files of a module, joined into `<name>-stages.yaml`
 
     @property
     def source(self) -> Path:
@@ -110,12 +98,7 @@ def folder(places: Places, program: Program) -> Path:
 
 
 def build(places: Places, *, containers: bool = True) -> None:
-    """Build what is missing, drop what is out of date, and link `.cluster/bin` to what is there.
-
-    Args:
-        places: of the checkout.
-        containers: whether containers are to be run.
-    """
+    """Build what is missing, drop what is out of date, and link `.cluster/bin` to what is there."""
     wanted = [program for program in PROGRAMS if containers or not program.runs_containers]
     missing = [program for program in wanted if not folder(places, program).exists()]
     if missing:

@@ -1,4 +1,4 @@
-"""Other programs, called so that a failure is one line; and progress with seconds."""
+"""Other programs, called so that a failure is one line for a person; and progress with seconds."""
 
 import subprocess
 import sys
@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster_error import ClusterError
+
+class ClusterError(Exception):
+    """One line: what is wrong with this machine or this input, and what to do about it."""
 
 
 def call(
@@ -17,13 +19,8 @@ def call(
 ) -> str:
     """Run a program to its end; answers what it printed.
 
-    Args:
-        argv: how it is called.
-        env: its whole environment instead of ours.
-        log: takes all that it writes, where that may be much; a failure names this file.
-
-    Raises:
-        ClusterError: it failed; the message ends with the last line of what it wrote.
+    Where it fails, a ClusterError ends with the last line of what it wrote. `log` takes all of it,
+    where that may be much.
     """
     done = subprocess.run(
         argv, env=env, input="", capture_output=True, text=True, errors="replace", check=False

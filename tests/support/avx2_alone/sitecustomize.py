@@ -20,8 +20,6 @@ class _TorchCpu:
         if name != "torch.cpu":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        assert spec is not None
-        assert spec.loader is not None
         load = spec.loader.exec_module
 
         def load_and_narrow(module: ModuleType) -> None:

@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from patience import eventually
 
 pytestmark = pytest.mark.processes
 
@@ -88,10 +88,7 @@ def test_what_a_benchmark_starts_ends_with_it(bench: ModuleType) -> None:
     )
     bench.measure(benchmark(bench, program))
     child = Path("/proc", (bench.ROOT / "child").read_text(), "stat")
-    deadline = time.monotonic() + 5
-    while child.exists() and child.read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: not child.exists() or child.read_text().split()[2] == "Z", 5)
 
 
 def test_a_name_that_is_not_registered_is_refused(bench, capsys) -> None:

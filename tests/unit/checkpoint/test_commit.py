@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import kill_server
 import msgspec
 import pytest
 import torch
@@ -34,10 +35,10 @@ FILES = (
 
 
 @pytest.fixture(scope="module")
-def pristine(scripts, tmp_path_factory) -> Path:
+def pristine(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("pristine")
     for step in (1, 2, 3):
-        scripts.make_commit(scripts.open_store(root), step)
+        kill_server.make_commit(kill_server.open_store(root), step)
     return root
 
 
@@ -79,23 +80,23 @@ DAMAGES = {
 }
 
 
-def test_the_manifest_lists_every_file_with_its_owner(scripts, root: Path):
-    commit = scripts.open_store(root).latest().commit
+def test_the_manifest_lists_every_file_with_its_owner(root: Path):
+    commit = kill_server.open_store(root).latest().commit
     assert tuple(entry.path for entry in commit.manifest.files) == FILES[:-1]
     owned = [entry.path for entry in commit.manifest.files if entry.rank == 1]
     assert owned == [FILES[2], FILES[3]]
-    assert commit.manifest.progress == scripts.progress(3)
+    assert commit.manifest.progress == kill_server.progress(3)
     assert os.readlink(root / "checkpoints" / "latest") == "step-000003"
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("file", FILES)
-def test_each_damage_is_named_and_the_commit_before_is_used(scripts, root, file, damage, newest):
+def test_each_damage_is_named_and_the_commit_before_is_used(root, file, damage, newest):
     path = newest / file
     before = path.read_bytes()
     DAMAGES[damage](path)
     unchanged = path.is_file() and path.read_bytes() == before
-    found = scripts.open_store(root).recover()
+    found = kill_server.open_store(root).recover()
     if unchanged:  # configuration and RNG are the same in both commits
         assert found.commit.step == 3
         return
@@ -105,36 +106,36 @@ def test_each_damage_is_named_and_the_commit_before_is_used(scripts, root, file,
     assert os.readlink(root / "checkpoints" / "latest") == "step-000002"
 
 
-def test_two_shards_swapped_are_noticed(scripts, root: Path, newest):
+def test_two_shards_swapped_are_noticed(root: Path, newest):
     folder = newest / "actor"
     (folder / "rank-0").rename(folder / "x")
     (folder / "rank-1").rename(folder / "rank-0")
     (folder / "x").rename(folder / "rank-1")
-    found = scripts.open_store(root).latest()
+    found = kill_server.open_store(root).latest()
     assert found.commit.step == 2
     assert found.refusals[0].file == f"step-000003/{FILES[0]}"
 
 
-def test_two_damaged_commits_cost_two(scripts, root: Path, newest):
+def test_two_damaged_commits_cost_two(root: Path, newest):
     flip(newest / FILES[0], -1)
     (root / "checkpoints" / "step-000002" / "manifest.json").unlink()
-    found = scripts.open_store(root).latest()
+    found = kill_server.open_store(root).latest()
     assert found.commit.step == 1
     assert [refusal.step for refusal in found.refusals] == [3, 2]
 
 
-def test_no_whole_commit_left_is_never_a_start_from_nothing(scripts, root: Path):
+def test_no_whole_commit_left_is_never_a_start_from_nothing(root: Path):
     for step in (1, 2, 3):
         DAMAGES["truncated"](root / "checkpoints" / f"step-{step:06d}" / FILES[2])
     lost = r"step-000003/.*; step-000002/.*; step-000001/.*; bring the files back"
     with pytest.raises(CheckpointLost, match=lost):
-        scripts.open_store(root).latest()
+        kill_server.open_store(root).latest()
 
 
-def test_a_commit_renamed_to_a_later_step_is_refused(scripts, root: Path):
+def test_a_commit_renamed_to_a_later_step_is_refused(root: Path):
     checkpoints = root / "checkpoints"
     (checkpoints / "step-000003").rename(checkpoints / "step-000009")
-    found = scripts.open_store(root).latest()
+    found = kill_server.open_store(root).latest()
     assert found.commit.step == 2
     assert "got step 3" in found.refusals[0].reason
 
@@ -166,16 +167,16 @@ def test_a_manifest_without_an_item_is_refused(pristine: Path):
             inner[key] = value
 
 
-def test_a_newer_format_is_not_damage(scripts, root: Path, newest):
+def test_a_newer_format_is_not_damage(root: Path, newest):
     path = newest / "manifest.json"
     path.write_bytes(manifest._encode_envelope(2, b'{"other":[]}'))
     with pytest.raises(CannotResume, match=r"step-000003/manifest\.json: got format 2: .* 1;"):
-        scripts.open_store(root).latest()
+        kill_server.open_store(root).latest()
 
 
-def test_another_job_is_refused_with_both_identities(scripts, root: Path):
+def test_another_job_is_refused_with_both_identities(root: Path):
     with pytest.raises(CannotResume, match=r"got uid uid-1: this job is uid-2;"):
-        scripts.open_store(root, uid="uid-2").latest()
+        kill_server.open_store(root, uid="uid-2").latest()
 
 
 @pytest.mark.parametrize(
@@ -188,107 +189,106 @@ def test_another_job_is_refused_with_both_identities(scripts, root: Path):
         (b'{"spec":[1]}', r'^spec: got \[1\]: .* with {"seed": 1};'),
     ],
 )
-def test_other_settings_are_refused_by_the_one_that_differs(scripts, root, config, message):
+def test_other_settings_are_refused_by_the_one_that_differs(root, config, message):
     with pytest.raises(CannotResume, match=message) as caught:
-        scripts.open_store(root, config=config).latest()
+        kill_server.open_store(root, config=config).latest()
     assert caught.value.exit_status == 2
     assert len(caught.value.problems) == 1
 
 
-def test_another_layout_is_told_and_not_refused(scripts, root: Path):
+def test_another_layout_is_told_and_not_refused(root: Path):
     config = b'{"layout":{"roles":{"ranks":2}},"spec":{"seed":1}}'
-    store = scripts.open_store(root, config=config)
+    store = kill_server.open_store(root, config=config)
     found = store.latest().commit
-    assert found is not None
     assert store.layout_change(found) == 'spec: null -> {"roles": {"ranks": 2}}'
-    assert scripts.open_store(root).layout_change(found) is None
+    assert kill_server.open_store(root).layout_change(found) is None
 
 
-def test_files_that_changed_since_a_commit_are_named(scripts, tmp_path: Path):
+def test_files_that_changed_since_a_commit_are_named(tmp_path: Path):
     """Those that both have seen; commits from before they were noted have seen none."""
     made = {"same.py": "1", "mended.py": "1", "gone.py": "1"}
-    scripts.make_commit(scripts.open_store(tmp_path, files=made), 1)
+    kill_server.make_commit(kill_server.open_store(tmp_path, files=made), 1)
     now = {"same.py": "1", "mended.py": "2", "new.py": "2"}
-    store = scripts.open_store(tmp_path, files=now)
+    store = kill_server.open_store(tmp_path, files=now)
     assert store.changed_files(store.read(1)) == ["mended.py"]
-    scripts.make_commit(scripts.open_store(tmp_path), 2)
+    kill_server.make_commit(kill_server.open_store(tmp_path), 2)
     assert store.changed_files(store.read(2)) == []
 
 
-def test_a_fresh_folder_has_no_commit(scripts, tmp_path: Path):
-    found = scripts.open_store(tmp_path).recover()
+def test_a_fresh_folder_has_no_commit(tmp_path: Path):
+    found = kill_server.open_store(tmp_path).recover()
     assert (found.commit, found.refusals) == (None, ())
 
 
-def test_is_whole_is_false_for_damaged_and_absent_ones(scripts, root: Path):
+def test_is_whole_is_false_for_damaged_and_absent_ones(root: Path):
     flip(root / "checkpoints" / "step-000002" / FILES[0], -1)
-    store = scripts.open_store(root)
+    store = kill_server.open_store(root)
     assert store.steps() == (1, 2, 3)
     assert [store.is_whole(step) for step in (1, 2, 3, 4)] == [True, False, True, False]
 
 
-def test_prune_keeps_the_last_whole_ones(scripts, root: Path):
-    store = scripts.open_store(root)
+def test_prune_keeps_the_last_whole_ones(root: Path):
+    store = kill_server.open_store(root)
     assert store.prune(2) == (1,)
     assert store.steps() == (2, 3)
     assert store.prune(2) == ()
 
 
-def test_prune_never_takes_the_newest_whole_one(scripts, root: Path, newest):
+def test_prune_never_takes_the_newest_whole_one(root: Path, newest):
     flip(newest / FILES[0], -1)
     flip(root / "checkpoints" / "step-000002" / FILES[0], -1)
-    assert scripts.open_store(root).prune(1) == ()
-    assert scripts.open_store(root).latest().commit.step == 1
+    assert kill_server.open_store(root).prune(1) == ()
+    assert kill_server.open_store(root).latest().commit.step == 1
 
 
-def test_a_commit_that_rots_is_made_again_and_costs_no_good_one(scripts, root: Path):
+def test_a_commit_that_rots_is_made_again_and_costs_no_good_one(root: Path):
     """A disk spoils what this process has written; so the replayed step must be written anew."""
-    store = scripts.open_store(root)
-    scripts.make_commit(store, 4)
+    store = kill_server.open_store(root)
+    kill_server.make_commit(store, 4)
     flip(root / "checkpoints" / "step-000004" / FILES[0], -1)
     assert store.recover().commit.step == 3
     assert not store.is_whole(4)
     assert store.prune(2) == (1,)
-    scripts.make_commit(store, 4)
+    kill_server.make_commit(store, 4)
     assert store.latest().commit.step == 4
 
 
-def test_sealing_again_keeps_what_is_sealed(scripts, root: Path, newest):
+def test_sealing_again_keeps_what_is_sealed(root: Path, newest):
     """A controller that was killed between the rename and its journal asks again."""
     before = (newest / "manifest.json").stat().st_ino
-    scripts.make_commit(scripts.open_store(root), 3)
+    kill_server.make_commit(kill_server.open_store(root), 3)
     assert (newest / "manifest.json").stat().st_ino == before
     assert [p.name for p in (root / "checkpoints").iterdir() if p.name.startswith(".")] == []
 
 
-def test_a_restarted_controller_finds_what_the_ranks_wrote(scripts, root: Path):
-    first = scripts.open_store(root).begin(4, life=2)
-    entry = write_shard(first.folder, "a/model", scripts.tensors(4), role="actor", rank=0)
-    store = scripts.open_store(root)
+def test_a_restarted_controller_finds_what_the_ranks_wrote(root: Path):
+    first = kill_server.open_store(root).begin(4, life=2)
+    entry = write_shard(first.folder, "a/model", kill_server.tensors(4), role="actor", rank=0)
+    store = kill_server.open_store(root)
     again = store.begin(4, life=2)
     assert again == first
-    assert entry in store.seal(again, scripts.progress(4), [entry]).manifest.files
+    assert entry in store.seal(again, kill_server.progress(4), [entry]).manifest.files
 
 
-def test_a_late_rank_of_an_older_epoch_finds_its_folder_gone(scripts, root: Path):
-    store = scripts.open_store(root)
+def test_a_late_rank_of_an_older_epoch_finds_its_folder_gone(root: Path):
+    store = kill_server.open_store(root)
     old = store.begin(4, life=1)
     store.begin(4, life=2)
     for path in ("a/model", "model"):
         with pytest.raises(FileNotFoundError):
-            write_shard(old.folder, path, scripts.tensors(4), role="actor", rank=0)
+            write_shard(old.folder, path, kill_server.tensors(4), role="actor", rank=0)
 
 
-def test_seal_refuses_what_does_not_fit_the_answers(scripts, root: Path):
-    store = scripts.open_store(root)
+def test_seal_refuses_what_does_not_fit_the_answers(root: Path):
+    store = kill_server.open_store(root)
     pending = store.begin(4)
-    entry = write_shard(pending.folder, "a/model", scripts.tensors(4), role="actor", rank=0)
+    entry = write_shard(pending.folder, "a/model", kill_server.tensors(4), role="actor", rank=0)
     absent = msgspec.structs.replace(entry, path="a/other")
     with pytest.raises(DamagedCommit, match="a/other: the file is missing"):
-        store.seal(pending, scripts.progress(4), [entry, absent])
+        store.seal(pending, kill_server.progress(4), [entry, absent])
     with pytest.raises(DamagedCommit, match="a/model: no rank answered for this file"):
-        store.seal(pending, scripts.progress(4), [])
-    assert store.seal(pending, scripts.progress(4), [entry]).step == 4
+        store.seal(pending, kill_server.progress(4), [])
+    assert store.seal(pending, kill_server.progress(4), [entry]).step == 4
 
 
 @pytest.mark.parametrize("path", ["", "/etc/x", "../x", "a/../../x", "a//b", "./a", "a/"])
@@ -297,14 +297,14 @@ def test_entries_stay_inside_the_commit(path: str):
         FileEntry(path=path, size_bytes=1, sha256="", role="actor", rank=0)
 
 
-def test_what_a_rank_wrote_is_read_back(scripts, root: Path):
-    commit = scripts.open_store(root).latest().commit
+def test_what_a_rank_wrote_is_read_back(root: Path):
+    commit = kill_server.open_store(root).latest().commit
     read = read_shard(commit.folder, commit.manifest.files[0])
-    assert torch.equal(read["weight"], scripts.tensors(3)["weight"])
+    assert torch.equal(read["weight"], kill_server.tensors(3)["weight"])
 
 
-def test_commits_that_vanished_are_noticed_by_the_journal(scripts, root: Path, newest):
-    store = scripts.open_store(root)
+def test_commits_that_vanished_are_noticed_by_the_journal(root: Path, newest):
+    store = kill_server.open_store(root)
     events = [CommitSealed(time=0.0, step=step, size_bytes=1) for step in (2, 3)]
     assert resume_point(store, events).refusals == ()
     shutil.rmtree(newest)
@@ -317,12 +317,12 @@ def test_commits_that_vanished_are_noticed_by_the_journal(scripts, root: Path, n
         resume_point(store, events)
 
 
-def test_journal_gives_back_what_was_appended(scripts, tmp_path: Path):
+def test_journal_gives_back_what_was_appended(tmp_path: Path):
     journal = Journal(tmp_path / "journal.jsonl")
     assert journal.read() == []
     events = [
         EpochStarted(time=1.0, role="actor_rollout", epoch=1, world_size=2),
-        StepDone(time=2.0, progress=scripts.progress(1)),
+        StepDone(time=2.0, progress=kill_server.progress(1)),
         CommitSealed(time=3.0, step=1, size_bytes=10),
         Rewound(time=4.0, from_step=2, to_step=1, reason="a rank was lost"),
     ]
@@ -348,11 +348,11 @@ def test_a_damaged_journal_line_is_named(tmp_path: Path, line: bytes):
         journal.read()
 
 
-def test_a_run_began_once(scripts, tmp_path: Path):
+def test_a_run_began_once(tmp_path: Path):
     """Whoever asks sees the time of the first event, also of a journal that an older one began."""
     journal = Journal(tmp_path / "journal.jsonl")
     began = journal.began()
-    journal.append(StepDone(time=began + 1, progress=scripts.progress(1)))
+    journal.append(StepDone(time=began + 1, progress=kill_server.progress(1)))
     assert Journal(journal.path).began() == began
     assert len(journal.read()) == 2
     older = Journal(tmp_path / "older.jsonl")

@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import kill_server
 import pytest
 import torch
 
@@ -37,12 +38,12 @@ def tree(root: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def begun(scripts, tmp_path_factory) -> Path:
+def begun(tmp_path_factory) -> Path:
     """Step 1 is sealed, step 2 is sealed and damaged, and two unsealed folders lie about."""
     root = tmp_path_factory.mktemp("begun")
-    store = scripts.open_store(root)
-    scripts.make_commit(store, 1)
-    scripts.make_commit(store, 2)
+    store = kill_server.open_store(root)
+    kill_server.make_commit(store, 1)
+    kill_server.make_commit(store, 2)
     checkpoints = root / "checkpoints"
     (checkpoints / "step-000002" / "config.json").unlink()
     (checkpoints / ".step-000003.0.partial" / "actor").mkdir(parents=True)
@@ -64,19 +65,16 @@ def test_the_undisturbed_run_ends_with_step_2_alone(undisturbed):
 
 
 @pytest.mark.parametrize("point", COMMIT_POINTS)
-def test_killed_anywhere_then_the_same_again(
-    scripts, run_process, begun, undisturbed, tmp_path, point
-):
+def test_killed_anywhere_then_the_same_again(run_process, begun, undisturbed, tmp_path, point):
     root = tmp_path / "run"
     shutil.copytree(begun, root, symlinks=True)
     assert run_process("commit_two", root, f"{point}=kill") == -signal.SIGKILL, "point was not hit"
-    found = scripts.open_store(root).latest().commit
-    assert found is not None
+    found = kill_server.open_store(root).latest().commit
     assert found.step in (1, 2)
     for entry in found.manifest.files:
         if entry.rank == 1 and entry.path.endswith("model.safetensors"):
             read = tensors.read_shard(found.folder, entry)
-            expected = scripts.tensors(found.step + 1)
+            expected = kill_server.tensors(found.step + 1)
             assert all(torch.equal(read[name], expected[name]) for name in expected)
     assert (root / "checkpoints" / "latest" / "manifest.json").exists(), "latest never dangles"
     assert run_process("commit_two", root) == 0
@@ -100,7 +98,7 @@ def test_killed_twice_in_a_row(run_process, begun, undisturbed, tmp_path, point)
     assert without_journal(tree(root)) == without_journal(undisturbed)
 
 
-def test_killed_at_random_moments(scripts, run_process, begun, undisturbed, tmp_path):
+def test_killed_at_random_moments(run_process, begun, undisturbed, tmp_path):
     """Moments between the named points: in the middle of a write, a hash, a removal."""
     stream = random.Random(20)
     root = tmp_path / "whole"
@@ -112,8 +110,7 @@ def test_killed_at_random_moments(scripts, run_process, begun, undisturbed, tmp_
         root = tmp_path / f"run-{number}"
         shutil.copytree(begun, root, symlinks=True)
         run_process("commit_two", root, kill_after=stream.uniform(0.0, longest))
-        found = scripts.open_store(root).latest().commit
-        assert found is not None
+        found = kill_server.open_store(root).latest().commit
         assert found.step in (1, 2)
         assert run_process("commit_two", root) == 0
         assert without_journal(tree(root)) == without_journal(undisturbed)

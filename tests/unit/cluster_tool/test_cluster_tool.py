@@ -39,7 +39,6 @@ def image(folder: Path, content: bytes) -> Path:
 
 
 def archived(made: Path, known: set[str]) -> dict[str, bytes]:
-    """The files of a layout's archive."""
     import layout
 
     out = io.BytesIO()
@@ -124,8 +123,8 @@ def test_a_program_is_known_by_its_locks_and_flags() -> None:
 
 def test_without_go_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import programs
-    from cluster_error import ClusterError
     from places import Places
+    from shell import ClusterError
 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ClusterError, match=r"^no go on PATH: .*install Go"):
@@ -146,8 +145,9 @@ def test_the_plan_stays_inside_its_folder_and_its_addresses(tmp_path: Path) -> N
     from places import Places
 
     assert plan.make(Places(tmp_path)) == plan.make(Places(tmp_path))
-    for path in plan.make(Places(tmp_path)).files:
+    for path, text in plan.make(Places(tmp_path)).files.items():
         assert Path(path).is_relative_to(tmp_path / "node")
+        assert "$(" not in text, "a value that nobody gave"
     tests = ipaddress.ip_network("198.18.0.0/15")
     link = ipaddress.ip_network(f"{plan.HOST_ADDRESS}/{plan.LINK_PREFIX}", strict=False)
     ranges = [link, *map(ipaddress.ip_network, (plan.POD_RANGE, plan.SERVICE_RANGE))]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from rpc_peers import caller_of, rings, role_of, roles_of, serve  # noqa: F401
-from status_server import StatusServer
+from status_server import StatusServer, status_server
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StatusServer]:
-    with StatusServer(tmp_path) as one:
+    with status_server(tmp_path) as one:
         yield one

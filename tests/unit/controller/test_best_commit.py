@@ -37,16 +37,12 @@ def metrics(tmp_path: Path) -> Path:
         ("min", {4, 10}, 10),
     ],
 )
-def test_the_best_of_the_steps_that_are_committed(
-    mode: str, steps: set[int], best: int | None, metrics: Path
-) -> None:
+def test_the_best_of_the_steps_that_are_committed(mode, steps, best, metrics) -> None:
     spec = BestCommitSpec.model_validate({"metric": ACCURACY, "mode": mode})
     assert BestCommit(spec, metrics).among(steps) == best
 
 
-def test_a_metric_that_no_validation_has_is_refused_with_those_that_there_are(
-    metrics: Path,
-) -> None:
+def test_a_metric_that_no_validation_has_is_refused_with_those_that_there_are(metrics) -> None:
     best = BestCommit(BestCommitSpec(metric="val-core/tinny/acc/mean@1"), metrics)
     told = {ACCURACY: 0.5, "val-aux/tiny/reward/mean@1": 0.5}
     with pytest.raises(ConfigError) as refused:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from run_progress import progress_behind
 
 from ppojob_trainer.checkpoint.commit import CommitStore, unsealed
 from ppojob_trainer.checkpoint.journal import Journal
-from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.errors import StorageError
 from ppojob_trainer.rpc.messages import Saved, SavedFile, SaveShards
@@ -17,16 +17,7 @@ from ppojob_trainer.rpc.methods import IDLE, SAVE_SHARDS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 
-PROGRESS = Progress(
-    step=2,
-    policy_version=2,
-    data=DataCursor(epoch=0, cursor=8, sha256="0" * 64),
-    kl_coefficient=None,
-    metrics_lines=2,
-    tokens=10,
-    seconds=1.0,
-    roles=(),
-)
+PROGRESS = progress_behind(2)
 
 
 @dataclass

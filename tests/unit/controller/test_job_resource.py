@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from status_server import Fault, StatusServer, make_certificate
+from fake_api_server import Answer
+from status_server import StatusServer, failing, make_certificate
 
 from ppojob_api.v1alpha1.status import TrainingStatus
 from ppojob_trainer.controller.job_resource import (
@@ -28,9 +29,10 @@ def test_it_is_looked_once_and_then_the_training_of_one_job_is_written(server) -
     one = resource(server)
     one.write(STEP_3)
     assert server.states == [{"epoch": 1, "step": 3, "reward": 0.5, "stage": "Training"}]
-    assert server.paths == {"/apis/ppojob.dev/v1alpha1/namespaces/lab/ppojobs/sum/status"}
+    status = "/apis/ppojob.dev/v1alpha1/namespaces/lab/ppojobs/sum/status"
+    assert {asked.path for asked in server.requests} == {status}
     one.write(TrainingStatus(epoch=1, step=4))
-    assert [query.get("dryRun") for query in server.requests] == ["All", None, None]
+    assert [one.query.get("dryRun") for one in server.requests] == ["All", None, None]
     server.version += 7  # what others write meanwhile is no hindrance
     one.write(TrainingStatus(epoch=1, step=5))
     assert [state["step"] for state in server.states] == [3, 4, 5]
@@ -56,17 +58,17 @@ def test_a_job_that_is_gone_is_not_written_to_again(server: StatusServer) -> Non
 
 def test_a_fallen_epoch_is_told_from_a_right_that_lacks(server: StatusServer) -> None:
     fallen = "status.training.epoch: got 1: a controller of epoch 2 has taken over"
-    server.faults.append(Fault(403, "ppojobs.ppojob.dev 'sum' is forbidden: cannot patch"))
+    server.faults.append(failing(403, "ppojobs.ppojob.dev 'sum' is forbidden: cannot patch"))
     with pytest.raises(NotWrittenError, match="HTTP 403: ppojobs"):
         resource(server).write(STEP_3)
-    server.faults.append(Fault(403, f"policy denied request: {fallen}"))
+    server.faults.append(failing(403, f"policy denied request: {fallen}"))
     with pytest.raises(DisownedError, match="epoch 2"):
         resource(server).write(STEP_3)
     assert TAKEN_OVER in POLICY.read_text()
 
 
 def test_being_told_to_wait_is_told_on(server: StatusServer) -> None:
-    server.faults.append(Fault(429, "slow down", (("Retry-After", "17"),)))
+    server.faults.append(failing(429, "slow down", headers=(("Retry-After", "17"),)))
     with pytest.raises(NotWrittenError, match="slow down") as told:
         resource(server).write(STEP_3)
     assert told.value.retry_after == 17.0
@@ -75,11 +77,11 @@ def test_being_told_to_wait_is_told_on(server: StatusServer) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        *(Fault(status) for status in (0, -1, 401, 404, 409, 500, 503)),
-        *(Fault(200, body=body) for body in (b"", b"{", b'{"metadata": {}}')),
+        *(failing(status) for status in (0, -1, 401, 404, 409, 500, 503)),
+        *(failing(200, body=body) for body in (b"", b"{", b'{"metadata": {}}')),
     ],
 )
-def test_what_may_pass_can_be_tried_again(server: StatusServer, fault: Fault) -> None:
+def test_what_may_pass_can_be_tried_again(server: StatusServer, fault: Answer) -> None:
     one = resource(server, seconds=0.3 if fault.status < 0 else 10.0)
     server.faults.extend([fault] * 3)
     with pytest.raises(NotWrittenError):

@@ -48,23 +48,14 @@ class Reference:
 
 @dataclass
 class Sides:
-    """The ranks of both roles, and controllers that come and go.
-
-    Attributes:
-        role_of: starts a role's servers.
-        roles_of: what a controller sees of them.
-        store_host: where the owners' store is.
-        owner: the stages of the rank that owns the rows.
-        owners: its role.
-        model: the guest's.
-    """
+    """The ranks of both roles, and controllers that come and go."""
 
     role_of: Callable[..., RoleGroup]
     roles_of: Callable[..., Roles]
-    store_host: str
-    owner: ModelStages
-    owners: RoleGroup
-    model: Reference = field(default_factory=Reference)
+    store_host: str  # of the owners
+    owner: ModelStages  # of the rank that owns the rows
+    owners: RoleGroup  # its role
+    model: Reference = field(default_factory=Reference)  # the guest's
 
     def guests(self, epoch: int) -> RoleGroup:
         """The other role with ranks of an epoch, which have seen nothing yet."""
@@ -93,10 +84,7 @@ class Sides:
 
     @property
     def column(self) -> list[float]:
-        """What the owner has got."""
-        column = self.owner.rows.mine.ref_logprobs
-        assert column is not None
-        return column.tolist()
+        return self.owner.rows.mine.ref_logprobs.tolist()
 
 
 def stages_of(world: World, store_host: str, *, owns_rows: bool) -> ModelStages:

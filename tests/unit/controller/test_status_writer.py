@@ -4,10 +4,10 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
-from status_server import Fault, StatusServer
+from patience import eventually
+from status_server import StatusServer, failing
 
 from ppojob_api.v1alpha1.status import TrainingStatus
 from ppojob_trainer.controller.job_resource import (
@@ -44,14 +44,7 @@ class Recipient:
         self.taken.append(one)
 
     def wait_for(self, one: TrainingStatus) -> None:
-        wait_until(lambda: one in self.taken)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+        eventually(lambda: one in self.taken)
 
 
 def test_offering_never_waits_and_a_state_that_is_out_of_date_is_dropped() -> None:
@@ -59,7 +52,7 @@ def test_offering_never_waits_and_a_state_that_is_out_of_date_is_dropped() -> No
     recipient.is_open.clear()
     writer = StatusWriter(recipient.write, AT_ONCE)
     writer.offer(state(0))
-    wait_until(lambda: recipient.tried == [state(0)])
+    eventually(lambda: recipient.tried == [state(0)])
     for step in range(1, 1000):
         writer.offer(state(step))
     assert not recipient.taken
@@ -121,7 +114,7 @@ def test_whoever_asks_for_a_pause_gets_it_even_of_a_turn(caplog: pytest.LogCaptu
     recipient = Recipient(NotWrittenError("slow down", retry_after=NEVER))
     writer = StatusWriter(recipient.write, AT_ONCE)
     writer.offer(state(1))
-    wait_until(lambda: not recipient.failures)
+    eventually(lambda: not recipient.failures)
     writer.offer(state(1, "Finishing"))
     writer.close(0.5)
     assert recipient.tried == [state(1)]
@@ -132,7 +125,7 @@ def test_a_controller_that_is_not_one_any_more_falls_silent() -> None:
     recipient = Recipient(DisownedError("epoch 3 has taken over"))
     writer = StatusWriter(recipient.write, AT_ONCE)
     writer.offer(state(1))
-    wait_until(lambda: not recipient.failures)
+    eventually(lambda: not recipient.failures)
     writer.offer(state(2, "Finishing"))
     writer.close()
     assert recipient.tried == [state(1)]
@@ -143,7 +136,7 @@ def test_the_last_state_does_not_wait_for_a_pause_of_ours() -> None:
     pace = Pace(first_pause_seconds=NEVER, longest_pause_seconds=NEVER, final_pause_seconds=0.01)
     writer = StatusWriter(recipient.write, pace)
     writer.offer(state(1))
-    wait_until(lambda: len(recipient.failures) == 1)
+    eventually(lambda: len(recipient.failures) == 1)
     writer.close()
     assert recipient.taken == [state(1)]
 
@@ -155,14 +148,14 @@ def test_the_end_is_held_up_by_an_outage_for_so_long_only() -> None:
     writer.close(0.5)
     tries = len(recipient.tried)
     assert tries > 1
-    wait_until(lambda: not any(one.name == "status-writer" for one in threading.enumerate()))
+    eventually(lambda: not any(one.name == "status-writer" for one in threading.enumerate()))
 
 
 def test_the_end_is_not_held_up_by_a_cluster_that_has_let_go_of_the_job() -> None:
     recipient = Recipient(*[RefusedError("HTTP 401")] * 9)
     writer = StatusWriter(recipient.write, Pace(interval_seconds=NEVER, first_pause_seconds=NEVER))
     writer.offer(state(1))
-    wait_until(lambda: len(recipient.tried) == 1)
+    eventually(lambda: len(recipient.tried) == 1)
     writer.close(NEVER)
     assert recipient.tried == [state(1), state(1)]
 
@@ -177,12 +170,12 @@ def test_who_has_nothing_to_say_ends_at_once() -> None:
 def test_through_everything_that_a_server_does(server: StatusServer) -> None:
     resource = JobResource(server.access, namespace="lab", name="sum", uid="u1", seconds=0.5)
     writer = StatusWriter(resource.write, AT_ONCE)
-    passing = [Fault(429, headers=(("Retry-After", "1"),)), Fault(500), Fault(0), Fault(-1)]
-    passing += [Fault(409), Fault(503), Fault(200, body=b"[]")]
-    server.faults.extend([*passing, Fault(401), Fault(403), Fault(404)])
+    passing = [failing(429, headers=(("Retry-After", "1"),)), failing(500), failing(0), failing(-1)]
+    passing += [failing(409), failing(503), failing(200, body=b"[]")]
+    server.faults.extend([*passing, failing(401), failing(403), failing(404)])
     for step in range(1, 4):
         writer.offer(state(step))
-    wait_until(lambda: bool(server.states))
+    eventually(lambda: bool(server.states))
     server.faults.extend(passing)
     writer.offer(state(4))
     writer.offer(state(5, "Finishing"))

@@ -27,7 +27,6 @@ class Told:
         self.report.turn("Training", total)
 
     def after(self, step: int, metrics: dict[str, float]) -> TrainingStatus:
-        """What is told once a step is done."""
         self.report.done(step, metrics)
         return self.states[-1]
 

@@ -3,17 +3,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from prompt_files import PromptFiles
+from prompt_files import CHATML, PromptFiles
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ppojob_trainer.data.chat import ChatTokenizer
-
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 MakeFolder = Callable[..., Path]
 

@@ -1,19 +1,16 @@
 """Data that cannot be used, by what the checks say of it: word for word in bad_data.txt."""
 
-import base64
 import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from golden_lines import assert_lines, read_lines
 from prompt_files import PromptFiles, Row, good_row
-from pyarrow.parquet import encryption
 
-from ppojob_trainer.data import file_checks, json_lines, parquet_rows
+from ppojob_trainer.data import file_checks, json_lines
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.problems import LISTED_PROBLEMS
@@ -52,8 +49,6 @@ def no_parquet(files: PromptFiles) -> list[str]:
     contents = {
         "csv": b"prompt,answer\n3 + 5,8\n",
         "cut": whole[:-20],
-        "keys": whole[:-4] + b"PARE",
-        "footer": b"PAR1" + b"\0" * 20 + (2**31 - 1).to_bytes(4, "little") + b"PAR1",
         "junk": b"PAR1" + b"\xff" * 60 + (40).to_bytes(4, "little") + b"PAR1",
     }
     return files.errors(*(files.raw(name, content) for name, content in contents.items()))
@@ -82,35 +77,6 @@ def unknown_codec(files: PromptFiles) -> list[str]:
     codec = content.rindex(b"prompt\x15\x00") + len(b"prompt\x15")
     content[codec] = 2 * 40  # as the footer writes the number 40
     return files.errors(files.raw("a.parquet", bytes(content)))
-
-
-class PlainKeys(encryption.KmsClient):
-    """Keeps keys as they are."""
-
-    def __init__(self, _: object) -> None:
-        super().__init__()
-
-    def wrap_key(self, key: bytes, _: str) -> bytes:
-        return base64.b64encode(key)
-
-    def unwrap_key(self, key: bytes, _: str) -> bytes:
-        return base64.b64decode(key)
-
-
-def encrypted(files: PromptFiles) -> list[str]:
-    """First its columns alone, then all of it."""
-    prompts = pa.table({"prompt": ["3+5"] * 4, "data_source": ["tiny"] * 4})
-    for name, is_footer_plain in (("a.parquet", True), ("b.parquet", False)):
-        settings = encryption.EncryptionConfiguration(
-            footer_key="footer", column_keys={"key": ["prompt"]}, plaintext_footer=is_footer_plain
-        )
-        properties = encryption.CryptoFactory(PlainKeys).file_encryption_properties(
-            encryption.KmsConnectionConfig(), settings
-        )
-        path = files.folder / name
-        with pq.ParquetWriter(path, prompts.schema, encryption_properties=properties) as writer:
-            writer.write_table(prompts)
-    return files.errors(files.folder / "a.parquet", files.folder / "b.parquet")
 
 
 def one_name_twice(files: PromptFiles) -> list[str]:
@@ -205,7 +171,6 @@ CASES: dict[str, Case] = {
     "no rows": no_rows,
     "corrupt page": corrupt_page,
     "unknown codec": unknown_codec,
-    "encrypted": encrypted,
     "one name twice": one_name_twice,
     "byte order mark": line(b'\xef\xbb\xbf{"prompt": "a"}\n'),
     "blank line": line(b"\n"),
@@ -284,19 +249,6 @@ def test_bad_prompts_in_both_formats(name: str, files: PromptFiles) -> None:
 
 
 LIMITS: dict[str, tuple[ModuleType, str, int, Case]] = {
-    "too wide": (file_checks, "MAX_COLUMNS", 5, table(good_row(more=1))),
-    "row group too large": (
-        file_checks,
-        "MAX_CHUNK_BYTES",
-        1_000,
-        table(good_row("3 + 5" * 1_000), compression="gzip"),
-    ),
-    "dictionary that unfolds to much": (
-        parquet_rows,
-        "MAX_CELL_BYTES",
-        10_000,
-        table(*[good_row(prompt="x" * 100_000)] * 1_000),
-    ),
     "line without end": (json_lines, "MAX_CELL_BYTES", 1_000, rows(good_row("3 + 5" * 1_000))),
 }
 
@@ -327,11 +279,6 @@ def test_templates(name: str, tmp_path: Path, make_folder: Callable[..., Path]) 
         assert_lines(rows(tool)(files), EXPECTED[name])
 
 
-def test_good_files_have_no_problem(files: PromptFiles) -> None:
-    assert files.errors(files.table("a.parquet", good_row())) == []
-    assert files.errors(files.lines("a.jsonl", good_row())) == []
-
-
 def test_a_file_that_may_not_be_read(files: PromptFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     path = files.lines("a.jsonl", good_row())
     path.chmod(0o600)
@@ -342,9 +289,7 @@ def test_a_file_that_may_not_be_read(files: PromptFiles, monkeypatch: pytest.Mon
     assert f": uid {os.getuid()} may not read it; " in found
 
 
-def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(
-    files: PromptFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(files, monkeypatch) -> None:
     monkeypatch.setattr(json_lines, "MAX_CELL_BYTES", 1_000)
     long = files.lines("long.jsonl", good_row("3 + 5" * 1_000))
     again = good_row(extra_info={"split": "train", "index": 7})
@@ -358,9 +303,7 @@ def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(
     ]
 
 
-def test_rows_without_ground_truth_are_counted_where_any_function_may_score(
-    files: PromptFiles,
-) -> None:
+def test_rows_without_ground_truth_are_counted_where_any_function_may_score(files) -> None:
     bare = [good_row(f"{n} + 1", reward_model=None) for n in range(3)]
     path = files.lines("a.jsonl", good_row(), *bare)
     report = check_files(files.spec(path), files.chat, rewards=None, prompts_per_step=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_prompts import encode_chat
+from prompt_files import CHATML, encode_chat
 
 from ppojob_trainer.data import template_renderer
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -28,11 +28,7 @@ TURNS = [
 ]
 
 TEMPLATES = {
-    "chatml": (
-        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
-        "{{ '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    ),
+    "chatml": CHATML,
     "default system": (
         "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
         "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"
@@ -95,9 +91,7 @@ def test_numbers_are_those_of_transformers(name: str, make_folder: MakeFolder) -
             )
 
 
-def test_tokens_that_only_the_configuration_names_get_the_same_ids(
-    make_folder: MakeFolder,
-) -> None:
+def test_tokens_that_only_the_configuration_names_get_the_same_ids(make_folder) -> None:
     transformers = pytest.importorskip("transformers")
     folder = make_folder(TEMPLATES["default system"], eos_token="<|end|>", unk_token="<unk>")
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
@@ -193,7 +187,10 @@ HOSTILE = {
     "syntax": ("line 1\n{% if %}", "Expected an expression"),
     "unknown tag": ("{% include 'x' %}", "no loader"),
     "undefined": ("{{ nothing.at.all }}", "'nothing' is undefined"),
-    "refusal": ("\n\n{{ raise_exception('alternate, please') }}", "alternate, please"),
+    "refusal": (
+        "one\ntwo\n{{ raise_exception('alternate, please') }}",
+        "tokenizer_config.json:3: got 'alternate, please' from ",
+    ),
 }
 
 
@@ -207,11 +204,6 @@ def test_format_strings_reach_no_attribute(make_folder: MakeFolder) -> None:
     assert rendered(make_folder("[{{ '{0.__class__}'.format('') }}]")) == "[]"
 
 
-def test_a_refusal_names_the_line_of_the_template(make_folder: MakeFolder) -> None:
-    line = refusal(make_folder("one\ntwo\n{{ raise_exception('no') }}"))
-    assert "tokenizer_config.json:3: got 'no' from " in line
-
-
 @pytest.mark.parametrize(
     "template",
     [
@@ -221,16 +213,12 @@ def test_a_refusal_names_the_line_of_the_template(make_folder: MakeFolder) -> No
     ],
     ids=["loops", "folded power", "power"],
 )
-def test_a_template_that_does_not_end_is_killed_in_time(
-    template: str, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_does_not_end_is_killed_in_time(template, make_folder, monkeypatch) -> None:
     monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 1.0)
     assert "does not end in time" in refusal(make_folder(template))
 
 
-def test_a_child_that_somebody_ends_or_holds_costs_nothing(
-    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_somebody_ends_or_holds_costs_nothing(make_folder, monkeypatch) -> None:
     template = "{{ 'x' * 10 ** 12 if messages | length > 1 else 'fine' }}"
     with ChatTokenizer(make_folder(template)) as tokenizer:
         with pytest.raises(BadChatTemplate):
@@ -273,9 +261,7 @@ def test_children_that_are_killed_again_and_again_are_not_the_templates_fault(
     assert len(killed) == 2
 
 
-def test_a_child_that_cannot_start_is_not_the_templates_fault(
-    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_cannot_start_is_not_the_templates_fault(make_folder, monkeypatch) -> None:
     monkeypatch.setattr(template_renderer, "START_SECONDS", 0.0)
     with pytest.raises(JobFailed, match="does not start in 0 s"):
         rendered(make_folder())
@@ -307,9 +293,7 @@ def test_variables_of_ours_are_not_the_users(chat: ChatTokenizer) -> None:
         ("chat_template.jinja", b"x" * 2**21, "too long"),
     ],
 )
-def test_damaged_files_are_named(
-    name: str, content: bytes | None, match: str, make_folder: MakeFolder
-) -> None:
+def test_damaged_files_are_named(name, content, match, make_folder) -> None:
     path = make_folder() / name
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(ConfigError, match=match):

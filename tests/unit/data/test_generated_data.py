@@ -5,7 +5,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from prompt_files import PromptFiles
 
 from ppojob_cli.data import data
 from ppojob_trainer.data import generate
@@ -54,9 +53,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.processes
-def test_what_is_made_passes_every_check_and_is_made_alike_again(
-    name: str, tmp_path: Path, files: PromptFiles
-) -> None:
+def test_what_is_made_passes_every_check_and_is_made_alike_again(name, tmp_path, files) -> None:
     problems = write_problems(tmp_path / "problems")
     command = [problems if word == "problems" else word for word in COMMANDS[name]]
     output = tmp_path / "deep" / "output"
@@ -133,7 +130,6 @@ def test_every_countdown_item_has_a_solution_and_is_there_once() -> None:
     items = [*task.train, *task.held_out]
     keys = set()
     for item in items:
-        assert isinstance(item.ground_truth, dict)
         target, numbers = item.ground_truth["target"], item.ground_truth["numbers"]
         assert 1 <= target <= 100
         keys.add((target, *sorted(map(str, numbers))))
@@ -174,7 +170,6 @@ def test_no_product_is_asked_for_twice_or_turned_round() -> None:
     task = multiply(rows=40, held_out=5, digits=1)
     factors = set()
     for row in [*task.train, *task.held_out]:
-        assert isinstance(row.prompt, list)
         product = row.prompt[-1]["content"].partition("equation: ")[2].partition(".")[0]
         assert eval(product) == int(str(row.ground_truth))
         factors.add(tuple(sorted(product.split(" * "))))
@@ -220,9 +215,7 @@ def test_gsm8k_has_verls_words(tmp_path: Path) -> None:
         ("{", ":2:2: "),
     ],
 )
-def test_bad_problems_are_named_and_nothing_is_written(
-    line: str, place: str, split: str, tmp_path: Path
-) -> None:
+def test_bad_problems_are_named_and_nothing_is_written(line, place, split, tmp_path) -> None:
     folder = write_problems(tmp_path / "in")
     good = json.dumps(PROBLEMS[0])
     (folder / f"{split}.jsonl").write_text(f"{good}\n{line}\n")

@@ -3,19 +3,18 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chat_prompts import encode_chat
-from prompt_files import PromptFiles, Row, good_row
+from prompt_files import PromptFiles, Row, encode_chat, good_row
 from small_disks import small_disk
 
-from ppojob_trainer.data import parquet_rows
-from ppojob_trainer.data.dataset import PromptRow, truncate
-from ppojob_trainer.errors import ConfigError, PPOJobError, StorageError
+from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.data.scan import truncate
+from ppojob_trainer.errors import ConfigError, StorageError
 
 pytestmark = pytest.mark.processes
 
@@ -120,9 +119,7 @@ def test_long_prompts_are_dropped(files: PromptFiles, lengths: Path) -> None:
         assert all(len(dataset[index].token_ids) <= 12 for index in range(3))
 
 
-def test_what_is_dropped_is_told_at_every_start(
-    files: PromptFiles, lengths: Path, mixed: list[Path]
-) -> None:
+def test_what_is_dropped_is_told_at_every_start(files, lengths, mixed) -> None:
     settings = {"maxPromptTokens": 12, "overlongPrompts": "drop"}
     warnings = files.report(lengths, *mixed, **settings).warnings
     assert warnings[0].startswith(f"{lengths} and 3 more files: got 25 of 28 rows: ")
@@ -151,22 +148,7 @@ def test_digest_tells_contents_and_settings_apart(files: PromptFiles, mixed: lis
     assert digest(*mixed) != first
 
 
-def test_a_large_row_group_is_spilled_and_read_row_by_row(
-    files: PromptFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parquet_rows, "_CACHED_GROUP_BYTES", 100)
-    monkeypatch.setattr(parquet_rows, "_BATCH_ROWS", 4)
-    with files.open(files.table("a.parquet", *ROWS, row_group_size=15)) as dataset:
-        for index in (22, 0, 14, 15, 7, 3, 4):
-            assert dataset[index].extra_info == {"index": index}
-    assert [entry.name for entry in files.folder.iterdir() if "ppojob" in entry.name] == []
-
-
-def test_a_dictionary_column_may_be_larger_than_a_cell(
-    files: PromptFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Categorical columns bring all their values with each of their rows."""
-    monkeypatch.setattr(parquet_rows, "MAX_CELL_BYTES", 100_000)
+def test_categorical_columns_are_their_values(files) -> None:
     texts = [f"{number} " + "x" * 2_000 for number in range(129)]
     words = pa.array(texts).dictionary_encode()
     nested = pa.ListArray.from_arrays(range(130), words)
@@ -182,44 +164,22 @@ def test_a_dictionary_column_may_be_larger_than_a_cell(
             assert row.data_source == "mine"
 
 
-def test_a_spilled_row_group_may_have_other_categories_in_each_batch(
-    files: PromptFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parquet_rows, "_CACHED_GROUP_BYTES", 100)
-    sources = [f"source{number // 50}" for number in range(200)]
-    columns = {"prompt": ["3 + 5"] * 200, "data_source": pa.array(sources).dictionary_encode()}
-    path = files.columns("a.parquet", pa.table(columns), use_dictionary=False)
-    with files.open(path) as dataset:
-        assert [row.data_source for row in dataset.rows(range(200))] == sources
-
-
-def test_a_full_disk_is_no_damaged_file(
-    files: PromptFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parquet_rows, "_CACHED_GROUP_BYTES", 100)
+def test_a_full_disk_is_no_damaged_file(files, monkeypatch) -> None:
     columns = {"prompt": ["3 + 5" * 5_000] * 200, "data_source": ["mine"] * 200}
     path = files.columns("a.parquet", pa.table(columns))
-    with (
-        small_disk(files.folder / "disk", 1) as disk,
-        files.open(path, maxPromptTokens=100_000) as dataset,
-    ):
+    with small_disk(files.folder / "disk", 1) as disk:
         monkeypatch.setattr(tempfile, "tempdir", str(disk.folder))
         with pytest.raises(StorageError, match=f"{disk.folder}/.*: write failed: No space left"):
-            dataset.rows([0])
+            files.open(path, maxPromptTokens=100_000)
         assert disk.free_bytes > 2**19, "what was written is gone"
 
 
-def test_a_file_that_changes_after_it_was_read_is_an_error_of_the_job(files: PromptFiles) -> None:
-    path = files.table("a.parquet", good_row())
+def test_a_file_that_changes_after_it_was_read_changes_nothing(files) -> None:
+    path = files.table("a.parquet", good_row("3 + 4"))
     with files.open(path) as dataset:
         path.write_bytes(b"\0" * path.stat().st_size)
-        with pytest.raises(PPOJobError, match=r"a.parquet:row group 0:prompt: "):
-            dataset.rows([0])
-    path = files.lines("b.jsonl", good_row("3"))
-    with files.open(path) as dataset:
-        path.write_text(path.read_text().replace("user", "nous"))
-        with pytest.raises(PPOJobError, match=r"b.jsonl:1:prompt\[0\].role: "):
-            dataset.rows([0])
+        assert dataset[0].prompt == good_row("3 + 4")["prompt"]
+    assert [entry.name for entry in files.folder.iterdir() if "ppojob" in entry.name] == []
 
 
 # In a process of its own, whose memory nothing else has stretched. The kernel's high-water mark
@@ -259,9 +219,7 @@ def many_rows(count: int) -> Iterator[Row]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("form", ["jsonl", "one row group", "small row groups"])
-def test_a_file_of_300_mb_is_never_in_memory(
-    form: str, tmp_path: Path, make_folder: Callable[..., Path]
-) -> None:
+def test_a_file_of_300_mb_is_never_in_memory(form, tmp_path, make_folder) -> None:
     count = 30_000
     if form == "jsonl":
         path = tmp_path / "large.jsonl"

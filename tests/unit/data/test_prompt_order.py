@@ -9,9 +9,7 @@ seeds = st.integers(0, 2**31 - 1)
 
 
 @given(rows, seeds, st.booleans(), st.data())
-def test_going_on_from_any_state_equals_an_undisturbed_run(
-    num_rows: int, seed: int, shuffle: bool, data: st.DataObject
-) -> None:
+def test_going_on_from_any_state_equals_an_undisturbed_run(num_rows, seed, shuffle, data) -> None:
     sizes = data.draw(st.lists(st.integers(1, num_rows), min_size=1, max_size=12))
     undisturbed = PromptOrder(num_rows, seed, shuffle=shuffle)
     expected = []
@@ -26,9 +24,7 @@ def test_going_on_from_any_state_equals_an_undisturbed_run(
 
 
 @given(rows, seeds, st.integers(1, 20))
-def test_an_epoch_draws_each_row_at_most_once_and_drops_the_rest(
-    num_rows: int, seed: int, size: int
-) -> None:
+def test_an_epoch_draws_each_row_at_most_once_and_drops_the_rest(num_rows, seed, size) -> None:
     size = min(size, num_rows)
     order = PromptOrder(num_rows, seed)
     batches = [order.next_batch(size) for _ in range(num_rows // size)]

@@ -54,7 +54,6 @@ def forward(spans, tensors, *, tile_scores, dropout=0.0):
 
 
 def attend(spans, tensors, **options):
-    """Output and gradients."""
     output = forward(spans, tensors, **options)
     return output, *torch.autograd.grad(output, tensors, torch.ones_like(output).cumsum(1))
 

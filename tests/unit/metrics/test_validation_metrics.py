@@ -132,13 +132,6 @@ def test_core_takes_the_largest_n_only():
     assert {key.split("/")[2] for key in found} == {"acc", "reward"}
 
 
-def test_the_majority_is_that_of_the_draw():
-    rows = [row("s", 0, 1.0, pred="7")] * 7 + [row("s", 0, 0.0, pred="8")]
-    found = validation_metrics(rows)
-    assert found["val-core/s/acc/maj@8/mean"] > found["val-core/s/acc/mean@8"]
-    assert found["val-core/s/acc/maj@8/mean"] > 0.99
-
-
 def test_a_variable_counts_where_every_sample_has_it():
     rows = [row("s", 0, 1.0, format=1.0), row("s", 1, 0.0), row("t", 2, 0.0, format=0.5)]
     found = validation_metrics(rows)

@@ -22,6 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from ppojob_trainer.models.config_checks import context_tokens
 from ppojob_trainer.models.folder_checks import check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
 from ppojob_trainer.models.safetensors_header import BadHeader, read_header
@@ -129,6 +130,27 @@ def test_fixed_angles_are_not(name, tmp_path):
     MODELS["llama"]().save_pretrained(tmp_path)
     edit(tmp_path / "config.json", {"rope_scaling": {"rope_type": name, "factor": 4.0}})
     assert found(tmp_path, POLICY) == []
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("rope", "tokens"),
+    [
+        ({}, 32_768),
+        ({"rope_scaling": None}, 32_768),
+        ({"rope_parameters": {"rope_theta": 1e6}}, 32_768),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 32_768),
+        ({"rope_scaling": {"type": "yarn", **YARN}}, 32_768),
+        ({"rope_parameters": {"rope_type": "yarn", **YARN}}, 32_768),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 32_768),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, None),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, None),
+    ],
+)
+def test_a_model_is_as_long_as_vllm_lets_it_be(rope, tokens):
+    assert context_tokens({"max_position_embeddings": 32_768, **rope}) == tokens
 
 
 @pytest.mark.processes

@@ -25,10 +25,6 @@ def test_a_saved_model_comes_back(tmp_path, tied):
     for name, tensor in hf_named_tensors(saved):
         assert torch.equal(named[name], tensor)
         assert not named[name].requires_grad
-
-
-def test_the_dtype_is_that_asked_for(tmp_path):
-    save_model(tmp_path, tie_word_embeddings=True)
     assert load_model(tmp_path, torch.bfloat16).dtype == torch.bfloat16
 
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tiny_models import make_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.smollm2 import build_demo_model
@@ -28,8 +29,7 @@ NAMES = {
 
 
 def tiny_llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
+    model = make_model(
         vocab_size=len(TOKENS),
         hidden_size=24,
         intermediate_size=40,
@@ -42,7 +42,6 @@ def tiny_llama() -> LlamaForCausalLM:
         tie_word_embeddings=True,
         initializer_range=0.4,
     )
-    model = LlamaForCausalLM(config)
     for parameter in model.parameters():  # values that bfloat16 holds exactly
         parameter.data = parameter.data.to(torch.bfloat16).float()
     return model
@@ -96,9 +95,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LlamaForCausalLM
     return model
 
 
-def test_the_folder_holds_the_same_model_and_its_tokenizer(
-    package: LlamaForCausalLM, tmp_path: Path
-) -> None:
+def test_the_folder_holds_the_same_model_and_its_tokenizer(package, tmp_path) -> None:
     target = build_demo_model(tmp_path / "models" / "demo")
     assert AutoModelForCausalLM.from_pretrained(target).dtype == torch.bfloat16
     loaded = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
@@ -116,9 +113,7 @@ def test_the_folder_holds_the_same_model_and_its_tokenizer(
     assert tokenizer.decode([4, 4, 2], skip_special_tokens=True) == "11"
 
 
-def test_a_whole_folder_is_kept_and_a_damaged_one_replaced(
-    package: LlamaForCausalLM, tmp_path: Path
-) -> None:
+def test_a_whole_folder_is_kept_and_a_damaged_one_replaced(package, tmp_path) -> None:
     target = build_demo_model(tmp_path / "demo")
     weights = target / "model.safetensors"
     whole, born = weights.read_bytes(), weights.stat().st_ino
@@ -144,9 +139,7 @@ def test_what_is_not_ours_is_never_overwritten(package: LlamaForCausalLM, tmp_pa
     assert (target / "thesis.tex").read_text() == "x"
 
 
-def test_a_failure_leaves_nothing(
-    package: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_nothing(package, tmp_path, monkeypatch) -> None:
     def explode(*_: object, **__: object) -> None:
         raise OSError("disk full")
 

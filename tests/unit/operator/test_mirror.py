@@ -27,9 +27,7 @@ class Watched:
 
     @property
     def known(self) -> Job:
-        known = self.mirror.job(KEY)
-        assert known is not None
-        return known
+        return self.mirror.job(KEY)
 
     def pod(self, **fields: Any) -> Pod:
         """A pod as it is kept."""
@@ -69,9 +67,7 @@ def test_steps_wake_nobody_and_turns_do() -> None:
     assert seen.after(job(4, training={"step": 2, "stage": "Training", "lastCommittedStep": 2}))
     assert not seen.after(job(5, training={"step": 4, "stage": "Training", "lastCommittedStep": 4}))
     assert seen.after(job(6, training={"step": 4, "stage": "Recovering", "lastCommittedStep": 4}))
-    known = seen.known
-    assert known.status.training is not None
-    assert (known.status.training.step, known.resource_version) == (4, "6")
+    assert (seen.known.status.training.step, seen.known.resource_version) == (4, "6")
 
 
 def test_an_older_state_does_not_come_back() -> None:

@@ -50,9 +50,8 @@ def test_what_else_is_wrong_is_for_the_newer_one_to_judge() -> None:
 
 
 def test_a_running_job_goes_on_as_it_was_accepted() -> None:
-    seen = UP
-    running = status_of(make_job(), seen)
-    planned = look(newer_job(running), seen)
+    running = status_of(make_job(), UP)
+    planned = look(newer_job(running), UP)
     status = status_after(planned)
     assert kinds(planned) == ["Emit"]
     assert (status.phase, status.start_time) == (running.phase, running.start_time)
@@ -69,8 +68,7 @@ def test_a_job_that_has_failed_stays_so() -> None:
 
 def test_fields_of_a_newer_status_are_read_over() -> None:
     """A default that an API server writes into a status stops no operator of before."""
-    seen = UP
-    running = status_of(make_job(), seen)
+    running = status_of(make_job(), UP)
     manifest = with_status(job_manifest(), running)
     manifest["status"]["ofLaterVersions"] = 1
     manifest["status"]["roles"][0]["ofLaterVersions"] = {"any": 1}

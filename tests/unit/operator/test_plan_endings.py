@@ -73,11 +73,10 @@ def test_a_job_that_is_over_goes_in_time_and_so_does_one_that_never_began(wrong)
 
 def test_it_does_not_go_while_its_controller_commits() -> None:
     lifecycle = {"activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 1}
-    committing = UP
     job = make_job(status_of(make_job()), lifecycle=lifecycle)
-    over = make_job(status_of(job, committing, 60), lifecycle=lifecycle)
+    over = make_job(status_of(job, UP, 60), lifecycle=lifecycle)
     assert over.status.reason == "DeadlineExceeded"
-    planned = look(over, committing, 160)
+    planned = look(over, UP, 160)
     assert kinds(planned) == ["Delete"], "its controller is told to end"
     assert planned.again_in is None, "the end of its pods wakes it"
     assert look(over, seconds=160).waves == GONE

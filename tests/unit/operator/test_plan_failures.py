@@ -79,7 +79,6 @@ class Life:
         return {one.name for one in actions(planned, DeletePod)}
 
     def killed(self) -> Termination:
-        """An end of a container now."""
         return Termination(137, "OOMKilled", "", NOW + datetime.timedelta(seconds=self.seconds))
 
     def end(self, name: str, **fields: Any) -> None:
@@ -171,7 +170,6 @@ def test_no_pod_is_replaced_before_its_end_is_written_down() -> None:
         finished = life.killed().finished
         for _ in range(3):
             if "sum-reward-0" in life.look():
-                assert finished is not None
                 written = {(one.uid, one.time) for one in life.status.failures}
                 assert (ended.uid, rfc3339(finished)) in written
                 made += 1

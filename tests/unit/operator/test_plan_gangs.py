@@ -4,16 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from gang_plans import (
-    FOUR_READY,
-    KUEUE,
-    VOLCANO,
-    WORKLOAD,
-    admission_of,
-    child,
-    four_pods,
-    seen,
-)
+from gang_plans import FOUR_READY, KUEUE, VOLCANO, WORKLOAD, admission_of, child, four_pods, seen
 from operator_jobs import make_job
 from operator_plans import actions, kinds, look, made, status_after, status_of
 
@@ -24,7 +15,6 @@ from ppojob_operator.state import Child, Delete, Job, Observed
 
 def gang_of(job: Job) -> list[Child]:
     """The objects that a job is placed by, each made when the one before it is there."""
-    assert job.manifest is not None
     there: list[Child] = []
     for kind in GANGS[job.manifest.spec.scheduling.type].kinds:
         planned = look(job, seen(*there))
@@ -41,6 +31,7 @@ def test_volcano_gets_one_group_of_all_pods() -> None:
     )
     planned = look(job, seen())
     (group,) = made(planned, "PodGroup")
+    assert kinds(planned).index("Create PodGroup") < kinds(planned).index("Create StatefulSet")
     assert group["apiVersion"] == "scheduling.volcano.sh/v1beta1"
     spec = group["spec"]
     assert (spec["minMember"], spec["queue"]) == (4, "research")
@@ -71,11 +62,6 @@ def test_kubernetes_own_gang_is_one_group_of_one_workload() -> None:
     for one in made(planned, "StatefulSet"):
         spec = one["spec"]["template"]["spec"]
         assert spec["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
-
-
-def test_the_group_is_there_before_the_first_pod() -> None:
-    first = kinds(look(make_job(scheduling=VOLCANO), seen()))
-    assert first.index("Create PodGroup") < first.index("Create StatefulSet")
 
 
 @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
@@ -118,7 +104,6 @@ def test_what_a_group_reserves_is_free_when_the_job_is_suspended(scheduling) -> 
 
 @pytest.fixture(params=[KUEUE, VOLCANO, WORKLOAD], ids=lambda one: one["type"])
 def scheduling(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Whoever places the pods."""
     return request.param
 
 
@@ -149,11 +134,6 @@ def test_an_object_of_others_in_our_way_is_told(scheduling: dict[str, Any]) -> N
     planned = look(job, seen(refused={(kind, "ppojob-sum"): why}))
     assert admission_of(planned, job)[1] == "ObjectRefused"
     assert why in admission_of(planned, job)[2]
-
-
-def test_planning_twice_plans_the_same(scheduling: dict[str, Any]) -> None:
-    job = make_job(scheduling=scheduling)
-    assert look(job, seen()) == look(job, seen())
 
 
 def test_what_pods_read_does_not_name_who_places_them(scheduling: dict[str, Any]) -> None:

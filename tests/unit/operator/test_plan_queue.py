@@ -19,27 +19,12 @@ from gang_plans import (
     seen,
 )
 from operator_jobs import CHILDREN, NO_STATUS, UID
-from operator_plans import (
-    READY,
-    actions,
-    deleted,
-    kinds,
-    look,
-    made,
-    status_after,
-    status_of,
-    told,
-)
+from operator_plans import READY, actions, deleted, kinds, look, made, status_after, status_of, told
 
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.build.kueue import released
 from ppojob_operator.conditions import holds
-from ppojob_operator.state import (
-    ApplyStatus,
-    ControllerReport,
-    Delete,
-    ReleaseQuota,
-)
+from ppojob_operator.state import ApplyStatus, ControllerReport, Delete, ReleaseQuota
 
 STARTED = ("PodsReady", "True", "Started", "")
 

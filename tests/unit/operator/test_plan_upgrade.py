@@ -10,15 +10,7 @@ from operator_plans import actions, claim, deleted, look, pod, status_after, sta
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST
 from ppojob_operator.difference import digest
-from ppojob_operator.state import (
-    Apply,
-    Child,
-    ChildKind,
-    ControllerReport,
-    Job,
-    Observed,
-    Pod,
-)
+from ppojob_operator.state import Apply, Child, ChildKind, ControllerReport, Job, Observed, Pod
 
 OLD = "of-before"
 REWARD: tuple[ChildKind, str] = ("StatefulSet", "sum-reward")
@@ -104,7 +96,6 @@ def test_they_do_not_stand_in_for_pods_that_are_not_ready() -> None:
 
 
 def scaled(child: Child, replicas: int) -> Child:
-    """A StatefulSet that somebody has scaled by hand."""
     spec = {**child.manifest["spec"], "replicas": replicas}
     return dataclasses.replace(child, manifest={**child.manifest, "spec": spec})
 

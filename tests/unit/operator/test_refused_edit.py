@@ -100,10 +100,9 @@ def test_it_is_suspended_and_its_controller_commits_first() -> None:
 
 def test_its_deadline_counts() -> None:
     job = refused_job(lifecycle={"activeDeadlineSeconds": 60})
-    there = UP
-    early = look(job, there, 59)
+    early = look(job, UP, 59)
     assert (status_after(early).phase, early.again_in) == (RUNNING.phase, 1.0)
-    assert status_of(job, there, 60).reason == "DeadlineExceeded"
+    assert status_of(job, UP, 60).reason == "DeadlineExceeded"
 
 
 def test_its_pods_are_ended_where_they_crash_or_are_lost() -> None:

@@ -5,15 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from operator_bench import KEY, Bench, up
-from operator_jobs import (
-    CHILDREN,
-    CONFIG_DIGEST,
-    NOW,
-    UID,
-    job_manifest,
-    make_job,
-    observed,
-)
+from operator_jobs import CHILDREN, CONFIG_DIGEST, NOW, UID, job_manifest, make_job, observed
 from operator_plans import READY, all_pods, claim, kinds, look, status_of
 
 from ppojob_operator.conditions import rfc3339

@@ -9,23 +9,43 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bad_specs import changed_job
 from operator_jobs import CONFIG_DIGEST, config_digest, make_job
-from rendered_pods import DEFAULTS, rendered
 
-from ppojob_api import contract
+from ppojob_api import validation
 from ppojob_api.manifest import to_yaml
-from ppojob_api.v1alpha1.pod_settings import PodSettings
-from ppojob_operator.build.pod_template import pod_template
+from ppojob_api.problem import ReasonCode
+from ppojob_api.v1alpha1.pod_settings import PodSettings, PodVolume
+from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
+from ppojob_operator.build.pod_template import Defaults, pod_template
 from ppojob_operator.situation import pod_config
 from ppojob_operator.state import Job
 
 GOLDEN = Path(__file__).with_name("rendered_objects.yaml")
+DEFAULTS = Defaults("trainer:1", "IfNotPresent", "nvidia.com/gpu")
 PULLED = ("image", "imagePullPolicy")
+
+
+def rendered(job: Job) -> list[dict[str, Any]]:
+    assert job.manifest is not None, job.problems
+    config = pod_config(job, job.manifest)
+    keys = [dict(one) for one in key_templates(job, config).values()]
+    roles = config.run.topology.with_own_pods
+    sets = stateful_sets(job, config, roles, job.manifest.spec.pods, DEFAULTS)
+    return [*surroundings(job, config), *bindings(job), *keys, *sets]
+
+
+def pod_specs(*items: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The pod specs of a job with these settings, by role."""
+    sets = [one for one in rendered(make_job(pods=list(items))) if one["kind"] == "StatefulSet"]
+    return {
+        one["metadata"]["labels"]["ppojob.dev/role"]: one["spec"]["template"]["spec"]
+        for one in sets
+    }
 
 
 def template_with(settings: dict[str, Any], job: Job | None = None) -> dict[str, Any]:
     job = job or make_job()
-    assert job.manifest is not None
     config = pod_config(job, job.manifest)
     role = config.run.topology.role("actorRollout")
     return pod_template(job, config, role, PodSettings.model_validate(settings), DEFAULTS)
@@ -36,40 +56,17 @@ def container_with(settings: dict[str, Any], job: Job | None = None) -> dict[str
 
 
 def test_objects_of_a_job_word_for_word() -> None:
-    """The run configuration aside, which has tests of its own."""
+    """The run configuration aside, which has tests of its own.
+
+    Among it: each object is the job's by its uid, a pod mounts its own role's keys and no others,
+    and only the controller's has a token.
+    """
     text = "---\n".join(to_yaml(one) for one in rendered(make_job()))
     text = re.sub(r"run.json: .*", "run.json: CONFIGURATION", text)
     text = re.sub(r"\b[0-9a-f]{64}\b|(?<=sum-config-)[0-9a-f]{10}", "DIGEST", text)
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
-
-
-def test_every_object_is_the_jobs_by_its_uid() -> None:
-    job = make_job()
-    for one in rendered(job):
-        metadata, spec = one["metadata"], one.get("spec", {})
-        assert [owner["uid"] for owner in metadata["ownerReferences"]] == [job.uid]
-        assert metadata["labels"]["ppojob.dev/job-uid"] == job.uid
-        assert len(metadata["name"]) <= 63
-        if found := spec.get("podSelector") or spec.get("selector"):
-            assert found.get("matchLabels", found)["ppojob.dev/job-uid"] == job.uid
-
-
-def test_a_pod_mounts_its_own_keys_and_only_the_controllers_has_a_token() -> None:
-    for one in rendered(make_job()):
-        if one["kind"] != "StatefulSet":
-            continue
-        role = one["metadata"]["labels"]["ppojob.dev/role"]
-        spec = one["spec"]["template"]["spec"]
-        (keys,) = (one["secret"] for one in spec["volumes"] if "secret" in one)
-        assert keys["secretName"] == f"sum-{role}"
-        assert [item["path"] for item in keys["items"]] == ["role.key", "public.json"]
-        is_controller = role == "controller"
-        assert spec["automountServiceAccountToken"] is is_controller
-        assert ("serviceAccountName" in spec) is is_controller
-        variables = {one["name"] for one in spec["containers"][0]["env"]}
-        assert (contract.ENV_SERVICE_ACCOUNT in variables) is is_controller
 
 
 @pytest.mark.parametrize(
@@ -154,3 +151,120 @@ def test_overrides_never_replace_our_labels() -> None:
 )
 def test_the_lifecycle_gives_pods_nothing_new_to_read(lifecycle: dict[str, Any]) -> None:
     assert config_digest(make_job(lifecycle=lifecycle)) == CONFIG_DIGEST
+
+
+# What several items of `spec.pods` make of one pod: a later item stands over an earlier one.
+
+
+def variables(spec: dict[str, Any]) -> dict[str, Any]:
+    """The environment; each name once, or an API server takes no change of the object."""
+    environment = spec["containers"][0]["env"]
+    names = [one["name"] for one in environment]
+    assert len(names) == len(set(names))
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in environment}
+
+
+def test_a_variable_of_a_role_stands_over_that_of_all() -> None:
+    level, token = {"name": "NCCL_DEBUG", "value": "WARN"}, {"name": "TOKEN", "value": "a"}
+    secret = {"name": "TOKEN", "secret": {"name": "hub", "key": "token"}}
+    specs = pod_specs(
+        {"env": [level, token]}, {"roles": ["reward"], "env": [{**level, "value": "INFO"}, secret]}
+    )
+    assert variables(specs["controller"])["NCCL_DEBUG"] == "WARN"
+    assert variables(specs["reward"])["NCCL_DEBUG"] == "INFO"
+    assert variables(specs["reward"])["TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+
+
+def test_reward_functions_see_the_variables_of_their_pods_and_no_other() -> None:
+    level, token = {"name": "LEVEL", "value": "1"}, {"name": "TOKEN", "value": "a"}
+    specs = pod_specs({"env": [level]}, {"roles": ["reward"], "env": [token]})
+    assert variables(specs["reward"])["PPOJOB_REWARD_VARIABLES"] == "LEVEL TOKEN"
+    assert "PPOJOB_REWARD_VARIABLES" not in variables(specs["controller"])
+    assert "PPOJOB_REWARD_VARIABLES" not in variables(pod_specs()["reward"])
+
+
+def test_a_home_of_ones_own_stands_over_ours() -> None:
+    ours = variables(pod_specs()["reward"])["HOME"]
+    specs = pod_specs({"roles": ["reward"], "env": [{"name": "HOME", "value": "/home/me"}]})
+    assert variables(specs["reward"])["HOME"] == "/home/me"
+    assert variables(specs["controller"])["HOME"] == ours
+
+
+def test_a_volume_of_a_role_stands_over_that_of_all() -> None:
+    specs = pod_specs(
+        {"volumes": [{"claimName": "a", "mountPath": "/data"}]},
+        {"roles": ["reward"], "volumes": [{"claimName": "b", "mountPath": "/data/"}]},
+    )
+
+    def claims(spec: dict[str, Any]) -> list[str]:
+        sources = {one["name"]: one.get("persistentVolumeClaim") for one in spec["volumes"]}
+        mounts = spec["containers"][0]["volumeMounts"]
+        at = [one["name"] for one in mounts if one["mountPath"].startswith("/data")]
+        return [sources[name]["claimName"] for name in at]
+
+    assert claims(specs["controller"]) == ["a"]
+    assert claims(specs["reward"]) == ["b"]
+
+
+def test_a_spread_of_a_role_stands_over_that_of_all() -> None:
+    zone = {"topologyKey": "zone", "maxSkew": 1}
+    soft = {**zone, "whenUnsatisfiable": "ScheduleAnyway"}
+    specs = pod_specs(
+        {"topologySpread": [zone, {"topologyKey": "host"}]},
+        {"roles": ["reward"], "topologySpread": [{**zone, "maxSkew": 3}, soft]},
+    )
+
+    def spread(role: str) -> list[tuple[str, int, str]]:
+        found = specs[role]["topologySpreadConstraints"]
+        return [(one["topologyKey"], one["maxSkew"], one["whenUnsatisfiable"]) for one in found]
+
+    hosts = ("host", 1, "DoNotSchedule")
+    assert spread("controller") == [("zone", 1, "DoNotSchedule"), hosts]
+    assert spread("reward") == [hosts, ("zone", 3, "DoNotSchedule"), ("zone", 1, "ScheduleAnyway")]
+
+
+def test_what_is_said_twice_alike_stands_once() -> None:
+    item = {
+        "imagePullSecrets": ["hub", "hub"],
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    }
+    spec = pod_specs(item, item)["reward"]
+    assert spec["imagePullSecrets"] == [{"name": "hub"}]
+    assert [one["key"] for one in spec["tolerations"]].count("gpu") == 1
+
+
+def test_one_item_may_spread_over_a_topology_in_both_ways_and_in_none_twice() -> None:
+    soft = {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    item: dict[str, Any] = {"topologySpread": [{"topologyKey": "zone"}, soft]}
+    job = changed_job([])
+    job["spec"]["pods"] = [item]
+    assert not isinstance(validation.validate(job), list)
+    item["topologySpread"].append({**soft, "maxSkew": 2})
+    problems = validation.validate(job)
+    assert isinstance(problems, list)
+    where = "spec.pods[0].topologySpread[2].topologyKey"
+    assert [(one.where, one.reason_code) for one in problems] == [(where, ReasonCode.DUPLICATE)]
+
+
+def test_overrides_of_a_role_are_laid_over_those_of_all() -> None:
+    dns = {"nameservers": ["10.0.0.1"], "searches": ["a.example"]}
+    specs = pod_specs(
+        {"podOverrides": {"metadata": {"labels": {"team": "a"}}, "spec": {"dnsConfig": dns}}},
+        {
+            "roles": ["reward"],
+            "podOverrides": {
+                "metadata": {"annotations": {"note": "b"}},
+                "spec": {"schedulerName": "mine", "dnsConfig": {"searches": ["b.example"]}},
+            },
+        },
+    )
+    assert specs["controller"]["dnsConfig"] == dns
+    assert "schedulerName" not in specs["controller"]
+    assert specs["reward"]["dnsConfig"] == {**dns, "searches": ["b.example"]}
+    assert specs["reward"]["schedulerName"] == "mine"
+
+
+def test_a_volume_has_one_place_however_its_path_is_written() -> None:
+    written = ("/data", "/data/", "//data", "/other/../data")
+    folders = {PodVolume(claim_name="a", mount_path=path).folder for path in written}
+    assert folders == {"/data"}

@@ -18,7 +18,6 @@ async def asked(answer: web.Response | None) -> ControllerReport | None:
     """Ask a supervisor that answers so; None: nobody is there."""
 
     async def handler(_: web.Request) -> web.Response:
-        assert answer is not None
         return answer
 
     application = web.Application()

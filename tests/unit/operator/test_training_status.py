@@ -4,10 +4,7 @@ from typing import Any
 
 import pytest
 from operator_bench import up
-from operator_jobs import (
-    make_job,
-    observed,
-)
+from operator_jobs import make_job, observed
 from operator_plans import READY, claim, pod, status_of
 from prometheus_client import REGISTRY
 

@@ -4,10 +4,7 @@ import pytest
 import torch
 
 from ppojob_trainer.errors import WorldNotOpen
-from ppojob_trainer.parallel.collectives import (
-    largest_over_ranks,
-    sum_over_ranks,
-)
+from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
 from ppojob_trainer.parallel.world import MeetingPoint, World, find_store, open_world
 
 CPU = torch.device("cpu")

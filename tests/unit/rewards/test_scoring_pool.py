@@ -213,9 +213,7 @@ def test_the_environment_is_an_allow_list(source: Source, monkeypatch: pytest.Mo
     assert len(names) < 15
 
 
-def test_variables_that_are_named_reach_the_functions(
-    source: Source, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_that_are_named_reach_the_functions(source, monkeypatch) -> None:
     monkeypatch.setenv("PPOJOB_REWARD_VARIABLES", "JUDGE_KEY ABSENT")
     monkeypatch.setenv("JUDGE_KEY", "12")
     monkeypatch.setenv("HF_TOKEN", "canary")
@@ -314,9 +312,7 @@ def test_files_of_several_folders_have_neighbours_of_one_name(tmp_path: Path) ->
             assert found == [1000 * call + 111, 1000 * call + 222, 1000 * call + 444]
 
 
-def test_files_of_one_folder_share_neighbours_and_are_modules_of_their_own(
-    source: Source, tmp_path: Path
-) -> None:
+def test_files_of_one_folder_share_neighbours_and_are_modules_of_their_own(source, tmp_path):
     (tmp_path / "tally.py").write_text("calls = []\n")
     code = """
     import sys, tally

@@ -6,10 +6,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import eventually
 from reward_functions import Source, descendants, item, running
 
 from ppojob_trainer.errors import RewardFailed
@@ -29,7 +29,7 @@ def test_a_process_that_somebody_kills_costs_nothing(source: Source, tmp_path: P
         seconds=60,
     )
     with ScoringPool([spec]) as pool:
-        killer = threading.Thread(target=_kill_when_told, args=(marker,))
+        killer = threading.Thread(target=kill_when_told, args=(marker,))
         killer.start()
         results = pool.score([item("x")])
         killer.join()
@@ -50,9 +50,7 @@ def score(solution_str, **more):
 
 
 @pytest.mark.parametrize("killed", [{1}, {2}], ids=["the first", "one that takes its place"])
-def test_a_process_that_somebody_kills_while_it_loads_costs_nothing(
-    killed: set[int], source: Source, tmp_path: Path
-) -> None:
+def test_a_process_that_somebody_kills_while_it_loads_costs_nothing(killed, source, tmp_path):
     starts = tmp_path / "starts"
     code = KILLED_WHILE_IT_LOADS.format(path=str(starts), killed=killed)
     with ScoringPool([source(code, whole=True, seconds=60)]) as pool:
@@ -61,9 +59,7 @@ def test_a_process_that_somebody_kills_while_it_loads_costs_nothing(
     assert len(starts.read_text()) == max(killed) + 1
 
 
-def test_processes_killed_again_and_again_while_they_load_are_no_wrong_input(
-    source: Source,
-) -> None:
+def test_processes_killed_again_and_again_while_they_load_are_no_wrong_input(source) -> None:
     """Memory is short, say: as a wrong input it would be the end of the job for good."""
     spec = source("import os; os.kill(os.getpid(), 9)", whole=True)
     with pytest.raises(RewardFailed, match="was killed by signal 9"):
@@ -71,9 +67,8 @@ def test_processes_killed_again_and_again_while_they_load_are_no_wrong_input(
     assert not descendants()
 
 
-def _kill_when_told(marker: Path) -> None:
-    while not marker.exists():
-        time.sleep(0.01)
+def kill_when_told(marker: Path) -> None:
+    eventually(marker.exists)
     os.kill(int(marker.read_text()), signal.SIGKILL)
 
 
@@ -149,16 +144,9 @@ def test_nothing_is_left_when_this_process_is_killed(source: Source) -> None:
     )
     parent = subprocess.Popen([sys.executable, "-c", program])
     try:
-        wait_for(lambda: running(f"sleep {marker}"))
+        eventually(lambda: running(f"sleep {marker}"))
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    wait_for(lambda: not running(f"sleep {marker}"))
+    eventually(lambda: not running(f"sleep {marker}"))
     assert not running(f"rewards.child {parent.pid}")
-
-
-def wait_for(claim: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not claim():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -1,13 +1,7 @@
 import pytest
 import torch
 from tiny_models import TWO_LAYERS
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.state_dict import named_full_tensors
@@ -27,9 +21,7 @@ SIZES = {**TWO_LAYERS, "hidden_size": 64, "num_hidden_layers": 3}
         (Qwen3Config, {"attention_bias": True}),
     ],
 )
-def test_names_are_those_that_the_trainer_sends(
-    config_class: type[PretrainedConfig], changes: dict[str, bool], tied: bool
-) -> None:
+def test_names_are_those_that_the_trainer_sends(config_class, changes, tied) -> None:
     config = config_class(**SIZES, **changes, tie_word_embeddings=tied)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -42,7 +34,5 @@ def test_a_config_without_a_size_is_named() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 2), (torch.float32, 4)])
-def test_the_cache_of_a_token_counts_keys_and_values_of_every_layer(
-    dtype: torch.dtype, size: int
-) -> None:
+def test_the_cache_of_a_token_counts_keys_and_values_of_every_layer(dtype, size) -> None:
     assert key_value_bytes_per_token(LlamaConfig(**SIZES), dtype) == 2 * 3 * 2 * 16 * size

@@ -80,17 +80,12 @@ def test_greedy_takes_the_most_likely_token() -> None:
         ids.append(token)
 
 
-def test_the_same_requests_give_the_same_bits_whatever_the_global_generator_does() -> None:
+def test_generation_neither_heeds_nor_moves_the_global_generator() -> None:
     first = generate(tiny_engine(), mixed_requests())
     engine = tiny_engine()
     torch.manual_seed(99)
-    assert generate(engine, mixed_requests()) == first
-
-
-def test_generation_leaves_the_global_generator_alone() -> None:
-    engine = tiny_engine()
     before = torch.random.get_rng_state()
-    generate(engine, mixed_requests())
+    assert generate(engine, mixed_requests()) == first
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

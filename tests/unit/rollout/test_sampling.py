@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from ppojob_trainer.rollout.protocol import SamplingParams
 from ppojob_trainer.rollout.sampling import draw, processed_logprobs
@@ -72,18 +71,6 @@ def test_a_token_that_was_cut_off_is_never_drawn(uniform: float, s: int) -> None
     logprobs = processed_logprobs(logits, [params(1.0, 0.8, 7)])
     token = draw(logprobs, torch.tensor([uniform], dtype=torch.float64), [params()])
     assert torch.isfinite(logprobs[0, token])
-
-
-def frequencies(logprobs: Tensor, number: int) -> Tensor:
-    uniforms = torch.rand(number, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    drawn = draw(logprobs.expand(number, -1), uniforms, [params()] * number)
-    return torch.bincount(drawn, minlength=logprobs.shape[-1]) / number
-
-
-def test_frequencies_follow_the_distribution() -> None:
-    probabilities = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05])
-    found = frequencies(probabilities.log(), 20_000)
-    assert (found - probabilities).abs().max() < 0.015  # 4 standard deviations of the largest
 
 
 def test_greedy_ignores_its_number() -> None:

@@ -15,9 +15,7 @@ def test_seeds_are_pinned() -> None:
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, st.integers(min_value=0, max_value=2**16))
-def test_seeds_fit_a_signed_word_and_count_with_the_sample(
-    job_seed: int, step: int, prompt: int, sample: int
-) -> None:
+def test_seeds_fit_a_signed_word_and_count_with_the_sample(job_seed, step, prompt, sample) -> None:
     first = sample_seed(job_seed, step, prompt, 0, "train")
     assert first >= 0
     assert sample_seed(job_seed, step, prompt, sample, "train") == first + sample < 2**63

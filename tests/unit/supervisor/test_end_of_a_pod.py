@@ -1,7 +1,12 @@
-"""A pod that is asked to end tells its controller, however early, and each that it starts."""
+"""A pod that is asked to end tells its controller, however early, and each that it starts.
+
+On one machine it does not outlive the runner that started it, however early that is gone.
+"""
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -91,3 +96,28 @@ def test_a_controller_that_hangs_when_it_is_told_to_end_has_failed(plan: PodPlan
     pod.ask_to_end()
     tick_until(pod, lambda: pod.status().phase == "done")
     assert exit_status(pod.status()) == contract.EXIT_FAILED
+
+
+START_AND_DIE = f"""
+import os, signal, subprocess, sys
+os.environ[{contract.ENV_DIE_WITH_PARENT!r}] = str(os.getpid())
+subprocess.Popen([sys.executable, "-m", "ppojob_trainer", "supervise"])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_supervisor_ends_whose_starter_was_killed_at_once(tmp_path: Path):
+    config = tmp_path / "config.json"
+    os.mkfifo(config)  # nobody writes it: a supervisor that reads it is there for good
+    starter = subprocess.Popen(
+        [sys.executable, "-c", START_AND_DIE],
+        env={**os.environ, contract.ENV_CONFIG: str(config)},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        starter.communicate(timeout=60)  # until the supervisor too has let go of the pipe
+    except subprocess.TimeoutExpired:
+        os.killpg(starter.pid, signal.SIGKILL)
+        starter.communicate()
+        pytest.fail("the supervisor lived on")

@@ -50,9 +50,7 @@ def restore(worker: ActorRolloutWorker) -> None:
 
 def generate(worker: ActorRolloutWorker, purpose: str) -> list[int]:
     request = messages.Generate(purpose, 1, 0, PROMPTS, SAMPLES)
-    answer = ask(worker, methods.GENERATE, request)
-    assert isinstance(answer, messages.Generated)
-    return answer.lengths
+    return ask(worker, methods.GENERATE, request).lengths
 
 
 def train(worker: ActorRolloutWorker, lengths: list[int]) -> Iterator[str]:

@@ -47,9 +47,7 @@ def test_a_row_that_ends_in_tokens_of_others_keeps_its_score(rows: BatchRows):
     rows.mine.mask[[1, 5, 6, 7]] = False  # of row 0 and 2 the last token, of row 3 both
     answer = add_advantages(SPEC, rows, [3, 1, 2, 9, 0, 5], 0.0)
     assert answer.row_rewards == [3, 1, 2, 0, 0, 5]
-    rewards = rows.mine.token_rewards
-    assert rewards is not None
-    assert rewards.nonzero()[:, 0].tolist() == [0, 3, 4, 11]
+    assert rows.mine.token_rewards.nonzero()[:, 0].tolist() == [0, 3, 4, 11]
 
 
 def test_rewards_of_turns_stand_on_their_turns(rows: BatchRows):

@@ -24,7 +24,6 @@ def rows() -> BatchRows:
     """Rows of which only the first group has any signal."""
     mine = rows_of_step()
     mine.rollout_logprobs[:] = -2.0
-    assert mine.advantages is not None
     mine.advantages[mine.token_index(torch.arange(SAMPLES, mine.num_rows))] = 0.0
     index = BatchIndex(
         tuple(mine.prompt_lengths.tolist()),

@@ -137,12 +137,12 @@ def _parquet_problem(
     if repeated is None:
         return None
     return DataProblem(
-            f"{path}:{repeated}",
-            f"{found.count(repeated)} columns of this name",
-            "which of them is meant cannot be told",
-            "each name once",
-            DataReason.SCHEMA_MISMATCH,
-        )
+        f"{path}:{repeated}",
+        f"{found.count(repeated)} columns of this name",
+        "which of them is meant cannot be told",
+        "each name once",
+        DataReason.SCHEMA_MISMATCH,
+    )
 
 
 def _missing_column(

@@ -1,3 +1,5 @@
+"""Classifiers of tokens and of texts: what a critic is made of, and what scores responses."""
+
 import json
 
 import pytest
@@ -13,6 +15,7 @@ from transformers import (
 )
 
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.reward_model import load_reward_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.value_model import load_value_model
 
@@ -68,14 +71,38 @@ def test_dropout_on_the_head_is_off(tmp_path):
     assert load_value_model(tmp_path).train().dropout.p == 0.0
 
 
-def test_several_labels_are_refused(tmp_path):
-    save(tmp_path, LlamaForTokenClassification, num_labels=2)
-    with pytest.raises(ConfigError, match=r"config.json:id2label: got 2 labels: a score is one "):
-        load_value_model(tmp_path)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_reward_model_comes_back_frozen(tmp_path, dtype):
+    saved = save(tmp_path, LlamaForSequenceClassification, num_labels=1)
+    loaded = load_reward_model(tmp_path, dtype)
+    assert not loaded.training
+    named = dict(loaded.named_parameters())
+    for name, parameter in saved.named_parameters():
+        assert torch.equal(named[name], parameter.to(dtype)), name
+        assert not named[name].requires_grad
 
 
-def test_a_folder_without_the_backbone_is_refused(tmp_path):
-    save(tmp_path)
-    edit(tmp_path / "config.json", {"num_hidden_layers": 2})
-    with pytest.raises(ConfigError, match=r"spec.critic.path: got .*holds no model.layers.1\."):
-        load_value_model(tmp_path)
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, LlamaForTokenClassification])
+def test_only_a_classifier_of_texts_scores_them(tmp_path, kind):
+    # A token classifier has a bias that a sequence classifier would drop.
+    save(tmp_path, kind, num_labels=1)
+    match = rf'config.json:architectures: got \["{kind.__name__}"\]: it gives no score of a text; '
+    with pytest.raises(ConfigError, match=match):
+        load_reward_model(tmp_path)
+
+
+LOADED = [
+    (load_value_model, LlamaForTokenClassification, "spec.critic.path"),
+    (load_reward_model, LlamaForSequenceClassification, "spec.rewardModel.path"),
+]
+
+
+@pytest.mark.parametrize(("load", "kind", "field"), LOADED)
+def test_several_labels_and_missing_weights_are_refused(tmp_path, load, kind, field):
+    save(tmp_path / "labels", kind, num_labels=3)
+    with pytest.raises(ConfigError, match=r"config.json:id2label: got 3 labels: a score is one "):
+        load(tmp_path / "labels")
+    save(tmp_path / "layers", kind, num_labels=1)
+    edit(tmp_path / "layers" / "config.json", {"num_hidden_layers": 2})
+    with pytest.raises(ConfigError, match=rf"{field}: got .*holds no model.layers.1\."):
+        load(tmp_path / "layers")
