@@ -184,6 +184,7 @@ reward_model.max_length | spec.rewardModel.maxTokens
 reward_model.rollout.dtype | spec.rewardModel.dtype
 enable_resource_pool | spec.roles.rewardModel.colocateWith
 reward_model.nnodes reward_model.n_gpus_per_node | spec.roles.rewardModel
+launch_reward_fn_async | not needed | reward functions always work beside the passes of the models
 sandbox_fusion | not yet | sandboxes
 total_epochs | spec.steps.epochs
 total_training_steps | spec.steps.total

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from socket import create_connection
@@ -39,6 +40,7 @@ class Done(msgspec.Struct, frozen=True):
 
 WORK = Method("work", Work, Done)
 PING = Method("ping", Nothing, Nothing, once=False)
+PINGS = Route(PING, lambda _: Nothing())
 ID = RequestId(1, 7, "update", 0)
 REQUEST = Work([0, 1])
 
@@ -66,7 +68,7 @@ def counter() -> Counter:
 @pytest.fixture
 def peer(serve, counter: Counter) -> Peer:
     """Does the work of the counter, and answers."""
-    return serve([Route(WORK, counter), Route(PING, lambda _: Nothing())])
+    return serve([Route(WORK, counter), PINGS])
 
 
 def test_work_is_done_once_however_often_it_is_asked_for(peer, counter, caller_of):
@@ -96,7 +98,7 @@ def test_another_caller_joins_work_under_way(serve, caller_of):
 
 def test_questions_are_answered_while_work_is_under_way(serve, caller_of):
     counter = Counter(is_held=True)
-    peer = serve([Route(WORK, counter), Route(PING, lambda _: Nothing())])
+    peer = serve([Route(WORK, counter), PINGS])
     waiting = threading.Thread(
         target=caller_of().call, args=(Call(peer, WORK, REQUEST, ID),), daemon=True
     )
@@ -195,9 +197,7 @@ def test_a_socket_without_curve_gets_no_answer(peer, counter):
 def test_malformed_messages_are_refused_and_the_server_lives(serve, caller_of, frames, words):
     counter = Counter()
     named = Method("name", Name, Nothing)
-    peer = serve(
-        [Route(WORK, counter), Route(PING, lambda _: Nothing()), Route(named, lambda _: Nothing())]
-    )
+    peer = serve([Route(WORK, counter), PINGS, Route(named, lambda _: Nothing())])
     caller = caller_of()
     socket = caller._socket(peer)
     socket.send_multipart(frames)
@@ -303,6 +303,52 @@ def test_calls_to_many_peers_are_answered_in_the_order_of_the_calls(serve, calle
     calls = [Call(peer, WORK, REQUEST, ID) for peer in peers]
     answers = caller_of().call_all(calls, watch)
     assert [answer.times for answer in answers] == [1, 11]
+
+
+def test_calls_that_are_started_wait_while_others_are_made(serve, caller_of):
+    slow, quick = Counter(is_held=True), Counter()
+    late, soon = (serve([Route(WORK, counter), PINGS]) for counter in (slow, quick))
+    caller = caller_of()
+    pending = caller.start([Call(late, WORK, REQUEST, ID)])
+    assert caller.call(Call(soon, WORK, REQUEST, ID)).times == 1
+    caller.call(Call(late, PING, Nothing()))  # over the connection that the answer comes by
+    assert not pending.is_done
+    slow.gate.set()
+    assert caller.wait(pending)[0].times == 1
+    assert pending.is_done
+
+
+def test_work_may_be_answered_later_while_other_work_is_done(serve, caller_of):
+    """As a row that waits for a tool, while the engine goes on with the others."""
+    late: Future[Done] = Future()
+    failed: Future[Done] = Future()
+    handed_out = iter([late, failed])
+    quick = Counter()
+    other = Method("other", Work, Done)
+    peer = serve([Route(WORK, lambda _: next(handed_out)), Route(other, quick)])
+    caller = caller_of()
+    pending = caller.start([Call(peer, WORK, REQUEST, ID)])
+    assert caller.call(Call(peer, other, REQUEST, RequestId(1, 7, "other"))).times == 1
+    assert not pending.is_done
+    late.set_result(Done(7))
+    assert caller.wait(pending)[0].times == 7
+    assert caller.call(Call(peer, WORK, REQUEST, ID)).times == 7, "it is remembered as any answer"
+    pending = caller.start([Call(peer, WORK, REQUEST, RequestId(1, 7, "update", 1))])
+    failed.set_exception(RuntimeError("the tool is gone"))
+    with pytest.raises(CallRefused, match="the tool is gone"):
+        caller.wait(pending)
+
+
+def test_calls_that_were_given_up_are_no_more_repeated(serve, caller_of):
+    slow = Counter(is_held=True)
+    peer = serve([Route(WORK, slow), PINGS])
+    caller = caller_of()
+    caller.default_deadline_seconds = 0.2
+    caller.give_up(caller.start([Call(peer, WORK, REQUEST, ID)]))
+    time.sleep(0.3)
+    caller.call(Call(peer, PING, Nothing()))
+    slow.gate.set()
+    assert caller.call(Call(peer, WORK, REQUEST, ID)).times == 1
 
 
 def test_the_first_refusal_ends_the_wait_for_all(serve, caller_of):

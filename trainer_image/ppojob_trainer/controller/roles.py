@@ -20,7 +20,7 @@ from ppojob_trainer.errors import (
     RoleLost,
     StorageError,
 )
-from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
+from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer, Pending
 from ppojob_trainer.rpc.identity import PodIdentity
 from ppojob_trainer.rpc.messages import CutChannel, PodStatus, StartRanks
 from ppojob_trainer.rpc.methods import CUT_CHANNEL, IDENTITY, IDLE, START, STATUS, Method
@@ -241,8 +241,39 @@ class Roles:
             JobFailed: the work itself failed, as it would again.
             Fenced: another controller has taken over.
         """
+        return self.collect(self.begin(group, method, requests, request_id, ranks))
+
+    def begin(
+        self,
+        group: RoleGroup,
+        method: Method[Any, Answer],
+        requests: Sequence[msgspec.Struct],
+        request_id: RequestId,
+        ranks: Sequence[int] | None = None,
+    ) -> Pending[Answer]:
+        """Have ranks of a role begin a piece of work; `ask` in two halves.
+
+        What other ranks are asked meanwhile must not be collective with it. Whoever does not
+        `collect` it says so by `caller.give_up`.
+        """
         peers = group.ranks if ranks is None else [group.ranks[rank] for rank in ranks]
-        return self._wait(self._calls(group, method, peers, requests, request_id))
+        return self.caller.start(self._calls(group, method, peers, requests, request_id))
+
+    def collect(self, begun: Pending[Answer]) -> list[Answer]:
+        """Wait for work that was begun; raises as `ask`."""
+        try:
+            return self.caller.wait(begun, self.watch)
+        except CallTimeout as silence:
+            raise RoleLost(silence.peer.role, str(silence)) from silence
+        except CallRefused as refusal:
+            self._heed_fence(refusal)
+            self.blame_loss_first()
+            if refusal.kind in (ErrorKind.CHANNEL_LOST, ErrorKind.CHANGED):
+                raise RoleLost(_dispensable(begun.calls, refusal.peer), str(refusal)) from refusal
+            if refusal.kind is ErrorKind.STORAGE:
+                raise StorageError(Path(refusal.peer.name), refusal.failure.message) from refusal
+            _log.error("%s\n%s", refusal, refusal.failure.detail)
+            raise JobFailed(str(refusal)) from refusal
 
     def ask_all(
         self,
@@ -333,19 +364,7 @@ class Roles:
         return self._calls(group, method, group.ranks, requests, request_id)
 
     def _wait(self, calls: Sequence[Call[Answer]]) -> list[Answer]:
-        try:
-            return self.caller.call_all(calls, self.watch)
-        except CallTimeout as silence:
-            raise RoleLost(silence.peer.role, str(silence)) from silence
-        except CallRefused as refusal:
-            self._heed_fence(refusal)
-            self.blame_loss_first()
-            if refusal.kind in (ErrorKind.CHANNEL_LOST, ErrorKind.CHANGED):
-                raise RoleLost(_dispensable(calls, refusal.peer), str(refusal)) from refusal
-            if refusal.kind is ErrorKind.STORAGE:
-                raise StorageError(Path(refusal.peer.name), refusal.failure.message) from refusal
-            _log.error("%s\n%s", refusal, refusal.failure.detail)
-            raise JobFailed(str(refusal)) from refusal
+        return self.collect(self.caller.start(calls))
 
     def _heed_stop(self, lost: RoleGroup) -> None:
         """Leave where a job that is asked to end waits for a role, and no rank holds a step.

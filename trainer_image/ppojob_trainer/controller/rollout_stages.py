@@ -4,6 +4,8 @@ The controller says who does what; responses stay on the ranks that own them, an
 scores come here. What the tape has of a batch is taken from there.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -65,12 +67,14 @@ class RolloutStages:
         id_ = RequestId(0, step, f"{batch.purpose}/load_rows")
         self.roles.ask(self.actor, LOAD_ROWS, requests, id_, ranks=range(len(requests)))
 
-    def score(self, batch: Batch, step: int) -> None:
-        """Have the rows scored; fills in scores."""
+    @contextmanager
+    def scoring_of(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
+        """Begin to have the rows scored; what is given waits for the scores and fills them in."""
         if self.tape.has(batch, step):
-            self.tape.fill(batch, step)
+            yield lambda: self.tape.fill(batch, step)
         else:
-            self.scoring.score(batch, step)
+            with self.scoring.begun(batch, step) as finish:
+                yield finish
 
     def keep(self, batch: Batch, step: int) -> None:
         """Put rows and scores on the disk, unless they are there."""

@@ -4,9 +4,10 @@ Texts go from the ranks that own the rows straight to those that score them; the
 sends what to whom, and gets numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -16,7 +17,8 @@ from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.rewards.wire import NotScored
-from ppojob_trainer.rpc.messages import BatchName, Judge, RowScore, Score, SendTexts
+from ppojob_trainer.rpc.client import Pending
+from ppojob_trainer.rpc.messages import BatchName, Judge, RowScore, Score, Scored, SendTexts
 from ppojob_trainer.rpc.methods import JUDGE, SCORE, SEND_TEXTS, Method
 from ppojob_trainer.rpc.portions import PORTION_BYTES, portions
 from ppojob_trainer.rpc.wire import RequestId, encode
@@ -38,6 +40,34 @@ class RewardModel:
     host: RoleGroup
     weight: float
     began: float
+
+
+@dataclass(frozen=True)
+class _Begun(Generic[Answer]):
+    """Scores that were asked for.
+
+    Attributes:
+        group: of whom.
+        method: what they do.
+        rounds: requests, one a rank in each round.
+        id_: which work; the index counts rounds.
+        first: the first round, which is under way.
+    """
+
+    group: RoleGroup
+    method: Method[Any, Answer]
+    rounds: list[list[msgspec.Struct]]
+    id_: RequestId
+    first: Pending[Answer]
+
+    def answers(self, roles: Roles) -> list[Answer]:
+        """The answers in the order of the items: those of the first rank before the next one's."""
+        asked = [roles.collect(self.first)]
+        for index, requests in enumerate(self.rounds[1:], start=1):
+            id_ = msgspec.structs.replace(self.id_, index=index)
+            ranks = range(len(requests))
+            asked.append(roles.ask(self.group, self.method, requests, id_, ranks=ranks))
+        return [answer for of_rank in zip(*asked, strict=True) for answer in of_rank]
 
 
 @dataclass
@@ -65,31 +95,51 @@ class Scoring:
 
     def score(self, batch: Batch, step: int) -> None:
         """Have the rows scored; fills in scores and what else the scorers said."""
+        with self.begun(batch, step) as finish:
+            finish()
+
+    @contextmanager
+    def begun(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
+        """Begin to have the rows scored; what is given waits for it, and does what `score` does.
+
+        Reward functions work meanwhile in pods of their own; a reward model's ranks may be those
+        that something else is asked of, so they begin at the end.
+        """
         name = self._name(batch, step)
-        last, scores = self._scored.get(batch.purpose, (None, []))
-        if last != name:
-            scores = self._ask(batch, step)
+        last, known = self._scored.get(batch.purpose, (None, []))
+        if last == name:
+            yield lambda: batch.take_scores(known)
+            return
+        functions = None if self.functions is None else self._begin(self.functions, batch, step)
+
+        def finish() -> None:
+            scores = None if functions is None else self._by_functions(functions, batch)
+            if self.model is not None:
+                judged = self._by_model(self.model, batch, step)
+                scores = _sum(scores, judged, self.model.weight)
+            assert scores is not None, "a job has reward functions or a reward model"
             self._scored[batch.purpose] = name, scores
-        batch.take_scores(scores)
+            batch.take_scores(scores)
 
-    def _ask(self, batch: Batch, step: int) -> list[RowScore]:
-        scores = None if self.functions is None else self._by_functions(self.functions, batch, step)
-        if self.model is not None:
-            judged = self._by_model(self.model, batch, step)
-            scores = _sum(scores, judged, self.model.weight)
-        assert scores is not None, "a job has reward functions or a reward model"
-        return scores
+        try:
+            yield finish
+        finally:
+            if functions is not None:
+                self.roles.caller.give_up(functions.first)
 
-    def _by_functions(self, group: RoleGroup, batch: Batch, step: int) -> list[RowScore]:
+    def _begin(self, group: RoleGroup, batch: Batch, step: int) -> "_Begun[Scored]":
         """Each pod scores a run of rows."""
         name = self._name(batch, step)
         items = [batch.score_items(*part) for part in self._send_texts(group, batch, step)]
         id_ = RequestId(0, step, f"{batch.purpose}/score")
-        answers = self._in_portions(group, SCORE, items, lambda some: Score(name, some), id_)
+        return self._asked(group, SCORE, items, lambda some: Score(name, some), id_)
+
+    def _by_functions(self, begun: "_Begun[Scored]", batch: Batch) -> list[RowScore]:
+        answers = begun.answers(self.roles)
         failure = next((answer.failure for answer in answers if answer.failure is not None), None)
         if failure is not None:
             self.roles.blame_loss_first()
-            raise _failed(group, failure, batch)
+            raise _failed(begun.group, failure, batch)
         return [score for answer in answers for score in answer.scores]
 
     def _by_model(self, model: RewardModel, batch: Batch, step: int) -> list[float]:
@@ -98,20 +148,20 @@ class Scoring:
         items = [batch.judge_items(*part) for part in self._send_texts(model.host, batch, step)]
         items += [[]] * (len(model.host.ranks) - len(items))
         id_ = RequestId(0, step, f"{batch.purpose}/judge")
-        answers = self._in_portions(
+        begun = self._asked(
             model.host, JUDGE, items, lambda some: Judge(name, some, model.began), id_
         )
-        return [score for answer in answers for score in answer.scores]
+        return [score for answer in begun.answers(self.roles) for score in answer.scores]
 
-    def _in_portions(
+    def _asked(
         self,
         group: RoleGroup,
         method: Method[Any, Answer],
         items: list[list[Item]],
         request: Callable[[list[Item]], msgspec.Struct],
         id_: RequestId,
-    ) -> list[Answer]:
-        """Ask ranks for the scores of items, again and again where one request cannot hold them.
+    ) -> "_Begun[Answer]":
+        """Ask ranks for the scores of items, in rounds where one request cannot hold them.
 
         Args:
             group: the role.
@@ -119,27 +169,20 @@ class Scoring:
             items: of each rank, from the first on; each time all of them are asked.
             request: what is asked of a rank for some of its items.
             id_: which work.
-
-        Returns:
-            The answers in the order of the items: those of the first rank before the next one's.
         """
         cuts = [
             portions([len(encode(item)) for item in of_rank], self.portion_bytes)
             for of_rank in items
         ]
-        answers: list[list[Answer]] = [[] for _ in items]
-        for index in range(max(map(len, cuts))):
-            some = [
-                of_rank[slice(*cut[index])] if index < len(cut) else []
+        rounds = [
+            [
+                request(of_rank[slice(*cut[index])] if index < len(cut) else [])
                 for of_rank, cut in zip(items, cuts, strict=True)
             ]
-            id_ = msgspec.structs.replace(id_, index=index)
-            asked = self.roles.ask(
-                group, method, list(map(request, some)), id_, ranks=range(len(some))
-            )
-            for of_rank, answer in zip(answers, asked, strict=True):
-                of_rank.append(answer)
-        return [answer for of_rank in answers for answer in of_rank]
+            for index in range(max(map(len, cuts)))
+        ]
+        first = self.roles.begin(group, method, rounds[0], id_, ranks=range(len(items)))
+        return _Begun(group, method, rounds, id_, first)
 
     def _name(self, batch: Batch, step: int) -> BatchName:
         return BatchName(self.roles.life, step, batch.purpose)

@@ -1,12 +1,13 @@
 """One step of the loop, in the order of the paper.
 
-generate -> score -> keep the rows -> (old, reference log-probabilities, values) -> advantages ->
-update critic -> update policy -> sync weights. What a job does not need (a reference without KL, a
-critic without PPO, old log-probabilities when the step is one update) is decided when the step is
+generate -> score, beside (old, reference log-probabilities, values) -> keep the rows -> advantages
+-> update critic -> update policy -> sync weights. What a job does not need (a reference without KL,
+a critic without PPO, old log-probabilities when the step is one update) is decided when the step is
 built, never inside it.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
@@ -160,14 +161,17 @@ class TrainingStep:
         with timer("gen"):
             self.stages.generate(batch, step)
             self.flow.place(batch, step)
-        with timer("reward"):
-            self.stages.score(batch, step)
+        before: dict[str, float] = {}
+        with ExitStack() as stack:
+            with timer("reward"):
+                finish_scoring = stack.enter_context(self.stages.scoring_of(batch, step))
+            for forward in self.passes:
+                with timer(forward.timer):
+                    before |= self._forward(forward, batch, step)
+            with timer("reward"):
+                finish_scoring()
         with timer("write_rows"):
             self.stages.keep(batch, step)
-        before: dict[str, float] = {}
-        for forward in self.passes:
-            with timer(forward.timer):
-                before |= self._forward(forward, batch, step)
         with timer("adv"):
             advantaged = self._advantages(batch, step, kl_coefficient)
         statistics: dict[str, float] = {}

@@ -2,7 +2,8 @@
 
 A call is sent again every few seconds under the same request id, so that a lost message or a
 connection that broke costs nothing; the server recognises it. While it waits, the caller's
-`watch` runs: it is what notices that a role is lost and raises.
+`watch` runs: it is what notices that a role is lost and raises. Calls that are started may be
+waited for later, with other calls between.
 """
 
 import contextlib
@@ -93,15 +94,45 @@ class Call(Generic[Answer]):
 
 
 @dataclass(slots=True)
-class _Pending:
+class _Underway:
     call: Call[Any]
     number: int
-    socket: "zmq.Socket[bytes]"
+    pending: "Pending[Any]"
     header: bytes
     body: bytes
     limit_seconds: float
     deadline: float
     repeat_at: float
+
+
+@dataclass(slots=True, eq=False)
+class Pending(Generic[Answer]):
+    """Calls that were started; `Caller.wait` has their answers.
+
+    Attributes:
+        calls: what was asked.
+    """
+
+    calls: Sequence[Call[Answer]]
+    _numbers: list[int] = field(default_factory=list)
+    _answers: dict[int, Answer] = field(default_factory=dict)
+    _refusal: CallRefused | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all have answered, or one has refused."""
+        return self._refusal is not None or len(self._answers) == len(self._numbers)
+
+    @property
+    def answers(self) -> list[Answer]:
+        """In the order of the calls, once all have answered.
+
+        Raises:
+            CallRefused: a peer answered with an error; the first one is told.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        return [self._answers[number] for number in self._numbers]
 
 
 @dataclass(slots=True)
@@ -132,6 +163,7 @@ class Caller:
         self._context = zmq.Context()
         self._sockets: dict[Peer, zmq.Socket[bytes]] = {}
         self._numbers = itertools.count(1)
+        self._underway: dict[int, _Underway] = {}
 
     def close(self) -> None:
         """Drop all connections."""
@@ -153,48 +185,80 @@ class Caller:
     def call_all(
         self, calls: Sequence[Call[Answer]], watch: Callable[[], None] | None = None
     ) -> list[Answer]:
-        """Make the calls at once and wait for all; answers in the order of the calls.
+        """Make the calls at once and wait for all; `start` and `wait`."""
+        return self.wait(self.start(calls), watch)
+
+    def start(self, calls: Sequence[Call[Answer]]) -> Pending[Answer]:
+        """Make the calls at once, and wait for none.
 
         Args:
             calls: at most one under way a peer and method.
+
+        Raises:
+            CallRefused: a request is larger than its method takes.
+        """
+        pending = Pending(calls)
+        for call in calls:
+            item = self._send_first(call, pending)
+            pending._numbers.append(item.number)
+            self._underway[item.number] = item
+        return pending
+
+    def wait(
+        self, pending: Pending[Answer], watch: Callable[[], None] | None = None
+    ) -> list[Answer]:
+        """Wait for calls that were started; answers in the order of the calls.
+
+        Calls that were started before and are still under way are kept alive as well.
+
+        Args:
+            pending: the calls; when this raises they are given up.
             watch: runs about twice a second while waiting; what it raises ends the wait.
 
         Raises:
             CallRefused: a peer answered with an error; the first one is told.
             CallTimeout: a peer is silent beyond the deadline.
         """
-        waiting = {item.number: item for item in map(self._send_first, calls)}
-        numbers = list(waiting)
-        answers: dict[int, Any] = {}
         # One socket alone waits in its own receiving, which is quicker than a poller.
-        sockets = {item.socket for item in waiting.values()}
+        sockets = {self._socket(item.call.peer) for item in self._underway.values()}
         poller = _poller_of(sockets) if len(sockets) > 1 else None
         if len(sockets) == 1:
             _wait_awake(*sockets)
         watch_at = time.monotonic() + _WATCH_SECONDS
-        while True:
-            for socket in _ready(poller) if poller else sockets:
-                self._receive(socket, waiting, answers)
-            if not waiting:
-                return [answers[number] for number in numbers]
-            now = time.monotonic()
-            if watch is not None and now >= watch_at:
-                watch()
-                watch_at = time.monotonic() + _WATCH_SECONDS
-            for item in waiting.values():
-                self._follow_up(item, now)
+        try:
+            while not pending.is_done:
+                for socket in _ready(poller) if poller else sockets:
+                    self._receive(socket)
+                now = time.monotonic()
+                if watch is not None and now >= watch_at:
+                    watch()
+                    watch_at = time.monotonic() + _WATCH_SECONDS
+                for item in self._underway.values():
+                    if item.pending is pending:
+                        self._heed_deadline(item, now)
+                    if now >= item.repeat_at:
+                        item.repeat_at = now + _REPEAT_SECONDS
+                        self._send(item)
+            return pending.answers
+        finally:
+            self.give_up(pending)
 
-    def _send_first(self, call: Call[Any]) -> _Pending:
+    def give_up(self, pending: Pending[Any]) -> None:
+        """Wait no longer for calls; what they have begun goes on at the peers."""
+        for number in pending._numbers:
+            self._underway.pop(number, None)
+
+    def _send_first(self, call: Call[Any], pending: Pending[Any]) -> _Underway:
         number = next(self._numbers)
         header = encode(RequestHeader(number, call.method.name, self.epoch, call.request_id))
         limit = call.method.deadline_seconds or self.default_deadline_seconds
         body = encode(call.request)
         _check_size(call, len(body))
         now = time.monotonic()
-        item = _Pending(
+        item = _Underway(
             call,
             number,
-            self._socket(call.peer),
+            pending,
             header,
             body,
             limit_seconds=limit,
@@ -204,26 +268,19 @@ class Caller:
         self._send(item)
         return item
 
-    def _send(self, item: _Pending) -> None:
+    def _send(self, item: _Underway) -> None:
+        socket = self._socket(item.call.peer)
         with contextlib.suppress(zmq.Again):  # a full queue; it is sent again in any case
-            item.socket.send(item.header, zmq.SNDMORE | zmq.NOBLOCK)
-            item.socket.send(item.body, zmq.NOBLOCK)
+            socket.send(item.header, zmq.SNDMORE | zmq.NOBLOCK)
+            socket.send(item.body, zmq.NOBLOCK)
         self.traffic.sent += len(item.header) + len(item.body)
 
-    def _follow_up(self, item: _Pending, now: float) -> None:
+    def _heed_deadline(self, item: _Underway, now: float) -> None:
         if now >= item.deadline:
             self.forget(item.call.peer)  # what it was sent must not wait for whoever comes back
             raise CallTimeout(item.call.peer, item.call.method.name, item.limit_seconds)
-        if now >= item.repeat_at:
-            item.repeat_at = now + _REPEAT_SECONDS
-            self._send(item)
 
-    def _receive(
-        self,
-        socket: "zmq.Socket[bytes]",
-        waiting: dict[int, _Pending],
-        answers: dict[int, Any],
-    ) -> None:
+    def _receive(self, socket: "zmq.Socket[bytes]") -> None:
         """Take one answer, waiting a moment for it; one that nobody waits for is dropped."""
         try:
             header_frame = socket.recv()
@@ -232,12 +289,15 @@ class Caller:
         body = socket.recv()
         self.traffic.received += len(header_frame) + len(body)
         header = _ANSWER_HEADER.decode(header_frame)
-        item = waiting.pop(header.call, None)
+        item = self._underway.pop(header.call, None)
         if item is None:
             return
+        pending, method = item.pending, item.call.method
         if header.error:
-            raise CallRefused(item.call.peer, item.call.method.name, _FAILURE.decode(body))
-        answers[header.call] = msgspec.msgpack.decode(body, type=item.call.method.answer)
+            refusal = CallRefused(item.call.peer, method.name, _FAILURE.decode(body))
+            pending._refusal = pending._refusal or refusal
+        else:
+            pending._answers[header.call] = msgspec.msgpack.decode(body, type=method.answer)
 
     def _socket(self, peer: Peer) -> "zmq.Socket[bytes]":
         if peer not in self._sockets:

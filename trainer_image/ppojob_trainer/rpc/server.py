@@ -14,7 +14,8 @@ import select
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -43,12 +44,17 @@ _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _HEADER = msgspec.msgpack.Decoder(RequestHeader)
 _HEADER_LIMIT = 4096
 _READABLE = int(zmq.POLLIN)
-Handler = Callable[[Any], msgspec.Struct]
+Outcome = msgspec.Struct | Future[Any]
+Handler = Callable[[Any], Outcome]
 
 
 @dataclass(frozen=True)
 class Route:
-    """A method and what does it; the handler of a question must not block."""
+    """A method and what does it; the handler of a question must not block.
+
+    A handler of work may answer with a future: the main thread takes other work meanwhile, and the
+    caller hears when it is done.
+    """
 
     method: Method[Any, Any]
     handler: Handler
@@ -60,7 +66,7 @@ class _Work:
 
     route: Route
     request_id: RequestId
-    request: msgspec.Struct
+    act: Callable[[], Outcome]
 
 
 class _Refusal(Exception):  # noqa: N818 - a message that is refused is no fault of ours
@@ -124,7 +130,9 @@ class RpcServer:
     def work(self) -> None:
         """Do the work that arrives, on the calling thread, until `close`."""
         while (item := self._work.get()) is not None:
-            answer, is_error = self._run(item.route, item.request)
+            if (done := self._done(item)) is None:
+                continue
+            answer, is_error = done
             with self._turn:
                 if self._socket.closed:
                     return
@@ -145,14 +153,32 @@ class RpcServer:
         os.close(self._stop_in)
         os.close(self._stop_out)
 
-    def _run(self, route: Route, request: msgspec.Struct) -> tuple[bytes, bool]:
+    def _done(self, item: _Work) -> tuple[bytes, bool] | None:
+        """The answer to work, and whether it is an error; None where it comes later."""
         try:
-            return encode(route.handler(request)), False
+            outcome = item.act()
+            if isinstance(outcome, msgspec.Struct):
+                return encode(outcome), False
         except Exception as problem:
-            _log.exception("%s failed", route.method.name)
-            message = f"{type(problem).__name__}: {problem}"
-            kind = next((k for e, k in _KINDS.items() if isinstance(problem, e)), ErrorKind.FAILED)
-            return encode(Failure(kind, message, traceback.format_exc())), True
+            return self._failure(item.route, problem), True
+        outcome.add_done_callback(lambda late: self._work.put(replace(item, act=late.result)))
+        return None
+
+    def _run(self, route: Route, request: msgspec.Struct) -> tuple[bytes, bool]:
+        """The answer to a question, and whether it is an error."""
+        try:
+            answer = route.handler(request)
+            assert isinstance(answer, msgspec.Struct), "a question is answered at once"
+            return encode(answer), False
+        except Exception as problem:
+            return self._failure(route, problem), True
+
+    def _failure(self, route: Route, problem: Exception) -> bytes:
+        """To be called where it was caught."""
+        _log.exception("%s failed", route.method.name)
+        message = f"{type(problem).__name__}: {problem}"
+        kind = next((k for e, k in _KINDS.items() if isinstance(problem, e)), ErrorKind.FAILED)
+        return encode(Failure(kind, message, traceback.format_exc()))
 
     def _listen(self) -> None:
         poller = select.poll()
@@ -276,4 +302,4 @@ class RpcServer:
             raise _Refusal(ErrorKind.CHANGED, str(problem)) from None
         if entry.answer is not None:
             self._send(connection, header.call, entry.answer, is_error=False)
-        return _Work(route, request_id, request) if is_new else None
+        return _Work(route, request_id, lambda: route.handler(request)) if is_new else None
