@@ -287,6 +287,7 @@ agent_func_path | not yet | tools and several turns
 prompt_data | spec.data.train | a list of {path: FILE}
 prompt_data_probs | not yet | shares of data sets
 input_key | spec.data.promptKey
+label_key | spec.data.answerKey
 label_key | not needed | the column reward_model.ground_truth has the answer
 apply_chat_template | not needed | prompts that are messages go through the template
 prompt_max_len | spec.data.maxPromptTokens

@@ -61,10 +61,21 @@ class DataSpec(Section):
     """Held-out files. verl: data.val_files."""
 
     prompt_key: Name = "prompt"
-    """Column of chat messages. verl: data.prompt_key, prompt."""
+    """Column of chat messages, or of text. verl: data.prompt_key, prompt."""
+
+    text_prompts: Literal["as_is", "user_message"] = "as_is"
+    """What a prompt that is text becomes: user_message is what a model with a chat template
+    expects, as_is is for one without."""
+
+    answer_key: Name | None = None
+    """Column of the ground truth; the row's other columns are its extra_info then. Absent:
+    reward_model.ground_truth, and extra_info, as verl has them."""
 
     data_source_key: Name = "data_source"
     """Column that routes a row to its reward. verl: data.reward_fn_key, data_source."""
+
+    data_source: Name | None = None
+    """What routes every row to its reward, where no column does."""
 
     max_prompt_tokens: Tokens = 512
     """Longest prompt. verl: data.max_prompt_length, 512."""

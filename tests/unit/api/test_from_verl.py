@@ -24,6 +24,7 @@ SECTIONS = {
 
 # What verl has no key for.
 OURS = {
+    *("spec.data.answerKey", "spec.data.dataSource", "spec.data.textPrompts"),
     "spec.rewards.source.configMap",
     "spec.rewards.timeLimitSeconds",
     "spec.rewards.weight",

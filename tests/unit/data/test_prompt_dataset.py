@@ -74,6 +74,30 @@ def test_columns_may_have_other_names(files: PromptFiles) -> None:
         assert (dataset[0].data_source, dataset[0].ground_truth) == ("mine", None)
 
 
+@pytest.mark.parametrize("form", ["table", "lines"])
+def test_files_as_people_have_them(files, form) -> None:
+    """A question and an answer; whatever else there is goes along, but what is no JSON."""
+    row = {"question": "3 + 5", "answer": "8", "level": 2, "more": {"a": [1]}, "picture": "x"}
+    keys = {"promptKey": "question", "answerKey": "answer", "dataSource": "sums"}
+    if form == "table":
+        path = files.table("a.parquet", {**row, "picture": b"\xff"})
+        expected = {"level": 2, "more": {"a": [1]}}
+    else:
+        path = files.lines("a.jsonl", row)
+        expected = {"level": 2, "more": {"a": [1]}, "picture": "x"}
+    with files.open(path, **keys) as dataset:
+        found = dataset[0]
+        assert (found.prompt, found.data_source, found.ground_truth) == ("3 + 5", "sums", "8")
+        assert found.extra_info == expected
+        raw = found.token_ids
+        digest = dataset.digest
+    with files.open(path, **keys, textPrompts="user_message") as dataset:
+        message = [{"role": "user", "content": "3 + 5"}]
+        assert dataset[0].prompt == message
+        assert dataset[0].token_ids == tuple(encode_chat(files.chat, message)) != raw
+        assert dataset.digest != digest
+
+
 def test_a_struct_of_lists_is_a_list_of_messages(files: PromptFiles) -> None:
     prompt = {"role": ["user", "assistant", "user"], "content": ["a", "b", "c"]}
     turns = [{"role": r, "content": c} for r, c in zip(*prompt.values(), strict=True)]

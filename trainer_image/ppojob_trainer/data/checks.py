@@ -66,11 +66,9 @@ def check_files(
 
 def unusable_files(spec: DataSpec) -> list[str]:
     """Say which files cannot be opened, where rows cannot be judged for want of a tokenizer."""
-    names = ColumnNames(spec.prompt_key, spec.data_source_key)
     problems = []
     for file in (*spec.train, *spec.validation):
-        required = (names.prompt, names.data_source)
-        opened = open_row_file(file.path, file.format, names.all, required=required)
+        opened = open_row_file(file.path, file.format, ColumnNames.of(spec))
         if isinstance(opened, DataProblem):
             problems.append(str(opened))
         else:

@@ -1,16 +1,19 @@
 """What the cells of a row mean: verl's columns, checked one by one.
 
 prompt, data_source, reward_model.ground_truth and extra_info are read; ability, agent_name and
-every other column are left alone.
+every other column are left alone. Where a job names the column of the answer, its files are as
+people have them: a question, an answer, and other columns, which become extra_info.
 """
 
+import contextlib
 import datetime
 import decimal
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ppojob_api.problem import shown
+from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.problems import DataReason
 from ppojob_trainer.data.row_file import Row, Undecodable
 from ppojob_trainer.json_value import Json
@@ -18,6 +21,10 @@ from ppojob_trainer.json_value import Json
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REWARD_COLUMN = "reward_model"
 EXTRA_COLUMN = "extra_info"
+GROUND_TRUTH = f"{REWARD_COLUMN}.ground_truth"
+COLUMNS_ALLOWED = (
+    "a column of that name, or spec.data.promptKey, answerKey and dataSourceKey or dataSource"
+)
 _DEPTH = 32
 
 Prompt = str | list[dict[str, Json]]
@@ -30,15 +37,38 @@ class ColumnNames:
     Attributes:
         prompt: chat messages, or text.
         data_source: name of the task.
+        answer: the ground truth, where the files are not in verl's columns.
+        constant_source: name of the task of all rows, where no column has it.
+        is_text_a_message: whether a prompt that is text becomes a message of the user.
     """
 
     prompt: str = "prompt"
     data_source: str = "data_source"
+    answer: str | None = None
+    constant_source: str | None = None
+    is_text_a_message: bool = False
+
+    @classmethod
+    def of(cls, spec: DataSpec) -> "ColumnNames":
+        """Those of a job."""
+        return cls(
+            prompt=spec.prompt_key,
+            data_source=spec.data_source_key,
+            answer=spec.answer_key,
+            constant_source=spec.data_source,
+            is_text_a_message=spec.text_prompts == "user_message",
+        )
 
     @property
-    def all(self) -> tuple[str, ...]:
-        """Every column that is read."""
-        return (self.prompt, self.data_source, REWARD_COLUMN, EXTRA_COLUMN)
+    def required(self) -> tuple[str, ...]:
+        """Columns that every file must have."""
+        source = (self.data_source,) if self.constant_source is None else ()
+        return (self.prompt, *source, *((self.answer,) if self.answer else ()))
+
+    @property
+    def read(self) -> tuple[str, ...] | None:
+        """Columns that are read; None for all."""
+        return None if self.answer else (*self.required, REWARD_COLUMN, EXTRA_COLUMN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +116,24 @@ def read_cells(row: Row, names: ColumnNames) -> Cells:
     Raises:
         BadCell: a cell is missing or wrong; the first one.
     """
-    for name in (names.prompt, names.data_source):
+    for name in names.required:
         if name not in row:
             raise BadCell(
                 name,
                 "no such column",
                 f"the columns are {', '.join(map(str, row)) or 'none'}",
-                "a column of that name, or spec.data.promptKey and dataSourceKey",
+                COLUMNS_ALLOWED,
                 DataReason.COLUMN_MISSING,
             )
+    others = row.keys() - set(names.required) if names.answer else set()
     for name, cell in row.items():
-        if isinstance(cell, Undecodable):
+        if isinstance(cell, Undecodable) and name not in others:
             raise BadCell(name, cell.got, cell.why, cell.allowed, cell.reason_code)
-    prompt = _prompt(row[names.prompt], names.prompt)
-    data_source = row[names.data_source]
+    prompt = row[names.prompt]
+    if names.is_text_a_message and isinstance(prompt, str) and prompt.strip():
+        prompt = [{"role": "user", "content": prompt}]
+    prompt = _prompt(prompt, names.prompt)
+    data_source = names.constant_source or row[names.data_source]
     if not isinstance(data_source, str) or not data_source.strip():
         raise BadCell(
             names.data_source,
@@ -108,12 +142,26 @@ def read_cells(row: Row, names: ColumnNames) -> Cells:
             'text such as "openai/gsm8k"',
             DataReason.BAD_VALUE,
         )
+    data_source = _clean(data_source, names.data_source)
+    if names.answer is not None:
+        truth = _json(row[names.answer], names.answer)
+        return Cells(prompt, data_source, truth, _others(row, others))
     return Cells(
         prompt,
-        _clean(data_source, names.data_source),
+        data_source,
         _ground_truth(row.get(REWARD_COLUMN)),
         _mapping(row.get(EXTRA_COLUMN), EXTRA_COLUMN),
     )
+
+
+def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
+    """The columns that nothing else is made of; what no reward function can be given is left out."""
+    found = {}
+    for name, cell in row.items():
+        if name in names:
+            with contextlib.suppress(BadCell):
+                found[_clean(str(name), name)] = _json(cell, name)
+    return found
 
 
 def _prompt(cell: object, column: str) -> Prompt:
@@ -223,7 +271,7 @@ def _ground_truth(cell: object) -> Json:
             '{"style": "rule", "ground_truth": ...}',
             DataReason.BAD_VALUE,
         )
-    return _json(cell.get("ground_truth"), f"{REWARD_COLUMN}.ground_truth")
+    return _json(cell.get("ground_truth"), GROUND_TRUTH)
 
 
 def _mapping(cell: object, column: str) -> dict[str, Json]:

@@ -94,5 +94,11 @@ def _digest(scan: Scan, spec: DataSpec, chat: ChatTokenizer) -> str:
             "apply_chat_template_kwargs",
         },
     )
+    own = spec.model_dump(
+        mode="json",
+        include={"text_prompts", "answer_key", "data_source"},
+        exclude_defaults=True,
+    )
+    settings |= own
     told = [scan.digests, scan.total, scan.kept, settings, chat.digest]
     return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()

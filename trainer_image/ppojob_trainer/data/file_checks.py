@@ -8,6 +8,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppojob_trainer.data.columns import COLUMNS_ALLOWED, ColumnNames
 from ppojob_trainer.data.json_lines import JsonLines
 from ppojob_trainer.data.parquet_rows import ParquetRows
 from ppojob_trainer.data.problems import DataProblem, DataReason
@@ -21,20 +22,13 @@ _REWRITE = "a parquet file; write it again"
 Format = Literal["auto", "parquet", "jsonl"]
 
 
-def open_row_file(
-    path: str,
-    form: Format,
-    columns: tuple[str, ...],
-    *,
-    required: tuple[str, ...] = (),
-) -> RowFile | DataProblem:
+def open_row_file(path: str, form: Format, names: ColumnNames) -> RowFile | DataProblem:
     """Open a data file, or say why it cannot be used.
 
     Args:
         path: the file.
         form: its format; "auto" goes by the ending, parquet where it tells nothing.
-        columns: the columns that will be asked for.
-        required: those of them that must be there.
+        names: the columns that will be asked for.
     """
     problem = _path_problem(path)
     if problem is not None:
@@ -46,7 +40,8 @@ def open_row_file(
     opened = _open_parquet(path)
     if isinstance(opened, DataProblem):
         return opened
-    problem = _parquet_problem(path, opened, columns) or _missing_column(path, opened, required)
+    columns = tuple(opened.schema_arrow.names) if names.read is None else names.read
+    problem = _parquet_problem(path, opened, columns) or _missing(path, opened, names.required)
     if problem is not None:
         opened.close()
         return problem
@@ -145,9 +140,7 @@ def _parquet_problem(
     )
 
 
-def _missing_column(
-    path: str, file: pq.ParquetFile, required: tuple[str, ...]
-) -> DataProblem | None:
+def _missing(path: str, file: pq.ParquetFile, required: tuple[str, ...]) -> DataProblem | None:
     found = file.schema_arrow.names
     missing = [name for name in required if name not in found]
     if not missing:
@@ -157,7 +150,7 @@ def _missing_column(
         f"{path}:{missing[0]}",
         "no such column",
         f"the columns are {listed}",
-        "a column of that name, or spec.data.promptKey and dataSourceKey",
+        COLUMNS_ALLOWED,
         DataReason.COLUMN_MISSING,
     )
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ppojob_trainer.data.columns import ColumnNames
 from ppojob_trainer.data.file_checks import open_row_file
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.prompt_files import TaskRow
@@ -17,6 +18,7 @@ DATA_SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 _COLUMNS = ("question", "answer")
 _SOLUTION = re.compile(r"#### (-?[0-9.,]+)")
+_NAMES = ColumnNames("question", answer="answer", constant_source=DATA_SOURCE)
 _ENDINGS = (".jsonl", ".parquet", ".json")
 
 
@@ -32,7 +34,7 @@ def gsm8k_rows(path: Path) -> Iterator[TaskRow]:
     Raises:
         ConfigError: the file, or one of its rows, is not GSM8K.
     """
-    opened = open_row_file(str(path), "auto", _COLUMNS, required=_COLUMNS)
+    opened = open_row_file(str(path), "auto", _NAMES)
     if isinstance(opened, DataProblem):
         raise ConfigError(str(opened))
     try:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.columns import BadCell, Cells, ColumnNames, read_cells
+from ppojob_trainer.data.columns import GROUND_TRUTH, BadCell, Cells, ColumnNames, read_cells
 from ppojob_trainer.data.file_checks import extension_columns, open_row_file
 from ppojob_trainer.data.problems import DataProblem, DataReason, Findings
 from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
@@ -129,7 +129,7 @@ class Scanner:
         return scan
 
     def _rows(self, scan: Scan, files: Sequence[DataFile]) -> Iterator[_Candidate]:
-        names = ColumnNames(self.spec.prompt_key, self.spec.data_source_key)
+        names = ColumnNames.of(self.spec)
         self._open(scan, files, names)
         first = 0
         for file in scan.files:
@@ -137,9 +137,8 @@ class Scanner:
             first += file.num_rows
 
     def _open(self, scan: Scan, files: Sequence[DataFile], names: ColumnNames) -> None:
-        required = (names.prompt, names.data_source)
         for data_file in files:
-            opened = open_row_file(data_file.path, data_file.format, names.all, required=required)
+            opened = open_row_file(data_file.path, data_file.format, names)
             if isinstance(opened, DataProblem):
                 scan.errors.add(opened)
                 continue
@@ -246,7 +245,7 @@ class Scanner:
         if self.rewards is None:
             if cells.ground_truth is None:
                 bad = BadCell(
-                    "reward_model.ground_truth",
+                    self.spec.answer_key or GROUND_TRUTH,
                     "nothing",
                     "reward functions are given None",
                     "fine where they need no ground truth",
@@ -260,7 +259,7 @@ class Scanner:
             why, reason = "no scorer knows it", DataReason.UNKNOWN_DATA_SOURCE
         else:
             allowed = self.rewards.ground_truth_problem(cells.data_source, cells.ground_truth)
-            column, got = "reward_model.ground_truth", _short(cells.ground_truth)
+            column, got = self.spec.answer_key or GROUND_TRUTH, _short(cells.ground_truth)
             why, reason = (
                 f"the reward of {cells.data_source} needs it",
                 DataReason.GROUND_TRUTH,
