@@ -110,7 +110,7 @@ def test_a_row_without_trained_tokens_is_no_member_of_its_group():
 
 def test_returns_pass_over_tool_output():
     # answer, tool, answer with reward 1 at the end: both trained tokens see it, one trained step
-    # apart. verl resets at the masked token and gives the first one a return of 0.
+    # apart, as in verl.
     rewards = torch.tensor([0.0, 0.0, 1.0])
     mask = torch.tensor([True, False, True])
     row = torch.tensor([3])

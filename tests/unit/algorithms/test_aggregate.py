@@ -73,6 +73,16 @@ def test_nothing_trained_gives_zero_and_a_zero_gradient(mode: str):
     assert not gradient.any()
 
 
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_counts_of_zero_give_zero_where_nothing_is_trained(mode: str):
+    values = VALUES.clone().requires_grad_()
+    counts = {"global_tokens": 0, "global_sequences": 0, "scale_tokens": 10}
+    result = aggregate(values, torch.zeros_like(MASK), LENGTHS, mode, **counts)
+    assert result.item() == 0.0
+    (gradient,) = torch.autograd.grad(result, values)
+    assert gradient.tolist() == [0.0] * len(VALUES)
+
+
 def test_the_mean_of_a_row_divides_by_its_exact_count():
     # verl divides 2e9 by 2 + 1e-8, which is 5 less than 1e9.
     values = torch.tensor([1e9, 1e9], dtype=torch.float64)

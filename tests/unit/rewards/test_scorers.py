@@ -148,6 +148,22 @@ def test_countdown(response: str, ours: float, theirs: float) -> None:
     assert literal_countdown(response, 24, [4, 6, 1]) == theirs
 
 
+@pytest.mark.parametrize(
+    ("truth", "theirs"),
+    [
+        ({"target": 24.0, "numbers": [4, 6, 1]}, 1.0),
+        ({"target": 24, "numbers": [4.0, 6.0, 1.0]}, 1.0),
+        ({"target": "24", "numbers": [4, 6, 1]}, 0.1),
+        ({"target": "24", "numbers": ["4", "6", "1"]}, 0.1),
+    ],
+)
+def test_an_integer_may_be_written_as_a_decimal_or_as_text(truth, theirs: float) -> None:
+    response = "<answer>4 * 6 * 1</answer>"
+    assert countdown(response, truth)["score"] == 1.0
+    assert countdown("<answer>4 + 6 + 1</answer>", truth)["score"] == 0.1
+    assert literal_countdown(response, **truth) == theirs
+
+
 def test_a_decimal_is_not_two_numbers() -> None:
     response, truth = "<answer>1.5 * 4</answer>", {"target": 6, "numbers": [1, 5, 4]}
     assert countdown(response, truth)["score"] == 0.1  # type: ignore[arg-type]
@@ -163,7 +179,7 @@ def literal_countdown(response: str, target: int, numbers: list[int]) -> float:
     digits = "".join(letter if letter.isdigit() else " " for letter in equation)
     is_plain = bool(equation) and all(letter in "0123456789+-*/(). " for letter in equation)
     if sorted(map(int, digits.split())) != sorted(numbers) or not is_plain:
-        return 0.1
+        return 0.1  # also where numbers are text, which no number equals
     try:
         return 1.0 if abs(eval(equation) - target) < 1e-5 else 0.1
     except (SyntaxError, TypeError, ZeroDivisionError):
@@ -185,7 +201,12 @@ MULTIPLY = [
     ("<answer>5_6</answer>", 0.0, 1.0),
     ("<answer>+56</answer>", 0.0, 1.0),
     ("<answer>\uff15\uff16</answer>", 0.0, 1.0),
-    ("<answer>56</answer>\n", 1.0, 0.0),
+    ("<answer>56</answer>\n", 1.0, 1.0),
+    ("<answer>\n56</answer>", 1.0, 0.0),
+    ("<answer>5\n6</answer>", 0.0, 0.0),
+    ("<answer>" + "0" * 999 + "56</answer>", 1.0, 1.0),
+    ("<answer>" + "0" * 4298 + "56</answer>", 1.0, 1.0),
+    ("<answer>" + "0" * 4299 + "56</answer>", 0.0, 0.0),
 ]
 
 
@@ -198,13 +219,14 @@ def test_multiply(response: str, ours: float, theirs: float, truth: str | int) -
 
 
 def literal_multiply(response: str, truth: int) -> float:
-    """TinyZero's rule on the last line: whatever Python's int() takes."""
-    line = response.split("\n")[-1]
-    if "<answer>" not in line:
-        return 0.0
+    """TinyZero's rule on the last block within a line: whatever Python's int() takes."""
+    blocks = []
+    for line in response.split("\n"):
+        blocks += [part.partition("</answer>") for part in line.split("<answer>")[1:]]
+    answers = [text for text, closing, _ in blocks if closing]
     try:
-        answer = int(line.rpartition("<answer>")[2].partition("</answer>")[0].strip())
-    except ValueError:
+        answer = int(answers[-1].strip())
+    except (IndexError, ValueError):
         return 0.0
     return 1.0 if answer == truth else 0.1
 
@@ -294,10 +316,14 @@ GROUND_TRUTHS = {
     "gsm8k": (["72", "-3", "2.5"], [None, 72, "1,234", "", "72 apples", True]),
     "addition": (["26", "-1"], [None, 26, "2.5", "", "x"]),
     "countdown": (
-        [TRUTH],
-        [None, "24", {"target": "24", "numbers": [1]}, {"target": 24, "numbers": []}, {}, [24]],
+        [TRUTH, {"target": "24", "numbers": [1]}, {"target": -3.0, "numbers": ["-1", 2.0]}],
+        [
+            *(None, "24", {"target": 24, "numbers": []}, {}, [24], {"target": 24}),
+            *({"target": bad, "numbers": [1]} for bad in (2.5, "2.5", "x", "", True, None, "24 ")),
+            *({"target": 24, "numbers": [1, bad]} for bad in (2.5, "x", True, None, "9" * 2000)),
+        ],
     ),
-    "multiply": (["56", 56], [None, 5.6, "5.6", "", True, "9" * 2000]),
+    "multiply": (["56", 56], [None, 5.6, "5.6", "", True, "9" * 4301]),
 }
 
 

@@ -143,9 +143,8 @@ def reinforce_plus_plus(
     row, `A = whiten(R)`; d counts trained tokens, so tool output takes no time. Groups play no
     part.
 
-    Departs from verl: a masked token in the middle of a row is skipped. verl takes any 0 of
-    the mask for the end of the text and cuts the sum there, so the tokens before a tool call never
-    see the reward that follows it. See also the module's notes.
+    Departs from verl: the module's notes only; a masked token in the middle of a row is skipped
+    there as it is here.
 
     Args:
         token_rewards: (tokens,) r_t.
