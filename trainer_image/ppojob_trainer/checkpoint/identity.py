@@ -170,7 +170,8 @@ def _differences(old: Json, new: Json, where: str) -> Iterator[Difference]:
             inner = f"{where}.{key}"
             if key in old and key in new:
                 yield from _differences(old[key], new[key], inner)
-            else:
+            # A field that an older version did not know is as absent there as one that is null.
+            elif old.get(key, new.get(key)) is not None:
                 yield inner, _text(old, key), _text(new, key)
         return
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
