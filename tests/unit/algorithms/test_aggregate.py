@@ -9,7 +9,7 @@ from ragged_batches import DTYPES, Batch, fixed_batches, for_any_batch
 from ppojob_trainer.algorithms import aggregate as module
 from ppojob_trainer.algorithms.aggregate import AGGREGATIONS, aggregate
 from ppojob_trainer.algorithms.kl import kl_estimate
-from ppojob_trainer.algorithms.policy_loss import clip
+from ppojob_trainer.algorithms.policy_losses.clip import clip
 
 # Rows of 3 and 1 tokens; the middle token of the first is masked.
 VALUES = torch.tensor([1.0, 50.0, 3.0, 8.0], dtype=torch.float64)
