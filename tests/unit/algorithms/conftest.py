@@ -10,7 +10,7 @@ from pathlib import Path
 
 SHARED = (
     *("literal_algorithms", "literal_policy_losses", "ragged_batches"),
-    *("literal_comparison", "literal_loss_comparison"),
+    *("literal_comparison", "literal_loss_comparison", "planted_loss_errors"),
 )
 
 for name in SHARED:
