@@ -1,11 +1,12 @@
 """The policy losses but `clip`, which has `test_clip` for itself."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from literal_loss_comparison import CASES, compare_loss, compare_loss_gradient
-from ragged_batches import DTYPES, Batch, for_any_batch
+from ragged_batches import DTYPES, Batch, fixed_batches, for_any_batch
 
 from ppojob_api.v1alpha1.policy_loss import LOSSES, DroSpec, PolicyLossSpec
 from ppojob_trainer.algorithms.aggregate import aggregate
@@ -53,6 +54,17 @@ def test_equal_to_the_literal_forms(batch: Batch):
     for dtype in DTYPES:
         for name in NAMES:
             compare_loss(table, batch, dtype, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_to_the_literal_forms_far_from_the_old_policy(name: str):
+    for batch in fixed_batches():
+        far = {
+            column: [[8.0 * value for value in row] for row in getattr(batch, column)]
+            for column in ("old_logprobs", "rollout_logprobs")
+        }
+        for dtype in DTYPES:
+            compare_loss(table, replace(batch, **far), dtype, name)
 
 
 @for_any_batch
