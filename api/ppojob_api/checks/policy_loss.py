@@ -44,15 +44,20 @@ def dual_clip(job: PPOJob) -> Iterator[Problem]:
 
 
 def weights_of_bypass(job: PPOJob) -> Iterator[Problem]:
-    """The clipped form has the ratio itself, and no weight beside it."""
+    """The clipped form has the ratio itself, and no weight beside it; no weight has no limit."""
     bypass = job.spec.algorithm.policy_loss.bypass
-    if bypass is None or bypass.form == "reinforce":
+    if bypass is None:
         return
-    for name in ("weights", "weight_limit"):
-        value = getattr(bypass, name)
-        if value != BypassSpec.model_fields[name].default:
-            where = f"{_LOSS}.bypass.{to_camel(name)}"
-            yield no_effect(where, value, "with form: clip", "remove it, or form: reinforce")
+    limit = BypassSpec.model_fields["weight_limit"].default
+    if bypass.form == "clip":
+        for name in ("weights", "weight_limit"):
+            value = getattr(bypass, name)
+            if value != BypassSpec.model_fields[name].default:
+                where = f"{_LOSS}.bypass.{to_camel(name)}"
+                yield no_effect(where, value, "with form: clip", "remove it, or form: reinforce")
+    elif bypass.weights == "none" and bypass.weight_limit != limit:
+        where, allowed = f"{_LOSS}.bypass.weightLimit", "remove it, or weights: token or sequence"
+        yield no_effect(where, bypass.weight_limit, "with weights: none", allowed)
 
 
 def settings_without_default(job: PPOJob) -> Iterator[Problem]:

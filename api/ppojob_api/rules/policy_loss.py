@@ -47,6 +47,12 @@ POLICY_LOSS_RULES = (
         "weights and weightLimit have no effect with form: clip; remove them, or form: reinforce",
     ),
     Rule(
+        "spec.algorithm.policyLoss.bypass",
+        implies("self.weights == 'none'", untouched(BypassSpec, names=("weightLimit",))),
+        "it has no effect with weights: none; remove it, or weights: token or sequence",
+        "weightLimit",
+    ),
+    Rule(
         "spec.algorithm.policyLoss.clipCov",
         "self.covarianceLow < self.covarianceHigh",
         "no token lies between it and covarianceLow; above covarianceLow",

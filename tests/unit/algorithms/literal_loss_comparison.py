@@ -79,7 +79,7 @@ def _kl_cov() -> Iterator[Case]:
 def _bypass() -> Iterator[Case]:
     bounds = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}
     forms = (("clip", "sequence", 2.0),)
-    forms += tuple(("reinforce", weights, 1.7) for weights in ("none", "token", "sequence"))
+    forms += tuple(("reinforce", weights, 0.7) for weights in ("none", "token", "sequence"))
     for form, weights, limit in forms:
         options = {"form": form, "weights": weights, "weight_limit": limit}
         literal_form = partial(

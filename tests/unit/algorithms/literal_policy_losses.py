@@ -240,10 +240,11 @@ def bypass(
     product = math.fsum(frozen[t] - row.rollout[t] for t in trained_times(row))
     for t in trained_times(row):
         log_ratio = clamp(frozen[t] - row.rollout[t], -20.0, 20.0)
-        ratio = {"none": 1.0, "token": math.exp(log_ratio), "sequence": ratio_of(product)}[weights]
+        ratio = math.exp(log_ratio) if weights == "token" else ratio_of(product)
+        weight = 1.0 if weights == "none" else min(ratio, limit)
         tokens[t] = Token(
-            -min(ratio, limit) * row.advantages[t] * row.logprobs[t],
-            clipped=ratio > limit,
+            -weight * row.advantages[t] * row.logprobs[t],
+            clipped=weights != "none" and ratio > limit,
             log_ratio=log_ratio,
         )
     return tokens

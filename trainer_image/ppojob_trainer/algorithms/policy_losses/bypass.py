@@ -19,7 +19,7 @@ def bypass(
     al. 2025, https://richardli.xyz/rl-collapse). With `form: clip` it is `clip` with π / μ for ρ,
     which corrects for both at once. With `form: reinforce`, `L = -sg(w) A log π`, w the ratio of
     the token, or of the whole response (the product over its trained tokens), at most
-    `weight_limit`, or 1.
+    `weight_limit`; with `weights: none` it is 1.
 
     Numbers and gradients are those of verl's `bypass_mode` without rejection, log-ratios cut off at
     ±20. `ppo_kl` is the mean of log μ - log π; with `form: reinforce` `pg_clipfrac` is the share of
@@ -29,7 +29,7 @@ def bypass(
         inputs: of the micro-batch.
         form: clip or reinforce.
         weights: none, token or sequence.
-        weight_limit: the largest weight.
+        weight_limit: the largest weight of a ratio.
         bounds: those of `clip`.
     """
     inputs = replace(inputs, old_logprobs=inputs.rollout_logprobs)
@@ -37,7 +37,7 @@ def bypass(
         return clip_loss(inputs, **bounds)
     log_ratio = inputs.log_ratio().detach()
     ratio = _ratio(log_ratio, inputs, weights)
-    weight = ratio.clamp(max=weight_limit)
+    weight = ratio if weights == "none" else ratio.clamp(max=weight_limit)
     gain = inputs.trained(inputs.advantages) * inputs.trained(inputs.logprobs)
     is_cut = inputs.mask & (ratio > weight)
     metrics = {
