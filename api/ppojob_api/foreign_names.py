@@ -124,7 +124,14 @@ ulysses_sequence_parallel_size | not yet | sequence parallelism
 reshard_after_forward forward_prefetch wrap_policy ref.fsdp_config | not yet | FSDP's own
 full_determinism | not needed | a step is a function of weights, data and seed
 checkpoint.async_save checkpoint.strict save_lora_only | not yet | other ways to commit
-tau_pos tau_neg clip_cov_ratio kl_cov_ratio ppo_kl_coef dro_beta | not yet | other policy losses
+tau_pos | spec.algorithm.policyLoss.sapo.tauPositive
+tau_neg | spec.algorithm.policyLoss.sapo.tauNegative
+clip_cov_ratio | spec.algorithm.policyLoss.clipCov.share
+clip_cov_lb | spec.algorithm.policyLoss.clipCov.covarianceLow
+clip_cov_ub | spec.algorithm.policyLoss.clipCov.covarianceHigh
+kl_cov_ratio | spec.algorithm.policyLoss.klCov.share
+ppo_kl_coef | spec.algorithm.policyLoss.klCov.coefficient
+dro_beta | spec.algorithm.policyLoss.dro.beta
 router_replay router_replay.mode | not yet | replay of routers
 skip.rollout | spec.rollout.replay
 rollout.name | spec.rollout.engine
@@ -151,12 +158,17 @@ max_num_batched_tokens enable_chunked_prefill enable_prefix_caching engine_kwarg
 rollout.mode rollout.agent | not yet | asynchronous rollouts and agents
 checkpoint_engine rollout.trace rollout.prometheus disaggregation quantization | not yet
 adv_estimator | spec.algorithm.type
-norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd
+norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd spec.algorithm.grpoPassk.normalizeByStd
 gamma | spec.algorithm.ppo.gamma spec.algorithm.reinforcePlusPlus.gamma | in the section of its type
 lam | spec.algorithm.ppo.lambda
 use_pf_ppo pf_ppo | not yet | PF-PPO
 filter_groups | not yet | filtering of groups
-rollout_correction rollout_is rollout_rs | not yet | correction of the rollout's policy
+rollout_correction rollout_is_batch_normalize | not yet | correction beside type: bypass
+rollout_rs rollout_rs_threshold | not yet | rejection of rows and tokens
+bypass_mode | spec.algorithm.policyLoss.type | where true is bypass
+rollout_correction.loss_type | spec.algorithm.policyLoss.bypass.form | ppo_clip is clip
+rollout_is | spec.algorithm.policyLoss.bypass.weights | with type: bypass
+rollout_is_threshold | spec.algorithm.policyLoss.bypass.weightLimit
 gdpo_reward_keys gdpo_reward_weights | not yet | GDPO
 critic.enable | not needed | spec.algorithm.type: ppo has a critic
 critic.model.path | spec.critic.path
@@ -248,7 +260,7 @@ scale_rewards | spec.algorithm.grpo.normalizeByStd | where group is true, none i
 vf_coef | not needed | the critic has an optimizer of its own, spec.critic.optimizer
 whiten_rewards reward_clip_range normalize_advantages | not yet | other normalisation
 missing_eos_penalty | not yet | penalties by length; a reward function can give one
-importance_sampling_level | not yet | ratios of whole responses (GSPO)
+importance_sampling_level | spec.algorithm.policyLoss.type | where sequence is gspo
 sapo_temperature_neg sapo_temperature_pos | not yet | other policy losses
 mask_truncated_completions top_entropy_quantile | not yet | masking of tokens
 sync_ref_model ref_model_mixup_alpha ref_model_sync_steps | not yet | a moving reference
@@ -288,7 +300,6 @@ prompt_data | spec.data.train | a list of {path: FILE}
 prompt_data_probs | not yet | shares of data sets
 input_key | spec.data.promptKey
 label_key | spec.data.answerKey
-label_key | not needed | the column reward_model.ground_truth has the answer
 apply_chat_template | not needed | prompts that are messages go through the template
 prompt_max_len | spec.data.maxPromptTokens
 generate_max_len max_new_tokens | spec.data.maxResponseTokens
@@ -367,16 +378,24 @@ spec.algorithm.type | dr_grpo | grpo | with spec.algorithm.grpo.normalizeByStd: 
 spec.algorithm.type | dapo | grpo | with policyLoss.clipHigh: 0.28; filtering: not yet
 spec.algorithm.type | reinforce reinforce++ | reinforce_plus_plus
 spec.algorithm.type | reinforce_baseline reinforce++_baseline | reinforce_plus_plus_baseline
-spec.algorithm.type | remax gpg grpo_passk gdpo gspo maxrl dpo optimal_token_baseline | not yet
-spec.algorithm.type | tir_optimal_token_baseline grpo_vectorized rloo_vectorized | not yet
+spec.algorithm.type | gspo | grpo | with policyLoss.type: gspo
+spec.algorithm.type | grpo_vectorized | grpo
+spec.algorithm.type | rloo_vectorized | rloo
+spec.algorithm.type | remax gdpo maxrl dpo | not yet
+spec.algorithm.type | optimal_token_baseline tir_optimal_token_baseline | not yet
 spec.algorithm.policyLoss.type | vanilla regular ppo grpo dapo dual_clip | clip
-spec.algorithm.policyLoss.type | gspo sapo gpg cispo dppo_tv dppo_kl clip_cov | not yet
-spec.algorithm.policyLoss.type | kl_cov geo_mean dro bypass_mode luspo vespo reinforce | not yet
+spec.algorithm.policyLoss.type | gmpo | geo_mean
+spec.algorithm.policyLoss.type | bypass_mode | bypass
+spec.algorithm.policyLoss.type | reinforce | bypass | with bypass.form: reinforce
+spec.algorithm.policyLoss.type | luspo vespo | not yet
 spec.algorithm.lossAggregation | dapo bnpo | token_mean
 spec.algorithm.lossAggregation | seq-mean-token-sum | sequence_mean_token_sum
 spec.algorithm.lossAggregation | seq-mean-token-sum-norm dr_grpo | sequence_mean_token_sum_norm
 spec.algorithm.lossAggregation | seq-mean-token-mean sequence_mean grpo | sequence_mean_token_mean
-spec.algorithm.lossAggregation | cispo sapo luspo vespo gspo | not yet
+spec.algorithm.lossAggregation | cispo | token_mean | with policyLoss.type: cispo
+spec.algorithm.lossAggregation | sapo | sequence_mean_token_mean | with policyLoss.type: sapo
+spec.algorithm.lossAggregation | gspo | sequence_mean_token_mean | with policyLoss.type: gspo
+spec.algorithm.lossAggregation | luspo vespo | not yet
 spec.algorithm.kl.estimator | kl | k1
 spec.algorithm.kl.estimator | mse | k2
 spec.algorithm.kl.estimator | low_var_kl | k3

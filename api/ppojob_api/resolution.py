@@ -85,6 +85,10 @@ def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
     }
     if algorithm.estimator.options is not None:
         update[algorithm.type] = algorithm.options or algorithm.estimator.options()
+    loss = algorithm.policy_loss
+    if loss.loss.options is not None:
+        own = loss.options or loss.loss.options()
+        update["policy_loss"] = loss.model_copy(update={loss.type: own})
     if algorithm.loss_aggregation == "sequence_mean_token_sum_norm":
         update["loss_scale_tokens"] = algorithm.loss_scale_tokens or spec.data.max_response_tokens
     if algorithm.kl.in_ != "none":

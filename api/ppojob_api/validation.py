@@ -12,6 +12,7 @@ from ppojob_api.checks.names import NAME_CHECKS
 from ppojob_api.checks.paths import PATH_CHECKS
 from ppojob_api.checks.pod_forms import POD_FORM_CHECKS
 from ppojob_api.checks.pods import POD_CHECKS
+from ppojob_api.checks.policy_loss import POLICY_LOSS_CHECKS
 from ppojob_api.checks.precision import rounded_updates
 from ppojob_api.checks.schedule import SCHEDULE_CHECKS
 from ppojob_api.checks.scheduling import SCHEDULING_CHECKS
@@ -25,6 +26,7 @@ CHECKS = (
     *NAME_CHECKS,
     *PATH_CHECKS,
     *ARITHMETIC_CHECKS,
+    *POLICY_LOSS_CHECKS,
     *SCHEDULE_CHECKS,
     *LAYOUT_CHECKS,
     *POD_CHECKS,

@@ -49,14 +49,6 @@ def nearest_divisors(number: int, near: int) -> tuple[int, int]:
     return below, above
 
 
-def dual_clip(job: PPOJob) -> Iterator[Problem]:
-    """The bound is on ratios that grew."""
-    bound = job.spec.algorithm.policy_loss.dual_clip
-    if 0 < bound <= 1:
-        where, why = "spec.algorithm.policyLoss.dualClip", "it bounds ratios above 1"
-        yield out_of_range(where, bound, why, "above 1, or 0 for none")
-
-
 def temperatures(job: PPOJob) -> Iterator[Problem]:
     """Engines lift temperatures next to 0, or divide by almost nothing; one of them has a top."""
     rollout = job.spec.rollout
@@ -132,7 +124,6 @@ _SAMPLES = "spec.algorithm.samplesPerPrompt"
 ARITHMETIC_CHECKS = (
     Check(group_size, ("spec.algorithm.type", _SAMPLES)),
     Check(mini_batch, _BATCH),
-    Check(dual_clip, ("spec.algorithm.policyLoss.dualClip",)),
     Check(
         temperatures,
         (

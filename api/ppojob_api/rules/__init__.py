@@ -6,6 +6,7 @@ Each rule repeats a check of `ppojob_api.checks`; those remain the full list, in
 from ppojob_api.rules.algorithm import ALGORITHM_RULES, NAME_RULES
 from ppojob_api.rules.effect import EFFECT_RULES
 from ppojob_api.rules.pods import POD_RULES
+from ppojob_api.rules.policy_loss import POLICY_LOSS_RULES
 from ppojob_api.rules.roles import ROLE_RULES
 from ppojob_api.rules.rule import Rule, given, implies
 from ppojob_api.rules.run import RUN_RULES
@@ -64,6 +65,7 @@ IMMUTABLE_RULES = (
 RULES = (
     *NAME_RULES,
     *ALGORITHM_RULES,
+    *POLICY_LOSS_RULES,
     *RUN_RULES,
     *EFFECT_RULES,
     *ROLE_RULES,

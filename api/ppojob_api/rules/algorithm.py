@@ -70,12 +70,6 @@ ALGORITHM_RULES = (
         "lossScaleTokens",
     ),
     Rule(
-        "spec.algorithm.policyLoss",
-        "self.dualClip == 0.0 || self.dualClip > 1.0",
-        "it bounds ratios above 1; above 1, or 0 for none",
-        "dualClip",
-    ),
-    Rule(
         "spec.algorithm.kl",
         implies("self.__in__ == 'none'", _KL_DEFAULTS),
         "nothing of kl has an effect with in: none; remove it, or in: loss or in: reward",

@@ -5,16 +5,17 @@ from ppojob_api.v1alpha1.algorithm import (
     AlgorithmSpec,
     AlgorithmType,
     Estimator,
+    GrpoPasskSpec,
     GrpoSpec,
     KlEstimator,
     KlSpec,
     LossAggregation,
-    PolicyLossSpec,
     PpoSpec,
     ReinforcePlusPlusSpec,
 )
 from ppojob_api.v1alpha1.critic import CriticOptimizerSpec, CriticSpec
 from ppojob_api.v1alpha1.job import Logger, Metadata, PPOJob, PPOJobSpec
+from ppojob_api.v1alpha1.policy_loss import LOSSES, Loss, PolicyLossSpec, PolicyLossType
 from ppojob_api.v1alpha1.roles import (
     ColocatableRole,
     RewardRole,
@@ -62,6 +63,7 @@ from ppojob_api.v1alpha1.training import (
 
 __all__ = [
     "ESTIMATORS",
+    "LOSSES",
     "AlgorithmSpec",
     "AlgorithmType",
     "BestCommitSpec",
@@ -74,12 +76,14 @@ __all__ = [
     "DataFile",
     "DataSpec",
     "Estimator",
+    "GrpoPasskSpec",
     "GrpoSpec",
     "KlEstimator",
     "KlSpec",
     "KueueSpec",
     "LifecycleSpec",
     "Logger",
+    "Loss",
     "LossAggregation",
     "Metadata",
     "ModelSpec",
@@ -89,6 +93,7 @@ __all__ = [
     "PPOJobStatus",
     "Phase",
     "PolicyLossSpec",
+    "PolicyLossType",
     "PpoSpec",
     "ReinforcePlusPlusSpec",
     "RewardModelSpec",

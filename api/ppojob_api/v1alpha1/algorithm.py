@@ -6,10 +6,18 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.section import Count, Section, Tokens
 
 AlgorithmType = Literal[
-    "ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo"
+    "ppo",
+    "grpo",
+    "grpo_passk",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "opo",
+    "gpg",
 ]
 LossAggregation = Literal[
     "token_mean",
@@ -21,7 +29,6 @@ LossAggregation = Literal[
 KlEstimator = Literal["k1", "k2", "k3", "abs"]
 
 Coefficient = Annotated[float, Field(ge=0, le=1_000_000)]
-ClipRange = Annotated[float, Field(gt=0, lt=1)]
 
 
 class GrpoSpec(Section):
@@ -30,6 +37,13 @@ class GrpoSpec(Section):
     normalize_by_std: bool = True
     """Divide by the group's standard deviation (GRPO); false is Dr. GRPO (arXiv:2503.20783).
     verl: algorithm.norm_adv_by_std_in_grpo, true."""
+
+
+class GrpoPasskSpec(Section):
+    """Settings of `type: grpo_passk` (Tang et al. 2025, arXiv:2503.19595)."""
+
+    normalize_by_std: bool = True
+    """Divide by the group's standard deviation. verl: algorithm.norm_adv_by_std_in_grpo, true."""
 
 
 class PpoSpec(Section):
@@ -68,30 +82,14 @@ class Estimator:
 ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
     "ppo": Estimator(PpoSpec, has_critic=True),
     "grpo": Estimator(GrpoSpec, compares_group=True),
+    "grpo_passk": Estimator(GrpoPasskSpec, compares_group=True),
     "rloo": Estimator(compares_group=True),
     "reinforce_plus_plus": Estimator(ReinforcePlusPlusSpec),
     "reinforce_plus_plus_baseline": Estimator(compares_group=True),
     "opo": Estimator(compares_group=True),
+    "gpg": Estimator(compares_group=True),
 }
 """Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
-
-
-class PolicyLossSpec(Section):
-    """The surrogate objective (Schulman et al. 2017, arXiv:1707.06347, equation 7)."""
-
-    type: Literal["clip"] = "clip"
-    """clip: the pessimistic minimum of the plain and the clipped ratio. verl: loss_mode vanilla."""
-
-    clip_low: ClipRange = 0.2
-    """The ratio is clipped below at 1 - clipLow. PPO and verl: 0.2."""
-
-    clip_high: ClipRange = 0.2
-    """The ratio is clipped above at 1 + clipHigh. PPO and verl: 0.2;
-    DAPO (arXiv:2503.14476): 0.28."""
-
-    dual_clip: Annotated[float, Field(ge=0, le=1_000)] = 3.0
-    """Bound on the loss of negative advantages (Ye et al. 2020, arXiv:1912.09729), above 1;
-    0: none. verl: clip_ratio_c, 3."""
 
 
 class KlSpec(Section):
@@ -146,6 +144,9 @@ class AlgorithmSpec(Section):
 
     grpo: GrpoSpec | None = None
     """Settings of type grpo."""
+
+    grpo_passk: GrpoPasskSpec | None = None
+    """Settings of type grpo_passk."""
 
     reinforce_plus_plus: ReinforcePlusPlusSpec | None = None
     """Settings of type reinforce_plus_plus."""

@@ -1,6 +1,6 @@
 """Makes the modules that these tests share importable under plain names.
 
-pytest's importlib mode puts no test folder on the import path. The three modules are registered
+pytest's importlib mode puts no test folder on the import path. The modules are registered
 here by name, so that test files can import them, also for what decorators need at import time.
 """
 
@@ -8,7 +8,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
-SHARED = ("literal_algorithms", "ragged_batches", "literal_comparison")
+SHARED = (
+    *("literal_algorithms", "literal_policy_losses", "ragged_batches"),
+    *("literal_comparison", "literal_loss_comparison", "planted_loss_errors"),
+)
 
 for name in SHARED:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))

@@ -44,6 +44,29 @@ def grpo(rewards: Column, mask: Mask, groups: list[int], normalize_by_std: bool 
     return on_tokens(result, mask)
 
 
+def grpo_passk(
+    rewards: Column, mask: Mask, groups: list[int], normalize_by_std: bool = True
+) -> Column:
+    s = scores(rewards, mask)
+    result = []
+    for i, own in enumerate(s):
+        group = sorted((s[j] for j in peers(i, s, groups)), reverse=True)
+        if own is None:
+            result.append(0.0)
+            continue
+        second, std = (group[1], stdev(group)) if len(group) > 1 else (0.0, 1.0)
+        ahead = own - second if len(group) == 1 or own > second else 0.0
+        result.append(ahead / (std + 1e-6 if normalize_by_std else 1.0))
+    return on_tokens(result, mask)
+
+
+def gpg(rewards: Column, mask: Mask, groups: list[int]) -> Column:
+    known = [score for score in scores(rewards, mask) if score is not None]
+    scale = len(known) / max(1, sum(score != 0.0 for score in known))
+    plain = grpo(rewards, mask, groups, normalize_by_std=False)
+    return [[scale * value for value in row] for row in plain]
+
+
 def rloo(rewards: Column, mask: Mask, groups: list[int]) -> Column:
     s = scores(rewards, mask)
     result = []

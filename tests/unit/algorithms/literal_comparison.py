@@ -62,6 +62,13 @@ def compare_advantages(advantages: ModuleType, batch: Batch, dtype: torch.dtype)
     group_cases = (
         ("grpo", {}, literal.grpo(rewards, mask, groups)),
         ("grpo", {"normalize_by_std": False}, literal.grpo(rewards, mask, groups, False)),
+        ("grpo_passk", {}, literal.grpo_passk(rewards, mask, groups)),
+        (
+            "grpo_passk",
+            {"normalize_by_std": False},
+            literal.grpo_passk(rewards, mask, groups, False),
+        ),
+        ("gpg", {}, literal.gpg(rewards, mask, groups)),
         ("rloo", {}, literal.rloo(rewards, mask, groups)),
         ("opo", {}, literal.opo(rewards, mask, groups)),
         (

@@ -29,6 +29,7 @@ class Batch:
     logprobs: list[list[float]]
     old_logprobs: list[list[float]]
     ref_logprobs: list[list[float]]
+    rollout_logprobs: list[list[float]]
 
     @property
     def lengths(self) -> Tensor:
@@ -85,6 +86,7 @@ def batches(draw: st.DrawFn) -> Batch:
         logprobs=column(_steps(-4.0, 0.0)),
         old_logprobs=column(_steps(-4.0, 0.0)),
         ref_logprobs=column(_steps(-4.0, 0.0)),
+        rollout_logprobs=column(_steps(-4.0, 0.0)),
     )
 
 
@@ -98,7 +100,10 @@ def for_any_batch(test: Callable[[Batch], None]) -> Callable[[], None]:
 
 
 def fixed_batches() -> list[Batch]:
-    """Twelve batches that never change, for comparisons that must come out the same each time."""
+    """Fifteen batches that never change, for comparisons that must come out the same each time.
+
+    The rewards of the last three are 0 or 1, so that groups have equal scores.
+    """
     source = random.Random(20240203)
 
     def column(lengths: list[int], low: float, high: float) -> list[list[float]]:
@@ -107,14 +112,17 @@ def fixed_batches() -> list[Batch]:
             for n in lengths
         ]
 
+    def ends(lengths: list[int]) -> list[list[float]]:
+        return [[0.0] * (n - 1) + [float(source.random() < 0.5)] for n in lengths]
+
     result = []
-    for _ in range(12):
+    for number in range(15):
         lengths = [source.randint(1, 6) for _ in range(source.randint(2, 9))]
         result.append(
             Batch(
                 groups=[source.choice([0, 3, 4]) for _ in lengths],
                 mask=[[source.random() < 0.7 for _ in range(n)] for n in lengths],
-                rewards=column(lengths, -1.0, 1.0),
+                rewards=column(lengths, -1.0, 1.0) if number < 12 else ends(lengths),
                 values=column(lengths, -2.0, 2.0),
                 returns=column(lengths, -3.0, 3.0),
                 new_values=column(lengths, -2.0, 2.0),
@@ -122,6 +130,7 @@ def fixed_batches() -> list[Batch]:
                 logprobs=column(lengths, -4.0, 0.0),
                 old_logprobs=column(lengths, -4.0, 0.0),
                 ref_logprobs=column(lengths, -4.0, 0.0),
+                rollout_logprobs=column(lengths, -4.0, 0.0),
             )
         )
     return result

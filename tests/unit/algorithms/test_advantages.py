@@ -37,6 +37,11 @@ def test_equal_to_the_literal_form(batch: Batch):
         ("grpo", {}, [0.5 / 0.500001, -0.5 / 0.500001, 0.0]),
         # Dr. GRPO
         ("grpo", {"normalize_by_std": False}, [0.5, -0.5, 0.0]),
+        # the best has 1, the second best 0.5, std 0.5
+        ("grpo_passk", {}, [0.5 / 0.500001, 0.0, 0.0]),
+        ("grpo_passk", {"normalize_by_std": False}, [0.5, 0.0, 0.0]),
+        # three rows, two with a score: 3 / 2 (s - 0.5)
+        ("gpg", {}, [0.75, -0.75, 0.0]),
         # 1 - (0 + 0.5) / 2 = 0.75; 0 - (1 + 0.5) / 2 = -0.75; 0.5 - (1 + 0) / 2 = 0
         ("rloo", {}, [0.75, -0.75, 0.0]),
         # baseline (2 * 1 + 1 * 0 + 3 * 0.5) / (2 + 1 + 3) = 3.5 / 6 = 0.5833333
@@ -74,13 +79,36 @@ def test_a_row_alone_in_its_group_keeps_its_score():
     groups = torch.tensor([0, 1, 2])
     for name in ("rloo", "opo"):
         assert per_row(ADVANTAGES[name](REWARDS, ALL, LENGTHS, groups).advantages) == [1, 0, 0.5]
-    scaled = per_row(ADVANTAGES["grpo"](REWARDS, ALL, LENGTHS, groups).advantages)
-    assert scaled == pytest.approx([1 / 1.000001, 0.0, 0.5 / 1.000001], abs=1e-7)
+    for name in ("grpo", "grpo_passk"):  # verl raises an error in the second
+        scaled = per_row(ADVANTAGES[name](REWARDS, ALL, LENGTHS, groups).advantages)
+        assert scaled == pytest.approx([1 / 1.000001, 0.0, 0.5 / 1.000001], abs=1e-7)
+    assert per_row(ADVANTAGES["gpg"](REWARDS, ALL, LENGTHS, groups).advantages) == [1.5, 0, 0.75]
+
+
+def test_where_two_are_best_nobody_is_ahead():
+    rewards = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0, 0.5])
+    for normalize in (True, False):
+        result = ADVANTAGES["grpo_passk"](
+            rewards, ALL, LENGTHS, ONE_GROUP, normalize_by_std=normalize
+        )
+        assert not result.advantages.any()
+
+
+def test_gpg_counts_the_rows_of_all_groups():
+    # Scores 1 and 0 of one prompt, 0.5 and 0.5 of another: 4 rows, 3 with a score.
+    rewards = torch.tensor([1.0, 0.0, 0.5, 0.5])
+    groups = torch.tensor([0, 0, 1, 1])
+    result = ADVANTAGES["gpg"](rewards, rewards == rewards, torch.ones(4).long(), groups)
+    assert result.advantages.tolist() == pytest.approx([4 / 6, -4 / 6, 0.0, 0.0])
+    nothing = ADVANTAGES["gpg"](rewards * 0, rewards == rewards, torch.ones(4).long(), groups)
+    assert not nothing.advantages.any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("score", [0.1, 1.1, -0.7, 1e-3, 1e6 + 0.1])
-@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize(
+    "name", ["grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"]
+)
 def test_a_group_of_equal_scores_has_no_signal_at_all(name: str, score: float, dtype: torch.dtype):
     # verl's float32 deviation of 0.1 seven times is not 0: its advantage comes out up to 0.0048.
     rewards = torch.full((7,), score, dtype=dtype)
@@ -110,7 +138,7 @@ def test_a_row_without_trained_tokens_is_no_member_of_its_group():
 
 def test_returns_pass_over_tool_output():
     # answer, tool, answer with reward 1 at the end: both trained tokens see it, one trained step
-    # apart. verl resets at the masked token and gives the first one a return of 0.
+    # apart, as in verl.
     rewards = torch.tensor([0.0, 0.0, 1.0])
     mask = torch.tensor([True, False, True])
     row = torch.tensor([3])

@@ -9,7 +9,7 @@ from ragged_batches import DTYPES, Batch, fixed_batches, for_any_batch
 from ppojob_trainer.algorithms import aggregate as module
 from ppojob_trainer.algorithms.aggregate import AGGREGATIONS, aggregate
 from ppojob_trainer.algorithms.kl import kl_estimate
-from ppojob_trainer.algorithms.policy_loss import clip
+from ppojob_trainer.algorithms.policy_losses.clip import clip
 
 # Rows of 3 and 1 tokens; the middle token of the first is masked.
 VALUES = torch.tensor([1.0, 50.0, 3.0, 8.0], dtype=torch.float64)
@@ -71,6 +71,16 @@ def test_nothing_trained_gives_zero_and_a_zero_gradient(mode: str):
     assert result.item() == 0.0
     (gradient,) = torch.autograd.grad(result, values)
     assert not gradient.any()
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_counts_of_zero_give_zero_where_nothing_is_trained(mode: str):
+    values = VALUES.clone().requires_grad_()
+    counts = {"global_tokens": 0, "global_sequences": 0, "scale_tokens": 10}
+    result = aggregate(values, torch.zeros_like(MASK), LENGTHS, mode, **counts)
+    assert result.item() == 0.0
+    (gradient,) = torch.autograd.grad(result, values)
+    assert gradient.tolist() == [0.0] * len(VALUES)
 
 
 def test_the_mean_of_a_row_divides_by_its_exact_count():

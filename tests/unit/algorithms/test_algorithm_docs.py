@@ -12,7 +12,7 @@ from ppojob_trainer.algorithms.advantages import ADVANTAGES
 from ppojob_trainer.algorithms.aggregate import AGGREGATIONS
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import KL
-from ppojob_trainer.algorithms.policy_loss import POLICY_LOSSES
+from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 

@@ -8,6 +8,7 @@ accepts the mistake fails here, and so does a case whose piece of source no long
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -24,28 +25,39 @@ from literal_comparison import (
     compare_value_gradient,
     compare_value_loss,
 )
+from literal_loss_comparison import CASES, compare_loss, compare_loss_gradient
+from planted_loss_errors import POLICY_LOSS_MISTAKES
 from ragged_batches import Batch, fixed_batches
+
+LOSSES = tuple(dict.fromkeys(case.name for case in CASES))
 
 # Comparison by name, with the module that it looks at.
 COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], None]]] = {
     "advantages": ("advantages", compare_advantages),
     "gae": ("gae", compare_gae),
-    "policy_loss": ("policy_loss", compare_policy_loss),
-    "policy_gradient": ("policy_loss", compare_policy_gradient),
+    "policy_loss": ("clip", compare_policy_loss),
+    "policy_gradient": ("clip", compare_policy_gradient),
     "value_loss": ("value_loss", compare_value_loss),
     "value_gradient": ("value_loss", compare_value_gradient),
     "aggregate": ("aggregate", compare_aggregate),
     "kl": ("kl", compare_kl),
     "kl_gradient": ("kl", compare_kl_gradient),
     "logprobs": ("fused_logprobs", compare_logprobs),
+    **{name: ("table", partial(compare_loss, name=name)) for name in LOSSES},
+    **{f"{name}_gradient": ("table", partial(compare_loss_gradient, name=name)) for name in LOSSES},
 }
 
 # In the order in which they import each other, so that each finds the changed ones before it.
 ALGORITHMS = (
-    "masked", "group_scores", "advantages", "gae", "policy_loss", "value_loss", "aggregate", "kl",
+    "masked", "group_scores", "advantages", "gae", "value_loss", "aggregate", "kl",
+)  # fmt: skip
+POLICY_LOSSES = (
+    "inputs", "clip", "bypass", "cispo", "covariance", "dppo", "dro", "geo_mean", "gpg", "gspo",
+    "sapo", "table",
 )  # fmt: skip
 MODULES = {
     **{name: f"ppojob_trainer.algorithms.{name}" for name in ALGORITHMS},
+    **{name: f"ppojob_trainer.algorithms.policy_losses.{name}" for name in POLICY_LOSSES},
     "fused_logprobs": "ppojob_trainer.engine.fused_logprobs",
 }
 
@@ -87,12 +99,26 @@ MISTAKES = (
      "members.sizes", "advantages"),
     ("grpo: variance for deviation", "advantages", ".clamp(min=1)).sqrt()", ".clamp(min=1))",
      "advantages"),
-    ("grpo: always normalized", "advantages", "if not normalize_by_std:", "if False:",
+    ("grpo: always normalized", "advantages", "(scores)) if normalize_by_std else values",
+     "(scores))", "advantages"),
+    ("grpo: never normalized", "advantages", "/ members.spread(_divisor(scores)) if normal",
+     "if True or normal", "advantages"),
+    ("grpo_passk: always normalized", "advantages", "if normalize_by_std:", "if True:",
      "advantages"),
-    ("grpo: never normalized", "advantages", "if not normalize_by_std:", "if True:", "advantages"),
-    ("grpo: a row alone is scaled by 0", "advantages", "torch.where(scores.alone, 1.0,",
-     "torch.where(scores.alone, 0.0,", "advantages"),
+    ("grpo: a row alone is scaled by 0", "advantages", "torch.where(members.sizes == 1, 1.0,",
+     "torch.where(members.sizes == 1, 0.0,", "advantages"),
     ("grpo: epsilon too large", "advantages", "STD_EPSILON = 1e-6", "STD_EPSILON = 1e-4",
+     "advantages"),
+    ("grpo_passk: all of the best", "advantages", " == 1.0)\n", " >= 1.0)\n", "advantages"),
+    ("grpo_passk: against the mean", "advantages", "members.spread(members.max(others))",
+     "members.spread(members.mean(scores.offset))", "advantages"),
+    ("grpo_passk: second best learns too", "advantages", "torch.where(is_ahead, best -",
+     "torch.where(scores.offset == scores.offset, best -", "advantages"),
+    ("grpo_passk: the worst", "group_scores", '"max", lengths', '"min", lengths', "advantages"),
+    ("gpg: not scaled", "advantages", "values * (len(values) / max(1, count))", "values",
+     "advantages"),
+    ("gpg: counts what is not the first score", "advantages",
+     "(scores.base + scores.offset).count_nonzero()", "scores.offset.count_nonzero()",
      "advantages"),
     ("rloo: own score stays in the baseline", "advantages", "sizes / (sizes - 1), 1.0", "1.0, 1.0",
      "advantages"),
@@ -136,44 +162,7 @@ MISTAKES = (
      "int(lengths.max()) - 1 if", "gae"),
     ("discounted sum: longest segments only", "masked", "lengths > back",
      "lengths == lengths.max()", "gae"),
-    # policy_loss
-    ("clip: sign flipped", "policy_loss", "torch.maximum(-advantages * ratio, -advantages * bound",
-     "torch.maximum(advantages * ratio, advantages * bound", "policy_loss"),
-    ("clip: minimum for maximum", "policy_loss", "torch.maximum(", "torch.minimum(", "policy_loss"),
-    ("clip: sides swapped", "policy_loss", "1.0 - clip_low, 1.0 + clip_high",
-     "1.0 - clip_high, 1.0 + clip_low", "policy_loss"),
-    ("clip: lower side missing", "policy_loss", "1.0 - clip_low, 1.0 + clip_high",
-     "0.0, 1.0 + clip_high", "policy_loss"),
-    ("clip: upper side missing", "policy_loss", "1.0 - clip_low, 1.0 + clip_high",
-     "1.0 - clip_low, 1e9", "policy_loss"),
-    ("clip: ratio upside down", "policy_loss",
-     "zero_outside(logprobs, mask) - zero_outside(old_logprobs, mask)",
-     "zero_outside(old_logprobs, mask) - zero_outside(logprobs, mask)", "policy_loss"),
-    ("clip: log-ratio for ratio", "policy_loss", "log_ratio.exp()", "1.0 + log_ratio",
-     "policy_loss"),
-    ("clip: log-ratio cut off too early", "policy_loss", "LOG_RATIO_LIMIT = 20.0",
-     "LOG_RATIO_LIMIT = 2.0", "policy_loss"),
-    ("clip: dual clip missing", "policy_loss", "if dual_clip:\n        ceiling",
-     "if False:\n        ceiling", "policy_loss"),
-    ("clip: dual clip on gains too", "policy_loss",
-     "torch.where(negative, torch.minimum(loss, ceiling), loss)", "torch.minimum(loss, ceiling)",
-     "policy_loss"),
-    ("clip: dual clip has the wrong sign", "policy_loss", "ceiling = -advantages",
-     "ceiling = advantages", "policy_loss"),
-    ("clip: mask dropped", "policy_loss", "advantages = zero_outside(advantages, mask)", "",
-     "policy_loss"),
-    ("clip: flags swapped", "policy_loss", "clipped_low=negative & (ratio < bounded)",
-     "clipped_low=(advantages > 0.0) & (ratio > bounded)", "policy_loss"),
-    ("clip: flag without the sign", "policy_loss", "(advantages > 0.0) & (ratio > bounded)",
-     "ratio > bounded", "policy_loss"),
-    ("clip: NaN of a masked log-probability", "policy_loss", "zero_outside(logprobs, mask) -",
-     "logprobs -", "policy_loss"),
-    ("clip: masked by a product", "policy_loss", "log_ratio = zero_outside(logprobs, mask)",
-     "log_ratio = logprobs * mask", "policy_loss"),
-    ("clip: ratio has no gradient", "policy_loss", "log_ratio.exp()", "log_ratio.detach().exp()",
-     "policy_gradient"),
-    ("clip: clipped loss keeps its gradient", "policy_loss", "-advantages * bounded",
-     "-advantages * (bounded.detach() + ratio - ratio.detach())", "policy_gradient"),
+    *POLICY_LOSS_MISTAKES,
     # value_loss
     ("value: without the half", "value_loss", "0.5 * torch.maximum", "torch.maximum", "value_loss"),
     ("value: minimum for maximum", "value_loss", "torch.maximum(", "torch.minimum(", "value_loss"),

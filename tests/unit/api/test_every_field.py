@@ -18,8 +18,11 @@ CANNOT_BE_SET = {
     *("spec.model.trustRemoteCode", "spec.roles.rollout", "spec.rewards.source.configMap"),
     *(f"spec.roles.{role}.parallelism.tensor" for role in ("actorRollout", "reference", "critic")),
     *("spec.roles.rewardModel.parallelism.tensor", "spec.rollout.parallelism.tensor"),
-    "spec.algorithm.policyLoss.type",
     # Beside another choice that the job makes.
+    *(f"spec.algorithm.policyLoss.{name}" for name in ("clipLow", "clipHigh", "dualClip")),
+    *(f"spec.algorithm.policyLoss.{name}" for name in ("dppoKl", "gspo", "sapo", "clipCov")),
+    *(f"spec.algorithm.policyLoss.{name}" for name in ("klCov", "geoMean", "dro", "cispo")),
+    *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.volcano"),
     *("spec.data.seed", "spec.rollout.kvCacheGib", "spec.pods.tolerations.value"),
     *("spec.steps.epochs", "spec.steps.validateOnly", "spec.checkpoint.resume"),

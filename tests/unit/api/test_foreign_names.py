@@ -44,7 +44,7 @@ use_vllm                     rollout.engine
 max_grad_norm                optimizer.gradientClip
 cliprange                    algorithm.policyLoss.clipLow
 sync_ref_model               A MOVING REFERENCE
-importance_sampling_level    RATIOS OF WHOLE RESPONSES (GSPO)
+importance_sampling_level    algorithm.policyLoss.type
 lora_r                       LORA
 advantage_estimator          algorithm.type
 n_samples_per_prompt         algorithm.samplesPerPrompt
@@ -112,7 +112,14 @@ def test_sections_of_verl_are_read_to_their_last_field() -> None:
         ("algorithm.type", "gae", "ppo"),
         ("algorithm.type", "dr_grpo", "grpo, with spec.algorithm.grpo.normalizeByStd: false"),
         ("algorithm.policyLoss.type", "vanilla", "clip"),
-        ("algorithm.policyLoss.type", "gspo", ""),
+        ("algorithm.policyLoss.type", "bypass_mode", "bypass"),
+        ("algorithm.policyLoss.type", "vespo", ""),
+        ("algorithm.type", "rloo_vectorized", "rloo"),
+        (
+            "algorithm.lossAggregation",
+            "sapo",
+            "sequence_mean_token_mean, with policyLoss.type: sapo",
+        ),
         ("algorithm.lossAggregation", "seq-mean-token-sum", "sequence_mean_token_sum"),
         ("algorithm.kl.estimator", "low_var_kl", "k3"),
         ("rollout.engine", "hf", "huggingface"),

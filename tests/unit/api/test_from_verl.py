@@ -39,6 +39,21 @@ OURS = {
     "spec.roles.actorRollout.cpu",
     "spec.roles.actorRollout.parallelism.tensor",
     "spec.roles.reward.replicas",
+    # verl has one key for all of its losses, which stands at that of the clipped one.
+    *(
+        f"spec.algorithm.policyLoss.{loss}.{field}{side}"
+        for loss, field in (
+            ("gspo", "clip"),
+            ("cispo", "clip"),
+            ("geoMean", "clip"),
+            ("clipCov", "clip"),
+            ("dppoTv", "divergence"),
+            ("dppoKl", "divergence"),
+        )
+        for side in ("Low", "High")
+    ),
+    "spec.algorithm.policyLoss.dppoTv.ratioLimit",
+    "spec.algorithm.policyLoss.dppoKl.ratioLimit",
 }
 
 

@@ -94,6 +94,27 @@ def test_the_divisor_of_its_aggregation() -> None:
     assert spec.algorithm.loss_scale_tokens == spec.data.max_response_tokens == 512
 
 
+def test_the_settings_of_a_policy_loss_are_written_out() -> None:
+    assert resolve(job()).spec.algorithm.policy_loss.settings() == {
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "dual_clip": 3.0,
+    }
+    loss = {"type": "clip_cov", "clipCov": {"covarianceLow": 2}}
+    spec = resolve(job(algorithm=algorithm("grpo", policyLoss=loss))).spec.algorithm
+    assert spec.policy_loss.clip_cov.share == 0.0002
+    assert spec.policy_loss.settings() == {
+        "share": 0.0002,
+        "covariance_low": 2.0,
+        "covariance_high": 5.0,
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+    }
+    bypass = resolve(job(algorithm=algorithm("grpo", policyLoss={"type": "bypass"}))).spec
+    assert bypass.algorithm.policy_loss.bypass.weights == "sequence"
+    assert bypass.algorithm.policy_loss.settings()["dual_clip"] == 3.0
+
+
 MODEL_AND_CRITIC = {
     "rewardModel": {"path": "/models/r"},
     "algorithm": algorithm("ppo"),

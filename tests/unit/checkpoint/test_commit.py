@@ -196,6 +196,11 @@ def test_other_settings_are_refused_by_the_one_that_differs(root, config, messag
     assert len(caught.value.problems) == 1
 
 
+def test_a_field_that_an_older_version_did_not_have_is_absent_in_both(root: Path):
+    found = kill_server.open_store(root, config=b'{"spec":{"gspo":null,"seed":1}}').latest().commit
+    assert found is not None
+
+
 def test_another_layout_is_told_and_not_refused(root: Path):
     config = b'{"layout":{"roles":{"ranks":2}},"spec":{"seed":1}}'
     store = kill_server.open_store(root, config=config)

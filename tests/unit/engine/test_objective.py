@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec, LossAggregation, PolicyLossSpec
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec, LossAggregation
+from ppojob_api.v1alpha1.policy_loss import LOSSES, DroSpec, PolicyLossSpec
 from ppojob_trainer.engine.objective import Denominators
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 
@@ -67,6 +68,26 @@ def test_parts_add_up_to_the_mini_batch(make_rows, parts_add_up, mode):
     kl = KlSpec(in_="loss", estimator="k3", coefficient=0.2)
     spec = algorithm(loss_aggregation=mode, entropy_coefficient=0.1, kl=kl)
     parts_add_up(PolicyObjective.of(spec, max_response_tokens=9), policy(rows), rows)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if not name.endswith("_cov")])
+def test_parts_of_every_loss_add_up(make_rows, parts_add_up, name):
+    rows = make_rows(groups=4, old=True)
+    dro = DroSpec(beta=0.5) if name == "dro" else None
+    loss = PolicyLossSpec(type=name, dro=dro)
+    mode = "sequence_mean_token_mean"
+    spec = algorithm(policy_loss=loss, loss_aggregation=mode, entropy_coefficient=0.1)
+    parts_add_up(PolicyObjective.of(spec), policy(rows), rows)
+
+
+def test_rows_without_advantage_stay_where_a_loss_needs_them(make_rows):
+    rows = make_rows()
+    rows.advantages[:] = 0.0
+    rows.mask[:] = True
+    for name in ("dro", "clip_cov", "kl_cov"):
+        dro = DroSpec(beta=0.5) if name == "dro" else None
+        objective = PolicyObjective.of(algorithm(policy_loss=PolicyLossSpec(type=name, dro=dro)))
+        assert len(objective.rows_with_gradient(rows)) == 9
 
 
 def test_entropy_is_a_bonus_and_kl_a_penalty(make_rows):

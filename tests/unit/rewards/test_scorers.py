@@ -1,4 +1,4 @@
-"""Scores by table. What verl or TinyZero gives stands beside where that differs, on purpose."""
+"""Scores by table. ``theirs`` is what verl or TinyZero gives where that differs, on purpose."""
 
 import contextlib
 import re
@@ -56,24 +56,37 @@ def test_gsm8k_gives_nothing_for_the_form_alone_unless_asked() -> None:
 
 
 FLEXIBLE = [
-    ("the answer is 72", "72", 1.0),
-    ("72 or 71", "72", 0.0),
-    ("72 .", "72", 1.0),
-    ("it is -72", "-72", 1.0),
-    ("none", "72", 0.0),
-    # verl gives 0.0.
-    ("it is 1,234", "1234", 1.0),
-    ("it is 72.", "72", 1.0),
-    ("it is \u221272", "-72", 1.0),
-    ("72 ,", "72", 1.0),
-    # verl gives 1.0.
-    ("it is \u221272", "72", 0.0),
+    ("the answer is 72", "72", 1.0, 1.0),
+    ("72 or 71", "72", 0.0, 0.0),
+    ("72 .", "72", 1.0, 1.0),
+    ("it is -72", "-72", 1.0, 1.0),
+    ("none", "72", 0.0, 0.0),
+    ("it is 1,234", "1234", 1.0, 0.0),
+    ("it is 72.", "72", 1.0, 0.0),
+    ("it is \u221272", "-72", 1.0, 0.0),
+    ("it is \u221272", "72", 0.0, 1.0),
+    ("72 ,", "72", 1.0, 0.0),
 ]
 
 
-@pytest.mark.parametrize(("response", "truth", "score"), FLEXIBLE)
-def test_gsm8k_flexible(response: str, truth: str, score: float) -> None:
-    assert gsm8k(response, truth, method="flexible")["score"] == score
+@pytest.mark.parametrize(("response", "truth", "ours", "theirs"), FLEXIBLE)
+def test_gsm8k_flexible(response: str, truth: str, ours: float, theirs: float) -> None:
+    assert gsm8k(response, truth, method="flexible")["score"] == ours
+    assert literal_flexible(response, truth) == theirs
+
+
+def literal_flexible(response: str, truth: str) -> float:
+    """verl's rule, letter by letter: the last run of digits, commas and points that is not "."."""
+    runs: list[str] = []
+    run = ""
+    for position, letter in enumerate(response + " "):
+        if letter in "0123456789.,":
+            run = (run or ("-" if position and response[position - 1] == "-" else "")) + letter
+        elif run:
+            runs.append(run)
+            run = ""
+    runs = [found for found in runs if found != "."]
+    return float(bool(runs) and runs[-1] == truth)
 
 
 ADDITION = [
@@ -103,71 +116,119 @@ def test_addition(response: str, score: float) -> None:
 
 TRUTH = {"target": 24, "numbers": [4, 6, 1]}
 COUNTDOWN = [
-    ("<think>4 * 6</think>\n<answer>4 * 6 * 1</answer>", 1.0),
-    ("<answer> (4 * 6) / 1 </answer>", 1.0),
-    ("<answer>6 / (1 / 4)</answer>", 1.0),
-    ("<answer>-4 * -6 * 1</answer>", 1.0),
-    ("<answer>1 + 6 + 4</answer>", 0.1),
-    ("<answer>4 * 6</answer>", 0.1),
-    ("<answer>4 * 6 * 1 * 1</answer>", 0.1),
-    ("<answer>24</answer>", 0.1),
-    ("<answer>4 * 6 * 1 = 24</answer>", 0.1),
-    ("<answer>4 * 6 / (1 - 1)</answer>", 0.1),
-    ("<answer>(4 * 6 * 1</answer>", 0.1),
-    ("<answer>4 6 1</answer>", 0.1),
-    ("<answer></answer>", 0.1),
-    ("<answer>4 * 6 * 01</answer>", 0.1),
-    ("<answer>1</answer> <answer>4 * 6 * 1</answer>", 1.0),
-    ("<answer>4 * 6 * 1", 0.0),
-    ("4 * 6 * 1", 0.0),
-    # TinyZero gives 0.0.
-    ("<answer>4 * 6 * 1</answer>\n", 1.0),
-    ("<answer>4 *\n6 * 1</answer>", 0.1),
-    ("<answer>(4 *\n6 * 1)</answer>", 1.0),
-    # TinyZero gives 1.0.
-    ("<answer>4 * 6 ** 1</answer>", 0.1),
-    ("<answer>4 * 6 // 1</answer>", 0.1),
+    ("<think>4 * 6</think>\n<answer>4 * 6 * 1</answer>", 1.0, 1.0),
+    ("<answer> (4 * 6) / 1 </answer>", 1.0, 1.0),
+    ("<answer>6 / (1 / 4)</answer>", 1.0, 1.0),
+    ("<answer>-4 * -6 * 1</answer>", 1.0, 1.0),
+    ("<answer>1 + 6 + 4</answer>", 0.1, 0.1),
+    ("<answer>4 * 6</answer>", 0.1, 0.1),
+    ("<answer>4 * 6 * 1 * 1</answer>", 0.1, 0.1),
+    ("<answer>24</answer>", 0.1, 0.1),
+    ("<answer>4 * 6 * 1 = 24</answer>", 0.1, 0.1),
+    ("<answer>4 * 6 / (1 - 1)</answer>", 0.1, 0.1),
+    ("<answer>(4 * 6 * 1</answer>", 0.1, 0.1),
+    ("<answer>4 6 1</answer>", 0.1, 0.1),
+    ("<answer></answer>", 0.1, 0.1),
+    ("<answer>4 * 6 * 01</answer>", 0.1, 0.1),
+    ("<answer>1</answer> <answer>4 * 6 * 1</answer>", 1.0, 1.0),
+    ("<answer>4 * 6 * 1", 0.0, 0.0),
+    ("4 * 6 * 1", 0.0, 0.0),
+    ("<answer>4 * 6 * 1</answer>\n", 1.0, 0.0),
+    ("<answer>4 *\n6 * 1</answer>", 0.1, 0.0),
+    ("<answer>(4 *\n6 * 1)</answer>", 1.0, 0.0),
+    ("<answer>4 * 6 ** 1</answer>", 0.1, 1.0),
+    ("<answer>4 * 6 // 1</answer>", 0.1, 1.0),
 ]
 
 
-@pytest.mark.parametrize(("response", "score"), COUNTDOWN)
-def test_countdown(response: str, score: float) -> None:
+@pytest.mark.parametrize(("response", "ours", "theirs"), COUNTDOWN)
+def test_countdown(response: str, ours: float, theirs: float) -> None:
     found = countdown(response, TRUTH)  # type: ignore[arg-type]
-    assert (found["score"], found["acc"]) == (score, float(score == 1.0))
+    assert (found["score"], found["acc"]) == (ours, float(ours == 1.0))
+    assert literal_countdown(response, 24, [4, 6, 1]) == theirs
+
+
+@pytest.mark.parametrize(
+    ("truth", "theirs"),
+    [
+        ({"target": 24.0, "numbers": [4, 6, 1]}, 1.0),
+        ({"target": 24, "numbers": [4.0, 6.0, 1.0]}, 1.0),
+        ({"target": "24", "numbers": [4, 6, 1]}, 0.1),
+        ({"target": "24", "numbers": ["4", "6", "1"]}, 0.1),
+    ],
+)
+def test_an_integer_may_be_written_as_a_decimal_or_as_text(truth, theirs: float) -> None:
+    response = "<answer>4 * 6 * 1</answer>"
+    assert countdown(response, truth)["score"] == 1.0
+    assert countdown("<answer>4 + 6 + 1</answer>", truth)["score"] == 0.1
+    assert literal_countdown(response, **truth) == theirs
 
 
 def test_a_decimal_is_not_two_numbers() -> None:
-    """To TinyZero it is."""
     response, truth = "<answer>1.5 * 4</answer>", {"target": 6, "numbers": [1, 5, 4]}
     assert countdown(response, truth)["score"] == 0.1  # type: ignore[arg-type]
+    assert literal_countdown(response, 6, [1, 5, 4]) == 1.0
+
+
+def literal_countdown(response: str, target: int, numbers: list[int]) -> float:
+    """TinyZero's rule on the last line: digits are numbers, anything Python can compute counts."""
+    line = response.split("\n")[-1]
+    if "<answer>" not in line or "</answer>" not in line.partition("<answer>")[2]:
+        return 0.0
+    equation = line.rpartition("<answer>")[2].partition("</answer>")[0].strip()
+    digits = "".join(letter if letter.isdigit() else " " for letter in equation)
+    is_plain = bool(equation) and all(letter in "0123456789+-*/(). " for letter in equation)
+    if sorted(map(int, digits.split())) != sorted(numbers) or not is_plain:
+        return 0.1  # also where numbers are text, which no number equals
+    try:
+        return 1.0 if abs(eval(equation) - target) < 1e-5 else 0.1
+    except (SyntaxError, TypeError, ZeroDivisionError):
+        return 0.1
 
 
 MULTIPLY = [
-    ("<answer>56</answer>", 1.0),
-    ("<answer> 56 </answer>", 1.0),
-    ("<answer>056</answer>", 1.0),
-    ("<answer>57</answer>", 0.1),
-    ("<answer>-56</answer>", 0.1),
-    ("<answer>1</answer><answer>56</answer>", 1.0),
-    ("<answer>5,6</answer>", 0.0),
-    ("<answer>7 * 8</answer>", 0.0),
-    ("<answer>56.0</answer>", 0.0),
-    ("<answer></answer>", 0.0),
-    ("56", 0.0),
-    # TinyZero gives 1.0.
-    ("<answer>5_6</answer>", 0.0),
-    ("<answer>+56</answer>", 0.0),
-    ("<answer>\uff15\uff16</answer>", 0.0),
-    # TinyZero gives 0.0.
-    ("<answer>56</answer>\n", 1.0),
+    ("<answer>56</answer>", 1.0, 1.0),
+    ("<answer> 56 </answer>", 1.0, 1.0),
+    ("<answer>056</answer>", 1.0, 1.0),
+    ("<answer>57</answer>", 0.1, 0.1),
+    ("<answer>-56</answer>", 0.1, 0.1),
+    ("<answer>1</answer><answer>56</answer>", 1.0, 1.0),
+    ("<answer>5,6</answer>", 0.0, 0.0),
+    ("<answer>7 * 8</answer>", 0.0, 0.0),
+    ("<answer>56.0</answer>", 0.0, 0.0),
+    ("<answer></answer>", 0.0, 0.0),
+    ("56", 0.0, 0.0),
+    ("<answer>5_6</answer>", 0.0, 1.0),
+    ("<answer>+56</answer>", 0.0, 1.0),
+    ("<answer>\uff15\uff16</answer>", 0.0, 1.0),
+    ("<answer>56</answer>\n", 1.0, 1.0),
+    ("<answer>\n56</answer>", 1.0, 0.0),
+    ("<answer>5\n6</answer>", 0.0, 0.0),
+    ("<answer>" + "0" * 999 + "56</answer>", 1.0, 1.0),
+    ("<answer>" + "0" * 4298 + "56</answer>", 1.0, 1.0),
+    ("<answer>" + "0" * 4299 + "56</answer>", 0.0, 0.0),
 ]
 
 
-@pytest.mark.parametrize(("response", "score"), MULTIPLY)
+@pytest.mark.parametrize(("response", "ours", "theirs"), MULTIPLY)
 @pytest.mark.parametrize("truth", ["56", 56])
-def test_multiply(response: str, score: float, truth: str | int) -> None:
+def test_multiply(response: str, ours: float, theirs: float, truth: str | int) -> None:
     found = multiply(response, truth)
-    assert (found["score"], found["acc"]) == (score, float(score == 1.0))
+    assert (found["score"], found["acc"]) == (ours, float(ours == 1.0))
+    assert literal_multiply(response, 56) == theirs
+
+
+def literal_multiply(response: str, truth: int) -> float:
+    """TinyZero's rule on the last block within a line: whatever Python's int() takes."""
+    blocks = []
+    for line in response.split("\n"):
+        blocks += [part.partition("</answer>") for part in line.split("<answer>")[1:]]
+    answers = [text for text, closing, _ in blocks if closing]
+    try:
+        answer = int(answers[-1].strip())
+    except (IndexError, ValueError):
+        return 0.0
+    return 1.0 if answer == truth else 0.1
 
 
 @pytest.mark.parametrize(
@@ -255,10 +316,14 @@ GROUND_TRUTHS = {
     "gsm8k": (["72", "-3", "2.5"], [None, 72, "1,234", "", "72 apples", True]),
     "addition": (["26", "-1"], [None, 26, "2.5", "", "x"]),
     "countdown": (
-        [TRUTH],
-        [None, "24", {"target": "24", "numbers": [1]}, {"target": 24, "numbers": []}, {}, [24]],
+        [TRUTH, {"target": "24", "numbers": [1]}, {"target": -3.0, "numbers": ["-1", 2.0]}],
+        [
+            *(None, "24", {"target": 24, "numbers": []}, {}, [24], {"target": 24}),
+            *({"target": bad, "numbers": [1]} for bad in (2.5, "2.5", "x", "", True, None, "24 ")),
+            *({"target": 24, "numbers": [1, bad]} for bad in (2.5, "x", True, None, "9" * 2000)),
+        ],
     ),
-    "multiply": (["56", 56], [None, 5.6, "5.6", "", True, "9" * 2000]),
+    "multiply": (["56", 56], [None, 5.6, "5.6", "", True, "9" * 4301]),
 }
 
 
@@ -287,6 +352,7 @@ def test_which_rows_are_checked() -> None:
     gsm8k_spec = RewardSpec.model_validate({"function": "gsm8k"})
     assert isinstance(row_checks([]), RoutedChecks)
     alone = row_checks([], has_model=True)
+    assert alone is not None
     assert alone.ground_truth_problem("any", None) is None
     assert row_checks([mine]) is None
     named = row_checks([mine, gsm8k_spec])

@@ -72,11 +72,37 @@ def grpo(scores: GroupScores, *, normalize_by_std: bool = True) -> Tensor:
     members = scores.groups
     mean = members.mean(scores.offset)
     values = scores.minus(mean)
-    if not normalize_by_std:
-        return values
-    squares = members.sum((scores.offset - members.spread(mean)).square())
-    std = (squares / (members.sizes - 1).clamp(min=1)).sqrt()
-    return values / (torch.where(scores.alone, 1.0, members.spread(std)) + STD_EPSILON)
+    return values / members.spread(_divisor(scores)) if normalize_by_std else values
+
+
+def grpo_passk(scores: GroupScores, *, normalize_by_std: bool = True) -> Tensor:
+    """Only the best response of a group learns, by how far it is ahead of the second best.
+
+    Pass@k training (arXiv:2503.19595), the leave-one-out form:
+    `A = (s - second_g) / (std_g + 1e-6)` for the best row of a group, 0 for its others. Where two
+    are best no row is ahead. A row alone in its group keeps its score, as in `grpo`; verl raises an
+    error.
+
+    Departs from verl: see `grpo`.
+
+    Args:
+        scores: of the rows.
+        normalize_by_std: divide by the group's standard deviation.
+
+    Returns:
+        (members,) float64.
+    """
+    members = scores.groups
+    best = members.spread(members.max(scores.offset))
+    is_best = scores.offset == best
+    others = torch.where(is_best, -torch.inf, scores.offset)
+    # With two of them the second best is as good as the best.
+    is_ahead = is_best & (members.spread(members.sum(is_best.to(torch.float64))) == 1.0)
+    ahead = torch.where(is_ahead, best - members.spread(members.max(others)), 0.0)
+    values = torch.where(scores.alone, scores.base, ahead)
+    if normalize_by_std:
+        values = values / members.spread(_divisor(scores))
+    return values
 
 
 def rloo(scores: GroupScores) -> Tensor:
@@ -113,6 +139,24 @@ def opo(scores: GroupScores) -> Tensor:
     return scores.minus(members.sum(scores.counts * scores.offset) / members.sum(scores.counts))
 
 
+def gpg(scores: GroupScores) -> Tensor:
+    """Score minus the group's mean, scaled up where many rows scored nothing.
+
+    GPG (arXiv:2504.02546), its corrected advantage, with verl's count:
+    `A = B / B_+ (s - mean_g)`, B the rows of the batch and B_+ those whose score is not 0, at least
+    1. The paper takes the rows of groups with signal for B_+. A row alone in its group keeps its
+    score before scaling, as in verl.
+
+    Departs from verl: the module's notes only.
+
+    Returns:
+        (members,) float64.
+    """
+    values = scores.minus(scores.groups.mean(scores.offset))
+    count = int((scores.base + scores.offset).count_nonzero())
+    return values * (len(values) / max(1, count))
+
+
 def reinforce_plus_plus_baseline(scores: GroupScores) -> Tensor:
     """Score minus the group's mean, to be whitened over the tokens of the batch.
 
@@ -143,9 +187,8 @@ def reinforce_plus_plus(
     row, `A = whiten(R)`; d counts trained tokens, so tool output takes no time. Groups play no
     part.
 
-    Departs from verl: a masked token in the middle of a row is skipped. verl takes any 0 of
-    the mask for the end of the text and cuts the sum there, so the tokens before a tool call never
-    see the reward that follows it. See also the module's notes.
+    Departs from verl: the module's notes only; a masked token in the middle of a row is skipped
+    there as it is here.
 
     Args:
         token_rewards: (tokens,) r_t.
@@ -160,6 +203,15 @@ def reinforce_plus_plus(
     returns[mask] = discounted_sum(rewards, row_count(mask, lengths), gamma)
     dtype = token_rewards.dtype
     return Advantages(whiten(returns, mask).to(dtype), returns.to(dtype))
+
+
+def _divisor(scores: GroupScores) -> Tensor:
+    """(groups,) the unbiased standard deviation and 1e-6; 1 and 1e-6 for a row alone."""
+    members = scores.groups
+    mean = members.spread(members.mean(scores.offset))
+    squares = members.sum((scores.offset - mean).square())
+    std = (squares / (members.sizes - 1).clamp(min=1)).sqrt()
+    return torch.where(members.sizes == 1, 1.0, std) + STD_EPSILON
 
 
 def _of_scores(
@@ -181,8 +233,10 @@ def _of_scores(
 
 ADVANTAGES: dict[str, Callable[..., Advantages]] = {
     "grpo": _of_scores(grpo),
+    "grpo_passk": _of_scores(grpo_passk),
     "rloo": _of_scores(rloo),
     "opo": _of_scores(opo),
+    "gpg": _of_scores(gpg),
     "reinforce_plus_plus": reinforce_plus_plus,
     "reinforce_plus_plus_baseline": _of_scores(reinforce_plus_plus_baseline, whitened=True),
 }

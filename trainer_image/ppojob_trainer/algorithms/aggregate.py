@@ -92,22 +92,26 @@ def aggregate(
         mask: (tokens,) bool.
         lengths: (rows,) int64.
         mode: a name in `AGGREGATIONS`.
-        global_tokens: T, trained tokens of the mini-batch, over all ranks.
-        global_sequences: N, sequences of the mini-batch, over all ranks.
+        global_tokens: T, trained tokens of the mini-batch, over all ranks; 0 where there are none.
+        global_sequences: N, sequences of the mini-batch, over all ranks; 0 where there are none.
         scale_tokens: L, a constant number of tokens; needed by `sequence_mean_token_sum_norm`.
 
     Returns:
         A scalar in the dtype of `values`; 0 (with zero gradient) when no token is trained.
 
     Raises:
-        ValueError: if the mode is unknown, a count is not positive, or the scale is missing.
+        ValueError: if the mode is unknown, a count is negative, or 0 though tokens are trained, or
+            the scale is missing.
     """
     if mode not in AGGREGATIONS:
         raise ValueError(f"mode: got {mode!r}: unknown; must be one of {', '.join(AGGREGATIONS)}")
-    if global_tokens <= 0 or global_sequences <= 0:
+    least = min(global_tokens, global_sequences)
+    if least < 0 or (least == 0 and bool(mask.any())):
         raise ValueError(
             f"global_tokens, global_sequences: got {global_tokens}, {global_sequences}: "
-            "they are denominators; both must be positive"
+            "they are denominators; both must be positive, or 0 where no token is trained"
         )
-    part = _Part(values, mask, lengths, global_tokens, global_sequences, scale_tokens)
+    # Where nothing is trained every sum is 0, and anything but 0 may stand below it.
+    tokens, sequences = global_tokens or 1.0, global_sequences or 1.0
+    part = _Part(values, mask, lengths, tokens, sequences, scale_tokens)
     return AGGREGATIONS[mode](part)

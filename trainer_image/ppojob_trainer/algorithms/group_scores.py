@@ -54,6 +54,12 @@ class Members:
         """Average a column of members within each group: (members,) -> (groups,)."""
         return self.sum(values) / self.sizes
 
+    def max(self, values: Tensor) -> Tensor:
+        """The largest of a column of members within each group: (members,) -> (groups,)."""
+        if values.numel() == 0:
+            return values
+        return torch.segment_reduce(values, "max", lengths=self.sizes)
+
     def spread(self, values: Tensor) -> Tensor:
         """Give each member its group's value: (groups,) -> (members,)."""
         return values[self.of_member]

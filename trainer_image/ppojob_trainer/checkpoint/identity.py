@@ -9,6 +9,7 @@ from typing import Final
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.v1alpha1.algorithm import ESTIMATORS
+from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.manifest import Manifest
 from ppojob_trainer.errors import CannotResume, DamagedCommit
@@ -21,6 +22,10 @@ _SOURCES: Final = {
     "spec.data.seed": {"spec.seed"},
     "spec.algorithm.miniBatchPrompts": {"spec.algorithm.promptsPerStep"},
     **{f"spec.algorithm.{to_camel(name)}": {"spec.algorithm.type"} for name in ESTIMATORS},
+    **{
+        f"spec.algorithm.policyLoss.{to_camel(name)}": {"spec.algorithm.policyLoss.type"}
+        for name in LOSSES
+    },
     "spec.algorithm.lossScaleTokens": {"spec.algorithm.lossAggregation"},
     "spec.algorithm.kl.estimator": {"spec.algorithm.kl.in"},
     "spec.rollout.maxModelTokens": {"spec.data.maxPromptTokens", "spec.data.maxResponseTokens"},
@@ -170,7 +175,8 @@ def _differences(old: Json, new: Json, where: str) -> Iterator[Difference]:
             inner = f"{where}.{key}"
             if key in old and key in new:
                 yield from _differences(old[key], new[key], inner)
-            else:
+            # A field that an older version did not know is as absent there as one that is null.
+            elif old.get(key, new.get(key)) is not None:
                 yield inner, _text(old, key), _text(new, key)
         return
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):

@@ -155,7 +155,7 @@ def read_cells(row: Row, names: ColumnNames) -> Cells:
 
 
 def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
-    """The columns that nothing else is made of; what no reward function can be given is left out."""
+    """The columns that are left; what no reward function can be given is not among them."""
     found = {}
     for name, cell in row.items():
         if name in names:

@@ -16,7 +16,8 @@ from torch import Tensor
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
 from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum
-from ppojob_trainer.algorithms.policy_loss import POLICY_LOSSES, LossInputs
+from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
+from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
 from ppojob_trainer.rows.experience import Experience
@@ -49,7 +50,7 @@ class PolicyObjective:
     """The loss of an update, over the outputs of a `PolicyHead`.
 
     Attributes:
-        policy_loss: a name in `algorithms.policy_loss.POLICY_LOSSES`.
+        policy_loss: a name in `algorithms.policy_losses.table.POLICY_LOSSES`.
         options: its own.
         aggregation: how all terms are added up.
         entropy_coefficient: c_H; 0 for no bonus.
@@ -57,7 +58,7 @@ class PolicyObjective:
     """
 
     policy_loss: str
-    options: Mapping[str, float]
+    options: Mapping[str, float | str]
     aggregation: Aggregation
     entropy_coefficient: float = 0.0
     kl: KlTerm | None = None
@@ -80,7 +81,7 @@ class PolicyObjective:
         coefficient = spec.kl.coefficient if kl_coefficient is None else kl_coefficient
         return cls(
             policy_loss=spec.policy_loss.type,
-            options=spec.policy_loss.model_dump(exclude={"type"}, by_alias=False),
+            options=spec.policy_loss.settings(),
             aggregation=Aggregation(
                 spec.loss_aggregation, spec.loss_scale_tokens or max_response_tokens
             ),

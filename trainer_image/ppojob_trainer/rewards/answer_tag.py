@@ -4,9 +4,10 @@
 def last_answer(response: str) -> str | None:
     """Return the text of the last whole <answer> block, stripped; None without one.
 
-    Departs from TinyZero, which reads the whole conversation and of it only the LAST line after the
-    FIRST "Assistant:": a trailing newline, or an answer over two lines, scored 0 there. A reward
-    function here gets the response alone, so there is nothing to skip, and every line counts.
+    Departs from TinyZero, which reads the conversation behind the FIRST "Assistant:", in countdown
+    the LAST line of that alone: a trailing newline scores 0 there. In multiply all lines count, but
+    in both an answer over two lines is none. A reward function here gets the response alone, so
+    there is nothing to skip, and an answer may have several lines.
     """
     closed = response.split("</answer>")[:-1]
     answers = [text.partition("<answer>")[2] for text in closed if "<answer>" in text]

@@ -1,9 +1,13 @@
 """Countdown: reach a target with given numbers, each used exactly once (TinyZero)."""
 
+import re
+
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.answer_tag import last_answer
 from ppojob_trainer.rewards.arithmetic import NotArithmetic, evaluate
 from ppojob_trainer.rewards.records import Verdict, verdict
+
+_INTEGER = re.compile(r"-?[0-9]{1,1000}")
 
 
 def countdown(
@@ -17,11 +21,12 @@ def countdown(
     Departs from TinyZero: the block is found anywhere in the response (see ``last_answer``); "1.5"
     is not the numbers 1 and 5; ``**`` and ``//`` are not among the four operations that the prompt
     names; values are exact fractions, not floats within 1e-5, and no text is ever evaluated as
-    Python.
+    Python; "24" is the number 24, where TinyZero finds no equation right.
 
     Args:
         response: text of the response.
-        ground_truth: ``{"target": 24, "numbers": [4, 6, 1]}``.
+        ground_truth: ``{"target": 24, "numbers": [4, 6, 1]}``; 24.0 and "24" are 24 too. What is no
+            integer, 2.5 say, is reported when the data is read.
         score: for a right equation.
         format_score: for a wrong one.
     """
@@ -48,8 +53,22 @@ def ground_truth_problem(ground_truth: Json) -> str | None:
 
 def _read(ground_truth: Json) -> tuple[int, list[int]]:
     match ground_truth:
-        case {"target": int(target), "numbers": [_, *_] as numbers}:
-            integers = [number for number in numbers if isinstance(number, int)]
-            if len(integers) == len(numbers):
-                return target, integers
+        case {"target": target, "numbers": [_, *_] as numbers}:
+            wanted, *integers = [_integer(number) for number in (target, *numbers)]
+            if wanted is not None and None not in integers:
+                return wanted, [number for number in integers if number is not None]
     raise TypeError('a target and its numbers, such as {"target": 24, "numbers": [4, 6, 1]}')
+
+
+def _integer(value: Json) -> int | None:
+    """The integer that a JSON value says; None where it says none."""
+    match value:
+        case bool():
+            return None
+        case int(number):
+            return number
+        case float(number) if number.is_integer():
+            return int(number)
+        case str(text) if _INTEGER.fullmatch(text):
+            return int(text)
+    return None

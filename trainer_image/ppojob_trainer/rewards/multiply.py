@@ -6,7 +6,8 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.answer_tag import last_answer
 from ppojob_trainer.rewards.records import Verdict, verdict
 
-_INTEGER = re.compile(r"-?[0-9]{1,1000}")
+# As many digits as Python's int() takes unless it is told otherwise.
+_INTEGER = re.compile(r"-?[0-9]{1,4300}")
 
 
 def multiply(
@@ -17,9 +18,10 @@ def multiply(
     ``score`` for the product, ``format_score`` for another integer, 0 without a block or with
     something else in it: TinyZero's numbers (``reward_score/multiply.py``), but:
 
-    Departs from TinyZero: the block is found anywhere in the response (see ``last_answer``); an
-    integer is a sign and ASCII digits, where Python's ``int()`` takes "4_2", "+42" and full-width
-    digits too; a bad ground truth is reported when the data is read and not in the middle of a run.
+    Departs from TinyZero: an answer may have several lines (see ``last_answer``); an integer is a
+    sign and ASCII digits, where Python's ``int()`` takes "4_2", "+42" and full-width digits too; a
+    bad ground truth is reported when the data is read and not in the middle of a run. As there, a
+    number of more than 4,300 digits is none.
 
     Args:
         response: text of the response.

@@ -1,70 +1,20 @@
-"""Policy-gradient losses of single tokens, before they are added up by `aggregate`.
+"""PPO's clipped loss.
 
 Notation: ρ = π(a_t|s_t) / π_old(a_t|s_t), A the advantage. Shapes: (tokens,), flat.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ppojob_trainer.algorithms.masked import zero_outside
-
-LOG_RATIO_LIMIT = 20.0
-"""Absolute log-ratio beyond which it is cut off, with no gradient, so that ratios stay finite."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossInputs:
-    """All that a loss may read of a micro-batch: `tokens` tokens of `rows` responses.
-
-    Attributes:
-        logprobs: (tokens,) log π, with gradient.
-        old_logprobs: (tokens,) log π_old.
-        rollout_logprobs: (tokens,) log μ of the engine that drew the tokens.
-        advantages: (tokens,) A.
-        mask: (tokens,) bool, True where the token is trained.
-        lengths: (rows,) int64, tokens of each response.
-        groups: (rows,) int64, the prompt of each response.
-    """
-
-    logprobs: Tensor
-    old_logprobs: Tensor
-    rollout_logprobs: Tensor
-    advantages: Tensor
-    mask: Tensor
-    lengths: Tensor
-    groups: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class LossOutput:
-    """What a loss gives back.
-
-    Attributes:
-        loss: (tokens,) to be minimized, with gradient; 0 where `mask` is False.
-        metrics: (tokens,) each, without gradient, by the name of the metric that is their mean.
-    """
-
-    loss: Tensor
-    metrics: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyLoss:
-    """A policy loss of `POLICY_LOSSES`.
-
-    Attributes:
-        compute: from `LossInputs` and the options of `spec.algorithm.policyLoss` to `LossOutput`.
-        metrics: names of what `LossOutput.metrics` holds: a rank without rows has to know them.
-        vanishes_without_advantage: a row whose advantages are all zero has no gradient, so an
-            update may leave it out.
-    """
-
-    compute: Callable[..., LossOutput]
-    metrics: tuple[str, ...]
-    vanishes_without_advantage: bool = True
+from ppojob_trainer.algorithms.policy_losses.inputs import (
+    LossInputs,
+    LossOutput,
+    bounded,
+    check_bounds,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +69,14 @@ def clip(
     Raises:
         ValueError: if a bound is negative or `dual_clip` is neither 0 nor above 1.
     """
-    _check_bounds(clip_low, clip_high, dual_clip)
+    check_bounds(clip_low, clip_high)
+    _check_dual_clip(dual_clip)
     advantages = zero_outside(advantages, mask)
     log_ratio = zero_outside(logprobs, mask) - zero_outside(old_logprobs, mask)
-    log_ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    log_ratio = bounded(log_ratio)
     ratio = log_ratio.exp()
-    bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss = torch.maximum(-advantages * ratio, -advantages * bounded)
+    within = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss = torch.maximum(-advantages * ratio, -advantages * within)
     negative = advantages < 0.0
     dual_clipped = torch.zeros_like(negative)
     if dual_clip:
@@ -134,26 +85,27 @@ def clip(
         loss = torch.where(negative, torch.minimum(loss, ceiling), loss)
     return TokenLoss(
         loss=loss,
-        clipped_high=(advantages > 0.0) & (ratio > bounded),
-        clipped_low=negative & (ratio < bounded),
+        clipped_high=(advantages > 0.0) & (ratio > within),
+        clipped_low=negative & (ratio < within),
         dual_clipped=dual_clipped,
         log_ratio=log_ratio.detach(),
     )
 
 
-def _check_bounds(clip_low: float, clip_high: float, dual_clip: float) -> None:
-    if min(clip_low, clip_high) < 0.0:
-        raise ValueError(
-            f"clip_low, clip_high: got {clip_low}, {clip_high}: a clip range holds 1; "
-            "both must be 0 or more"
-        )
+def _check_dual_clip(dual_clip: float) -> None:
     if dual_clip != 0.0 and not dual_clip > 1.0:
         raise ValueError(
             f"dual_clip: got {dual_clip}: it bounds ratios above 1; must be above 1, or 0 for none"
         )
 
 
-def _clip_loss(inputs: LossInputs, **bounds: float) -> LossOutput:
+def clip_loss(inputs: LossInputs, **bounds: float) -> LossOutput:
+    """`clip` as a row of the table.
+
+    Args:
+        inputs: of the micro-batch.
+        bounds: `clip_low`, `clip_high` and `dual_clip`.
+    """
     found = clip(
         inputs.logprobs, inputs.old_logprobs, inputs.advantages, mask=inputs.mask, **bounds
     )
@@ -163,9 +115,3 @@ def _clip_loss(inputs: LossInputs, **bounds: float) -> LossOutput:
         "actor/ppo_kl": -found.log_ratio,
     }
     return LossOutput(found.loss, metrics)
-
-
-POLICY_LOSSES: dict[str, PolicyLoss] = {
-    "clip": PolicyLoss(_clip_loss, ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl"))
-}
-"""Every policy loss by the name of `spec.algorithm.policyLoss.type`."""

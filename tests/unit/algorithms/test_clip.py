@@ -5,9 +5,8 @@ import torch
 from literal_comparison import compare_policy_gradient, compare_policy_loss
 from ragged_batches import DTYPES, Batch, fixed_batches, for_any_batch
 
-from ppojob_api.v1alpha1.algorithm import PolicyLossSpec
-from ppojob_trainer.algorithms import policy_loss
-from ppojob_trainer.algorithms.policy_loss import POLICY_LOSSES, LossInputs, TokenLoss, clip
+from ppojob_trainer.algorithms.policy_losses import clip as module
+from ppojob_trainer.algorithms.policy_losses.clip import TokenLoss, clip
 
 
 def clip_of_ratio(ratio: float, advantage: float, dual_clip: float = 3.0) -> TokenLoss:
@@ -25,7 +24,7 @@ def clip_of_ratio(ratio: float, advantage: float, dual_clip: float = 3.0) -> Tok
 @for_any_batch
 def test_equal_to_the_literal_form(batch: Batch):
     for dtype in DTYPES:
-        compare_policy_loss(policy_loss, batch, dtype)
+        compare_policy_loss(module, batch, dtype)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_the_first_update_has_the_plain_policy_gradient():
 
 @for_any_batch
 def test_gradient_equals_finite_differences_of_the_literal_loss(batch: Batch):
-    compare_policy_gradient(policy_loss, batch, torch.float64)
+    compare_policy_gradient(module, batch, torch.float64)
 
 
 @pytest.mark.parametrize("batch", fixed_batches()[:3])
@@ -132,20 +131,3 @@ def test_senseless_bounds_are_refused(options: dict[str, float], message: str):
     bounds = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0} | options
     with pytest.raises(ValueError, match=message):
         clip(torch.zeros(1), torch.zeros(1), torch.ones(1), **bounds)
-
-
-@pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_a_loss_keeps_what_its_row_in_the_table_says(name: str):
-    row = POLICY_LOSSES[name]
-    logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
-    old = torch.tensor([-1.5, -1.0, -0.5])
-    columns = {"old_logprobs": old, "rollout_logprobs": old, "mask": torch.tensor([True] * 3)}
-    rows = {"lengths": torch.tensor([2, 1]), "groups": torch.tensor([0, 0])}
-    options = PolicyLossSpec(type=name).model_dump(exclude={"type"}, by_alias=False)
-    inputs = LossInputs(logprobs=logprobs, advantages=torch.zeros(3), **columns, **rows)
-    output = row.compute(inputs, **options)
-    assert tuple(output.metrics) == row.metrics
-    assert not any(values.requires_grad for values in output.metrics.values())
-    if row.vanishes_without_advantage:
-        (gradient,) = torch.autograd.grad(output.loss.sum(), logprobs)
-        assert gradient.tolist() == [0.0] * 3

@@ -1,0 +1,273 @@
+"""The policy loss: which there are, and the settings of each in a section of its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from ppojob_api.v1alpha1.section import Section
+
+PolicyLossType = Literal[
+    "clip",
+    "dppo_tv",
+    "dppo_kl",
+    "gspo",
+    "sapo",
+    "gpg",
+    "clip_cov",
+    "kl_cov",
+    "geo_mean",
+    "dro",
+    "cispo",
+    "bypass",
+]
+
+ClipRange = Annotated[float, Field(gt=0, lt=1)]
+WideClipRange = Annotated[float, Field(gt=0, le=1_000)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Covariance = Annotated[float, Field(ge=-1_000, le=1_000)]
+GateTemperature = Annotated[float, Field(gt=0, le=1_000)]
+RatioLimit = Annotated[float, Field(gt=1, le=1_000_000)]
+
+
+class DppoTvSpec(Section):
+    """Settings of `type: dppo_tv` (Qi et al. 2026, arXiv:2602.04879), binary total variation."""
+
+    divergence_low: ClipRange = 0.15
+    """With a negative advantage, a token is left alone once its probability fell by more.
+    verl: clip_ratio_low, in its example of this loss 0.15."""
+
+    divergence_high: ClipRange = 0.15
+    """With a positive advantage, a token is left alone once its probability rose by more.
+    verl: clip_ratio_high, in its example of this loss 0.15."""
+
+    ratio_limit: RatioLimit = 20.0
+    """Ratios above count as this. verl: clip_ratio_c, meant to be 20, in effect 3."""
+
+
+class DppoKlSpec(Section):
+    """Settings of `type: dppo_kl` (Qi et al. 2026, arXiv:2602.04879), binary KL divergence."""
+
+    divergence_low: WideClipRange = 0.05
+    """With a negative advantage, a token is left alone once it fell and the KL is above.
+    verl: clip_ratio_low, in its example of this loss 0.05."""
+
+    divergence_high: WideClipRange = 0.05
+    """With a positive advantage, a token is left alone once it rose and the KL is above.
+    verl: clip_ratio_high, in its example of this loss 0.05."""
+
+    ratio_limit: RatioLimit = 20.0
+    """Ratios above count as this. verl: clip_ratio_c, meant to be 20, in effect 3."""
+
+
+class GspoSpec(Section):
+    """Settings of `type: gspo` (Zheng et al. 2025, arXiv:2507.18071)."""
+
+    clip_low: ClipRange = 0.0003
+    """A response's ratio is clipped below at 1 - clipLow. The paper, section 5.1: 3e-4.
+    verl: clip_ratio_low, 0.2."""
+
+    clip_high: WideClipRange = 0.0004
+    """A response's ratio is clipped above at 1 + clipHigh. The paper, section 5.1: 4e-4.
+    verl: clip_ratio_high, 0.2."""
+
+
+class SapoSpec(Section):
+    """Settings of `type: sapo` (Gao et al. 2025, arXiv:2511.20347)."""
+
+    tau_positive: GateTemperature = 1.0
+    """How steeply the gate closes with a positive advantage. verl: tau_pos, 1."""
+
+    tau_negative: GateTemperature = 1.05
+    """How steeply the gate closes with a negative advantage. verl: tau_neg, 1.05."""
+
+
+class ClipCovSpec(Section):
+    """Settings of `type: clip_cov` (Cui et al. 2025, arXiv:2505.22617)."""
+
+    share: Share = 0.0002
+    """Share of the tokens that lose their gradient, at least one. verl: clip_cov_ratio, 0.0002."""
+
+    covariance_low: Covariance = 1.0
+    """Only tokens of a higher covariance are drawn from. verl: clip_cov_lb, 1."""
+
+    covariance_high: Covariance = 5.0
+    """Only tokens of a lower covariance are drawn from. verl: clip_cov_ub, 5."""
+
+    clip_low: WideClipRange = 0.2
+    """The ratio is clipped below at 1 - clipLow; 1 or more: not at all.
+    verl: clip_ratio_low, 0.2."""
+
+    clip_high: WideClipRange = 0.2
+    """The ratio is clipped above at 1 + clipHigh. verl: clip_ratio_high, 0.2."""
+
+
+class KlCovSpec(Section):
+    """Settings of `type: kl_cov` (Cui et al. 2025, arXiv:2505.22617)."""
+
+    share: Share = 0.0002
+    """Share of the tokens that are held back, those of the highest covariance, at least one.
+    verl: kl_cov_ratio, 0.0002."""
+
+    coefficient: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Weight of their distance to the old policy. The paper: 1. verl: ppo_kl_coef, 0.1."""
+
+
+class GeoMeanSpec(Section):
+    """Settings of `type: geo_mean` (GMPO: Zhao et al. 2025, arXiv:2507.20673)."""
+
+    clip_low: WideClipRange = 0.4
+    """A token's log-ratio is clipped below at -clipLow. The paper: 0.4.
+    verl: clip_ratio_low, 0.2."""
+
+    clip_high: WideClipRange = 0.4
+    """A token's log-ratio is clipped above at clipHigh. The paper: 0.4.
+    verl: clip_ratio_high, 0.2."""
+
+
+class DroSpec(Section):
+    """Settings of `type: dro` (Richemond et al. 2024, arXiv:2405.19107)."""
+
+    beta: Annotated[float, Field(gt=0, le=1_000_000)]
+    """Weight of the squared log-ratio. verl: dro_beta, which has no default either."""
+
+
+class CispoSpec(Section):
+    """Settings of `type: cispo` (MiniMax-M1, Chen et al. 2025, arXiv:2506.13585)."""
+
+    clip_low: WideClipRange = 1.0
+    """The weight is clipped below at 1 - clipLow; 1 or more: not at all, as in the paper.
+    verl: clip_ratio_low, 0.2, in its example of this loss 10."""
+
+    clip_high: WideClipRange = 0.2
+    """The weight is clipped above at 1 + clipHigh. verl: clip_ratio_high, 0.2."""
+
+
+class BypassSpec(Section):
+    """Settings of `type: bypass`: the sampler's log-probabilities stand for the old policy's."""
+
+    form: Literal["clip", "reinforce"] = "clip"
+    """clip: the clipped loss, by clipLow, clipHigh and dualClip; reinforce: weighted by importance.
+    verl: rollout_correction.loss_type, ppo_clip."""
+
+    weights: Literal["none", "token", "sequence"] = "sequence"
+    """With `form: reinforce`, whose ratio the weight is: the token's, or the whole response's.
+    verl: rollout_correction.rollout_is, sequence."""
+
+    weight_limit: Annotated[float, Field(gt=0, le=1_000_000)] = 2.0
+    """Weights above count as this. verl: rollout_correction.rollout_is_threshold, 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a policy loss needs of a job.
+
+    Attributes:
+        options: the section of its settings, a field of `PolicyLossSpec` of the loss's name.
+        means_of_responses: it is a mean over responses by definition, so no other aggregation
+            than sequence_mean_token_mean means anything.
+    """
+
+    options: type[Section] | None = None
+    means_of_responses: bool = False
+
+
+LOSSES: Final[Mapping[PolicyLossType, Loss]] = {
+    "clip": Loss(),
+    "dppo_tv": Loss(DppoTvSpec),
+    "dppo_kl": Loss(DppoKlSpec),
+    "gspo": Loss(GspoSpec, means_of_responses=True),
+    "sapo": Loss(SapoSpec, means_of_responses=True),
+    "gpg": Loss(),
+    "clip_cov": Loss(ClipCovSpec),
+    "kl_cov": Loss(KlCovSpec),
+    "geo_mean": Loss(GeoMeanSpec, means_of_responses=True),
+    "dro": Loss(DroSpec),
+    "cispo": Loss(CispoSpec),
+    "bypass": Loss(BypassSpec),
+}
+"""Every policy loss by its `type`; what it computes stands in the trainer's `POLICY_LOSSES`."""
+
+
+CLIP_FIELDS: Final = ("clip_low", "clip_high", "dual_clip")
+"""Fields of `PolicyLossSpec` that belong to `type: clip`, and to `bypass` with `form: clip`."""
+
+
+class PolicyLossSpec(Section):
+    """The surrogate objective (Schulman et al. 2017, arXiv:1707.06347, equation 7)."""
+
+    type: PolicyLossType = "clip"
+    """clip: the pessimistic minimum of the plain and the clipped ratio, verl's vanilla; the others
+    as in docs/algorithms.md. verl: loss_mode vanilla."""
+
+    clip_low: ClipRange = 0.2
+    """The ratio is clipped below at 1 - clipLow. PPO and verl: 0.2."""
+
+    clip_high: ClipRange = 0.2
+    """The ratio is clipped above at 1 + clipHigh. PPO and verl: 0.2;
+    DAPO (arXiv:2503.14476): 0.28."""
+
+    dual_clip: Annotated[float, Field(ge=0, le=1_000)] = 3.0
+    """Bound on the loss of negative advantages (Ye et al. 2020, arXiv:1912.09729), above 1;
+    0: none. verl: clip_ratio_c, 3."""
+
+    dppo_tv: DppoTvSpec | None = None
+    """Settings of type dppo_tv."""
+
+    dppo_kl: DppoKlSpec | None = None
+    """Settings of type dppo_kl."""
+
+    gspo: GspoSpec | None = None
+    """Settings of type gspo."""
+
+    sapo: SapoSpec | None = None
+    """Settings of type sapo."""
+
+    clip_cov: ClipCovSpec | None = None
+    """Settings of type clip_cov."""
+
+    kl_cov: KlCovSpec | None = None
+    """Settings of type kl_cov."""
+
+    geo_mean: GeoMeanSpec | None = None
+    """Settings of type geo_mean."""
+
+    dro: DroSpec | None = None
+    """Settings of type dro, which needs them."""
+
+    cispo: CispoSpec | None = None
+    """Settings of type cispo."""
+
+    bypass: BypassSpec | None = None
+    """Settings of type bypass."""
+
+    @property
+    def loss(self) -> Loss:
+        """What the job's policy loss needs."""
+        return LOSSES[self.type]
+
+    @property
+    def options(self) -> Section | None:
+        """The settings of the job's loss, where it has some and they are given."""
+        return self.options_of(self.type)
+
+    def options_of(self, kind: PolicyLossType) -> Section | None:
+        """The settings of a loss, the job's or another."""
+        given: Section | None = getattr(self, kind) if LOSSES[kind].options else None
+        return given
+
+    @property
+    def clips_tokens(self) -> bool:
+        """Whether clipLow, clipHigh and dualClip have an effect."""
+        form = (self.bypass or BypassSpec()).form
+        return self.type == "clip" or (self.type == "bypass" and form == "clip")
+
+    def settings(self) -> dict[str, float | str]:
+        """What the trainer's function is called with, by its names; every default is in it."""
+        named: dict[str, float | str] = {}
+        if self.type in ("clip", "bypass"):
+            named |= self.model_dump(include=set(CLIP_FIELDS), by_alias=False)
+        if self.loss.options is not None:
+            named |= (self.options or self.loss.options()).model_dump(by_alias=False)
+        return named

@@ -1,0 +1,49 @@
+"""Jobs with other policy losses than `clip`."""
+
+import math
+from pathlib import Path
+
+import job_points
+import pytest
+import run_folders
+
+from ppojob_trainer.metrics import names
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ALGORITHM = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBatchPrompts": 2}
+FOUR_STEPS = {"total": 4}
+
+
+def test_a_loss_of_whole_responses(start, tiny_job, tmp_path: Path):
+    """Its defaults are of the paper: so narrow that the second update of a step meets them."""
+    output = tmp_path / "run"
+    loss = {"policyLoss": {"type": "gspo"}, "lossAggregation": "sequence_mean_token_mean"}
+    run = start(tiny_job(algorithm={**ALGORITHM, **loss}, steps=FOUR_STEPS), output)
+    assert run.wait() == 0, run.logs()
+    records = run_folders.metrics(output)[-4:]
+    assert not [key for key in records[-1] if key not in {"step", "time"} and not names.find(key)]
+    for record in records:
+        assert math.isfinite(record["actor/pg_loss"])
+        assert 0.0 < record["actor/pg_clipfrac"] < 1.0
+        assert "actor/pg_clipfrac_lower" not in record
+
+
+def test_what_a_loss_draws_is_drawn_again(start, tiny_job, tmp_path: Path):
+    """clip_cov draws tokens: a job that is killed draws those of one that nobody disturbed."""
+    options = {"share": 0.1, "covarianceLow": 0.0, "covarianceHigh": 100.0}
+    algorithm = {**ALGORITHM, "policyLoss": {"type": "clip_cov", "clipCov": options}}
+    recovery = {"restartsWithoutProgress": 100}
+    job = tiny_job(
+        algorithm=algorithm, steps=FOUR_STEPS, recovery=recovery, checkpoint={"every": 1}
+    )
+    whole, killed, once = tmp_path / "whole", tmp_path / "killed", tmp_path / "once"
+    run = start(job, whole)
+    assert run.wait() == 0, run.logs()
+    drawn = [record["actor/pg_covfrac"] for record in run_folders.metrics(whole)[-4:]]
+    assert all(0.0 < share < 0.1 for share in drawn), drawn
+    points = ("rpc.update.answer.before@3=kill", "controller.step.computed@3=kill")
+    run = start(job, killed, **job_points.armed(once, *points))
+    assert run.wait(500) == 0, run.logs()
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(killed) == run_folders.result(whole)

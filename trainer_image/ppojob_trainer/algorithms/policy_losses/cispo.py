@@ -1,0 +1,31 @@
+"""CISPO: clips the importance weight, and keeps the gradient of every token."""
+
+from ppojob_trainer.algorithms.policy_losses.inputs import (
+    LossInputs,
+    LossOutput,
+    bounded,
+    check_bounds,
+)
+
+
+def cispo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
+    """The policy gradient weighted by the clipped ratio.
+
+    MiniMax-M1 (arXiv:2506.13585), equations 4 and 5:
+    `L = -sg(clip(ρ, 1 - clip_low, 1 + clip_high)) A log π`. No token loses its gradient, however
+    far its ratio went.
+
+    Numbers and gradients are those of verl's `cispo`, the log-ratio cut off at ±20.
+
+    Args:
+        inputs: of the micro-batch.
+        clip_low: how far the weight may fall below 1; 1 or more: as far as it likes.
+        clip_high: how far it may rise above 1.
+    """
+    check_bounds(clip_low, clip_high)
+    log_ratio = bounded(inputs.log_ratio()).detach()
+    ratio = log_ratio.exp()
+    weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss = -weight * inputs.trained(inputs.advantages) * inputs.trained(inputs.logprobs)
+    metrics = {"actor/pg_clipfrac": (ratio != weight).float(), "actor/ppo_kl": -log_ratio}
+    return LossOutput(loss, metrics)

@@ -1,0 +1,108 @@
+"""Clip-Cov and KL-Cov: hold back the few tokens that use up the entropy of the policy.
+
+The Entropy Mechanism (arXiv:2505.22617): entropy falls with the covariance between log-probability
+and advantage, and a few tokens make most of it. Both losses find them by
+`cov_t = (A_t - mean A) (log π_t - mean log π)`, the means over the trained tokens.
+
+Means, shares and choices are those of the micro-batch, as in verl: other micro-batches or another
+number of ranks choose other tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from ppojob_trainer.algorithms.policy_losses.inputs import (
+    LossInputs,
+    LossOutput,
+    bounded,
+    check_bounds,
+)
+
+
+def clip_cov(
+    inputs: LossInputs,
+    *,
+    share: float,
+    covariance_low: float,
+    covariance_high: float,
+    clip_low: float,
+    clip_high: float,
+) -> LossOutput:
+    """The clipped loss, without the gradient of some tokens of high covariance.
+
+    Clip-Cov of the paper: of the tokens that the clip leaves alone and whose covariance
+    lies between the bounds, `share` of all trained tokens, at least one, are drawn, and their loss
+    is 0. The draw comes from torch's global generator, whose state belongs into a commit.
+
+    Departs from verl: the log-ratio is cut off at ±20; `pg_clipfrac` is the share of tokens at
+    which the clip decides, where verl's is that of the drawn ones, here `pg_covfrac`.
+
+    Args:
+        inputs: of the micro-batch.
+        share: how many of the trained tokens are drawn.
+        covariance_low: only above it.
+        covariance_high: only below it.
+        clip_low: how far the ratio may fall below 1; 1 or more: as far as it likes.
+        clip_high: how far it may rise above 1.
+    """
+    check_bounds(clip_low, clip_high)
+    advantages, log_ratio = inputs.trained(inputs.advantages), bounded(inputs.log_ratio())
+    ratio = log_ratio.exp()
+    plain, clipped = (
+        -advantages * ratio,
+        -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high),
+    )
+    is_clipped = clipped > plain
+    covariance = _covariances(inputs)
+    between = (covariance > covariance_low) & (covariance < covariance_high)
+    candidates = (between & inputs.mask & ~is_clipped).nonzero()[:, 0]
+    order = torch.randperm(len(candidates)).to(candidates.device)
+    is_drawn = _at(candidates[order[: _count(inputs, share)]], inputs.mask)
+    metrics = {
+        "actor/pg_clipfrac": is_clipped.float(),
+        "actor/pg_covfrac": is_drawn.float(),
+        "actor/ppo_kl": -log_ratio.detach(),
+    }
+    return LossOutput(torch.where(is_drawn, 0.0, torch.maximum(plain, clipped)), metrics)
+
+
+def kl_cov(inputs: LossInputs, *, share: float, coefficient: float) -> LossOutput:
+    """The plain surrogate, with a penalty on the tokens of the highest covariance.
+
+    KL-Cov of the paper: `L = -A ρ`, and `L = -A ρ + β |log ρ|` for `share` of the trained
+    tokens, at least one, those of the highest covariance; of equal ones the first in row order.
+
+    Departs from verl: the log-ratio is cut off at ±20; `ppo_kl` is the mean of -log ρ, as in every
+    loss, where verl's is that of |log ρ|.
+
+    Args:
+        inputs: of the micro-batch.
+        share: how many of the trained tokens are penalized.
+        coefficient: β.
+    """
+    log_ratio = bounded(inputs.log_ratio())
+    loss = -inputs.trained(inputs.advantages) * log_ratio.exp()
+    trained = inputs.mask.nonzero()[:, 0]
+    highest = _covariances(inputs)[trained].sort(descending=True, stable=True).indices
+    is_chosen = _at(trained[highest[: _count(inputs, share)]], inputs.mask)
+    loss = loss + torch.where(is_chosen, coefficient * log_ratio.abs(), 0.0)
+    metrics = {"actor/pg_covfrac": is_chosen.float(), "actor/ppo_kl": -log_ratio.detach()}
+    return LossOutput(loss, metrics)
+
+
+def _covariances(inputs: LossInputs) -> Tensor:
+    """(tokens,) without gradient; 0 where a token is not trained."""
+    columns = []
+    for column in (inputs.advantages, inputs.logprobs):
+        kept = inputs.trained(column.detach())
+        columns.append(kept - kept.sum() / inputs.mask.sum().clamp(min=1))
+    return inputs.trained(columns[0] * columns[1])
+
+
+def _count(inputs: LossInputs, share: float) -> int:
+    return max(1, int(share * int(inputs.mask.sum())))
+
+
+def _at(positions: Tensor, mask: Tensor) -> Tensor:
+    """(tokens,) bool, True at the positions."""
+    return torch.zeros_like(mask).index_fill(0, positions, value=True)

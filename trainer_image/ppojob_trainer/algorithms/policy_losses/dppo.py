@@ -1,0 +1,82 @@
+"""DPPO: holds back the tokens whose distribution moved far, and not those of a large ratio."""
+
+import torch
+from torch import Tensor
+
+from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput, bounded
+
+EPSILON = 1e-8
+"""Added to the probabilities of all other tokens by `dppo_kl`, as verl does."""
+
+
+def dppo_tv(
+    inputs: LossInputs, *, divergence_low: float, divergence_high: float, ratio_limit: float
+) -> LossOutput:
+    """The policy gradient of the tokens whose probability did not move too far.
+
+    DPPO (arXiv:2602.04879), Binary-TV, the total variation between the token and all others:
+    `L = -A sg(min(ρ, ratio_limit)) M log π`, M = 0 where A > 0 and π - π_old > divergence_high, and
+    where A ≤ 0 and π_old - π > divergence_low, else 1.
+
+    Numbers and gradients are those of verl's `dppo_tv`, the log-ratio cut off at ±20.
+
+    Args:
+        inputs: of the micro-batch.
+        divergence_low: how far a probability may have fallen.
+        divergence_high: how far it may have risen.
+        ratio_limit: the largest weight (section 5.4 of the paper).
+    """
+    probs, old_probs = _probabilities(inputs)
+    moved = probs - old_probs
+    return _held_back(inputs, moved > divergence_high, -moved > divergence_low, ratio_limit)
+
+
+def dppo_kl(
+    inputs: LossInputs, *, divergence_low: float, divergence_high: float, ratio_limit: float
+) -> LossOutput:
+    """The same, by the KL divergence between the token and all others.
+
+    DPPO (arXiv:2602.04879), Binary-KL:
+    `D = π_old log(π_old / π) + (1 - π_old) log((1 - π_old) / (1 - π))`, and M = 0 where A > 0,
+    π > π_old and D > divergence_high, and where A ≤ 0, π < π_old and D > divergence_low.
+
+    Numbers and gradients are those of verl's `dppo_kl`, the log-ratio cut off at ±20.
+
+    Args:
+        inputs: of the micro-batch.
+        divergence_low: how far a token may have moved that fell.
+        divergence_high: how far a token may have moved that rose.
+        ratio_limit: the largest weight (section 5.4 of the paper).
+    """
+    probs, old_probs = _probabilities(inputs)
+    others = ((1.0 - old_probs + EPSILON) / (1.0 - probs + EPSILON)).log()
+    divergence = -old_probs * inputs.log_ratio().detach() + (1.0 - old_probs) * others
+    rose, fell = probs > old_probs, probs < old_probs
+    return _held_back(
+        inputs,
+        rose & (divergence > divergence_high),
+        fell & (divergence > divergence_low),
+        ratio_limit,
+    )
+
+
+def _probabilities(inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    logprobs, old = inputs.trained(inputs.logprobs).detach(), inputs.trained(inputs.old_logprobs)
+    return logprobs.exp(), old.exp()
+
+
+def _held_back(
+    inputs: LossInputs, is_high: Tensor, is_low: Tensor, ratio_limit: float
+) -> LossOutput:
+    """The weighted policy gradient of the tokens that did not go too far in their direction."""
+    advantages = inputs.trained(inputs.advantages)
+    log_ratio = bounded(inputs.log_ratio()).detach()
+    ratio = log_ratio.exp()
+    is_kept = ~torch.where(advantages > 0.0, is_high, is_low)
+    weight = ratio.clamp(max=ratio_limit) * is_kept
+    metrics = {
+        "actor/pg_clipfrac": (~is_kept).float(),
+        "actor/pg_clipfrac_lower": (is_kept & (ratio > ratio_limit)).float(),
+        "actor/ppo_kl": -log_ratio,
+    }
+    return LossOutput(-advantages * weight * inputs.trained(inputs.logprobs), metrics)

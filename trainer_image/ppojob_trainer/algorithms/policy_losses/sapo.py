@@ -1,0 +1,25 @@
+"""SAPO: a smooth gate on the ratio where PPO has a hard clip."""
+
+import torch
+
+from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput, bounded
+
+
+def sapo(inputs: LossInputs, *, tau_positive: float, tau_negative: float) -> LossOutput:
+    """The softly gated surrogate.
+
+    SAPO (arXiv:2511.20347), its objective and gate: `L = -A 4/τ σ(τ (ρ - 1))`, τ = `tau_positive`
+    where A > 0 and `tau_negative` elsewhere. At ρ = 1 its gradient is the plain one, -A. Added up
+    by `sequence_mean_token_mean`.
+
+    Numbers and gradients are those of verl's `sapo`, the log-ratio cut off at ±20.
+
+    Args:
+        inputs: of the micro-batch.
+        tau_positive: how steeply the gate closes where A > 0.
+        tau_negative: how steeply it closes elsewhere.
+    """
+    log_ratio, advantages = bounded(inputs.log_ratio()), inputs.trained(inputs.advantages)
+    tau = torch.where(advantages > 0.0, advantages.new_tensor(tau_positive), tau_negative)
+    gate = torch.sigmoid(tau * (log_ratio.exp() - 1.0)) * (4.0 / tau)
+    return LossOutput(-advantages * gate, {"actor/ppo_kl": -log_ratio.detach()})

@@ -1,0 +1,37 @@
+"""The table of policy losses."""
+
+from typing import Final
+
+from ppojob_trainer.algorithms.policy_losses.bypass import bypass
+from ppojob_trainer.algorithms.policy_losses.cispo import cispo
+from ppojob_trainer.algorithms.policy_losses.clip import clip_loss
+from ppojob_trainer.algorithms.policy_losses.covariance import clip_cov, kl_cov
+from ppojob_trainer.algorithms.policy_losses.dppo import dppo_kl, dppo_tv
+from ppojob_trainer.algorithms.policy_losses.dro import dro
+from ppojob_trainer.algorithms.policy_losses.geo_mean import geo_mean
+from ppojob_trainer.algorithms.policy_losses.gpg import gpg
+from ppojob_trainer.algorithms.policy_losses.gspo import gspo
+from ppojob_trainer.algorithms.policy_losses.inputs import PolicyLoss
+from ppojob_trainer.algorithms.policy_losses.sapo import sapo
+
+_KL: Final = "actor/ppo_kl"
+_CLIPPED: Final = "actor/pg_clipfrac"
+_CLIPPED_LOWER: Final = "actor/pg_clipfrac_lower"
+_CHOSEN: Final = "actor/pg_covfrac"
+
+# The covariance of a token is one with all others, those of rows without advantage included.
+POLICY_LOSSES: dict[str, PolicyLoss] = {
+    "clip": PolicyLoss(clip_loss, (_CLIPPED, _CLIPPED_LOWER, _KL)),
+    "dppo_tv": PolicyLoss(dppo_tv, (_CLIPPED, _CLIPPED_LOWER, _KL)),
+    "dppo_kl": PolicyLoss(dppo_kl, (_CLIPPED, _CLIPPED_LOWER, _KL)),
+    "gspo": PolicyLoss(gspo, (_CLIPPED, _KL)),
+    "sapo": PolicyLoss(sapo, (_KL,)),
+    "gpg": PolicyLoss(gpg, (_KL,)),
+    "clip_cov": PolicyLoss(clip_cov, (_CLIPPED, _CHOSEN, _KL), vanishes_without_advantage=False),
+    "kl_cov": PolicyLoss(kl_cov, (_CHOSEN, _KL), vanishes_without_advantage=False),
+    "geo_mean": PolicyLoss(geo_mean, (_CLIPPED, _KL)),
+    "dro": PolicyLoss(dro, (_KL,), vanishes_without_advantage=False),
+    "cispo": PolicyLoss(cispo, (_CLIPPED, _KL)),
+    "bypass": PolicyLoss(bypass, (_CLIPPED, _CLIPPED_LOWER, _KL)),
+}
+"""Every policy loss by the name of `spec.algorithm.policyLoss.type`."""
