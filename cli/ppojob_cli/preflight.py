@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ppojob_api import validation
-from ppojob_api.checks.schedule import check_length
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.validation import check_length
 from ppojob_cli.commit_checks import check_commits, uncommitted_warning
 from ppojob_cli.critic_checks import check_critic
 from ppojob_cli.machine_checks import (

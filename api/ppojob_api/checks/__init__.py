@@ -1,1 +1,1 @@
-"""Checks across fields, one small function a rule, by subject."""
+"""What CEL cannot say of a job, one small function a rule."""

@@ -1,101 +1,142 @@
-"""What CEL can say about the name of a job, its paths and its algorithm."""
+"""What an algorithm needs, and which of its settings would have no effect."""
 
 from pydantic.alias_generators import to_camel
 
-from ppojob_api.rules.rule import Rule, given, implies, untouched, words
+from ppojob_api.problem import ReasonCode
+from ppojob_api.rules.rule import Rule, given, untouched, words
 from ppojob_api.v1alpha1.algorithm import ESTIMATORS, KlSpec
-from ppojob_api.well_known import JOB_NAME_LIMIT, JOB_NAME_PATTERN
 
-_COMPARE_GROUPS = frozenset(name for name, one in ESTIMATORS.items() if one.compares_group)
+_COMPARE_GROUPS = [name for name, one in ESTIMATORS.items() if one.compares_group]
+_HAVE_CRITIC = [name for name, one in ESTIMATORS.items() if one.has_critic]
+_SCALED_LOSS = "sequence_mean_token_sum_norm"
 
-NAME_RULES = (
-    Rule(
-        "",
-        f"self.metadata.name.size() <= {JOB_NAME_LIMIT}"
-        f" && self.metadata.name.matches('{JOB_NAME_PATTERN}')",
-        "metadata.name begins the names of pods and services; a letter, then letters, digits and"
-        f" hyphens, all lower case, no hyphen at the end, at most {JOB_NAME_LIMIT} characters",
-    ),
-    Rule(
-        "spec",
-        implies(
-            given("checkpoint.volume"),
-            "self.model.path.startsWith('/')"
-            " && self.data.train.all(file, file.path.startsWith('/'))"
-            " && self.data.validation.all(file, file.path.startsWith('/'))",
-        ),
-        "pods find no relative path; model.path and those of data absolute, on a volume that"
-        " pods[].volumes mounts",
-    ),
-)
-
-# CEL writes the field `in`, a word of its own, as `__in__`.
+_ALGORITHM = "spec.algorithm"
+_KL = "spec.algorithm.kl"
 _KL_TARGET = ("target", "horizon")
-_KL_TARGET_DEFAULTS = untouched(KlSpec, names=_KL_TARGET)
-_KL_DEFAULTS = untouched(KlSpec, names=("estimator", "coefficient", "controller", *_KL_TARGET))
+_NO_EFFECT = ReasonCode.NO_EFFECT
+_DIVISOR = (
+    "it does not cut promptsPerStep ${self.%spromptsPerStep} into equal parts; a divisor of it"
+)
 
 ALGORITHM_RULES = (
     Rule(
-        "spec.algorithm",
-        implies(f"self.type in {words(_COMPARE_GROUPS)}", "self.samplesPerPrompt >= 2"),
-        "the estimator compares the responses of a prompt with each other; at least 2,"
-        " or type: reinforce_plus_plus",
+        _ALGORITHM,
         "samplesPerPrompt",
+        "self.samplesPerPrompt >= 2",
+        "the estimator ${self.type} compares the responses of a prompt with each other; at least 2,"
+        " or type: reinforce_plus_plus",
+        ReasonCode.OUT_OF_RANGE,
+        when=f"self.type in {words(_COMPARE_GROUPS)}",
     ),
     Rule(
-        "spec.algorithm",
-        implies(
-            given("miniBatchPrompts"),
-            "self.miniBatchPrompts <= self.promptsPerStep"
-            " && self.promptsPerStep % self.miniBatchPrompts == 0",
-        ),
-        "mini-batches cut promptsPerStep into equal parts; a divisor of promptsPerStep",
+        _ALGORITHM,
         "miniBatchPrompts",
+        "self.miniBatchPrompts <= self.promptsPerStep"
+        " && self.promptsPerStep % self.miniBatchPrompts == 0",
+        _DIVISOR % "",
+        ReasonCode.OUT_OF_RANGE,
+        when=given("miniBatchPrompts"),
+    ),
+    Rule(
+        "spec",
+        "critic.miniBatchPrompts",
+        "self.critic.miniBatchPrompts <= self.algorithm.promptsPerStep"
+        " && self.algorithm.promptsPerStep % self.critic.miniBatchPrompts == 0",
+        _DIVISOR % "algorithm.",
+        ReasonCode.OUT_OF_RANGE,
+        when=f"{given('critic')} && {given('critic.miniBatchPrompts')}",
     ),
     *(
         Rule(
-            "spec.algorithm",
-            implies(given(to_camel(kind)), f"self.type == '{kind}'"),
-            f"it has no effect with another type; remove it, or type: {kind}",
+            _ALGORITHM,
             to_camel(kind),
+            f"self.type == '{kind}'",
+            f"it has no effect with another type; remove it, or type: {kind}",
+            _NO_EFFECT,
+            when=given(to_camel(kind)),
         )
         for kind, estimator in ESTIMATORS.items()
         if estimator.options is not None
     ),
-    Rule(
-        "spec.algorithm",
-        implies(given("lossScaleTokens"), "self.lossAggregation == 'sequence_mean_token_sum_norm'"),
-        "it has no effect with another lossAggregation; remove it, or lossAggregation:"
-        " sequence_mean_token_sum_norm",
-        "lossScaleTokens",
+    *(
+        Rule(
+            "spec",
+            section,
+            f"self.algorithm.type in {words(_HAVE_CRITIC)}",
+            "it has no effect with another algorithm.type than"
+            f" {', '.join(sorted(_HAVE_CRITIC))}; remove it",
+            _NO_EFFECT,
+            when=given(section),
+        )
+        for section in ("critic", "roles.critic")
     ),
     Rule(
-        "spec.algorithm.policyLoss",
+        _ALGORITHM,
+        "lossScaleTokens",
+        f"self.lossAggregation == '{_SCALED_LOSS}'",
+        "it has no effect with another lossAggregation; remove it, or lossAggregation:"
+        f" {_SCALED_LOSS}",
+        _NO_EFFECT,
+        when=given("lossScaleTokens"),
+    ),
+    Rule(
+        "spec",
+        "algorithm.shuffleMiniBatches",
+        f"{given('algorithm.miniBatchPrompts')}"
+        " && self.algorithm.miniBatchPrompts < self.algorithm.promptsPerStep"
+        f" || {given('critic')} && {given('critic.miniBatchPrompts')}"
+        " && self.critic.miniBatchPrompts < self.algorithm.promptsPerStep",
+        "it has no effect with one mini-batch a step; false, or miniBatchPrompts below"
+        " promptsPerStep",
+        _NO_EFFECT,
+        when="self.algorithm.shuffleMiniBatches",
+    ),
+    Rule(
+        f"{_ALGORITHM}.policyLoss",
+        "dualClip",
         "self.dualClip == 0.0 || self.dualClip > 1.0",
         "it bounds ratios above 1; above 1, or 0 for none",
-        "dualClip",
+        ReasonCode.OUT_OF_RANGE,
     ),
     Rule(
-        "spec.algorithm.kl",
-        implies("self.__in__ == 'none'", _KL_DEFAULTS),
+        _KL,
+        "",
+        untouched(KlSpec, names=("estimator", "coefficient", "controller", *_KL_TARGET)),
         "nothing of kl has an effect with in: none; remove it, or in: loss or in: reward",
+        _NO_EFFECT,
+        when="self.__in__ == 'none'",
     ),
     Rule(
-        "spec.algorithm.kl",
-        implies("self.controller == 'adaptive'", "self.__in__ == 'reward'"),
-        "only KL in the reward is controlled; fixed, or in: reward",
+        _KL,
         "controller",
+        "self.controller == 'fixed'",
+        "only KL in the reward is controlled; fixed, or in: reward",
+        _NO_EFFECT,
+        when="self.__in__ == 'loss'",
     ),
     Rule(
-        "spec.algorithm.kl",
-        implies("self.__in__ != 'none'", "self.coefficient > 0.0"),
-        "KL has no effect with coefficient: 0; in: none, or a coefficient above 0",
+        _KL,
         "coefficient",
+        "self.coefficient > 0.0",
+        "KL has no effect with coefficient: 0; in: none, or a coefficient above 0",
+        _NO_EFFECT,
+        when="self.__in__ != 'none'",
     ),
     Rule(
-        "spec.algorithm.kl",
-        implies("self.controller == 'fixed'", _KL_TARGET_DEFAULTS),
+        _KL,
+        "",
+        untouched(KlSpec, names=_KL_TARGET),
         "target and horizon have no effect with controller: fixed; remove them, or controller:"
         " adaptive",
+        _NO_EFFECT,
+        when="self.__in__ != 'none' && self.controller == 'fixed'",
+    ),
+    Rule(
+        "spec",
+        "roles.reference",
+        "self.algorithm.kl.__in__ != 'none'",
+        "it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward",
+        _NO_EFFECT,
+        when=given("roles.reference"),
     ),
 )
