@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from string import Template
 from typing import Any, Final
 
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
@@ -11,6 +12,7 @@ from ppojob_api.rules import cel
 from ppojob_api.shape import Member, members
 from ppojob_api.v1alpha1.section import Section
 
+_BODY: Final = re.compile(r"(.+?)(?: when: (.+?))? must: (.+)")
 _VALUE: Final = re.compile(r" \$\{(.+?)\}")
 
 
@@ -96,6 +98,34 @@ def _shown_at(where: str, job: Mapping[str, Any], written: Mapping[str, Any]) ->
     if isinstance(found, dict):
         found = next((value for _, value in _places(written, where)), {})
     return ABSENT if found is None else shown(found)
+
+
+def rules(table: str, **macros: str) -> tuple[Rule, ...]:
+    """Read rules, a paragraph each.
+
+    Its first line has sections, fields and the reason code, apart by `|`, and `here` for a rule
+    that is not evaluated at admission; of several sections or fields each has the rule. What is
+    wrong and what is allowed follows, then `when:` where the rule is not for all, then `must:`.
+
+    Args:
+        table: The paragraphs; `$NAME` in them stands for a macro, `$FIELD` for the field.
+        macros: What each stands for.
+    """
+    paragraphs = re.split(r"\n\s*\n", Template(table.strip()).safe_substitute(macros))
+    return tuple(rule for paragraph in paragraphs for rule in _rules_of(paragraph))
+
+
+def _rules_of(paragraph: str) -> Iterator[Rule]:
+    head, _, body = paragraph.strip().partition("\n")
+    sections, fields, code, *here = (part.strip() for part in head.split("|"))
+    found = _BODY.fullmatch(" ".join(body.split()))
+    assert found is not None, f"no rule: {paragraph}"
+    for section in sections.split() or [""]:
+        for field in fields.split() or [""]:
+            text, when, holds = (
+                Template(part or "").safe_substitute(FIELD=field) for part in found.groups()
+            )
+            yield Rule(section, field, holds, text, ReasonCode(code), when, not here)
 
 
 def _with_values(text: str, scope: cel.Scope) -> str:
