@@ -142,6 +142,7 @@ def _lay(tree: JsonValue, given: Override) -> Override | Problem:
     """Put the value in its place, and make what is missing on the way there."""
     origin: PathKey = ()
     place: Any = tree
+    key: Any
     for depth, key in enumerate(given.path):
         problem = _unfit(place, key, given, dotted(given.path[:depth]))
         if problem is not None:
