@@ -19,8 +19,6 @@ from ppojob_api.v1alpha1.pod_settings import PodSettings, PodVolume
 _HIDDEN = ("/ppojob", "/dev", "/proc", "/sys", "/tmp", "/opt/ppojob", "/var/run/secrets")
 """What a volume may not hide: mounts of ours, those of the container, and the image's program."""
 
-_STORAGE = BARE_RESOURCES[1]
-_CONTRACT_PREFIX = "PPOJOB_"
 _SCHEDULERS = {"volcano": "volcano", "workload": "default-scheduler"}
 
 
@@ -57,76 +55,32 @@ def overrides(job: PPOJob) -> Iterator[Problem]:
 
 
 def volumes(job: PPOJob) -> Iterator[Problem]:
-    """A volume has one source and a place of its own, and lies beside ours."""
+    """A volume has a place of its own, and lies beside ours."""
     for where, settings in all_settings(job):
         for index, volume in enumerate(settings.volumes):
-            place = f"{where}.volumes[{index}]"
-            sources = (volume.claim_name, volume.config_map, volume.secret)
-            allowed = "exactly one of claimName, configMap and secret"
-            yield from _sources(place, sources, "a volume has one", allowed)
             if not _is_free(volume):
-                got, why = shown(volume.mount_path), "it would hide what the container needs there"
+                place, got = f"{where}.volumes[{index}].mountPath", shown(volume.mount_path)
+                why = "it would hide what the container needs there"
                 allowed = f"another path than {', '.join(_HIDDEN)} and those within and above them"
-                yield Problem(f"{place}.mountPath", got, why, allowed, ReasonCode.BAD_FORM)
+                yield Problem(place, got, why, allowed, ReasonCode.BAD_FORM)
         paths = [one.mount_path for one in settings.volumes]
         folders = [one.folder for one in settings.volumes]
         yield from repeated(f"{where}.volumes", "mountPath", paths, folders)
 
 
-def variables(job: PPOJob) -> Iterator[Problem]:
-    """A variable has one source and one name, and is none of the container contract."""
-    for where, settings in all_settings(job):
-        for index, variable in enumerate(settings.env):
-            place = f"{where}.env[{index}]"
-            allowed = "exactly one of value and secret"
-            sources = (variable.value, variable.secret)
-            yield from _sources(place, sources, "a variable has one", allowed)
-            if variable.name.startswith(_CONTRACT_PREFIX):
-                why = f"names that begin with {_CONTRACT_PREFIX} are the container contract's"
-                got, allowed = shown(variable.name), "a name of your own"
-                yield Problem(f"{place}.name", got, why, allowed, ReasonCode.FORBIDDEN)
-        names = [one.name for one in settings.env]
-        yield from repeated(f"{where}.env", "name", names, names)
-
-
-def spreads(job: PPOJob) -> Iterator[Problem]:
-    """Over one topology a pod may spread in both ways, and in each once."""
-    for where, settings in all_settings(job):
-        keys = [one.topology_key for one in settings.topology_spread]
-        ways = [(one.topology_key, one.when_unsatisfiable) for one in settings.topology_spread]
-        yield from repeated(f"{where}.topologySpread", "topologyKey", keys, ways)
-
-
 def resources(job: PPOJob) -> Iterator[Problem]:
-    """Parts of devices, and sizes that no process could start with: a number alone is bytes."""
+    """Parts of devices, and a size that no process could start with: a number alone is bytes."""
     for where, settings in all_settings(job):
-        gpu = settings.gpu_resource
-        if gpu is not None and not is_device(gpu):
-            allowed = "DOMAIN/NAME, such as nvidia.com/gpu"
-            place = f"{where}.gpuResource"
-            yield Problem(place, shown(gpu), "it is no device", allowed, ReasonCode.BAD_FORM)
         for name, number in settings.resources.items():
+            place = f"{where}.resources[{shown(name)}]"
             if is_device(name) and number.endswith("m"):
-                place, why = f"{where}.resources[{shown(name)}]", "a device is given as a whole"
-                code = ReasonCode.OUT_OF_RANGE
-                yield Problem(place, shown(number), why, "a whole number", code)
-        sizes = {
-            "memory": settings.memory,
-            "sharedMemory": settings.shared_memory,
-            f"resources[{shown(_STORAGE)}]": settings.resources.get(_STORAGE),
-        }
-        for name, size in sizes.items():
-            if size is not None and size[-1] in "0123456789mk":
+                why, allowed = "a device is given as a whole", "a whole number"
+            elif name == BARE_RESOURCES[1] and number[-1] in "0123456789mk":
                 why = "that many bytes, or thousands of them, hold no process"
-                allowed = f"at least 1Mi, such as {size.rstrip('mk')}Gi"
-                place, code = f"{where}.{name}", ReasonCode.OUT_OF_RANGE
-                yield Problem(place, shown(size), why, allowed, code)
-
-
-def _sources(where: str, sources: tuple[object, ...], why: str, allowed: str) -> Iterator[Problem]:
-    number = sum(source is not None for source in sources)
-    if number != 1:
-        yield Problem(where, f"{number} sources", why, allowed, ReasonCode.CONFLICT)
+                allowed = "at least 1Mi, such as 16Gi"
+            else:
+                continue
+            yield Problem(place, shown(number), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
 def _is_free(volume: PodVolume) -> bool:
@@ -145,7 +99,5 @@ POD_CHECKS = (
     ),
     Check(overrides, (*_PODS, "spec.scheduling.type")),
     Check(volumes, _PODS),
-    Check(variables, _PODS),
-    Check(spreads, _PODS),
     Check(resources, _PODS),
 )

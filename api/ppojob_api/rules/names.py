@@ -1,7 +1,17 @@
 """Names and paths of a job."""
 
+import re
+
 from ppojob_api.rules.rule import present, rules, words
-from ppojob_api.well_known import BUILT_IN_SCORERS, JOB_NAME_LIMIT, JOB_NAME_PATTERN
+from ppojob_api.well_known import (
+    BUILT_IN_SCORERS,
+    JOB_NAME_LIMIT,
+    JOB_NAME_PATTERN,
+    NAMESPACE_PATTERN,
+    RESERVED_PREFIX,
+)
+
+DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json")
 
 # Each path that a pod must find and that must not be a URL: the field, CEL around a condition on
 # it, and its place there. An API server looks at those that every job has.
@@ -26,9 +36,20 @@ NAME_RULES = (
             metadata.name begins the names of pods and services; a letter, then letters, digits and
             hyphens, all lower case, no hyphen at the end, at most $LIMIT characters
         must: self.metadata.name.size() <= $LIMIT && self.metadata.name.matches('$PATTERN')
+
+        | metadata.namespace | BadForm | here
+            it is not the name of a namespace; letters, digits and hyphens, all lower case, no
+            hyphen at either end
+        must: self.metadata.namespace.matches('$NAMESPACE')
+
+        | metadata.labels metadata.annotations | Forbidden | here
+            keys that begin with $RESERVED belong to the operator; a prefix of your own
+        must: self.$FIELD.all(key, !key.startsWith('$RESERVED'))
         """,
         LIMIT=str(JOB_NAME_LIMIT),
         PATTERN=JOB_NAME_PATTERN,
+        NAMESPACE=NAMESPACE_PATTERN,
+        RESERVED=RESERVED_PREFIX,
     ),
     *(
         rule
@@ -55,6 +76,16 @@ NAME_RULES = (
     ),
     *rules(
         """
+        spec.data.train[] spec.data.validation[] | path | BadForm | here
+            format auto knows a file by its ending; a name that ends in $ENDINGS, or format: parquet
+            or jsonl
+        when: self.format == 'auto'
+        must: self.path.matches(r'(?i)($ENDING_PATTERNS)$')
+
+        spec | data.train data.validation | Duplicate | here
+            the file is in the list twice; each file once
+        must: self.$FIELD.all(file, self.$FIELD.exists_one(other, other.path == file.path))
+
         spec.rewards[] | source | Conflict
             the code has one source; exactly one of path and configMap
         when: has(self.source)
@@ -71,9 +102,11 @@ NAME_RULES = (
         must: self.function in $SCORER_WORDS
 
         spec.loggers | | Duplicate
-            it is in the list already; each logger once
+            it is in the list twice; each logger once
         must: self.all(one, self.exists_one(other, other == one))
         """,
+        ENDINGS=", ".join(DATA_ENDINGS),
+        ENDING_PATTERNS="|".join(map(re.escape, DATA_ENDINGS)),
         SCORERS=", ".join(BUILT_IN_SCORERS),
         SCORER_WORDS=words(BUILT_IN_SCORERS),
     ),

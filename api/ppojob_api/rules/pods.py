@@ -31,6 +31,38 @@ POD_RULES = rules(
     when: has(self.tolerationSeconds)
     must: has(self.effect) && self.effect == 'NoExecute'
 
+    spec.pods[].volumes[] | | Conflict | here
+        a volume has one source; exactly one of claimName, configMap and secret
+    must: (has(self.claimName) ? 1 : 0) + (has(self.configMap) ? 1 : 0)
+        + (has(self.secret) ? 1 : 0) == 1
+
+    spec.pods[].env[] | | Conflict | here
+        a variable has one source; exactly one of value and secret
+    must: has(self.value) != has(self.secret)
+
+    spec.pods[].env[] | name | Forbidden | here
+        names that begin with PPOJOB_ are the container contract's; a name of your own
+    must: !self.name.startsWith('PPOJOB_')
+
+    spec.pods[] | env | Duplicate | here
+        another variable has this name; each once
+    must: self.env.all(one, self.env.exists_one(other, other.name == one.name))
+
+    spec.pods[] | topologySpread | Duplicate | here
+        pods spread over this topology in this way twice; each once
+    must: self.topologySpread.all(one, self.topologySpread.exists_one(other,
+        other.topologyKey == one.topologyKey && other.whenUnsatisfiable == one.whenUnsatisfiable))
+
+    spec.pods[] | memory sharedMemory | OutOfRange | here
+        that many bytes, or thousands of them, hold no process; at least 1Mi, such as 16Gi
+    when: has(self.$FIELD)
+    must: !self.$FIELD.matches('[0-9mk]$')
+
+    spec.pods[] | gpuResource | BadForm | here
+        a quota is no device; DOMAIN/NAME, such as nvidia.com/gpu
+    when: has(self.gpuResource)
+    must: !self.gpuResource.startsWith('requests.')
+
     spec.scheduling | kueue volcano | NoEffect
         it has no effect with another type; remove it, or type: $FIELD
     when: has(self.$FIELD)
