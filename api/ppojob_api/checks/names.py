@@ -3,7 +3,7 @@
 import keyword
 from collections.abc import Iterator
 
-from ppojob_api.checks.check import Check
+from ppojob_api.checks import Check
 from ppojob_api.problem import Problem, ReasonCode, repeated, shown
 from ppojob_api.v1alpha1.job import PPOJob
 

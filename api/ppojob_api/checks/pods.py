@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from ppojob_api import topology
-from ppojob_api.checks.check import Check
+from ppojob_api.checks import Check
 from ppojob_api.pod_overrides import refusals
 from ppojob_api.problem import Problem, ReasonCode, repeated, shown
 from ppojob_api.rules.pods import BARE_RESOURCES

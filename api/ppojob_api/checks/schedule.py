@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ppojob_api.checks.check import Check
+from ppojob_api.checks import Check
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.rules.run import VALIDATION_METRICS
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec

@@ -7,10 +7,9 @@ from typing import Final
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.status import Condition, FailureRecord, TrainingStatus
 from ppojob_api.well_known import workload_name
-from ppojob_cli.cluster.durations import seconds_of
 from ppojob_cli.cluster.remedies import remedy
 from ppojob_cli.cluster.seen import Seen
-from ppojob_cli.figures import duration
+from ppojob_cli.figures import duration, seconds_of
 from ppojob_operator.conditions import ConditionType, condition, from_rfc3339, holds
 from ppojob_operator.members import Members, members_before, members_of
 from ppojob_operator.policies.acceptance import refusal
