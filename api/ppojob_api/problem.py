@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -74,30 +73,6 @@ def shown(value: object) -> str:
         return f"an integer of {value.bit_length()} bits"
     text = json.dumps(value, default=repr)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
-
-
-def repeated(
-    where: str,
-    field: str,
-    given: Sequence[str],
-    keys: Sequence[object],
-    allowed: str = "each once",
-) -> Iterator[Problem]:
-    """Items of a list whose key an earlier one has.
-
-    Args:
-        where: The list.
-        field: Of an item, that is named.
-        given: The field of each item.
-        keys: What makes an item the same as another.
-        allowed: What to write instead.
-    """
-    for index, (text, key) in enumerate(zip(given, keys, strict=True)):
-        first = keys.index(key)
-        if first < index:
-            why = f"{where}[{first}] has it already"
-            place = f"{where}[{index}].{field}"
-            yield Problem(place, shown(text), why, allowed, ReasonCode.DUPLICATE)
 
 
 def printable(text: str, limit: int | None = None) -> str:

@@ -5,7 +5,6 @@ The same checks run in `ppojob validate`, at admission, and again when a pod sta
 
 from collections.abc import Iterable, Iterator
 
-from ppojob_api.checks.names import NAME_CHECKS
 from ppojob_api.checks.pods import POD_CHECKS
 from ppojob_api.checks.schedule import SCHEDULE_CHECKS, rounded_updates, steps_of_run
 from ppojob_api.parsing import parse
@@ -14,7 +13,7 @@ from ppojob_api.rules import RULES, Rule
 from ppojob_api.shape import PathKey, dotted, within
 from ppojob_api.v1alpha1.job import PPOJob
 
-CHECKS = (*NAME_CHECKS, *SCHEDULE_CHECKS, *POD_CHECKS)
+CHECKS = (*SCHEDULE_CHECKS, *POD_CHECKS)
 _RULES_OF_A_JOB = tuple(rule for rule in RULES if not rule.is_of_edits)
 
 _NAME_TO_COME = Problem(

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from ppojob_api import topology
 from ppojob_api.checks import Check
 from ppojob_api.pod_overrides import refusals
-from ppojob_api.problem import Problem, ReasonCode, repeated, shown
+from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.rules.pods import BARE_RESOURCES
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.kubernetes_names import is_device
@@ -57,15 +57,18 @@ def overrides(job: PPOJob) -> Iterator[Problem]:
 def volumes(job: PPOJob) -> Iterator[Problem]:
     """A volume has a place of its own, and lies beside ours."""
     for where, settings in all_settings(job):
+        folders = [volume.folder for volume in settings.volumes]
         for index, volume in enumerate(settings.volumes):
             if not _is_free(volume):
                 place, got = f"{where}.volumes[{index}].mountPath", shown(volume.mount_path)
                 why = "it would hide what the container needs there"
                 allowed = f"another path than {', '.join(_HIDDEN)} and those within and above them"
                 yield Problem(place, got, why, allowed, ReasonCode.BAD_FORM)
-        paths = [one.mount_path for one in settings.volumes]
-        folders = [one.folder for one in settings.volumes]
-        yield from repeated(f"{where}.volumes", "mountPath", paths, folders)
+            first = folders.index(volume.folder)
+            if first < index:
+                place, got = f"{where}.volumes[{index}].mountPath", shown(volume.mount_path)
+                why = f"{where}.volumes[{first}] has it already"
+                yield Problem(place, got, why, "each once", ReasonCode.DUPLICATE)
 
 
 def resources(job: PPOJob) -> Iterator[Problem]:

@@ -1,5 +1,6 @@
 """Names and paths of a job."""
 
+import keyword
 import re
 
 from ppojob_api.rules.rule import present, rules, words
@@ -28,6 +29,11 @@ _PATHS = (
     ("data.validation", "self.data.validation.all(file, %s)", "file.path"),
     ("rewards", _OF_REWARDS, "one.source.path"),
 )
+
+
+def _source_path(reward: str) -> str:
+    return f"(has({reward}.source) && has({reward}.source.path) ? {reward}.source.path : '')"
+
 
 NAME_RULES = (
     *rules(
@@ -96,9 +102,18 @@ NAME_RULES = (
         when: has(self.source)
         must: !has(self.source.configMap)
 
+        spec.rewards[] | function | BadForm | here
+            it names no function; the name of a Python function
+        must: self.function.matches(r'$IDENTIFIER') && !(self.function in $KEYWORDS)
+
+        spec | rewards | Duplicate | here
+            two rewards are the same function; each function once, with the sum of the weights
+        must: self.rewards.all(one, self.rewards.exists_one(other,
+            other.function == one.function && $OTHER_PATH == $ONE_PATH))
+
         spec.rewards[] | function | NotOneOf | here
             no scorer of this name is built in; one of $SCORERS, or a source
-        when: !has(self.source)
+        when: !has(self.source) && self.function.matches(r'$IDENTIFIER')
         must: self.function in $SCORER_WORDS
 
         spec.loggers | | Duplicate
@@ -107,6 +122,10 @@ NAME_RULES = (
         """,
         ENDINGS=", ".join(DATA_ENDINGS),
         ENDING_PATTERNS="|".join(map(re.escape, DATA_ENDINGS)),
+        IDENTIFIER=r"^[^\W\d]\w*$",
+        KEYWORDS=words(keyword.kwlist),
+        OTHER_PATH=_source_path("other"),
+        ONE_PATH=_source_path("one"),
         SCORERS=", ".join(BUILT_IN_SCORERS),
         SCORER_WORDS=words(BUILT_IN_SCORERS),
     ),
