@@ -17,7 +17,7 @@ from ppojob_api import shape as shapes
 NOT_YET: Final = "not yet"
 NOT_NEEDED: Final = "not needed"
 
-_TOLD: Final = re.compile(r"(?:^|\. )verl: ([\w.]*\w)(?=[,.;]|$)")
+_TOLD: Final = re.compile(r"([\w.]*\w)(?=[,.;]|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def _of_models(table: tuple[Row, ...]) -> Iterator[Row]:
     names = {name for row in table for name in row.names}
     told = set[str]()
     for path, member in shapes.fields():
-        found = _TOLD.search(member.description)
+        found = _TOLD.match(member.verl)
         if found is None or found[1] in told:
             continue
         told.add(found[1])
