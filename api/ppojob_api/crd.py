@@ -32,6 +32,8 @@ WIDE_COLUMNS = (
 )
 """Shown by `kubectl get -o wide` alone."""
 
+SERVER_RULES = [rule for rule in RULES if rule.at_admission]
+
 # The API server reads these by itself and allows no schema of ours for them.
 SERVER_FIELDS: dict[str, dict[str, Any]] = {
     "apiVersion": {"type": "string"},
@@ -81,7 +83,7 @@ def schema() -> dict[str, Any]:
     root = _object(PPOJob, "")
     root["properties"].update(SERVER_FIELDS)
     root["required"] = ["metadata", "spec"]
-    root["x-kubernetes-validations"] = [_validation(rule) for rule in RULES if not rule.path]
+    root["x-kubernetes-validations"] = _validations("")
     return root
 
 
@@ -111,7 +113,7 @@ def _field(member: Member, path: str) -> dict[str, Any]:
 
 def _node(shape: Shape, path: str) -> dict[str, Any]:
     node = _bare(shape, path)
-    rules = [_validation(rule) for rule in RULES if path and rule.path == path]
+    rules = _validations(path) if path else []
     return {**node, "x-kubernetes-validations": rules} if rules else node
 
 
@@ -163,13 +165,14 @@ def _lengths(noun: str, length: Bounds) -> dict[str, Any]:
     return {f"{word}{noun}": int(limit) for word, limit in limits if limit is not None}
 
 
+def _validations(section: str) -> list[dict[str, Any]]:
+    return [_validation(rule) for rule in SERVER_RULES if rule.section == section]
+
+
 def _validation(rule: Rule) -> dict[str, Any]:
-    node: dict[str, Any] = {"rule": rule.expression, "message": rule.message}
-    if rule.field is not None:
-        node["fieldPath"] = f".{rule.field}"
-    if rule.reason != "FieldValueInvalid":
-        node["reason"] = rule.reason
-    return node
+    node = {"rule": rule.expression, "message": rule.message}
+    # An API server lets a rule of the whole object point at none of its fields.
+    return {**node, "fieldPath": f".{rule.field}"} if rule.section and rule.field else node
 
 
 def main() -> None:

@@ -4,11 +4,9 @@ The types, defaults and docstrings of the models say it all; names of other fram
 `foreign_names`.
 """
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from ppojob_api import shape as shapes
 from ppojob_api.foreign_names import FIELDS, WORDS, Row
@@ -35,59 +33,6 @@ more of verl's.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field and its place.
-
-    Attributes:
-        path: As people write it; `[]` stands for any item of a list.
-        member: Type, default and meaning.
-    """
-
-    path: str
-    member: Member
-
-    @property
-    def takes(self) -> str:
-        """What may be written there; that it may be left out the default says."""
-        return self.member.shape.words().removeprefix("write ")
-
-    @property
-    def default(self) -> str:
-        """What it is where it is not given; empty for sections, and where the meaning says it."""
-        if self.member.required:
-            return "required"
-        is_told = self.member.default is None or self.member.shape.kind == "object"
-        return "" if is_told else json.dumps(self.member.default)
-
-    @property
-    def defaulting(self) -> str:
-        """The default as it follows what it takes."""
-        word = "" if self.default == "required" else "default "
-        return f"; {word}{self.default}" if self.default else ""
-
-    @property
-    def meaning(self) -> str:
-        """What it does, without what verl calls it."""
-        return self._parts()[0]
-
-    @property
-    def verl(self) -> str:
-        """What verl calls it and has as its default; empty where the models do not say."""
-        return self._parts()[1]
-
-    def _parts(self) -> tuple[str, str]:
-        before, _, after = re.sub(r"(^|\. )verl: ", r"\1\0", self.member.description).partition(
-            "\0"
-        )
-        return before.strip(), after.removesuffix(".")
-
-
-def fields() -> Iterator[Field]:
-    """Every field of a job, each section before what is in it."""
-    return (Field(path, member) for path, member in shapes.fields())
-
-
 def page() -> str:
     """The whole page."""
     return "\n".join([_HEAD, *_sections(), _NAMES, *_foreign()])
@@ -95,25 +40,26 @@ def page() -> str:
 
 def _sections() -> Iterator[str]:
     """A table for metadata, for what stands in spec by itself, and for each section of spec."""
-    tables: dict[str, list[Field]] = {"metadata": [], "spec": []}
-    for field in fields():
-        root, *below = re.findall(r"\w+", field.path)
+    tables: dict[str, list[tuple[str, Member]]] = {"metadata": [], "spec": []}
+    for path, member in shapes.fields():
+        root, *below = re.findall(r"\w+", path)
         if root in tables and below:
             name = f"{root}.{below[0]}" if root == "spec" else root
-            tables.setdefault(name, []).append(field)
+            tables.setdefault(name, []).append((path, member))
     for name in [name for name, rows in tables.items() if len(rows) == 1]:
         tables["spec"] += tables.pop(name)
     for name, rows in tables.items():
         yield f"## {name}\n"
-        if rows[0].path == name:
-            own = rows.pop(0)
-            yield f"{own.meaning} Takes {own.takes}{own.defaulting}.\n"
-        yield _table("field | takes | default | meaning | verl", map(_cells, rows))
+        if rows[0][0] == name:
+            _, own = rows.pop(0)
+            yield f"{own.meaning} Takes {own.takes}.\n"
+        yield _table("field | takes | default | meaning | verl", (_cells(*row) for row in rows))
 
 
-def _cells(field: Field) -> list[str]:
-    default = field.default if field.default in {"", "required"} else f"`{field.default}`"
-    return [f"`{field.path}`", field.takes, default, field.meaning, field.verl]
+def _cells(path: str, member: Member) -> list[str]:
+    takes = member.shape.words().removeprefix("write ")
+    default = re.sub("^default (.*)", r"`\1`", member.default_words)
+    return [f"`{path}`", takes, default, member.meaning, member.verl]
 
 
 def _foreign() -> Iterator[str]:

@@ -7,11 +7,17 @@ A line has names apart by spaces, what they are here, and what to know besides. 
 fields apart by spaces, `not yet` with what is not there, or `not needed` with why not.
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from ppojob_api import shape as shapes
+
 NOT_YET: Final = "not yet"
 NOT_NEEDED: Final = "not needed"
+
+_TOLD: Final = re.compile(r"([\w.]*\w)(?=[,.;]|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +52,40 @@ def rows_by_field(text: str) -> dict[str, list[Row]]:
     return found
 
 
+def _of_models(table: tuple[Row, ...]) -> Iterator[Row]:
+    """What the models say of verl's names, of fields that a table does not have.
+
+    A name is told by its last word, or where another field has that by as many as it takes.
+    """
+    fields = {field for row in table for field in row.here}
+    names = {name for row in table for name in row.names}
+    told = set[str]()
+    for path, member in shapes.fields():
+        found = _TOLD.match(member.verl)
+        if found is None or found[1] in told:
+            continue
+        told.add(found[1])
+        words = found[1].split(".")
+        tails = (".".join(words[-length:]) for length in range(1, len(words) + 1))
+        name = next((tail for tail in tails if tail not in names), None)
+        if name is not None and path not in fields:
+            names.add(name)
+            yield Row((name,), (path,), "", "")
+
+
 def _row(line: str) -> Row:
     names, here, remark = (part.strip() for part in f"{line} | ".split(" | ")[:3])
     status = here if here in {NOT_YET, NOT_NEEDED} else ""
     return Row(tuple(names.split()), () if status else tuple(here.split()), remark, status)
 
 
-VERL = rows("""
+_VERL = rows("""
 train_files | spec.data.train | a list of {path: FILE}
 val_files | spec.data.validation | a list of {path: FILE}
-train_max_samples | spec.data.maxTrainRows
-val_max_samples | spec.data.maxValidationRows
-prompt_key | spec.data.promptKey
-reward_fn_key | spec.data.dataSourceKey
-max_prompt_length | spec.data.maxPromptTokens
-max_response_length | spec.data.maxResponseTokens
 train_batch_size | spec.algorithm.promptsPerStep | in prompts; OpenRLHF's is miniBatchPrompts
 data.shuffle | spec.data.shuffle
 data.seed | spec.data.seed
 truncation filter_overlong_prompts | spec.data.overlongPrompts
-apply_chat_template_kwargs | spec.data.applyChatTemplateKwargs
 gen_batch_size val_batch_size | not needed | promptsPerStep prompts are one batch
 filter_overlong_prompts_workers dataloader_num_workers | not needed | data is read ahead
 return_raw_chat return_full_prompt | not needed | rows on disk hold the prompt
@@ -74,17 +94,13 @@ custom_cls | not yet | data sets by code
 tool_config_path function_tool_path multi_turn | not yet | tools and several turns
 model.path | spec.model.path
 model.tokenizer_path | spec.model.tokenizerPath
-enable_gradient_checkpointing | spec.training.activationCheckpointing
 custom_chat_template | spec.model.chatTemplate | a file
 use_remove_padding | not needed | rows are packed and nothing is padded
 use_fused_kernels | spec.training.logprobChunkTokens | a number of tokens
-trust_remote_code | spec.model.trustRemoteCode
 external_lib override_config | not yet | code and settings beside the model folder
 enable_activation_offload param_offload optimizer_offload offload_policy | not yet | offloading
 lora_rank lora_alpha target_modules | not yet | LoRA
 use_liger tiled_mlp mtp | not yet | other kernels
-ppo_mini_batch_size | spec.algorithm.miniBatchPrompts
-ppo_epochs | spec.algorithm.epochs
 actor.shuffle critic.shuffle critic.data_loader_seed | spec.algorithm.shuffleMiniBatches
 data_loader_seed rollout.seed | spec.seed
 ppo_max_token_len_per_gpu log_prob_max_token_len_per_gpu | spec.training.microBatchTokens
@@ -92,15 +108,10 @@ forward_max_token_len_per_gpu critic.use_dynamic_bsz | spec.training.microBatchT
 ppo_micro_batch_size_per_gpu log_prob_use_dynamic_bsz | spec.training.microBatchTokens | in tokens
 log_prob_micro_batch_size_per_gpu | spec.training.microBatchTokens | in tokens
 use_dynamic_bsz | not needed | micro-batches are always budgets of tokens
-grad_clip | spec.optimizer.gradientClip
 clip_ratio_low | spec.algorithm.policyLoss.clipLow
 clip_ratio | spec.algorithm.policyLoss.clipLow spec.algorithm.policyLoss.clipHigh | for both
 clip_ratio_high | spec.algorithm.policyLoss.clipHigh
-clip_ratio_c | spec.algorithm.policyLoss.dualClip
 loss_mode | spec.algorithm.policyLoss.type
-loss_agg_mode | spec.algorithm.lossAggregation
-loss_scale_factor | spec.algorithm.lossScaleTokens
-entropy_coeff | spec.algorithm.entropyCoefficient
 use_kl_loss | spec.algorithm.kl.in | where true is loss
 use_kl_in_reward | spec.algorithm.kl.in | where true is reward
 kl_loss_coef | spec.algorithm.kl.coefficient | with spec.algorithm.kl.in: loss
@@ -108,15 +119,10 @@ kl_coef | spec.algorithm.kl.coefficient | with spec.algorithm.kl.in: reward
 kl_loss_type kl_penalty | spec.algorithm.kl.estimator
 kl_ctrl.type | spec.algorithm.kl.controller
 kl_ctrl.horizon | spec.algorithm.kl.horizon
-target_kl | spec.algorithm.kl.target
-lr | spec.optimizer.learningRate
 optim.weight_decay | spec.optimizer.weightDecay
 optim.betas | spec.optimizer.betas
 lr_warmup_steps | spec.optimizer.warmupSteps | in optimizer steps
-lr_scheduler_type | spec.optimizer.schedule
-min_lr_ratio | spec.optimizer.minLearningRateRatio
 num_cycles | not yet | other schedules
-model_dtype | spec.model.dtype
 fsdp_config.dtype | spec.training.autocast
 save_contents load_contents | not needed | a commit always holds everything
 strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
@@ -135,21 +141,14 @@ dro_beta | spec.algorithm.policyLoss.dro.beta
 router_replay router_replay.mode | not yet | replay of routers
 skip.rollout | spec.rollout.replay
 rollout.name | spec.rollout.engine
-n | spec.algorithm.samplesPerPrompt
 temperature | spec.rollout.temperature
 do_sample | spec.rollout.temperature | where false is 0
 top_k | spec.rollout.topK | -1: all
-top_p | spec.rollout.topP
 rollout.dtype | spec.rollout.dtype
 gpu_memory_utilization | spec.rollout.kvCacheGib | an amount and no share
-tensor_model_parallel_size | spec.rollout.parallelism.tensor
 data_parallel_size | spec.rollout.parallelism.data
-max_num_seqs | spec.rollout.maxSequences
-max_model_len | spec.rollout.maxModelTokens
 val_kwargs.temperature | spec.rollout.validation.temperature
 val_kwargs.do_sample | spec.rollout.validation.temperature | where false is 0
-val_kwargs.top_p | spec.rollout.validation.topP
-val_kwargs.top_k | spec.rollout.validation.topK
 val_kwargs.n validation.n | spec.rollout.validation.samples
 calculate_log_probs logprobs_mode | not needed | always, after temperature
 free_cache_engine | not needed | engine and trainer take turns with a GPU
@@ -157,10 +156,8 @@ load_format enforce_eager | not needed | the engine gets its weights from the tr
 max_num_batched_tokens enable_chunked_prefill enable_prefix_caching engine_kwargs | not yet
 rollout.mode rollout.agent | not yet | asynchronous rollouts and agents
 checkpoint_engine rollout.trace rollout.prometheus disaggregation quantization | not yet
-adv_estimator | spec.algorithm.type
 norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd spec.algorithm.grpoPassk.normalizeByStd
 gamma | spec.algorithm.ppo.gamma spec.algorithm.reinforcePlusPlus.gamma | in the section of its type
-lam | spec.algorithm.ppo.lambda
 use_pf_ppo pf_ppo | not yet | PF-PPO
 filter_groups | not yet | filtering of groups
 rollout_correction rollout_is_batch_normalize | not yet | correction beside type: bypass
@@ -180,13 +177,9 @@ critic.lr_warmup_steps | spec.critic.optimizer.warmupSteps | in optimizer steps
 critic.lr_scheduler_type | spec.critic.optimizer.schedule
 critic.min_lr_ratio | spec.critic.optimizer.minLearningRateRatio
 critic.grad_clip | spec.critic.optimizer.gradientClip
-cliprange_value | spec.critic.valueClip
-critic.ppo_epochs | spec.critic.epochs
-critic.ppo_mini_batch_size | spec.critic.miniBatchPrompts
 critic.model.fsdp_config critic.fsdp_size | spec.roles.critic.parallelism
 custom_reward_function.path | spec.rewards[].source.path
 custom_reward_function.name | spec.rewards[].function
-reward_kwargs | spec.rewards[].arguments
 reward.num_workers | spec.roles.reward.cpu
 reward_manager | spec.rewards
 reward_model.enable | spec.rewardModel
@@ -198,18 +191,9 @@ enable_resource_pool | spec.roles.rewardModel.colocateWith
 reward_model.nnodes reward_model.n_gpus_per_node | spec.roles.rewardModel
 launch_reward_fn_async | not needed | reward functions always work beside the passes of the models
 sandbox_fusion | not yet | sandboxes
-total_epochs | spec.steps.epochs
-total_training_steps | spec.steps.total
 experiment_name project_name | metadata.name
-logger | spec.loggers
-nnodes | spec.roles.actorRollout.replicas
 n_gpus_per_node | spec.roles.actorRollout.gpusPerReplica
 device | spec.roles.actorRollout.gpusPerReplica | where 0 is the CPU
-save_freq | spec.checkpoint.every
-test_freq | spec.steps.validateEvery
-val_before_train | spec.steps.validateFirst
-val_only | spec.steps.validateOnly
-resume_mode | spec.checkpoint.resume
 default_local_dir | spec.checkpoint.volume.claimName | and `ppojob run --output` here
 max_actor_ckpt_to_keep max_critic_ckpt_to_keep | spec.checkpoint.keepLast
 num_examine log_val_generations | spec.numExamine
@@ -221,6 +205,9 @@ use_v1 v1 | not yet | asynchronous training
 ray_kwargs | not needed | there is no Ray
 distillation transfer_queue global_profiler skip | not yet
 """)
+
+# Only what the models do not say themselves, behind `verl: ` in the description of a field.
+VERL = (*_VERL, *_of_models(_VERL))
 
 TRL = rows("""
 model_name_or_path | spec.model.path | a folder

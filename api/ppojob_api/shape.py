@@ -1,5 +1,6 @@
 """The models as data: one reading of their types serves messages and the CRD alike."""
 
+import json
 import re
 import types
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from ppojob_api.v1alpha1.section import Section
 Kind = Literal["object", "map", "list", "string", "integer", "number", "boolean", "enum", "any"]
 PathKey = tuple[str | int, ...]
 
+_VERL = re.compile(r"(?:^|(?<=\. ))verl: ")
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
 KIND_NAMES: dict[Kind, str] = {
@@ -106,6 +108,33 @@ class Member:
     description: str
     required: bool
     default: Any
+
+    @property
+    def takes(self) -> str:
+        """What may be written there, and what it is where nothing is.
+
+        Sections have no default to tell, and where there is none the meaning says what is done.
+        """
+        words = self.shape.words().removeprefix("write ")
+        return f"{words}; {self.default_words}" if self.default_words else words
+
+    @property
+    def default_words(self) -> str:
+        """`required`, `default 1`, or nothing."""
+        if self.required:
+            return "required"
+        is_told = self.default is None or self.shape.kind == "object"
+        return "" if is_told else f"default {json.dumps(self.default)}"
+
+    @property
+    def meaning(self) -> str:
+        """What it does, without what verl calls it."""
+        return _VERL.split(self.description, maxsplit=1)[0].strip()
+
+    @property
+    def verl(self) -> str:
+        """What verl calls it and has as its default; empty where the models do not say."""
+        return "".join(_VERL.split(self.description, maxsplit=1)[1:]).removesuffix(".")
 
 
 @cache

@@ -3,38 +3,18 @@
 The same checks run in `ppojob validate`, at admission, and again when a pod starts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from ppojob_api.checks.arithmetic import ARITHMETIC_CHECKS
-from ppojob_api.checks.effect import EFFECT_CHECKS
-from ppojob_api.checks.layout import LAYOUT_CHECKS
-from ppojob_api.checks.names import NAME_CHECKS
-from ppojob_api.checks.paths import PATH_CHECKS
-from ppojob_api.checks.pod_forms import POD_FORM_CHECKS
 from ppojob_api.checks.pods import POD_CHECKS
-from ppojob_api.checks.policy_loss import POLICY_LOSS_CHECKS
-from ppojob_api.checks.precision import rounded_updates
-from ppojob_api.checks.schedule import SCHEDULE_CHECKS
-from ppojob_api.checks.scheduling import SCHEDULING_CHECKS
-from ppojob_api.checks.support import SUPPORT_CHECKS
+from ppojob_api.checks.schedule import SCHEDULE_CHECKS, rounded_updates, steps_of_run
 from ppojob_api.parsing import parse
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
+from ppojob_api.rules import RULES, Rule
 from ppojob_api.shape import PathKey, dotted, within
 from ppojob_api.v1alpha1.job import PPOJob
 
-CHECKS = (
-    *NAME_CHECKS,
-    *PATH_CHECKS,
-    *ARITHMETIC_CHECKS,
-    *POLICY_LOSS_CHECKS,
-    *SCHEDULE_CHECKS,
-    *LAYOUT_CHECKS,
-    *POD_CHECKS,
-    *POD_FORM_CHECKS,
-    *SCHEDULING_CHECKS,
-    *EFFECT_CHECKS,
-    *SUPPORT_CHECKS,
-)
+CHECKS = (*SCHEDULE_CHECKS, *POD_CHECKS)
+_RULES_OF_A_JOB = tuple(rule for rule in RULES if not rule.is_of_edits)
 
 _NAME_TO_COME = Problem(
     "metadata.name",
@@ -56,8 +36,36 @@ def check(job: PPOJob, *, unknown: Iterable[PathKey] = ()) -> list[Problem]:
         The problems; empty for a good job.
     """
     paths = [dotted(path) for path in unknown]
-    rules = [rule for rule in CHECKS if not _touches(rule.reads, paths)]
-    return [problem for rule in rules for problem in rule.find(job)]
+    rules = [rule for rule in _RULES_OF_A_JOB if not _touches(rule.reads(), paths)]
+    checks = [check for check in CHECKS if not _touches(check.reads, paths)]
+    return [*_broken(rules, job), *(problem for check in checks for problem in check.find(job))]
+
+
+def check_length(job: PPOJob, rows: int) -> list[Problem]:
+    """Judge what the data alone tells: whether all that is asked for fits into the epochs.
+
+    Args:
+        job: A good job.
+        rows: Training prompts that there are.
+
+    Returns:
+        What the same job would be told with as many steps; nothing where it gives the steps, or
+        where there are too few rows for any.
+    """
+    spec, total = job.spec, steps_of_run(job.spec, rows)
+    if spec.steps.epochs is None or total == 0:
+        return []
+    steps = spec.steps.model_copy(update={"total": total, "epochs": None})
+    known = job.model_copy(update={"spec": spec.model_copy(update={"steps": steps})})
+    rules = [rule for rule in _RULES_OF_A_JOB if "spec.steps.total" in rule.reads()]
+    return list(_broken(rules, known))
+
+
+def _broken(rules: Iterable[Rule], job: PPOJob) -> Iterator[Problem]:
+    values = job.model_dump(mode="json", exclude_none=True)
+    written = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    for rule in rules:
+        yield from rule.problems(values, written)
 
 
 def warnings(job: PPOJob) -> list[Problem]:

@@ -1,18 +1,18 @@
 """`ppojob data`: prompts in verl's columns, made or converted on this machine."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
 
+from ppojob_cli.input_error import InputError, told
+
 if TYPE_CHECKING:
-    from ppojob_trainer.data.generate import PromptForm
+    from ppojob_trainer.data.generate import Task
     from ppojob_trainer.data.prompt_files import TaskRow
 
 P = ParamSpec("P")
-INPUT_WRONG = 2
 
 _output = click.option(
     "--output",
@@ -26,6 +26,7 @@ _seed = click.option(
 )
 _form = click.option(
     "--prompt-form",
+    "form",
     default="chat",
     show_default=True,
     type=click.Choice(["chat", "base"]),
@@ -46,21 +47,12 @@ def _rows(default: int | None) -> Callable[[Callable[P, None]], Callable[P, None
 def _validation_rows(default: int) -> Callable[[Callable[P, None]], Callable[P, None]]:
     return click.option(
         "--validation-rows",
+        "held_out",
         default=default,
         show_default=True,
         type=click.IntRange(1),
         help="Held-out rows, none of them among the training rows.",
     )
-
-
-class InputError(click.ClickException):
-    """Something that the user gave is wrong; nothing was written."""
-
-    exit_code = INPUT_WRONG
-
-    def show(self, file: object = None) -> None:
-        """Write the lines as they are."""
-        click.echo(self.message, err=True)
 
 
 @click.group()
@@ -80,13 +72,11 @@ def data() -> None:
     type=click.IntRange(1, 9),
     help="Of each number; of more than one, 10,000 rows without --rows.",
 )
-def addition(output: Path, rows: int | None, validation_rows: int, seed: int, digits: int) -> None:
+def addition(output: Path, **options: Any) -> None:
     """Sums of three digits, after one worked example: the task of the demo."""
     from ppojob_trainer.data import generate
 
-    with _reported():
-        task = generate.addition(rows=rows, held_out=validation_rows, seed=seed, digits=digits)
-    _write(output, task.train, task.held_out)
+    _make(output, generate.addition, options)
 
 
 @data.command()
@@ -106,16 +96,7 @@ def addition(output: Path, rows: int | None, validation_rows: int, seed: int, di
 )
 @click.option("--max-number", default=100, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--max-target", default=100, show_default=True, type=click.IntRange(1, 100_000))
-def countdown(
-    output: Path,
-    rows: int,
-    validation_rows: int,
-    seed: int,
-    prompt_form: "PromptForm",
-    operands: tuple[int, int],
-    max_number: int,
-    max_target: int,
-) -> None:
+def countdown(output: Path, operands: tuple[int, int], **options: Any) -> None:
     """Reach a target with given numbers (TinyZero); every item has a solution."""
     from ppojob_trainer.data import generate
 
@@ -123,17 +104,7 @@ def countdown(
         raise InputError(
             f"--operands: got {operands[0]} {operands[1]}: the first is larger; MIN, then MAX"
         )
-    with _reported():
-        task = generate.countdown(
-            rows=rows,
-            held_out=validation_rows,
-            seed=seed,
-            operands=operands,
-            max_number=max_number,
-            max_target=max_target,
-            form=prompt_form,
-        )
-    _write(output, task.train, task.held_out)
+    _make(output, generate.countdown, {**options, "operands": operands})
 
 
 @data.command()
@@ -143,22 +114,11 @@ def countdown(
 @_seed
 @_form
 @click.option("--digits", default=2, show_default=True, type=click.IntRange(1, 12))
-def multiply(
-    output: Path,
-    rows: int,
-    validation_rows: int,
-    seed: int,
-    prompt_form: "PromptForm",
-    digits: int,
-) -> None:
+def multiply(output: Path, **options: Any) -> None:
     """Products of two numbers (TinyZero)."""
     from ppojob_trainer.data import generate
 
-    with _reported():
-        task = generate.multiply(
-            rows=rows, held_out=validation_rows, seed=seed, digits=digits, form=prompt_form
-        )
-    _write(output, task.train, task.held_out)
+    _make(output, generate.multiply, options)
 
 
 @data.command()
@@ -184,21 +144,16 @@ def gsm8k(output: Path, source: Path) -> None:
     _write(output, gsm8k_rows(train), gsm8k_rows(test))
 
 
-@contextmanager
-def _reported() -> Iterator[None]:
-    """Turn what is wrong with the input into lines and exit status 2."""
-    from ppojob_trainer.errors import ConfigError
-
-    try:
-        yield
-    except ConfigError as error:
-        raise InputError(str(error)) from None
+def _make(output: Path, task: "Callable[..., Task]", options: dict[str, Any]) -> None:
+    with told():
+        made = task(**options)
+    _write(output, made.train, made.held_out)
 
 
 def _write(output: Path, train: "Iterable[TaskRow]", test: "Iterable[TaskRow]") -> None:
     from ppojob_trainer.data.prompt_files import write_splits
 
-    with _reported():
+    with told():
         written = write_splits(output, {"train": train, "test": test})
     for path, count in written.items():
         click.echo(f"{path}: {count} rows")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from ppojob_api import contract
 from ppojob_api.problem import shown
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
+from ppojob_cli.input_error import InputError, told
 
 _STEP = re.compile(r"[0-9]+")
 _POINTERS = ("latest", "best")
@@ -36,20 +36,12 @@ def export(run: Path, commit: str, output: Path) -> None:
     GPU and no running job.
     """
     from ppojob_trainer.checkpoint.commit_export import export_commit
-    from ppojob_trainer.errors import PPOJobError
 
-    try:
+    with told():
         folder = _commit_folder(run, commit)
         _check_output(output)
         step = export_commit(folder, output)
-    except (PPOJobError, _WrongInputError) as problem:
-        click.echo(str(problem), err=True)
-        raise SystemExit(contract.EXIT_INVALID) from None
     click.echo(f"{output}: the policy after step {step}")
-
-
-class _WrongInputError(Exception):
-    """One line for the person."""
 
 
 def _commit_folder(run: Path, commit: str) -> Path:
@@ -58,13 +50,13 @@ def _commit_folder(run: Path, commit: str) -> Path:
     root = run / CHECKPOINTS_FOLDER
     found = sorted(path.name for path in root.glob("step-*"))
     if not found:
-        raise _WrongInputError(f"RUN: got {run}: it holds no commit; the run folder of a job")
+        raise InputError(f"RUN: got {run}: it holds no commit; the run folder of a job")
     name = folder_name(int(commit)) if _STEP.fullmatch(commit) else commit
     is_known = name in found or (name in _POINTERS and (root / name).exists())
     if not is_known:
         steps = ", ".join(str(int(step.removeprefix("step-"))) for step in found)
         pointers = ", ".join(name for name in _POINTERS if (root / name).exists())
-        raise _WrongInputError(
+        raise InputError(
             f"--commit: got {shown(commit)}: there is no such commit; one of {pointers}, {steps}"
         )
     return (root / name).resolve()
@@ -73,6 +65,6 @@ def _commit_folder(run: Path, commit: str) -> Path:
 def _check_output(output: Path) -> None:
     """An export replaces its folder as a whole, so only an export may be replaced."""
     if output.exists() and any(output.iterdir()) and not (output / "config.json").is_file():
-        raise _WrongInputError(
+        raise InputError(
             f"--output: got {output}: it is not empty, and no model; a new folder, or an export"
         )

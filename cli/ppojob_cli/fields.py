@@ -9,10 +9,8 @@ import click
 
 from ppojob_api import contract, suggestions
 from ppojob_api import shape as shapes
-from ppojob_api.field_page import Field
-from ppojob_api.field_page import fields as all_fields
 from ppojob_api.problem import Problem, shown
-from ppojob_api.shape import PathKey
+from ppojob_api.shape import Member, PathKey
 from ppojob_api.v1alpha1.job import PPOJobSpec
 
 INDENT = "    "
@@ -35,20 +33,20 @@ def fields(path: str) -> None:
         click.echo(str(problem), err=True)
         raise SystemExit(contract.EXIT_INVALID)
     wanted = ".".join(keys)
-    for field in all_fields():
-        plain = field.path.replace("[]", "")
+    for place, member in shapes.fields():
+        plain = place.replace("[]", "")
         is_top = plain.count(".") == 1
         if shapes.within(plain, wanted) and (is_top or wanted != "spec"):
-            click.echo("\n".join(_lines(field)))
+            click.echo("\n".join(_lines(place, member)))
     if wanted == "spec":
         click.echo("\nppojob fields spec.algorithm prints what is below spec.algorithm.")
 
 
-def _lines(field: Field) -> Iterator[str]:
-    yield click.style(field.path, bold=True)
-    verl = f"verl: {field.verl}" if field.verl else ""
+def _lines(path: str, member: Member) -> Iterator[str]:
+    yield click.style(path, bold=True)
+    verl = f"verl: {member.verl}" if member.verl else ""
     width = min(100, shutil.get_terminal_size().columns)
-    for text in filter(None, (field.takes + field.defaulting, field.meaning, verl)):
+    for text in filter(None, (member.takes, member.meaning, verl)):
         yield from textwrap.wrap(text, width, initial_indent=INDENT, subsequent_indent=INDENT)
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,6 +10,9 @@ BLOCKS: Final = tuple(chr(0x2581 + level) for level in range(8))
 """Lower one eighth block to full block."""
 
 ASCII_BLOCKS: Final = tuple("_.-~=+*#")
+
+_UNITS: Final = (86_400, 3_600, 60, 1)
+_WRITTEN: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
 def number(value: float) -> str:
@@ -36,6 +40,15 @@ def duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60:02} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02} min"
+
+
+def seconds_of(text: str) -> int | None:
+    """Seconds of a time as Kubernetes writes it (`1h30m`, `45s`); None where it is none."""
+    match = _WRITTEN.fullmatch(text.replace(" ", ""))
+    if match is None or not text:
+        return None
+    parts = zip(match.groups(), _UNITS, strict=True)
+    return sum(int(part or 0) * unit for part, unit in parts)
 
 
 def sparkline(values: Sequence[float], width: int, blocks: Sequence[str] = BLOCKS) -> str:

@@ -8,6 +8,7 @@ import click
 from ppojob_api import contract
 from ppojob_api.problem import shown
 from ppojob_cli.cluster.options import cluster_options
+from ppojob_cli.input_error import InputError
 
 COMMANDS: Final = {
     "run": ("ppojob_cli.run", "run"),
@@ -35,16 +36,6 @@ SECTIONS: Final = (
 def asks_cluster(command: str) -> bool:
     """Whether a command is about a job on a cluster."""
     return COMMANDS[command][0].startswith("ppojob_cli.cluster.")
-
-
-class NotInstalledError(click.ClickException):
-    """A command needs a package that is not there."""
-
-    exit_code = contract.EXIT_INVALID
-
-    def show(self, file: object = None) -> None:
-        """Write the line as it is."""
-        click.echo(self.message, err=True)
 
 
 class LateGroup(click.Group):
@@ -110,7 +101,7 @@ def _stand_in(name: str, problem: ModuleNotFoundError) -> click.Command:
     )
 
 
-def _not_installed(command: str, problem: ModuleNotFoundError) -> NotInstalledError:
+def _not_installed(command: str, problem: ModuleNotFoundError) -> InputError:
     """The line for a package of others; one of ours that is missing is a mistake of ours."""
     package = (problem.name or "").partition(".")[0]
     if not package or package.startswith("ppojob"):
@@ -118,7 +109,7 @@ def _not_installed(command: str, problem: ModuleNotFoundError) -> NotInstalledEr
     remedy = "pip install '.[kubectl]'" if asks_cluster(command) else "make setup"
     if command == "validate":
         remedy = f"--offline to judge the manifest alone, or {remedy}"
-    return NotInstalledError(
+    return InputError(
         f"{package}: got nothing: the command {command} needs it; {remedy} in a clone of PPOJob"
     )
 

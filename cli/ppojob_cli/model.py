@@ -8,8 +8,8 @@ from typing import Final
 
 import click
 
-from ppojob_api import contract
 from ppojob_api.problem import printable, shown
+from ppojob_cli.input_error import InputError, told
 
 DEMO: Final = "smollm2"
 HUB_FILES: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
@@ -17,16 +17,6 @@ HUB_FILES: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "me
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _NEEDED: Final = ("config.json", "tokenizer.json", "*.safetensors")
-
-
-class ModelError(click.ClickException):
-    """The model cannot be had; the output folder is as it was."""
-
-    exit_code = contract.EXIT_INVALID
-
-    def show(self, file: object = None) -> None:
-        """Write the lines as they are."""
-        click.echo(self.message, err=True)
 
 
 @click.command()
@@ -51,7 +41,7 @@ def model(source: str, output: Path) -> None:
     elif _HUB_ID.fullmatch(source) and not source.startswith(("./", "../")):
         _fetch(source, output)
     else:
-        raise ModelError(
+        raise InputError(
             f"{printable(source)}: got {shown(source)}: there is no such folder, and it is no hub"
             f" id; {DEMO}, a folder in Hugging Face form, or <owner>/<name> on the hub"
         )
@@ -64,17 +54,14 @@ def missing_files(folder: Path) -> list[str]:
 
 
 def _make_demo(output: Path) -> None:
-    from ppojob_trainer.errors import ConfigError
-
     click.echo(f"{output}: making SmolLM2-135M-Instruct (a minute the first time)")
     try:
         from ppojob_trainer.models.smollm2 import build_demo_model
 
-        build_demo_model(output)
-    except ConfigError as error:
-        raise ModelError(str(error)) from None
+        with told():
+            build_demo_model(output)
     except ModuleNotFoundError as error:
-        raise ModelError(
+        raise InputError(
             f"{DEMO}: the package {error.name} is not installed: the demo's model is read with it;"
             " `make setup` installs it"
         ) from None
@@ -105,7 +92,7 @@ def _fetch(hub_id: str, output: Path) -> None:
         snapshot_download(hub_id, local_dir=aside, allow_patterns=list(HUB_FILES))
     except (OSError, ValueError, HfHubHTTPError) as error:
         why = printable(next(iter(str(error).splitlines()), type(error).__name__)).rstrip(".")
-        raise ModelError(
+        raise InputError(
             f"{hub_id}: got no answer that helps from the hub: {why}; a folder on this machine, or"
             f" `ppojob model {DEMO}`"
         ) from None
@@ -120,7 +107,7 @@ def _fetch(hub_id: str, output: Path) -> None:
 def _refuse_incomplete(folder: Path, name: str) -> None:
     missing = missing_files(folder)
     if missing:
-        raise ModelError(
+        raise InputError(
             f"{printable(name)}: got no {' and no '.join(missing)}: it is not a model in Hugging"
             f" Face form; a folder with {', '.join(_NEEDED)}"
         )
@@ -134,14 +121,14 @@ def _aside(output: Path) -> Path:
     except OSError as error:
         raise _unwritable(output, error) from None
     if is_taken:
-        raise ModelError(
+        raise InputError(
             f"--output: got {output}: something is there already; a folder that is empty or absent"
         )
     return output.with_name(f".{output.name}.part")
 
 
-def _unwritable(output: Path, error: OSError) -> ModelError:
-    return ModelError(f"--output: got {output}: {error}; a folder that can be written")
+def _unwritable(output: Path, error: OSError) -> InputError:
+    return InputError(f"--output: got {output}: {error}; a folder that can be written")
 
 
 def _size(folder: Path) -> str:

@@ -33,34 +33,22 @@ class Override:
         value: What goes there.
         problems: What is wrong with the value as YAML; to judge it once more as a field would name
             one mistake twice.
+        origin: The first place on its path that is not the file's.
     """
 
     where: str
     path: PathKey
     value: JsonValue
     problems: tuple[Problem, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Laid:
-    """An override that has its place.
-
-    Attributes:
-        override: The override.
-        origin: The first place on its path that is not the file's.
-    """
-
-    override: Override
-    origin: PathKey
+    origin: PathKey = ()
 
     def name(self, problem: Problem) -> Problem | None:
         """The problem under the name of this override, or None where it is not about it."""
-        whole = dotted(self.override.path)
-        where = problem.where
+        whole, where = dotted(self.path), problem.where
         if within(where, whole) and where != whole:
-            return replace(problem, where=f"{self.override.where}: {where}")
+            return replace(problem, where=f"{self.where}: {where}")
         if within(whole, where) and within(where, dotted(self.origin)):
-            return replace(problem, where=self.override.where)
+            return replace(problem, where=self.where)
         return None
 
 
@@ -76,16 +64,16 @@ class Overridden:
 
     value: JsonValue
     problems: tuple[Problem, ...]
-    laid: tuple[Laid, ...]
+    laid: tuple[Override, ...]
 
     @property
     def doubtful(self) -> tuple[PathKey, ...]:
         """Paths of values that `problems` speaks of."""
-        return tuple(laid.override.path for laid in self.laid if laid.override.problems)
+        return tuple(one.path for one in self.laid if one.problems)
 
     def named(self, problem: Problem) -> Problem:
         """A problem as the author of the overrides knows its place; the last override wins."""
-        names = (laid.name(problem) for laid in reversed(self.laid))
+        names = (one.name(problem) for one in reversed(self.laid))
         return next((found for found in names if found is not None), problem)
 
 
@@ -109,14 +97,12 @@ def override(value: JsonValue, texts: Sequence[str]) -> Overridden:
     """
     tree = copy.deepcopy(value)
     problems: list[Problem] = []
-    all_laid: list[Laid] = []
+    all_laid: list[Override] = []
     for text in texts:
-        parsed = parse_override(text)
-        if isinstance(parsed, Problem):
-            problems.append(parsed)
-            continue
-        problems += parsed.problems
-        laid = _lay(tree, parsed)
+        laid = parse_override(text)
+        if isinstance(laid, Override):
+            problems += laid.problems
+            laid = _lay(tree, laid)
         if isinstance(laid, Problem):
             problems.append(laid)
         else:
@@ -152,62 +138,46 @@ def _path(text: str) -> PathKey | None:
     return tuple(keys) if keys and isinstance(keys[0], str) else None
 
 
-def _lay(tree: JsonValue, given: Override) -> Laid | Problem:
+def _lay(tree: JsonValue, given: Override) -> Override | Problem:
     """Put the value in its place, and make what is missing on the way there."""
-    origin: PathKey | None = None
-    place = tree
+    origin: PathKey = ()
+    place: Any = tree
+    key: Any
     for depth, key in enumerate(given.path):
-        inside = given.path[:depth]
-        problem = _unfit(place, key, given, inside)
+        problem = _unfit(place, key, given, dotted(given.path[:depth]))
         if problem is not None:
             return problem
-        is_last = depth == len(given.path) - 1
-        child = given.value if is_last else _child(place, key)
-        if child is None and not is_last:
-            child = [] if isinstance(given.path[depth + 1], int) else {}
-        elif not is_last:
-            place = child
-            continue
-        origin = origin or given.path[: depth + 1]
-        _put(place, key, child)
+        following = given.path[depth + 1 : depth + 2]
+        is_there = key in place if isinstance(place, dict) else key < len(place)
+        child = place[key] if is_there else None
+        if not following or child is None:
+            child = ([] if isinstance(following[0], int) else {}) if following else given.value
+            origin = origin or given.path[: depth + 1]
+            if isinstance(place, dict):
+                place[key] = child
+            else:
+                place[key : key + 1] = [child]
         place = child
-    return Laid(given, origin or given.path)
+    return replace(given, origin=origin)
 
 
-def _unfit(place: JsonValue, key: str | int, given: Override, inside: PathKey) -> Problem | None:
+def _unfit(place: JsonValue, key: str | int, given: Override, name: str) -> Problem | None:
     """Why a key cannot be followed there."""
-    name = dotted(inside)
+    got, code = shown(given.value), ReasonCode.WRONG_TYPE
     if isinstance(key, str) and not isinstance(place, dict):
         why, allowed = f"{name} is {_kind(place)} and has no fields", "a field of an object"
         if isinstance(place, list):
             item = f"[{key}]" if key.isdecimal() else f"[0].{key}"
             allowed = f"{name}{item}, an item by its number"
-        return Problem(given.where, shown(given.value), why, allowed, ReasonCode.WRONG_TYPE)
+        return Problem(given.where, got, why, allowed, code)
     if isinstance(key, int) and not isinstance(place, list):
         why, allowed = f"{name} is {_kind(place)} and has no items", f"{name}.<field>"
-        return Problem(given.where, shown(given.value), why, allowed, ReasonCode.WRONG_TYPE)
+        return Problem(given.where, got, why, allowed, code)
     if isinstance(key, int) and isinstance(place, list) and key > len(place):
         why = f"{name} has {len(place)} item{'s' if len(place) != 1 else ''}"
         allowed = f"at most [{len(place)}], which appends one"
         return Problem(given.where, f"[{key}]", why, allowed, ReasonCode.OUT_OF_RANGE)
     return None
-
-
-def _child(place: JsonValue, key: str | int) -> JsonValue:
-    if isinstance(place, dict) and isinstance(key, str):
-        return place.get(key)
-    assert isinstance(place, list)
-    assert isinstance(key, int)
-    return place[key] if key < len(place) else None
-
-
-def _put(place: JsonValue, key: str | int, value: JsonValue) -> None:
-    if isinstance(place, dict) and isinstance(key, str):
-        place[key] = value
-        return
-    assert isinstance(place, list)
-    assert isinstance(key, int)
-    place[key : key + 1] = [value]
 
 
 def _where(text: str) -> str:

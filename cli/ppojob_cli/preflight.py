@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ppojob_api import validation
-from ppojob_api.checks.schedule import check_length
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_cli.commit_checks import check_commits, uncommitted_warning
-from ppojob_cli.critic_checks import check_critic
 from ppojob_cli.machine_checks import (
     check_gpus,
     check_lifecycle,
@@ -21,8 +19,8 @@ from ppojob_cli.machine_checks import (
     threads_warning,
     vllm_builds,
 )
+from ppojob_cli.model_checks import check_critic, check_reward_model
 from ppojob_cli.output_checks import check_output, volatile_warning
-from ppojob_cli.reward_model_checks import check_reward_model
 from ppojob_cli.validate import render_problems
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -139,7 +137,7 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
         )
     found.errors += report.errors
     if not report.errors:
-        found.errors += render_problems(check_length(config.job(), report.train_rows))
+        found.errors += render_problems(validation.check_length(config.job(), report.train_rows))
     found.warnings += report.warnings
     return chat.largest_token_id
 

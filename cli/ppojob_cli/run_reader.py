@@ -84,3 +84,45 @@ def step_record(line: bytes) -> StepRecord | None:
         if isinstance(value, int | float) and math.isfinite(value)
     }
     return StepRecord(step, numbers.pop("time", 0.0), numbers)
+
+
+class ShownRecords:
+    """Which steps a person has seen: a resumed run shows no old step, a rewound one says so.
+
+    Args:
+        state: What stood in the folder before this run: none of it is new.
+
+    Attributes:
+        rewind: What to say where steps went away at the last look.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self._records = state.records
+        self._times = {record.step: record.time for record in state.records}
+        self._notices: set[str] = set()
+        self.rewind: str | None = None
+
+    def take_notices(self, state: RunState) -> list[str]:
+        """What the controller wants seen, and was not shown since the last call."""
+        told = state.status.notices if state.status else ()
+        new = [line for line in told if line not in self._notices]
+        self._notices.update(new)
+        return new
+
+    def take(self, state: RunState) -> list[tuple[StepRecord, bool]]:
+        """The records that are new since the last call, and whether each is done once more."""
+        before, self._records = self._records, state.records
+        self.rewind = None
+        if self._records is before:
+            return []
+        if before and state.done_steps < before[-1].step:
+            first, last = state.done_steps + 1, before[-1].step
+            steps = f"step {last}" if first == last else f"steps {first} to {last}"
+            self.rewind = f"back to step {state.done_steps}: repeating {steps}"
+        new = [
+            (record, record.step in self._times)
+            for record in state.records
+            if self._times.get(record.step) != record.time
+        ]
+        self._times.update({record.step: record.time for record, _ in new})
+        return new

@@ -1,12 +1,11 @@
 """A run as its folder shows it at one moment: plain facts, and what follows from them."""
 
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ppojob_trainer.controller.progress import TrainingStatus
-from ppojob_trainer.controller.training_report import RARE_STAGES
+from ppojob_trainer.controller.training_report import Pace
 
 STEP_SECONDS: Final = "timing_s/step"
 
@@ -20,7 +19,6 @@ _TOKENS: Final = "perf/total_num_tokens"
 _STAGE_PREFIX: Final = "timing_s/"
 _VALIDATION_PREFIX: Final = "val-core/"
 _NO_STAGES: Final = frozenset({"step", "unaccounted"})
-_RECENT_STEPS: Final = 10
 _WAITING_PHASES: Final = frozenset({"Starting", "Recovering"})
 _OVER_PHASES: Final = frozenset({"Finishing", "Succeeded", "Failed", "Interrupted"})
 
@@ -56,11 +54,6 @@ class StepRecord:
             for name, value in self.values.items()
             if name.startswith(_VALIDATION_PREFIX) and not name.endswith("/std")
         }
-
-    @property
-    def rare_seconds(self) -> float:
-        """Seconds of what only some steps have."""
-        return sum(self.values.get(stage, 0.0) for stage in RARE_STAGES)
 
     @property
     def stage_seconds(self) -> list[tuple[str, float]]:
@@ -147,25 +140,18 @@ class RunState:
         return _series(record.validation for record in self.validations)
 
     def remaining_seconds(self, now: float) -> float | None:
-        """How long the rest takes, by the median of recent steps; None while nobody can know.
-
-        What only some steps have, commits and validations, counts by its mean over all of them.
+        """How long the rest takes; None while nobody can know.
 
         Args:
             now: Unix seconds; the step under way counts as far as it has come.
         """
-        timed = [record for record in self.steps if STEP_SECONDS in record.values]
-        missing = self.total_steps - self.done_steps
-        if not timed or missing <= 0 or self.is_over:
+        pace = Pace()
+        for record in self.steps:
+            pace.add(record.values)
+        missing, each = self.total_steps - self.done_steps, pace.seconds
+        if each is None or missing <= 0 or self.is_over:
             return None
-        rare = [record.rare_seconds for record in timed]
-        usual = [
-            record.values[STEP_SECONDS] - seconds
-            for record, seconds in zip(timed, rare, strict=True)
-        ]
-        pace = statistics.median(usual[-_RECENT_STEPS:]) + statistics.fmean(rare)
-        since_last = min(max(0.0, now - self.steps[-1].time), pace)
-        return pace * missing - since_last
+        return each * missing - min(max(0.0, now - self.steps[-1].time), each)
 
 
 def _series(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:

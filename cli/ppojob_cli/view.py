@@ -6,23 +6,58 @@ stops a run: a terminal that goes away takes only the view with it.
 
 import sys
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Self
 
+from ppojob_api import contract
+from ppojob_api.problem import printable
 from ppojob_api.run_config import RunConfig
-from ppojob_cli.run_reader import RunReader
-from ppojob_cli.shown import PodStates, Shown
-from ppojob_cli.summary import Ending, RunSummary
+from ppojob_cli.run_reader import RunReader, ShownRecords
+from ppojob_cli.run_state import PodState, StepRecord
+from ppojob_cli.summary import Ending, RunSummary, ending_lines, summary_lines
+
+PodStates = Callable[[], Sequence[PodState]]
+"""Asks the pods how they are; called while they start."""
+
+Kind = Literal["", "note", "error", "sample"]
+"""What lines are, by which a view chooses where and how they stand."""
 
 
-class View(Protocol):
-    """Shows a run."""
+class View(ABC):
+    """Shows a run.
+
+    Args:
+        name: Of the job.
+        folder: The run folder.
+        num_samples: Samples shown of each step and validation.
+        since: Unix seconds; what an earlier run said of its state is not shown.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        num_samples: int = 0,
+        since: float = 0.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.name = name
+        self.clock = clock
+        self._folder = folder
+        self._num_samples = num_samples
+        self._reader = RunReader(folder, since=since)
+        self.state = self._reader.read()
+        self._shown = ShownRecords(self.state)
 
     def __enter__(self) -> Self:
         """Begin to show."""
-        ...
+        return self
 
     def __exit__(
         self,
@@ -30,24 +65,65 @@ class View(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop showing what moves."""
-        ...
+        """Show what is new, and stop showing what moves."""
+        self.look()
+        self.show_new()
 
+    @abstractmethod
     def refresh(self, pod_states: PodStates) -> None:
         """Look at the run folder and show what is new."""
-        ...
+
+    @abstractmethod
+    def write(self, lines: Iterable[str], kind: Kind = "") -> None:
+        """Write lines that stay; nobody may be there to read them."""
+
+    @abstractmethod
+    def show_record(self, record: StepRecord, *, again: bool) -> None:
+        """Show a step or a validation, perhaps one that was shown before a rewind."""
+
+    def look(self) -> None:
+        """Read the folder."""
+        self.state = self._reader.read()
+
+    def show_new(self) -> None:
+        """Show what was read and not shown yet."""
+        for line in self._shown.take_notices(self.state):
+            self.note(line)
+        new = self._shown.take(self.state)
+        if self._shown.rewind is not None:
+            self.write([self._shown.rewind])
+        for record, again in new:
+            self.show_record(record, again=again)
+            if not again and self._num_samples:
+                self.write(self._sample_lines(record), "sample")
 
     def note(self, text: str) -> None:
         """Show a line that is about the run as a whole."""
-        ...
+        self.write([printable(text)], "note")
 
     def ended(self, ending: Ending) -> None:
         """Show how it ended, with what is left behind."""
-        ...
+        self.look()
+        self.show_new()
+        is_error = ending.exit_code not in {contract.EXIT_DONE, contract.EXIT_INTERRUPTED}
+        lines = ending_lines(ending, self.state.status, self._folder)
+        self.write(lines, "error" if is_error else "")
 
     def already_done(self, summary: RunSummary) -> None:
         """Say that there is nothing left to do."""
-        ...
+        self.write(["done already; --output DIR runs it once more elsewhere"])
+        self.write(summary_lines(summary, self._folder))
+
+    def _sample_lines(self, record: StepRecord) -> Iterable[str]:
+        """The samples of a step and of the validation behind it, as lines."""
+        # Parquet takes half a second to load, and pods are waiting to be started before.
+        from ppojob_trainer.controller.samples import read_samples, sample_lines
+
+        purposes = ["train"] if record.step > 0 else []
+        purposes += ["validation"] if record.validation else []
+        for purpose in purposes:
+            for sample in read_samples(self._folder, purpose, record.step, self._num_samples):
+                yield from sample_lines(sample)
 
 
 def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
@@ -62,12 +138,7 @@ def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
         if isinstance(stream, TextIOWrapper):
             # A model writes any character; one that the terminal lacks must not end the run.
             stream.reconfigure(errors="backslashreplace")
-    shown = Shown(
-        name=config.name,
-        folder=folder,
-        reader=RunReader(folder, since=time.time()),
-        num_samples=config.spec.num_examine,
-    )
+    samples, now = config.spec.num_examine, time.time()
     if not plain and sys.stdout.isatty():
         from rich.console import Console
 
@@ -75,7 +146,7 @@ def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
         if not console.is_dumb_terminal:
             from ppojob_cli.live_view import LiveView
 
-            return LiveView(shown, console)
+            return LiveView(config.name, folder, console, num_samples=samples, since=now)
     from ppojob_cli.plain_view import PlainView
 
-    return PlainView(shown)
+    return PlainView(config.name, folder, num_samples=samples, since=now)

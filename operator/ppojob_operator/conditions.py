@@ -30,7 +30,7 @@ class Claim:
     Attributes:
         type: of the condition.
         holds: None: unknown.
-        reason: CamelCase word; docs/operations.md has a line for each.
+        reason: CamelCase word; reasons.md of `kubectl ppojob` has a line for each.
         message: sentence for people.
     """
 

@@ -172,7 +172,7 @@ def test_an_edit_that_leaves_no_room_for_the_warm_up_is_refused(cluster, operato
     cluster.apply({**GOOD_JOB, "metadata": {"name": "warm"}, "spec": spec})
     patch = '--patch={"spec": {"steps": {"total": 19}}}'
     why = cluster.refused("patch", "ppojob", "warm", "--type=merge", patch)
-    assert "optimizer.warmupSteps is longer than the run" in why
+    assert "spec.optimizer.warmupSteps: Invalid value: the run makes fewer optimizer steps" in why
 
 
 def test_a_name_is_free_when_its_job_is_gone(cluster: Cluster, operator: Operator):

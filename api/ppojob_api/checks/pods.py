@@ -1,19 +1,25 @@
-"""What a job may ask of its pods: an author of jobs need not be one who may make pods."""
+"""What a job may ask of its pods: an author of jobs need not be one who may make pods.
+
+The operator would try for ever to have a pod made that an API server refuses, so a job that asks
+for one is refused too. Those rules are from k8s.io/kubernetes/pkg/apis/core/validation.
+"""
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from ppojob_api import topology
-from ppojob_api.checks.check import Check, bad_form, no_effect
+from ppojob_api.checks import Check
 from ppojob_api.pod_overrides import refusals
 from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.rules.pods import BARE_RESOURCES
 from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.kubernetes_names import is_device
 from ppojob_api.v1alpha1.pod_settings import PodSettings, PodVolume
 
 _HIDDEN = ("/ppojob", "/dev", "/proc", "/sys", "/tmp", "/opt/ppojob", "/var/run/secrets")
 """What a volume may not hide: mounts of ours, those of the container, and the image's program."""
 
-_CONTRACT_PREFIX = "PPOJOB_"
+_SCHEDULERS = {"volcano": "volcano", "workload": "default-scheduler"}
 
 
 def all_settings(job: PPOJob) -> Iterator[tuple[str, PodSettings]]:
@@ -29,79 +35,55 @@ def without_pods(job: PPOJob) -> Iterator[Problem]:
     for where, settings in all_settings(job):
         for index, role in enumerate(settings.roles):
             if role not in with_pods:
-                yield no_effect(
-                    f"{where}.roles[{index}]",
-                    role,
-                    "on a role without pods of its own",
-                    f"roles with pods here are {', '.join(with_pods)}",
-                )
+                place, why = f"{where}.roles[{index}]", "the role has no pods of its own"
+                allowed = f"roles with pods here are {', '.join(with_pods)}"
+                yield Problem(place, shown(role), why, allowed, ReasonCode.NO_EFFECT)
 
 
 def overrides(job: PPOJob) -> Iterator[Problem]:
     """Parts of a pod that are not a job's to say."""
+    scheduler = _SCHEDULERS.get(job.spec.scheduling.type)
     for where, settings in all_settings(job):
         yield from refusals(settings.pod_overrides, f"{where}.podOverrides")
+        spec = settings.pod_overrides.get("spec")
+        name = spec.get("schedulerName") if isinstance(spec, dict) else None
+        if scheduler and name not in (None, scheduler):
+            place, kind = f"{where}.podOverrides.spec.schedulerName", job.spec.scheduling.type
+            why = f"with spec.scheduling.type: {kind} the pods are those of {scheduler}"
+            allowed = "remove it, or spec.scheduling.type: none"
+            yield Problem(place, shown(name), why, allowed, ReasonCode.CONFLICT)
 
 
 def volumes(job: PPOJob) -> Iterator[Problem]:
-    """A volume has one source, and lies beside ours."""
+    """A volume has a place of its own, and lies beside ours."""
     for where, settings in all_settings(job):
+        folders = [volume.folder for volume in settings.volumes]
         for index, volume in enumerate(settings.volumes):
-            place = f"{where}.volumes[{index}]"
-            sources = (volume.claim_name, volume.config_map, volume.secret)
-            number = sum(source is not None for source in sources)
-            if number != 1:
-                allowed = "exactly one of claimName, configMap and secret"
-                yield _sources(place, number, "a volume has one", allowed)
             if not _is_free(volume):
+                place, got = f"{where}.volumes[{index}].mountPath", shown(volume.mount_path)
                 why = "it would hide what the container needs there"
                 allowed = f"another path than {', '.join(_HIDDEN)} and those within and above them"
-                yield bad_form(f"{place}.mountPath", volume.mount_path, why, allowed)
+                yield Problem(place, got, why, allowed, ReasonCode.BAD_FORM)
+            first = folders.index(volume.folder)
+            if first < index:
+                place, got = f"{where}.volumes[{index}].mountPath", shown(volume.mount_path)
+                why = f"{where}.volumes[{first}] has it already"
+                yield Problem(place, got, why, "each once", ReasonCode.DUPLICATE)
 
 
-def repeated(job: PPOJob) -> Iterator[Problem]:
-    """A pod has one place of a name; the second would stand over the first, or be refused."""
+def resources(job: PPOJob) -> Iterator[Problem]:
+    """Parts of devices, and a size that no process could start with: a number alone is bytes."""
     for where, settings in all_settings(job):
-        paths = [(one.mount_path, one.folder) for one in settings.volumes]
-        names = [(one.name, one.name) for one in settings.env]
-        # Over one topology a pod may spread in both ways.
-        ways = [
-            (one.topology_key, f"{one.topology_key} {one.when_unsatisfiable}")
-            for one in settings.topology_spread
-        ]
-        yield from _repeated(f"{where}.volumes", "mountPath", paths)
-        yield from _repeated(f"{where}.env", "name", names)
-        yield from _repeated(f"{where}.topologySpread", "topologyKey", ways)
-
-
-def _repeated(where: str, field: str, given: list[tuple[str, str]]) -> Iterator[Problem]:
-    """Items whose key, which stands behind what was given, an earlier one has."""
-    keys = [key for _, key in given]
-    for index, (text, key) in enumerate(given):
-        first = keys.index(key)
-        if first < index:
-            why = f"{where}[{first}] has it already"
-            place = f"{where}[{index}].{field}"
-            yield Problem(place, shown(text), why, "each once", ReasonCode.DUPLICATE)
-
-
-def variables(job: PPOJob) -> Iterator[Problem]:
-    """A variable has one source, and is none of the container contract."""
-    for where, settings in all_settings(job):
-        for index, variable in enumerate(settings.env):
-            place = f"{where}.env[{index}]"
-            number = sum(one is not None for one in (variable.value, variable.secret))
-            if number != 1:
-                allowed = "exactly one of value and secret"
-                yield _sources(place, number, "a variable has one", allowed)
-            if variable.name.startswith(_CONTRACT_PREFIX):
-                why = f"names that begin with {_CONTRACT_PREFIX} are the container contract's"
-                got, allowed = shown(variable.name), "a name of your own"
-                yield Problem(f"{place}.name", got, why, allowed, ReasonCode.FORBIDDEN)
-
-
-def _sources(where: str, number: int, why: str, allowed: str) -> Problem:
-    return Problem(where, f"{number} sources", why, allowed, ReasonCode.CONFLICT)
+        for name, number in settings.resources.items():
+            place = f"{where}.resources[{shown(name)}]"
+            if is_device(name) and number.endswith("m"):
+                why, allowed = "a device is given as a whole", "a whole number"
+            elif name == BARE_RESOURCES[1] and number[-1] in "0123456789mk":
+                why = "that many bytes, or thousands of them, hold no process"
+                allowed = "at least 1Mi, such as 16Gi"
+            else:
+                continue
+            yield Problem(place, shown(number), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
 def _is_free(volume: PodVolume) -> bool:
@@ -118,8 +100,7 @@ POD_CHECKS = (
     Check(
         without_pods, (*_PODS, "spec.roles", "spec.algorithm", "spec.rewards", "spec.rewardModel")
     ),
-    Check(overrides, _PODS),
+    Check(overrides, (*_PODS, "spec.scheduling.type")),
     Check(volumes, _PODS),
-    Check(repeated, _PODS),
-    Check(variables, _PODS),
+    Check(resources, _PODS),
 )

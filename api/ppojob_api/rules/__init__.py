@@ -1,39 +1,36 @@
-"""What CEL can say about a job, so that the API server refuses at admission by itself.
+"""The rules of a job: each is written once, for the API server, `ppojob validate` and the pods.
 
-Each rule repeats a check of `ppojob_api.checks`; those remain the full list, in their own words.
+An API server evaluates them as CEL and so refuses a wrong job at admission; `problems` evaluates
+the same expressions here. What CEL cannot say is in `ppojob_api.checks`.
 """
 
-from ppojob_api.rules.algorithm import ALGORITHM_RULES, NAME_RULES
-from ppojob_api.rules.effect import EFFECT_RULES
+from ppojob_api.rules.algorithm import ALGORITHM_RULES
+from ppojob_api.rules.names import NAME_RULES
 from ppojob_api.rules.pods import POD_RULES
 from ppojob_api.rules.policy_loss import POLICY_LOSS_RULES
 from ppojob_api.rules.roles import ROLE_RULES
-from ppojob_api.rules.rule import Rule, given, implies
-from ppojob_api.rules.run import RUN_RULES
-from ppojob_api.rules.scheduling import SCHEDULING_RULES
-from ppojob_api.rules.support import SUPPORT_RULES
+from ppojob_api.rules.rule import Rule, given
+from ppojob_api.rules.run import CHECKPOINT_RULES, LENGTH_RULES, SAMPLING_RULES
 from ppojob_api.run_config import TRAJECTORY_SECTIONS
 from ppojob_api.shape import members
 from ppojob_api.v1alpha1.job import PPOJobSpec
 
 __all__ = ["RULES", "Rule"]
 
+_OTHER_NAME = "cannot change; make a job of another name"
+
 
 def _immutable(section: str) -> Rule:
     """What decides the weights of a run stays as it was created."""
-    message = f"spec.{section} decides the weights and cannot change; make a job of another name"
+    text = f"spec.{section} decides the weights and {_OTHER_NAME}"
     if not members(PPOJobSpec)[section].shape.optional:
-        return Rule(f"spec.{section}", "self == oldSelf", message)
+        return Rule(f"spec.{section}", "", "self == oldSelf", text)
     # A rule within a section that may be absent goes with it, so the spec watches over those.
-    return _stays("spec", section, message)
-
-
-def _stays(path: str, field: str, message: str) -> Rule:
-    """An optional field that is neither given, taken away nor changed."""
-    return Rule(path, _same(field), message, field)
+    return Rule("spec", section, _same(section), text)
 
 
 def _same(field: str) -> str:
+    """CEL for an optional field that is neither given, taken away nor changed."""
     new, old = given(field), given(field).replace("self.", "oldSelf.")
     return f"{new} == {old} && (!{new} || self.{field} == oldSelf.{field})"
 
@@ -48,17 +45,25 @@ IMMUTABLE_RULES = (
     *(
         Rule(
             "spec",
-            implies(_COSINE, _same(f"steps.{length}")),
-            f"spec.steps.{length} decides the weights with schedule: cosine and cannot change;"
-            " make a job of another name",
-            "steps",
+            f"steps.{length}",
+            _same(f"steps.{length}"),
+            f"spec.steps.{length} decides the weights with schedule: cosine and {_OTHER_NAME}",
+            when=_COSINE,
         )
         for length in ("total", "epochs")
     ),
-    _stays(
+    Rule(
         "spec.checkpoint",
         "volume",
-        "the run is on this volume and it cannot change; make a job of another name",
+        _same("volume"),
+        f"the run is on this volume and it {_OTHER_NAME}",
+    ),
+    Rule(
+        "spec.scheduling",
+        "type",
+        "self.type == oldSelf.type",
+        "pods that were placed in one way cannot join a gang of another; make a job of another"
+        " name",
     ),
 )
 
@@ -66,11 +71,10 @@ RULES = (
     *NAME_RULES,
     *ALGORITHM_RULES,
     *POLICY_LOSS_RULES,
-    *RUN_RULES,
-    *EFFECT_RULES,
+    *LENGTH_RULES,
+    *CHECKPOINT_RULES,
+    *SAMPLING_RULES,
     *ROLE_RULES,
     *POD_RULES,
-    *SCHEDULING_RULES,
-    *SUPPORT_RULES,
     *IMMUTABLE_RULES,
 )

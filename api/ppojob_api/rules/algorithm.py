@@ -1,95 +1,105 @@
-"""What CEL can say about the name of a job, its paths and its algorithm."""
+"""What an algorithm needs, and which of its settings would have no effect."""
 
 from pydantic.alias_generators import to_camel
 
-from ppojob_api.rules.rule import Rule, given, implies, untouched, words
+from ppojob_api.rules.rule import rules, untouched, words
 from ppojob_api.v1alpha1.algorithm import ESTIMATORS, KlSpec
-from ppojob_api.well_known import JOB_NAME_LIMIT, JOB_NAME_PATTERN
 
-_COMPARE_GROUPS = frozenset(name for name, one in ESTIMATORS.items() if one.compares_group)
-
-NAME_RULES = (
-    Rule(
-        "",
-        f"self.metadata.name.size() <= {JOB_NAME_LIMIT}"
-        f" && self.metadata.name.matches('{JOB_NAME_PATTERN}')",
-        "metadata.name begins the names of pods and services; a letter, then letters, digits and"
-        f" hyphens, all lower case, no hyphen at the end, at most {JOB_NAME_LIMIT} characters",
-    ),
-    Rule(
-        "spec",
-        implies(
-            given("checkpoint.volume"),
-            "self.model.path.startsWith('/')"
-            " && self.data.train.all(file, file.path.startsWith('/'))"
-            " && self.data.validation.all(file, file.path.startsWith('/'))",
-        ),
-        "pods find no relative path; model.path and those of data absolute, on a volume that"
-        " pods[].volumes mounts",
-    ),
-)
-
-# CEL writes the field `in`, a word of its own, as `__in__`.
+_HAVE_CRITIC = sorted(name for name, one in ESTIMATORS.items() if one.has_critic)
 _KL_TARGET = ("target", "horizon")
-_KL_TARGET_DEFAULTS = untouched(KlSpec, names=_KL_TARGET)
-_KL_DEFAULTS = untouched(KlSpec, names=("estimator", "coefficient", "controller", *_KL_TARGET))
 
 ALGORITHM_RULES = (
-    Rule(
-        "spec.algorithm",
-        implies(f"self.type in {words(_COMPARE_GROUPS)}", "self.samplesPerPrompt >= 2"),
-        "the estimator compares the responses of a prompt with each other; at least 2,"
-        " or type: reinforce_plus_plus",
-        "samplesPerPrompt",
-    ),
-    Rule(
-        "spec.algorithm",
-        implies(
-            given("miniBatchPrompts"),
-            "self.miniBatchPrompts <= self.promptsPerStep"
-            " && self.promptsPerStep % self.miniBatchPrompts == 0",
-        ),
-        "mini-batches cut promptsPerStep into equal parts; a divisor of promptsPerStep",
-        "miniBatchPrompts",
+    *rules(
+        """
+        spec.algorithm | samplesPerPrompt | OutOfRange
+            the estimator ${self.type} compares the responses of a prompt with each other; at least
+            2, or type: reinforce_plus_plus
+        when: self.type in $COMPARE_GROUPS
+        must: self.samplesPerPrompt >= 2
+
+        spec.algorithm | miniBatchPrompts | OutOfRange
+            it does not cut promptsPerStep ${self.promptsPerStep} into equal parts; a divisor of it
+        when: has(self.miniBatchPrompts)
+        must: self.miniBatchPrompts <= self.promptsPerStep
+            && self.promptsPerStep % self.miniBatchPrompts == 0
+
+        spec | critic.miniBatchPrompts | OutOfRange
+            it does not cut promptsPerStep ${self.algorithm.promptsPerStep} into equal parts; a
+            divisor of it
+        when: has(self.critic) && has(self.critic.miniBatchPrompts)
+        must: self.critic.miniBatchPrompts <= self.algorithm.promptsPerStep
+            && self.algorithm.promptsPerStep % self.critic.miniBatchPrompts == 0
+        """,
+        COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
     ),
     *(
-        Rule(
-            "spec.algorithm",
-            implies(given(to_camel(kind)), f"self.type == '{kind}'"),
-            f"it has no effect with another type; remove it, or type: {kind}",
-            to_camel(kind),
-        )
+        rule
         for kind, estimator in ESTIMATORS.items()
         if estimator.options is not None
+        for rule in rules(
+            """
+            spec.algorithm | $OPTIONS | NoEffect
+                it has no effect with another type; remove it, or type: $KIND
+            when: has(self.$OPTIONS)
+            must: self.type == '$KIND'
+            """,
+            KIND=kind,
+            OPTIONS=to_camel(kind),
+        )
     ),
-    Rule(
-        "spec.algorithm",
-        implies(given("lossScaleTokens"), "self.lossAggregation == 'sequence_mean_token_sum_norm'"),
-        "it has no effect with another lossAggregation; remove it, or lossAggregation:"
-        " sequence_mean_token_sum_norm",
-        "lossScaleTokens",
-    ),
-    Rule(
-        "spec.algorithm.kl",
-        implies("self.__in__ == 'none'", _KL_DEFAULTS),
-        "nothing of kl has an effect with in: none; remove it, or in: loss or in: reward",
-    ),
-    Rule(
-        "spec.algorithm.kl",
-        implies("self.controller == 'adaptive'", "self.__in__ == 'reward'"),
-        "only KL in the reward is controlled; fixed, or in: reward",
-        "controller",
-    ),
-    Rule(
-        "spec.algorithm.kl",
-        implies("self.__in__ != 'none'", "self.coefficient > 0.0"),
-        "KL has no effect with coefficient: 0; in: none, or a coefficient above 0",
-        "coefficient",
-    ),
-    Rule(
-        "spec.algorithm.kl",
-        implies("self.controller == 'fixed'", _KL_TARGET_DEFAULTS),
-        "target and horizon have no effect with controller: fixed; remove them, or controller:"
-        " adaptive",
+    *rules(
+        """
+        spec | critic roles.critic | NoEffect
+            it has no effect with another algorithm.type than $CRITIC_NAMES; remove it
+        when: has(self.$FIELD)
+        must: self.algorithm.type in $HAVE_CRITIC
+
+        spec.algorithm | lossScaleTokens | NoEffect
+            it has no effect with another lossAggregation; remove it, or lossAggregation:
+            sequence_mean_token_sum_norm
+        when: has(self.lossScaleTokens)
+        must: self.lossAggregation == 'sequence_mean_token_sum_norm'
+
+        spec | algorithm.shuffleMiniBatches | NoEffect
+            it has no effect with one mini-batch a step; false, or miniBatchPrompts below
+            promptsPerStep
+        when: self.algorithm.shuffleMiniBatches
+        must: has(self.algorithm.miniBatchPrompts)
+            && self.algorithm.miniBatchPrompts < self.algorithm.promptsPerStep
+            || has(self.critic) && has(self.critic.miniBatchPrompts)
+            && self.critic.miniBatchPrompts < self.algorithm.promptsPerStep
+
+        spec.algorithm.kl | | NoEffect
+            nothing of kl has an effect with in: none; remove it, or in: loss or in: reward
+        when: self.__in__ == 'none'
+        must: $KL_UNTOUCHED
+
+        spec.algorithm.kl | controller | NoEffect
+            only KL in the reward is controlled; fixed, or in: reward
+        when: self.__in__ == 'loss'
+        must: self.controller == 'fixed'
+
+        spec.algorithm.kl | coefficient | NoEffect
+            KL has no effect with coefficient: 0; in: none, or a coefficient above 0
+        when: self.__in__ != 'none'
+        must: self.coefficient > 0.0
+
+        spec.algorithm.kl | | NoEffect
+            target and horizon have no effect with controller: fixed; remove them, or controller:
+            adaptive
+        when: self.__in__ != 'none' && self.controller == 'fixed'
+        must: $TARGET_UNTOUCHED
+
+        spec | roles.reference | NoEffect
+            it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
+        when: has(self.roles.reference)
+        must: self.algorithm.kl.__in__ != 'none'
+        """,
+        KL_UNTOUCHED=untouched(
+            KlSpec, names=("estimator", "coefficient", "controller", *_KL_TARGET)
+        ),
+        CRITIC_NAMES=", ".join(_HAVE_CRITIC),
+        HAVE_CRITIC=words(_HAVE_CRITIC),
+        TARGET_UNTOUCHED=untouched(KlSpec, names=_KL_TARGET),
     ),
 )

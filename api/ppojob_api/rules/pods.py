@@ -1,42 +1,80 @@
-"""What CEL can say about pods: names within maps, and how the parts of a toleration go together."""
+"""What pods may ask of Kubernetes, and who places them."""
 
-from ppojob_api.checks.pod_forms import BARE_RESOURCES
-from ppojob_api.rules.rule import Rule, given, implies, words
+from ppojob_api.rules.rule import rules, words
 from ppojob_api.v1alpha1.kubernetes_names import LABEL_KEY_PATTERN, LABEL_KEY_WORDS
 
-_PODS = "spec.pods[]"
-_TOLERATION = f"{_PODS}.tolerations[]"
-_IS_LABEL_KEY = f"key.matches(r'{LABEL_KEY_PATTERN}')"
+BARE_RESOURCES = ("cpu", "ephemeral-storage")
 
-POD_RULES = (
-    Rule(
-        f"{_PODS}.nodeSelector",
-        f"self.all(key, {_IS_LABEL_KEY})",
-        f"a key is not the name of a label; {LABEL_KEY_WORDS}",
-    ),
-    Rule(
-        f"{_PODS}.resources",
-        f"self.all(key, key in {words(frozenset(BARE_RESOURCES))}"
-        f" || key.contains('/') && !key.startsWith('requests.') && {_IS_LABEL_KEY})",
-        f"no container has such a resource; {', '.join(BARE_RESOURCES)}, or a device by DOMAIN/NAME"
-        " (memory has a field of its own)",
-    ),
-    Rule(
-        _TOLERATION,
-        f"{given('key')} || self.operator == 'Exists'",
-        "operator Equal is about one taint; a key, or operator: Exists",
-        "key",
-    ),
-    Rule(
-        _TOLERATION,
-        implies(f"{given('value')} && self.value != ''", "self.operator == 'Equal'"),
-        "it has no effect with operator: Exists; remove it, or operator: Equal",
-        "value",
-    ),
-    Rule(
-        _TOLERATION,
-        implies(given("tolerationSeconds"), f"{given('effect')} && self.effect == 'NoExecute'"),
-        "only a taint of effect NoExecute ends pods; effect: NoExecute, or remove it",
-        "tolerationSeconds",
-    ),
+POD_RULES = rules(
+    """
+    spec.pods[].nodeSelector | | BadForm
+        it is not the name of a label; $LABEL_KEY_WORDS
+    must: self.all(key, $IS_LABEL_KEY)
+
+    spec.pods[].resources | | BadForm
+        no container has such a resource; $BARE_RESOURCES, or a device by DOMAIN/NAME such as
+        rdma/hca (memory has a field of its own)
+    must: self.all(key, key in $BARE
+        || key.contains('/') && !key.startsWith('requests.') && $IS_LABEL_KEY)
+
+    spec.pods[].tolerations[] | key | Required
+        operator Equal is about one taint; a key, or operator: Exists
+    must: has(self.key) || self.operator == 'Exists'
+
+    spec.pods[].tolerations[] | value | NoEffect
+        it has no effect with operator: Exists; remove it, or operator: Equal
+    when: has(self.value) && self.value != ''
+    must: self.operator == 'Equal'
+
+    spec.pods[].tolerations[] | tolerationSeconds | Conflict
+        only a taint of effect NoExecute ends pods; effect: NoExecute, or remove it
+    when: has(self.tolerationSeconds)
+    must: has(self.effect) && self.effect == 'NoExecute'
+
+    spec.pods[].volumes[] | | Conflict | here
+        a volume has one source; exactly one of claimName, configMap and secret
+    must: (has(self.claimName) ? 1 : 0) + (has(self.configMap) ? 1 : 0)
+        + (has(self.secret) ? 1 : 0) == 1
+
+    spec.pods[].env[] | | Conflict | here
+        a variable has one source; exactly one of value and secret
+    must: has(self.value) != has(self.secret)
+
+    spec.pods[].env[] | name | Forbidden | here
+        names that begin with PPOJOB_ are the container contract's; a name of your own
+    must: !self.name.startsWith('PPOJOB_')
+
+    spec.pods[] | env | Duplicate | here
+        another variable has this name; each once
+    must: self.env.all(one, self.env.exists_one(other, other.name == one.name))
+
+    spec.pods[] | topologySpread | Duplicate | here
+        pods spread over this topology in this way twice; each once
+    must: self.topologySpread.all(one, self.topologySpread.exists_one(other,
+        other.topologyKey == one.topologyKey && other.whenUnsatisfiable == one.whenUnsatisfiable))
+
+    spec.pods[] | memory sharedMemory | OutOfRange | here
+        that many bytes, or thousands of them, hold no process; at least 1Mi, such as 16Gi
+    when: has(self.$FIELD)
+    must: !self.$FIELD.matches('[0-9mk]$')
+
+    spec.pods[] | gpuResource | BadForm | here
+        a quota is no device; DOMAIN/NAME, such as nvidia.com/gpu
+    when: has(self.gpuResource)
+    must: !self.gpuResource.startsWith('requests.')
+
+    spec.scheduling | kueue volcano | NoEffect
+        it has no effect with another type; remove it, or type: $FIELD
+    when: has(self.$FIELD)
+    must: self.type == '$FIELD'
+
+    spec.scheduling | kueue | Required
+        type: kueue needs a queue; {queueName: NAME} of a LocalQueue in the job's namespace
+    when: self.type == 'kueue'
+    must: has(self.kueue)
+    """,
+    LABEL_KEY_WORDS=LABEL_KEY_WORDS,
+    IS_LABEL_KEY=f"key.matches(r'{LABEL_KEY_PATTERN}')",
+    BARE_RESOURCES=", ".join(BARE_RESOURCES),
+    BARE=words(BARE_RESOURCES),
 )

@@ -1,71 +1,79 @@
-"""What CEL can say about the policy loss."""
+"""What a policy loss needs, and which of its settings would have no effect."""
 
 from pydantic.alias_generators import to_camel
 
-from ppojob_api.rules.rule import Rule, given, implies, untouched, words
+from ppojob_api.rules.rule import rules, untouched, words
 from ppojob_api.v1alpha1.policy_loss import CLIP_FIELDS, LOSSES, BypassSpec, PolicyLossSpec
-
-_MEANS_OF_RESPONSES = frozenset(name for name, one in LOSSES.items() if one.means_of_responses)
-_CLIPS = (
-    "self.type == 'clip' || self.type == 'bypass'"
-    " && !(has(self.bypass) && self.bypass.form == 'reinforce')"
-)
-_CLIP_DEFAULTS = untouched(PolicyLossSpec, names=tuple(map(to_camel, CLIP_FIELDS)))
-_NO_WEIGHTS = untouched(BypassSpec, names=("weights", "weightLimit"))
 
 POLICY_LOSS_RULES = (
     *(
-        Rule(
-            "spec.algorithm.policyLoss",
-            implies(given(to_camel(kind)), f"self.type == '{kind}'"),
-            f"it has no effect with another type; remove it, or type: {kind}",
-            to_camel(kind),
-        )
+        rule
         for kind, loss in LOSSES.items()
         if loss.options is not None
+        for rule in rules(
+            """
+            spec.algorithm.policyLoss | $OPTIONS | NoEffect
+                it has no effect with type ${self.type}; remove it, or type: $KIND
+            when: has(self.$OPTIONS)
+            must: self.type == '$KIND'
+            """,
+            KIND=kind,
+            OPTIONS=to_camel(kind),
+        )
     ),
-    Rule(
-        "spec.algorithm.policyLoss",
-        f"({_CLIPS}) || ({_CLIP_DEFAULTS})",
-        "clipLow, clipHigh and dualClip have no effect but with type: clip, and type: bypass with"
-        " form: clip; remove them",
+    *(
+        rule
+        for name in map(to_camel, CLIP_FIELDS)
+        for rule in rules(
+            """
+            spec.algorithm.policyLoss | $CLIP_FIELD | NoEffect
+                it has no effect with type ${self.type}; remove it, or type: clip
+            when: self.type != 'clip' && (self.type != 'bypass'
+                || has(self.bypass) && self.bypass.form == 'reinforce')
+            must: $CLIP_FIELD_UNTOUCHED
+            """,
+            CLIP_FIELD=name,
+            CLIP_FIELD_UNTOUCHED=untouched(PolicyLossSpec, names=(name,)),
+        )
     ),
-    Rule(
-        "spec.algorithm.policyLoss",
-        "self.dualClip == 0.0 || self.dualClip > 1.0",
-        "it bounds ratios above 1; above 1, or 0 for none",
-        "dualClip",
-    ),
-    Rule(
-        "spec.algorithm.policyLoss",
-        implies("self.type == 'dro'", given("dro")),
-        "type: dro needs dro.beta, which has no default; a number above 0",
-    ),
-    Rule(
-        "spec.algorithm.policyLoss.bypass",
-        implies("self.form == 'clip'", _NO_WEIGHTS),
-        "weights and weightLimit have no effect with form: clip; remove them, or form: reinforce",
-    ),
-    Rule(
-        "spec.algorithm.policyLoss.bypass",
-        implies("self.weights == 'none'", untouched(BypassSpec, names=("weightLimit",))),
-        "it has no effect with weights: none; remove it, or weights: token or sequence",
-        "weightLimit",
-    ),
-    Rule(
-        "spec.algorithm.policyLoss.clipCov",
-        "self.covarianceLow < self.covarianceHigh",
-        "no token lies between it and covarianceLow; above covarianceLow",
-        "covarianceHigh",
-    ),
-    Rule(
-        "spec.algorithm",
-        implies(
-            f"self.policyLoss.type in {words(_MEANS_OF_RESPONSES)}",
-            "self.lossAggregation == 'sequence_mean_token_mean'",
-        ),
-        "this policyLoss.type is a mean over responses of the mean over their tokens;"
-        " sequence_mean_token_mean",
-        "lossAggregation",
+    *rules(
+        """
+        spec.algorithm.policyLoss | dualClip | OutOfRange
+            it bounds ratios above 1; above 1, or 0 for none
+        must: self.dualClip == 0.0 || self.dualClip > 1.0
+
+        spec.algorithm.policyLoss | dro.beta | Required
+            type: dro needs it, and it has no default; a number above 0
+        when: self.type == 'dro'
+        must: has(self.dro)
+
+        spec.algorithm.policyLoss.bypass | weights | NoEffect
+            it has no effect with form: clip; remove it, or form: reinforce
+        when: self.form == 'clip'
+        must: $NO_WEIGHTS
+
+        spec.algorithm.policyLoss.bypass | weightLimit | NoEffect
+            it has no effect with form: clip; remove it, or form: reinforce
+        when: self.form == 'clip'
+        must: $NO_LIMIT
+
+        spec.algorithm.policyLoss.bypass | weightLimit | NoEffect
+            it has no effect with weights: none; remove it, or weights: token or sequence
+        when: self.form != 'clip' && self.weights == 'none'
+        must: $NO_LIMIT
+
+        spec.algorithm.policyLoss.clipCov | covarianceHigh | OutOfRange
+            no token lies between it and covarianceLow ${self.covarianceLow}; above that
+        must: self.covarianceLow < self.covarianceHigh
+
+        spec.algorithm | lossAggregation | Conflict
+            policyLoss.type ${self.policyLoss.type} is a mean over responses of the mean over their
+            tokens; sequence_mean_token_mean
+        when: self.policyLoss.type in $MEANS_OF_RESPONSES
+        must: self.lossAggregation == 'sequence_mean_token_mean'
+        """,
+        NO_WEIGHTS=untouched(BypassSpec, names=("weights",)),
+        NO_LIMIT=untouched(BypassSpec, names=("weightLimit",)),
+        MEANS_OF_RESPONSES=words(name for name, one in LOSSES.items() if one.means_of_responses),
     ),
 )

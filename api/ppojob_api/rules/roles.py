@@ -1,81 +1,113 @@
-"""What CEL can say about roles: pods, ranks, GPUs, and the prompts that ranks need."""
+"""Pods of roles: ranks, cores, GPUs, and the prompts that ranks need."""
 
-from ppojob_api.checks.check import MODEL_ROLES
-from ppojob_api.rules.rule import Rule, given, implies, untouched
+from ppojob_api.rules.rule import either, given, present, rules, untouched
 from ppojob_api.v1alpha1.roles import RolePods
 
+MODEL_ROLES = ("actorRollout", "reference", "critic", "rewardModel")
 _GUESTS = MODEL_ROLES[1:]
 
 
-def _ranks(role: str = "") -> str:
-    """CEL for the number of ranks of the role at a path inside `self`."""
-    at = f"{role}." if role else ""
-    each = f"(self.{at}gpusPerReplica > 0 ? self.{at}gpusPerReplica : 1)"
-    return (
-        f"self.{at}replicas * ({given(f'{at}ranksPerReplica')} ? self.{at}ranksPerReplica : {each})"
-    )
+def _ranks_of_pod(at: str = "") -> str:
+    gpus = f"self.{at}gpusPerReplica"
+    return either(f"{at}ranksPerReplica", f"({gpus} > 0 ? {gpus} : 1)")
 
 
-def _pod_rules(role: str) -> tuple[Rule, ...]:
-    path = f"spec.roles.{role}"
-    return (
-        Rule(
-            path,
-            implies(
-                f"self.gpusPerReplica > 0 && {given('ranksPerReplica')}",
-                "self.ranksPerReplica == self.gpusPerReplica",
-            ),
-            "a GPU holds one rank; as many as gpusPerReplica, or remove it",
-            "ranksPerReplica",
-        ),
-        Rule(
-            path,
-            "self.parallelism.tensor == 1",
-            "tensor parallel training: not in this version; parallelism.tensor: 1",
-        ),
-        Rule(
-            path,
-            implies(given("parallelism.dataShard"), f"self.parallelism.dataShard == {_ranks()}"),
-            "other shards than one a rank: not in this version; remove parallelism.dataShard",
-        ),
-    )
+def _ranks(role: str) -> str:
+    """CEL for the number of ranks of a role in pods of its own."""
+    return f"self.roles.{role}.replicas * {_ranks_of_pod(f'roles.{role}.')}"
 
 
-def _guest_rules(role: str) -> tuple[Rule, ...]:
-    own = f"{given(f'roles.{role}')} && self.roles.{role}.colocateWith == 'none'"
-    return (
-        Rule(
-            f"spec.roles.{role}",
-            implies("self.colocateWith != 'none'", untouched(RolePods)),
-            "settings of pods have no effect in the pods of another role; remove them, or"
-            " colocateWith: none for pods of its own",
-        ),
-        Rule(
-            "spec",
-            implies(own, f"self.algorithm.promptsPerStep >= {_ranks(f'roles.{role}')}"),
-            f"each rank of roles.{role} takes whole prompts; algorithm.promptsPerStep of at least"
-            " its ranks",
-        ),
-    )
+def _in_own_pods(role: str) -> str:
+    return f"{given(f'roles.{role}')} && self.roles.{role}.colocateWith == 'none'"
 
+
+# A group is whole on one rank, so a batch of fewer prompts would leave ranks idle. The batches: the
+# field, the role that it is dealt to, when, and whether an API server looks at it.
+_PROMPTS, _PART = "algorithm.promptsPerStep", "algorithm.miniBatchPrompts"
+_CRITIC_PART, _CRITIC_IN_OWN_PODS = "critic.miniBatchPrompts", _in_own_pods("critic")
+_HAS_CRITIC_PART = present(_CRITIC_PART)
+_BATCHES = (
+    (_PROMPTS, "actorRollout", given(_PROMPTS), ""),
+    *((_PROMPTS, role, _in_own_pods(role), "") for role in _GUESTS),
+    (_PART, "actorRollout", given(_PART), ""),
+    (
+        _PART,
+        "critic",
+        f"{_CRITIC_IN_OWN_PODS} && {given(_PART)} && !({_HAS_CRITIC_PART})",
+        " | here",
+    ),
+    (_CRITIC_PART, "critic", f"{_CRITIC_IN_OWN_PODS} && {_HAS_CRITIC_PART}", " | here"),
+    (_CRITIC_PART, "actorRollout", f"!({_CRITIC_IN_OWN_PODS}) && {_HAS_CRITIC_PART}", " | here"),
+)
 
 ROLE_RULES = (
-    *(rule for role in MODEL_ROLES for rule in _pod_rules(role)),
-    *(rule for role in _GUESTS for rule in _guest_rules(role)),
-    Rule(
-        "spec",
-        f"{_ranks('roles.actorRollout')}"
-        f" <= ({given('algorithm.miniBatchPrompts')} ? self.algorithm.miniBatchPrompts"
-        " : self.algorithm.promptsPerStep)",
-        "each rank of roles.actorRollout takes whole prompts; algorithm.promptsPerStep and"
-        " miniBatchPrompts of at least its ranks",
+    *(
+        rule
+        for field, role, when, here in _BATCHES
+        for rule in rules(
+            """
+            spec | $FIELD | OutOfRange$HERE
+                each rank of roles.$ROLE takes whole prompts; at least as many as its ranks
+                ${$RANKS}
+            when: $WHEN
+            must: self.$FIELD >= $RANKS
+            """,
+            FIELD=field,
+            ROLE=role,
+            RANKS=_ranks(role),
+            WHEN=when,
+            HERE=here,
+        )
     ),
-    Rule(
-        "spec",
-        implies(
-            given("rollout.parallelism.data"),
-            f"self.rollout.parallelism.data == {_ranks('roles.actorRollout')}",
-        ),
-        "each rank of roles.actorRollout holds one engine; remove rollout.parallelism.data",
+    *rules(
+        """
+        $MODELS | cpu | Conflict | here
+            threads would share cores; at least the ranks of a pod times threadsPerRank
+            ${$THREADS}, or fewer threadsPerRank
+        when: has(self.cpu)
+        must: self.cpu >= $THREADS
+
+        $MODELS | ranksPerReplica | Conflict
+            a GPU holds one rank; as many as gpusPerReplica ${self.gpusPerReplica}, or remove it
+        when: self.gpusPerReplica > 0 && has(self.ranksPerReplica)
+        must: self.ranksPerReplica == self.gpusPerReplica
+
+        $MODELS | parallelism.tensor | NotInThisVersion
+            tensor parallel training: not in this version; 1
+        must: self.parallelism.tensor == 1
+
+        $MODELS | parallelism.dataShard | NotInThisVersion
+            other shards than one a rank: not in this version; remove it, or as many as ranks
+            ${$OWN_RANKS}
+        when: has(self.parallelism.dataShard)
+        must: self.parallelism.dataShard == $OWN_RANKS
+
+        $GUESTS | | NoEffect
+            settings of pods have no effect in the pods of another role; remove them, or
+            colocateWith: none for pods of its own
+        when: self.colocateWith != 'none'
+        must: $UNTOUCHED
+
+        spec | rollout.parallelism.data | Conflict
+            each rank of roles.actorRollout holds one engine; as many as its ranks ${$RANKS}, or
+            remove it
+        when: has(self.rollout.parallelism.data)
+        must: self.rollout.parallelism.data == $RANKS
+
+        spec | roles.rewardModel | NoEffect
+            it has no effect without rewardModel; remove it, or give rewardModel
+        when: has(self.roles.rewardModel)
+        must: has(self.rewardModel)
+
+        spec.roles | rollout | NotInThisVersion
+            pods of its own for generation: not in this version; remove it
+        must: !has(self.rollout)
+        """,
+        MODELS=" ".join(f"spec.roles.{role}" for role in MODEL_ROLES),
+        GUESTS=" ".join(f"spec.roles.{role}" for role in _GUESTS),
+        OWN_RANKS=f"self.replicas * {_ranks_of_pod()}",
+        THREADS=f"{_ranks_of_pod()} * {either('threadsPerRank', '1')}",
+        UNTOUCHED=untouched(RolePods),
+        RANKS=_ranks("actorRollout"),
     ),
 )

@@ -1,30 +1,153 @@
-"""A validation of the API server, and the words of CEL that many of them share."""
+"""A rule of a job, and the words of CEL that many of them share."""
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from string import Template
+from typing import Any, Final
 
+from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
+from ppojob_api.rules import cel
 from ppojob_api.shape import Member, members
 from ppojob_api.v1alpha1.section import Section
+
+_BODY: Final = re.compile(r"(.+?)(?: when: (.+?))? must: (.+)")
+_VALUE: Final = re.compile(r" \$\{(.+?)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One validation of the API server.
+    """What must hold in a section: the API server checks it, and so do `ppojob validate` and pods.
 
     Attributes:
-        path: Section that the rule stands in; `self` is its value.
-        expression: CEL; true for a good object.
-        message: What is wrong and what is allowed.
-        field: Member of the section that the message is about.
-        reason: The API server's word: FieldValueInvalid or FieldValueForbidden.
+        section: Where it stands; `self` is the section's value. `[]` is any item of a list.
+        field: The member that it is about, a path below the section; empty: the section.
+        holds: CEL; true for a good job.
+        text: What is wrong; what is allowed. ` ${CEL}` is a value that we show in parentheses, and
+            an API server not at all: there it may cost too much.
+        code: Stable word for programs.
+        when: CEL; the rule is for jobs of which this is true. Empty: for all.
+        at_admission: Whether an API server evaluates it too. Each rule there makes each write of
+            a job slower, so those for rare mistakes are left to us; the operator refuses the job.
     """
 
-    path: str
-    expression: str
-    message: str
-    field: str | None = None
-    reason: str = "FieldValueInvalid"
+    section: str
+    field: str
+    holds: str
+    text: str
+    code: ReasonCode = ReasonCode.CONFLICT
+    when: str = ""
+    at_admission: bool = True
+
+    @property
+    def expression(self) -> str:
+        """The whole rule as CEL."""
+        return f"!({self.when}) || ({self.holds})" if self.when else self.holds
+
+    @property
+    def message(self) -> str:
+        """The text as an API server says it."""
+        return _VALUE.sub("", self.text)
+
+    @property
+    def is_of_edits(self) -> bool:
+        """Whether it compares a job with what it was, which only an API server can."""
+        return "oldSelf" in self.holds
+
+    def reads(self) -> Iterator[str]:
+        """Paths of the job that it looks at; of a list always the whole."""
+        for part in (self.when, self.holds):
+            for path in cel.read(part).paths if part else ():
+                yield f"{self.section}.{path}".strip(".").partition("[]")[0]
+
+    def problems(self, job: Mapping[str, Any], written: Mapping[str, Any]) -> Iterator[Problem]:
+        """What is wrong with a job, by this rule.
+
+        Args:
+            job: As plain values, with its defaults and without null.
+            written: The same without defaults.
+        """
+        holds = cel.read(self.holds)
+        for section, value in _places(job, self.section):
+            scope = {"self": value}
+            if (self.when and not cel.read(self.when).value(scope)) or holds.value(scope):
+                continue
+            where = ".".join(filter(None, (section, self.field)))
+            why, _, allowed = _with_values(self.text, scope).partition("; ")
+            for place, got in self._found(where, scope, job, written):
+                yield Problem(place, got, why, allowed, self.code)
+
+    def _found(
+        self, where: str, scope: cel.Scope, job: Mapping[str, Any], written: Mapping[str, Any]
+    ) -> Iterable[tuple[str, str]]:
+        """What is there, with its place: each wrong item of a list, each wrong key of a map."""
+        container = next((value for _, value in _places(job, where)), None)
+        bad_items = cel.read(self.holds).bad_items
+        if bad_items is not None and isinstance(container, dict):
+            return [(where, shown(key)) for _, key in bad_items(scope)]
+        if bad_items is not None:
+            last = {shown(item): f"{where}[{index}]" for index, item in bad_items(scope)}
+            return [(place, _shown_at(place, job, written)) for place in last.values()]
+        return [(where, _shown_at(where, job, written))]
+
+
+def _shown_at(where: str, job: Mapping[str, Any], written: Mapping[str, Any]) -> str:
+    """A value, of a section what its author wrote."""
+    found = next((value for _, value in _places(job, where)), None)
+    if isinstance(found, dict):
+        found = next((value for _, value in _places(written, where)), {})
+    return ABSENT if found is None else shown(found)
+
+
+def rules(table: str, **macros: str) -> tuple[Rule, ...]:
+    """Read rules, a paragraph each.
+
+    Its first line has sections, fields and the reason code, apart by `|`, and `here` for a rule
+    that is not evaluated at admission; of several sections or fields each has the rule. What is
+    wrong and what is allowed follows, then `when:` where the rule is not for all, then `must:`.
+
+    Args:
+        table: The paragraphs; `$NAME` in them stands for a macro, `$FIELD` for the field.
+        macros: What each stands for.
+    """
+    paragraphs = re.split(r"\n\s*\n", Template(table.strip()).safe_substitute(macros))
+    return tuple(rule for paragraph in paragraphs for rule in _rules_of(paragraph))
+
+
+def _rules_of(paragraph: str) -> Iterator[Rule]:
+    head, _, body = paragraph.strip().partition("\n")
+    sections, fields, code, *here = (part.strip() for part in head.split("|"))
+    found = _BODY.fullmatch(" ".join(body.split()))
+    assert found is not None, f"no rule: {paragraph}"
+    for section in sections.split() or [""]:
+        for field in fields.split() or [""]:
+            text, when, holds = (
+                Template(part or "").safe_substitute(FIELD=field) for part in found.groups()
+            )
+            yield Rule(section, field, holds, text, ReasonCode(code), when, not here)
+
+
+def _with_values(text: str, scope: cel.Scope) -> str:
+    return _VALUE.sub(lambda found: f" ({cel.read(found[1]).value(scope)})", text)
+
+
+def _places(value: Any, path: str, above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values at a path, `[]` or a number in it, each with its own path; none where it ends."""
+    key, _, rest = path.partition(".")
+    if not path:
+        yield above, value
+        return
+    name, is_list, index = key.rstrip("]").partition("[")
+    if name not in value:
+        return
+    here = f"{above}.{name}".lstrip(".")
+    if not is_list:
+        yield from _places(value[name], rest, here)
+        return
+    for number, item in enumerate(value[name]):
+        if index in ("", str(number)):
+            yield from _places(item, rest, f"{here}[{number}]")
 
 
 def given(field: str) -> str:
@@ -37,18 +160,19 @@ def either(field: str, otherwise: str) -> str:
     return f"({given(field)} ? self.{field} : {otherwise})"
 
 
-def implies(condition: str, consequence: str) -> str:
-    """CEL for "if ... then ..."."""
-    return f"!({condition}) || ({consequence})"
+def present(path: str) -> str:
+    """CEL for "there is a value at this path", whichever sections on the way are optional."""
+    keys = path.split(".")
+    return " && ".join(given(".".join(keys[:depth])) for depth in range(1, len(keys) + 1))
 
 
-def words(choices: frozenset[str]) -> str:
+def words(choices: Iterable[str]) -> str:
     """CEL list of words, in a stable order."""
     return "[" + ", ".join(f"'{choice}'" for choice in sorted(choices)) + "]"
 
 
 def untouched(model: type[Section], *, names: Iterable[str] = (), prefix: str = "") -> str:
-    """CEL for "these fields have their defaults"; its literals are those of JSON.
+    """CEL for "these fields have their defaults"; its numbers are written as in JSON.
 
     Args:
         model: The section that `self`, or its member `prefix`, is.
@@ -66,4 +190,5 @@ def _unset(field: Member, path: str) -> str:
         return untouched(field.shape.model, prefix=f"{path}.")
     if field.shape.kind in {"list", "map"}:
         return f"self.{path}.size() == {len(field.default)}"
-    return f"self.{path} == {json.dumps(field.default)}"
+    literal = json.dumps(field.default).replace('"', "'")
+    return f"self.{path} == {literal}"

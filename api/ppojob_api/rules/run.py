@@ -1,8 +1,18 @@
-"""What CEL can say about the numbers of a run: lengths, periods, batches, sampling."""
+"""How long a run is, what happens within it, and how responses are sampled and scored."""
 
-from ppojob_api.checks.arithmetic import LEAST_TEMPERATURE, VLLM_TEMPERATURE_LIMIT
-from ppojob_api.checks.schedule import VALIDATION_METRICS
-from ppojob_api.rules.rule import Rule, either, given, implies
+from typing import Final
+
+from ppojob_api.rules.rule import either, given, rules, untouched
+from ppojob_api.v1alpha1.roles import RewardRole
+from ppojob_api.v1alpha1.rollout import ValidationSamplingSpec
+
+VALIDATION_METRICS: Final = ("val-core/", "val-aux/")
+
+# Below this the vLLM engine lifts a temperature to it in silence; the trainer refuses it too.
+LEAST_TEMPERATURE: Final = 0.01
+
+# vLLM's own limit; what is above it would fail the first generation.
+VLLM_TEMPERATURE_LIMIT: Final = 2.0
 
 # Optimizer steps that steps.total makes; none at all is refused by rules of their own.
 _PROMPTS = "self.algorithm.promptsPerStep"
@@ -16,135 +26,174 @@ _CRITIC_UPDATES = (
     f" * ({_PROMPTS} / {either('critic.miniBatchPrompts', _PART)})"
 )
 
-RUN_RULES = (
-    Rule(
-        "spec.steps",
-        f"self.validateOnly ? !({given('total')} && {given('epochs')})"
-        f" : {given('total')} != {given('epochs')}",
-        "a run has one length; exactly one of total and epochs",
+LENGTH_RULES = rules(
+    """
+    spec.steps | total | Required
+        the run would have no end; exactly one of total and epochs
+    when: !self.validateOnly
+    must: has(self.total) || has(self.epochs)
+
+    spec.steps | epochs | Conflict
+        total ${self.total} gives the length already; exactly one of total and epochs
+    must: !(has(self.total) && has(self.epochs))
+
+    spec.steps | validateFirst | Conflict
+        validateOnly runs the first validation and nothing else; true, or validateOnly: false
+    when: self.validateOnly
+    must: self.validateFirst
+
+    spec | data.validation | Required
+        steps.validateOnly has no rows to validate on; a list of files, or validateOnly: false
+    when: self.steps.validateOnly
+    must: self.data.validation.size() > 0
+
+    spec | critic.warmupSteps | OutOfRange
+        it leaves no step that trains the policy; below steps.total ${self.steps.total}
+    when: has(self.critic) && has(self.steps.total)
+    must: self.critic.warmupSteps < self.steps.total
+
+    spec | steps.validateEvery checkpoint.every | OutOfRange
+        it would never happen in the steps of the run ${self.steps.total}; at most steps.total,
+        or remove it
+    when: has(self.steps.total) && has(self.$FIELD)
+    must: self.$FIELD <= self.steps.total
+
+    spec | optimizer.warmupSteps | OutOfRange
+        the run makes fewer optimizer steps ${$POLICY_UPDATES}; at most as many
+    when: has(self.steps.total)
+    must: $POLICY_UPDATES <= 0 || self.$FIELD <= $POLICY_UPDATES
+
+    spec | critic.optimizer.warmupSteps | OutOfRange
+        the run makes fewer optimizer steps ${$CRITIC_UPDATES}; at most as many
+    when: has(self.steps.total) && has(self.critic)
+    must: $CRITIC_UPDATES <= 0 || self.$FIELD <= $CRITIC_UPDATES
+
+    spec.optimizer spec.critic.optimizer | minLearningRateRatio | NoEffect
+        it has no effect with schedule: constant; remove it, or schedule: cosine
+    when: self.schedule == 'constant'
+    must: self.minLearningRateRatio == 0.0
+    """,
+    POLICY_UPDATES=_POLICY_UPDATES,
+    CRITIC_UPDATES=_CRITIC_UPDATES,
+)
+
+CHECKPOINT_RULES = rules(
+    """
+    spec.checkpoint | best.metric | BadForm
+        it is not a metric of a validation; a name that begins with $NAMES
+    when: has(self.best)
+    must: $IS_OF_VALIDATION
+
+    spec | steps.validateEvery | Required
+        checkpoint.best compares validations, and there are none in between; a number of steps, or
+        remove checkpoint.best
+    when: has(self.checkpoint.best)
+    must: has(self.steps.validateEvery)
+
+    spec | checkpoint.every | Conflict
+        checkpoint.best needs a validation at each commit; a multiple of steps.validateEvery
+        ${self.steps.validateEvery}, or remove checkpoint.best
+    when: has(self.checkpoint.best) && has(self.steps.validateEvery)
+    must: has(self.checkpoint.every) && self.checkpoint.every % self.steps.validateEvery == 0
+
+    spec.checkpoint | resume | NoEffect
+        it has no effect with volume: a job on a cluster goes on from its own commits alone; auto
+    when: has(self.volume)
+    must: self.resume == 'auto'
+    """,
+    NAMES=" or ".join(VALIDATION_METRICS),
+    IS_OF_VALIDATION=" || ".join(
+        f"self.best.metric.startsWith('{name}')" for name in VALIDATION_METRICS
     ),
-    Rule(
-        "spec.steps",
-        implies("self.validateOnly", "self.validateFirst"),
-        "validateOnly runs the first validation and nothing else; true, or validateOnly: false",
-        "validateFirst",
-    ),
-    Rule(
-        "spec",
-        implies("self.steps.validateOnly", "self.data.validation.size() > 0"),
-        "steps.validateOnly has no rows to validate on; files in data.validation, or validateOnly:"
-        " false",
-    ),
-    *(
-        Rule(
-            f"spec.{section}",
-            implies("self.schedule == 'constant'", "self.minLearningRateRatio == 0.0"),
-            "it has no effect with schedule: constant; remove it, or schedule: cosine",
-            "minLearningRateRatio",
-        )
-        for section in ("optimizer", "critic.optimizer")
-    ),
-    Rule(
-        "spec",
-        implies(
-            f"{given('critic')} && {given('critic.miniBatchPrompts')}",
-            "self.critic.miniBatchPrompts <= self.algorithm.promptsPerStep"
-            " && self.algorithm.promptsPerStep % self.critic.miniBatchPrompts == 0",
-        ),
-        "critic.miniBatchPrompts cuts promptsPerStep into equal parts; a divisor of"
-        " algorithm.promptsPerStep",
-    ),
-    *(
-        Rule(
-            "spec",
-            implies(condition, f"{updates} <= 0 || self.{warmup} <= {updates}"),
-            f"{warmup} is longer than the run; at most the optimizer steps that steps.total makes",
-        )
-        for warmup, condition, updates in (
-            ("optimizer.warmupSteps", given("steps.total"), _POLICY_UPDATES),
-            (
-                "critic.optimizer.warmupSteps",
-                f"{given('steps.total')} && {given('critic')}",
-                _CRITIC_UPDATES,
-            ),
-        )
-    ),
-    Rule(
-        "spec",
-        implies(
-            f"{given('critic')} && {given('steps.total')}",
-            "self.critic.warmupSteps < self.steps.total",
-        ),
-        "critic.warmupSteps leaves no step that trains the policy; below steps.total",
-    ),
-    Rule(
-        "spec.checkpoint",
-        implies(
-            given("best"),
-            " || ".join(f"self.best.metric.startsWith('{name}')" for name in VALIDATION_METRICS),
-        ),
-        f"best.metric is not one of a validation; a name that begins with"
-        f" {' or '.join(VALIDATION_METRICS)}",
-        "best",
-    ),
-    Rule(
-        "spec",
-        implies(
-            given("checkpoint.best"),
-            f"self.data.validation.size() > 0 && {given('steps.validateEvery')}"
-            f" && {given('checkpoint.every')}"
-            " && self.checkpoint.every % self.steps.validateEvery == 0",
-        ),
-        "checkpoint.best needs a validation at each commit; data.validation, steps.validateEvery,"
-        " and checkpoint.every as a multiple of it",
-    ),
-    Rule(
-        "spec.rollout",
-        f"self.temperature >= {LEAST_TEMPERATURE}",
-        "the trainer divides logits by the temperature, and greedy sampling is for validation; at"
-        f" least {LEAST_TEMPERATURE}",
-        "temperature",
-    ),
-    Rule(
-        "spec.rollout.validation",
-        f"self.temperature == 0.0 || self.temperature >= {LEAST_TEMPERATURE}",
-        "engines take such a temperature for 0, or divide by almost nothing; must be 0, or at"
-        f" least {LEAST_TEMPERATURE} and finite",
-        "temperature",
-    ),
-    Rule(
-        "spec.rollout",
-        implies(
-            "self.engine == 'vllm'",
-            f"self.temperature <= {VLLM_TEMPERATURE_LIMIT}"
-            f" && self.validation.temperature <= {VLLM_TEMPERATURE_LIMIT}",
-        ),
-        "engine vllm takes no temperature above 2; at most 2, or engine: huggingface",
-    ),
-    Rule(
-        "spec.rollout",
-        "self.topK != 0 && self.validation.topK != 0",
-        "topK 0 would leave no token; -1 for all tokens, or at least 1",
-    ),
-    Rule(
-        "spec",
-        implies("self.algorithm.samplesPerPrompt > 1", "self.rollout.topK != 1"),
-        "the samples of a prompt would be identical; topK other than 1",
-    ),
-    Rule(
-        "spec",
-        implies(
-            given("rollout.maxModelTokens"),
-            "self.data.maxPromptTokens + self.data.maxResponseTokens"
-            " <= self.rollout.maxModelTokens",
-        ),
-        "rollout.maxModelTokens is less than data.maxPromptTokens + data.maxResponseTokens;"
-        " at least their sum, or remove it",
-    ),
-    Rule(
-        "spec.rewards[]",
-        implies(given("source"), f"{given('source.path')} != {given('source.configMap')}"),
-        "exactly one of path and configMap",
-        "source",
-    ),
+)
+
+SAMPLING_RULES = rules(
+    """
+    spec.data | seed | NoEffect
+        it has no effect with shuffle: false; remove it
+    when: has(self.seed)
+    must: self.shuffle
+
+    spec | steps.validateEvery data.maxValidationRows | NoEffect | here
+        it has no effect without data.validation; remove it, or give data.validation
+    when: self.data.validation.size() == 0
+    must: !has(self.$FIELD)
+
+    spec | checkpoint.best | NoEffect
+        it has no effect without data.validation; remove it, or give data.validation
+    when: self.data.validation.size() == 0
+    must: !has(self.checkpoint.best)
+
+    spec | rollout.validation | NoEffect | here
+        it has no effect without data.validation; remove it, or give data.validation
+    when: self.data.validation.size() == 0
+    must: $VALIDATION_UNTOUCHED
+
+    spec.rollout | temperature validation.temperature | Conflict
+        engine vllm takes none above 2; at most 2, or engine: huggingface
+    when: self.engine == 'vllm'
+    must: self.$FIELD <= $LIMIT
+
+    spec.rollout spec.rollout.validation | topK | OutOfRange
+        no token would be left; -1 for all tokens, or at least 1
+    must: self.topK != 0
+
+    spec.rollout | temperature | OutOfRange
+        the trainer divides logits by it, and greedy sampling is for rollout.validation; at
+        least $LEAST
+    must: self.temperature >= $LEAST
+
+    spec.rollout.validation | temperature | OutOfRange
+        engines take it for 0, or divide by almost nothing; must be 0, or at least $LEAST and
+        finite
+    must: self.temperature == 0.0 || self.temperature >= $LEAST
+
+    spec | rollout.topK | Conflict
+        the samples of a prompt would be identical; -1 for all tokens, or at least 2
+    when: self.algorithm.samplesPerPrompt > 1
+    must: self.rollout.topK != 1
+
+    spec.rollout.validation | | NoEffect
+        topP and topK have no effect with temperature: 0; remove them, or a temperature above 0
+    when: self.temperature == 0.0
+    must: self.topP == 1.0 && self.topK == -1
+
+    spec.rollout.validation | samples | Conflict
+        greedy samples of a prompt are identical; 1, or a temperature above 0 and topK other
+        than 1
+    when: self.temperature == 0.0 || self.topK == 1
+    must: self.samples == 1
+
+    spec | rollout.maxModelTokens | OutOfRange
+        it is less than data.maxPromptTokens + data.maxResponseTokens; at least their sum
+        ${self.data.maxPromptTokens + self.data.maxResponseTokens}, or remove it
+    when: has(self.rollout.maxModelTokens)
+    must: self.data.maxPromptTokens + self.data.maxResponseTokens <= self.rollout.maxModelTokens
+
+    spec.rollout | kvCacheGib | NoEffect
+        it has no effect with engine: huggingface; remove it, or engine: vllm
+    when: has(self.kvCacheGib)
+    must: self.engine != 'huggingface'
+
+    spec.rollout.parallelism | tensor | NotInThisVersion
+        tensor parallel generation: not in this version; 1
+    must: self.tensor == 1
+
+    spec.model | trustRemoteCode | NotInThisVersion
+        code that comes with a model: not in this version; false
+    must: !self.trustRemoteCode
+
+    spec.rewardModel spec.rewards[] | weight | NoEffect
+        a reward of weight 0 has no effect; another weight, or remove the reward
+    must: self.weight != 0.0
+
+    spec | roles.reward | NoEffect | here
+        it has no effect beside a reward model alone; remove it, or name functions in rewards
+    when: has(self.rewardModel) && self.rewards.size() == 0
+    must: $REWARD_UNTOUCHED
+    """,
+    LEAST=str(LEAST_TEMPERATURE),
+    LIMIT=str(VLLM_TEMPERATURE_LIMIT),
+    VALIDATION_UNTOUCHED=untouched(ValidationSamplingSpec, prefix="rollout.validation."),
+    REWARD_UNTOUCHED=untouched(RewardRole, prefix="roles.reward."),
 )

@@ -4,11 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.section import (
-    Name,
-    Seconds,
-    Section,
-)
+from ppojob_api.v1alpha1.kubernetes_names import ObjectName
+from ppojob_api.v1alpha1.section import Name, Seconds, Section
 
 
 class StepsSpec(Section):
@@ -37,7 +34,7 @@ class StepsSpec(Section):
 class VolumeSpec(Section):
     """A volume by the name of its claim."""
 
-    claim_name: Name
+    claim_name: ObjectName
     """PersistentVolumeClaim of the job's namespace."""
 
 

@@ -7,10 +7,9 @@ from typing import Final
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.status import Condition, FailureRecord, TrainingStatus
 from ppojob_api.well_known import workload_name
-from ppojob_cli.cluster.durations import seconds_of
-from ppojob_cli.cluster.remedies import FOUND, LOSSES, remedy
+from ppojob_cli.cluster.remedies import remedy
 from ppojob_cli.cluster.seen import Seen
-from ppojob_cli.figures import duration
+from ppojob_cli.figures import duration, seconds_of
 from ppojob_operator.conditions import ConditionType, condition, from_rfc3339, holds
 from ppojob_operator.members import Members, members_before, members_of
 from ppojob_operator.policies.acceptance import refusal
@@ -48,7 +47,7 @@ class Finding:
     """One reason why a job does not go on.
 
     Attributes:
-        reason: CamelCase word; docs/operations.md has a line for each.
+        reason: CamelCase word; reasons.md has a line for each.
         what: what is seen.
         remedy: what to do.
     """
@@ -64,7 +63,7 @@ def findings(seen: Seen) -> list[Finding]:
     if holds(job.status, "Complete"):
         return []
     if job.is_deleting:
-        return [Finding("Deleting", "the job is being deleted", FOUND["Deleting"])]
+        return [Finding("Deleting", "the job is being deleted", remedy("Found", "Deleting"))]
     failed = condition(job.status, "Failed")
     if failed is not None and failed.status == "True":
         return [_of_condition("Failed", failed), *_losses(seen, every=True)]
@@ -90,7 +89,7 @@ def _operator(seen: Seen) -> Iterator[Finding]:
         if silence is None or not lease.holder or silence > SILENT_LEASES * lease.seconds:
             since = "never" if silence is None else f"{duration(silence)} ago"
             what = f"no operator leads: its Lease was renewed last {since}"
-            yield Finding("OperatorSilent", what, FOUND["OperatorSilent"])
+            yield Finding("OperatorSilent", what, remedy("Found", "OperatorSilent"))
             return
     looked = job.status.observed_generation
     if looked == job.generation:
@@ -98,10 +97,10 @@ def _operator(seen: Seen) -> Iterator[Finding]:
     age = (seen.now - job.created).total_seconds()
     if looked is None and age > BEHIND_SECONDS:
         what = f"no operator has looked at the job in the {duration(age)} that it is there"
-        yield Finding("OperatorBehind", what, FOUND["OperatorBehind"])
+        yield Finding("OperatorBehind", what, remedy("Found", "OperatorBehind"))
     elif looked is not None:
         what = f"the job was edited ({job.generation} times), the operator has seen {looked}"
-        yield Finding("OperatorBehind", what, FOUND["OperatorBehind"])
+        yield Finding("OperatorBehind", what, remedy("Found", "OperatorBehind"))
 
 
 def _accepted(job: Job) -> Iterator[Finding]:
@@ -193,7 +192,7 @@ def _losses(seen: Seen, *, every: bool = False) -> Iterator[Finding]:
         what = (
             f"{role}: pod {last.pod} ended {times}{age} ago at step {last.step}: {reason}{message}"
         )
-        yield Finding(reason, what, f"{last.kind}: {LOSSES[last.kind]}")
+        yield Finding(reason, what, f"{last.kind}: {remedy('Ended', last.kind)}")
 
 
 def _age(record: FailureRecord, seen: Seen) -> float:
@@ -211,7 +210,7 @@ def _rendezvous(seen: Seen) -> Iterator[Finding]:
         words = f": {report.reason}" if report.reason else ""
         more = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
         what = f"{pod.role}: pod {pod.name}: its ranks are {report.phase}{words}{more}"
-        yield Finding("RanksMissing", what, FOUND["RanksMissing"])
+        yield Finding("RanksMissing", what, remedy("Found", "RanksMissing"))
     elif holds(seen.job.status, "PodsReady"):
         yield _of_condition("Rendezvoused", met)
 
@@ -225,7 +224,7 @@ def _stale_step(seen: Seen) -> Iterator[Finding]:
     if silence > max(STALE_SECONDS, _STALE_STEPS * (each or 0.0)):
         usual = f"; a step took about {duration(each)}" if each else ""
         what = f"nothing new from the controller for {duration(silence)} since step"
-        yield Finding("StepStale", f"{what} {training.step}{usual}", FOUND["StepStale"])
+        yield Finding("StepStale", f"{what} {training.step}{usual}", remedy("Found", "StepStale"))
 
 
 def _seconds_a_step(training: TrainingStatus) -> float | None:
@@ -246,7 +245,7 @@ def _deadline(seen: Seen) -> Iterator[Finding]:
         what = f"its deadline is in {duration(left)}"
     else:
         return
-    yield Finding("DeadlineNear", what, FOUND["DeadlineNear"])
+    yield Finding("DeadlineNear", what, remedy("Found", "DeadlineNear"))
 
 
 def _roles(job: Job) -> tuple[Members, ...]:

@@ -85,8 +85,8 @@ def _role(text: str | None) -> RoleName | None:
 
 
 def _seconds(text: str | None) -> int | None:
-    from ppojob_cli.cluster.durations import seconds_of
     from ppojob_cli.cluster.problems import ClusterUseError
+    from ppojob_cli.figures import seconds_of
 
     seconds = None if text is None else seconds_of(text)
     if text is not None and not seconds:

@@ -3,15 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import click
-
-from ppojob_api import contract
-from ppojob_api.problem import printable
+from ppojob_cli.input_error import InputError
 from ppojob_operator.errors import ClusterError, UnavailableError
 
 
-class ClusterUseError(Exception):
-    """One line for the person: `where: got: why; what is allowed`."""
+class ClusterUseError(InputError):
+    """What a person asked of a cluster cannot be."""
 
 
 def got_no_answer(server: str, why: str) -> UnavailableError:
@@ -40,14 +37,8 @@ def one_line(problem: ClusterError) -> str:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Turn problems into one line and status 2."""
+    """Tell in one line what the API server refuses."""
     try:
         yield
-    except ClusterUseError as problem:
-        line = str(problem)
     except ClusterError as problem:
-        line = one_line(problem)
-    else:
-        return
-    click.echo(printable(line), err=True)
-    raise SystemExit(contract.EXIT_INVALID)
+        raise ClusterUseError(one_line(problem)) from None

@@ -11,7 +11,7 @@ from ppojob_api.v1alpha1.status import Condition, FailureRecord, PPOJobStatus, T
 from ppojob_api.well_known import RoleName
 from ppojob_cli.cluster.explain import explanation
 from ppojob_cli.cluster.findings import Finding, findings
-from ppojob_cli.cluster.remedies import CONDITIONS, UNKNOWN, remedy
+from ppojob_cli.cluster.remedies import UNKNOWN, remedy
 from ppojob_cli.cluster.seen import Seen, SeenLease, ToldWarning
 from ppojob_operator.conditions import rfc3339
 from ppojob_operator.reading import read_job
@@ -115,7 +115,7 @@ def test_a_failed_job_tells_how_it_failed_and_all_that_ended_before() -> None:
     what = seen(status(failed, failures=losses, phase="Failed"), pods=())
     first, *others = findings(what)
     assert (first.reason, first.what) == ("RestartBudgetSpent", "3 times without a step")
-    assert first.remedy == CONDITIONS["Failed"]["RestartBudgetSpent"]
+    assert first.remedy == remedy("Failed", "RestartBudgetSpent")
     assert [one.what for one in others] == [
         "controller: pod sum-controller-0 ended 2 times, last 1 min 00 s ago at step 2: OOMKilled",
         "reward: pod sum-reward-0 ended 2 h 30 min ago at step 2: ExitStatus1",
@@ -127,7 +127,7 @@ def test_a_job_that_was_never_accepted() -> None:
     line = "spec.checkpoint.volume: got nothing: why; what"
     said = {"Accepted": ("False", "InvalidSpec", line), "Failed": ("True", "InvalidSpec", line)}
     found = only(seen(status(said, phase="Failed"), pods=()))
-    assert (found.what, found.remedy) == (line, CONDITIONS["Accepted"]["InvalidSpec"])
+    assert (found.what, found.remedy) == (line, remedy("Accepted", "InvalidSpec"))
 
 
 def test_a_loss_of_a_running_job_is_news_for_ten_minutes() -> None:
@@ -177,14 +177,14 @@ def test_a_spec_that_was_refused_of_a_job_without_pods_is_told_once() -> None:
     said = ("False", "InvalidSpec", "spec.pods[0]: got 1: why; what")
     refused = {**WAITING, "Accepted": said, "Admitted": said}
     found = only(seen(status(refused, phase="Pending"), pods=()))
-    assert found.remedy == CONDITIONS["Accepted"]["InvalidSpec"]
+    assert found.remedy == remedy("Accepted", "InvalidSpec")
 
 
 def test_a_spec_that_is_newer_than_the_operator() -> None:
     newer = {"Accepted": ("Unknown", "NewerSpec", "spec.later: got 1: why; what")}
     found = only(seen(status(newer, phase="Pending"), pods=()))
     assert (found.reason, found.what) == ("NewerSpec", "spec.later: got 1: why; what")
-    assert found.remedy == CONDITIONS["Accepted"]["NewerSpec"]
+    assert found.remedy == remedy("Accepted", "NewerSpec")
 
 
 def test_a_spec_that_is_newer_than_the_command_line_alone() -> None:
@@ -228,7 +228,7 @@ def test_every_obstacle_is_told_in_the_order_of_the_status() -> None:
         ("Unschedulable", "actorRollout: pod sum-actor-rollout-0: 0/1 nodes are available"),
     ]
     assert [one.remedy for one in found] == [
-        CONDITIONS["PodsReady"][reason] for reason in ("ImageUnavailable", "Unschedulable")
+        remedy("PodsReady", reason) for reason in ("ImageUnavailable", "Unschedulable")
     ]
 
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppojob_cli.cluster.durations import seconds_of
 from ppojob_cli.cluster.log_lines import (
     LogLine,
     Position,
@@ -15,6 +14,7 @@ from ppojob_cli.cluster.log_lines import (
     parse_stamp,
     stamped,
 )
+from ppojob_cli.figures import seconds_of
 
 SECOND = 10**9
 times = st.integers(1_700_000_000 * SECOND, 1_700_000_003 * SECOND)

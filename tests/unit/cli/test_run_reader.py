@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppojob_cli.run_reader import RunReader, step_record
+from ppojob_cli.run_reader import RunReader, ShownRecords, step_record
 from ppojob_cli.run_state import RunState, StepRecord
-from ppojob_cli.shown_records import ShownRecords
 from ppojob_trainer.controller.progress import STATUS_FILE, TrainingStatus
 from ppojob_trainer.metrics.sinks import encode_line
 
@@ -178,6 +177,10 @@ def test_stages_by_their_length() -> None:
     assert stages == [("update_actor", 5.0), ("gen", 3.0)]
 
 
+def numbered(new: list[tuple[StepRecord, bool]]) -> list[tuple[int, bool]]:
+    return [(record.step, again) for record, again in new]
+
+
 class TestShownRecords:
     def test_what_was_there_is_not_new(self, run) -> None:
         run.step(1)
@@ -185,8 +188,7 @@ class TestShownRecords:
         shown = ShownRecords(reader.read())
         assert shown.take(reader.read()) == []
         run.step(2)
-        (new,) = shown.take(reader.read())
-        assert (new.record.step, new.is_again) == (2, False)
+        assert numbered(shown.take(reader.read())) == [(2, False)]
         assert shown.take(reader.read()) == []
 
     def test_what_is_done_again_is_told_as_such(self, run) -> None:
@@ -199,12 +201,11 @@ class TestShownRecords:
         assert shown.take(reader.read()) == []
         assert shown.rewind is not None
         run.line(2, {}, time=2_000.0)
-        assert [(new.record.step, new.is_again) for new in shown.take(reader.read())] == [(2, True)]
+        assert numbered(shown.take(reader.read())) == [(2, True)]
         assert shown.rewind is None
         run.line(3, {}, time=2_001.0)
         run.line(4, {}, time=2_002.0)
-        new = shown.take(reader.read())
-        assert [(item.record.step, item.is_again) for item in new] == [(3, True), (4, False)]
+        assert numbered(shown.take(reader.read())) == [(3, True), (4, False)]
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,9 +12,7 @@ from ppojob_cli.frame import frame
 from ppojob_cli.live_view import LiveView
 from ppojob_cli.panel import Canvas
 from ppojob_cli.plain_view import PlainView
-from ppojob_cli.run_reader import RunReader
 from ppojob_cli.run_state import PodState, RunState, StepRecord
-from ppojob_cli.shown import Shown
 from ppojob_cli.summary import Ending, RunSummary, finished_summary, log_lines, read_summary
 from ppojob_trainer.controller.progress import TrainingStatus
 
@@ -26,13 +24,18 @@ def pods() -> Sequence[PodState]:
     return PODS
 
 
-def shown(run, num_samples: int = 0) -> Shown:
-    return Shown("addition", run.folder, RunReader(run.folder), num_samples, clock=lambda: 1_025.0)
+def plain(run, num_samples: int = 0) -> PlainView:
+    return PlainView("addition", run.folder, num_samples=num_samples, clock=lambda: 1_025.0)
+
+
+def live(run, console: Console, num_samples: int = 0) -> LiveView:
+    options = {"num_samples": num_samples, "clock": lambda: 1_025.0}
+    return LiveView("addition", run.folder, console, **options)
 
 
 class TestPlain:
     def test_a_run(self, run, capsys: pytest.CaptureFixture[str]) -> None:
-        with PlainView(shown(run)) as view:
+        with plain(run) as view:
             view.refresh(pods)
             view.refresh(pods)
             run.status(step=0, stage="testing")
@@ -64,7 +67,7 @@ class TestPlain:
         run.validation(0.36)
         for step in (1, 2, 3):
             run.step(step, reward=step / 10)
-        view = PlainView(shown(run))
+        view = plain(run)
         with view:
             view.refresh(pods)
             run.step(4)
@@ -75,7 +78,7 @@ class TestPlain:
         assert [line[:8] for line in lines if line.startswith("step ")] == ["step 4/?"]
 
     def test_a_rewind_is_told(self, run, capsys) -> None:
-        view = PlainView(shown(run))
+        view = plain(run)
         run.status()
         run.rows("rollouts", 2, [])
         for step in (1, 2, 3):
@@ -95,7 +98,7 @@ class TestPlain:
         ]
 
     def test_a_notice_is_shown_once(self, run, capsys) -> None:
-        view = PlainView(shown(run))
+        view = plain(run)
         for notices in ((), ("a: got x",), ("a: got x", "b: got\x1by"), ("b: got\x1by",)):
             run.status(notices=notices)
             view.refresh(pods)
@@ -103,7 +106,7 @@ class TestPlain:
 
     def test_samples_follow_their_step(self, run, capsys) -> None:
         run.status()
-        view = PlainView(shown(run, num_samples=1))
+        view = plain(run, num_samples=1)
         text = {"row": 0, "sample": 0, "prompt": "2 + 2", "response": "4\x1b[2J", "score": 1.0}
         run.rows("rollouts", 1, [{**text, "ground_truth": "4", "truncated": False}])
         run.step(1)
@@ -121,7 +124,7 @@ class TestPlain:
             "Failed", message="reward rank 0: it raised\nTraceback (most recent call last):\n x"
         )
         run.log("addition-reward-0", "".join(f"line {number}\n" for number in range(100)))
-        view = PlainView(shown(run))
+        view = plain(run)
         view.refresh(pods)
         reason = "rank 0 ended by exit status 3: it raised"
         view.ended(Ending(contract.EXIT_FAILED, reason, ("addition-reward-0", "addition-none-0")))
@@ -135,7 +138,7 @@ class TestPlain:
 
     def test_wrong_input_is_told_as_it_is(self, run, capsys) -> None:
         run.status("Failed", message="a.jsonl:1:2: got 1: bad; good\nb.jsonl: got 2: bad; good")
-        PlainView(shown(run)).ended(Ending(contract.EXIT_INVALID, "rank 0 ended", ()))
+        plain(run).ended(Ending(contract.EXIT_INVALID, "rank 0 ended", ()))
         err = capsys.readouterr().err.splitlines()
         assert err == ["a.jsonl:1:2: got 1: bad; good", "b.jsonl: got 2: bad; good"]
 
@@ -146,7 +149,7 @@ class TestPlain:
 
         run.status()
         run.step(1)
-        view = PlainView(shown(run))
+        view = plain(run)
         monkeypatch.setattr("sys.stdout", Closed())
         with view:
             run.step(2)
@@ -156,14 +159,14 @@ class TestPlain:
 class TestSummary:
     def test_interrupted(self, run, capsys) -> None:
         run.summary(phase="Interrupted", steps=1)
-        PlainView(shown(run)).ended(Ending(contract.EXIT_INTERRUPTED))
+        plain(run).ended(Ending(contract.EXIT_INTERRUPTED))
         first = capsys.readouterr().out.splitlines()[0]
         assert first == (
             "interrupted: 1 step in 5 min 35 s, 200,000 tokens; the same command goes on from there"
         )
 
     def test_interrupted_while_it_starts(self, run, capsys) -> None:
-        PlainView(shown(run)).ended(Ending(contract.EXIT_INTERRUPTED))
+        plain(run).ended(Ending(contract.EXIT_INTERRUPTED))
         assert capsys.readouterr().out.startswith("interrupted while roles were starting; ")
 
     def test_what_lies_there_is_named(self, run, capsys) -> None:
@@ -173,7 +176,7 @@ class TestSummary:
         (run.folder / "export" / "config.json").touch()
         summary = read_summary(run.folder)
         assert summary is not None
-        PlainView(shown(run)).already_done(summary)
+        plain(run).already_done(summary)
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith("done already")
         assert lines[-2:] == [
@@ -316,7 +319,7 @@ class TestLive:
 
     def test_a_run(self, run) -> None:
         console = self.console()
-        view = LiveView(shown(run, num_samples=1), console)
+        view = live(run, console, num_samples=1)
         run.rows(
             "rollouts",
             1,
@@ -342,13 +345,13 @@ class TestLive:
 
     def test_the_cursor_is_back_after_an_error(self, run) -> None:
         console = self.console()
-        with pytest.raises(KeyboardInterrupt), LiveView(shown(run), console):
+        with pytest.raises(KeyboardInterrupt), live(run, console):
             raise KeyboardInterrupt
         assert console.file.getvalue().rstrip().endswith("\x1b[?25h")
 
     def test_a_closed_terminal_does_not_end_the_run(self, run) -> None:
         console = self.console()
-        with LiveView(shown(run), console) as view:
+        with live(run, console) as view:
             console.file = Hungup()
             run.status()
             run.step(1)

@@ -1,4 +1,4 @@
-"""docs/operations.md has a line for every reason that a status may show and for every metric."""
+"""docs/operations.md and reasons.md have a line for every reason of a status, and every metric."""
 
 import ast
 import re
@@ -10,7 +10,8 @@ from prometheus_client import REGISTRY
 import ppojob_operator
 import ppojob_operator.metrics  # noqa: F401
 
-DOCS = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+PAGES = ("docs/operations.md", "cli/ppojob_cli/cluster/reasons.md")
+DOCS = "".join((Path(__file__).parents[3] / page).read_text() for page in PAGES)
 SOURCES = sorted(Path(ppojob_operator.__file__).parent.rglob("*.py"))
 TELLING = {"Claim", "Ending", "Verdict"}
 CAMEL = re.compile(r"([A-Z][a-z]+){1,4}")

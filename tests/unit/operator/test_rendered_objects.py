@@ -242,8 +242,9 @@ def test_one_item_may_spread_over_a_topology_in_both_ways_and_in_none_twice() ->
     item["topologySpread"].append({**soft, "maxSkew": 2})
     problems = validation.validate(job)
     assert isinstance(problems, list)
-    where = "spec.pods[0].topologySpread[2].topologyKey"
-    assert [(one.where, one.reason_code) for one in problems] == [(where, ReasonCode.DUPLICATE)]
+    assert [(one.where, one.reason_code) for one in problems] == [
+        (f"spec.pods[0].topologySpread[{index}]", ReasonCode.DUPLICATE) for index in (1, 2)
+    ]
 
 
 def test_overrides_of_a_role_are_laid_over_those_of_all() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppojob_api.checks.schedule import check_length
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.training import DataFile
+from ppojob_api.validation import check_length
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.errors import ConfigError

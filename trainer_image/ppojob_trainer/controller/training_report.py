@@ -16,8 +16,8 @@ from ppojob_api.v1alpha1.status import TrainingStatus
 Record = Mapping[str, float | None]
 """The metrics of a step; a figure that is no number is None."""
 
-RARE_STAGES: Final = ("timing_s/save_checkpoint", "timing_s/testing")
-"""What some steps have only: it counts towards the time left by its mean over all of them."""
+_RARE_STAGES: Final = ("timing_s/save_checkpoint", "timing_s/testing")
+"""What some steps have only."""
 
 _FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "reward": ("critic/score/mean",),
@@ -35,6 +35,34 @@ _RECENT_STEPS: Final = 10
 _DIGITS: Final = 4
 
 
+class Pace:
+    """How long a step takes: the median of recent steps.
+
+    What only some steps have, commits and validations, counts by its mean over all of them.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._steps = 0
+        self._rare_seconds = 0.0
+
+    def add(self, metrics: Record) -> None:
+        """One more step, in their order; one without a duration does not count."""
+        seconds = _finite(metrics.get(_STEP_SECONDS))
+        if seconds is not None:
+            rare = sum(_finite(metrics.get(stage)) or 0.0 for stage in _RARE_STAGES)
+            self._recent.append(seconds - rare)
+            self._steps += 1
+            self._rare_seconds += rare
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the next step; None while nobody can know."""
+        if not self._steps:
+            return None
+        return statistics.median(self._recent) + self._rare_seconds / self._steps
+
+
 class TrainingReport:
     """Keeps a job's `status.training`.
 
@@ -47,12 +75,7 @@ class TrainingReport:
     def __init__(self, hand_on: Callable[[TrainingStatus], None]) -> None:
         self._hand_on = hand_on
         self._state = TrainingStatus()
-        self._forget_pace()
-
-    def _forget_pace(self) -> None:
-        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._steps = 0
-        self._rare_seconds = 0.0
+        self._pace = Pace()
 
     def begin(self, epoch: int, step: int, committed: int | None) -> None:
         """The controller of an epoch has taken over.
@@ -85,7 +108,7 @@ class TrainingReport:
             committed: step of the commit that a restart goes on from; None without one.
             history: the steps that stand, in ascending order.
         """
-        self._forget_pace()
+        self._pace = Pace()
         changes: dict[str, Any] = dict.fromkeys((*_FIGURES, "tokens_per_second", "validation"))
         for metrics in history:
             changes |= self._figures(metrics)
@@ -112,10 +135,7 @@ class TrainingReport:
         seconds, tokens = _finite(metrics.get(_STEP_SECONDS)), _finite(metrics.get(_TOKENS))
         # A validation alone has a duration as well, and no tokens that were trained.
         if seconds and tokens is not None:
-            rare = sum(_finite(metrics.get(stage)) or 0.0 for stage in RARE_STAGES)
-            self._recent.append(seconds - rare)
-            self._steps += 1
-            self._rare_seconds += rare
+            self._pace.add(metrics)
             found["tokens_per_second"] = _rounded(tokens / seconds)
         return found
 
@@ -126,11 +146,8 @@ class TrainingReport:
             self._hand_on(self._state)
 
     def _eta(self, state: TrainingStatus) -> str | None:
-        missing = (state.total_steps or 0) - state.step
-        if missing <= 0 or not self._recent:
-            return None
-        pace = statistics.median(self._recent) + self._rare_seconds / self._steps
-        return duration(pace * missing)
+        missing, each = (state.total_steps or 0) - state.step, self._pace.seconds
+        return None if missing <= 0 or each is None else duration(each * missing)
 
 
 def duration(seconds: float) -> str:

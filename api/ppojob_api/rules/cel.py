@@ -1,0 +1,196 @@
+"""CEL, as far as the rules speak it: an expression means the same here as in an API server.
+
+There are numbers, text, lists of words, paths, `has`, comparison, logic, arithmetic of integers,
+`a ? b : c`, and the methods below. A field that is absent is an error unless `has` asked for it
+before. The language is described on https://cel.dev.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Final
+
+Scope = Mapping[str, Any]
+Node = Callable[[Scope], Any]
+"""A part of an expression: its value for given variables."""
+
+_TOKEN: Final = re.compile(
+    r"\s*(?:(?P<number>-?[0-9]+(\.[0-9]+)?)"
+    r"|r?'(?P<text>[^']*)'"
+    r"|\[(?P<words>[^]]*)\]"
+    r"|has\((?P<has>[\w.]+)\)"
+    r"|\.(?P<macro>all|exists_one)\((?P<item>\w+),"
+    r"|\.(?P<method>\w+)\((r?'(?P<argument>[^']*)')?\)"
+    r"|(?P<sign>&&|\|\||[=!<>]=|[-+*/%<>!?:()]|in\b)"
+    r"|(?P<path>\w+(\.\w+\b(?!\())*))\s*"
+)
+
+
+class Expression:
+    """An expression that was read.
+
+    Args:
+        text: The expression.
+
+    Attributes:
+        value: What it is for given variables.
+        paths: Fields of `self` that it looks at, such as `steps.total`.
+        bad_items: Where the whole expression is `list.all(item, condition)`, the items that do not
+            fit, each behind its number, for given variables.
+
+    Raises:
+        ValueError: It is not one that this module can read.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.paths: set[str] = set()
+        self._text, self._end = text, 0
+        self._bad_items: dict[Node, Node] = {}
+        self._token = self._following()
+        self.value = self._read()
+        self.bad_items = self._bad_items.get(self.value)
+        if self._token is not None:
+            raise self._unreadable()
+
+    def _unreadable(self) -> ValueError:
+        return ValueError(f"{self._text}: it cannot be read beyond character {self._end}")
+
+    def _following(self) -> re.Match[str] | None:
+        if self._end == len(self._text):
+            return None
+        found = _TOKEN.match(self._text, self._end)
+        if found is None:
+            raise self._unreadable()
+        self._end = found.end()
+        return found
+
+    def _take(self, signs: str) -> str | None:
+        """The next token, where it is one of these signs; it is passed then."""
+        sign = self._token["sign"] if self._token else None
+        if sign is None or sign not in signs.split():
+            return None
+        self._token = self._following()
+        return sign
+
+    def _expect(self, sign: str) -> None:
+        if self._take(sign) is None:
+            raise self._unreadable()
+
+    def _read(self, rank: int = 0) -> Node:
+        """Operators that bind more tightly than `rank`, and what is between them."""
+        left = self._operand()
+        for own in range(len(_OPERATORS) - 1, rank - 1, -1):
+            while sign := self._take(" ".join(_OPERATORS[own])):
+                left = _OPERATORS[own][sign](left, self._read(own + 1))
+        return self._choice(left) if rank == 0 and self._take("?") else left
+
+    def _choice(self, condition: Node) -> Node:
+        yes = self._read()
+        self._expect(":")
+        no = self._read()
+        return lambda scope: yes(scope) if condition(scope) else no(scope)
+
+    def _operand(self) -> Node:
+        if self._take("!"):
+            negated = self._operand()
+            return lambda scope: not negated(scope)
+        if self._take("("):
+            node = self._read()
+            self._expect(")")
+        elif self._token is None:
+            raise self._unreadable()
+        else:
+            node = self._plain(self._token)
+            self._token = self._following()
+        while self._token and (self._token["macro"] or self._token["method"]):
+            node = self._called(node, self._token)
+        return node
+
+    def _plain(self, token: re.Match[str]) -> Node:
+        if (number := token["number"]) is not None:
+            return _constant(float(number) if "." in number else int(number))
+        if token["text"] is not None:
+            return _constant(token["text"])
+        if token["words"] is not None:
+            return _constant(re.findall("'([^']*)'", token["words"]))
+        if token["path"] in {"true", "false"}:
+            return _constant(token["path"] == "true")
+        path = token["has"] or token["path"]
+        if path is None:
+            raise self._unreadable()
+        # CEL writes the field `in`, a word of its own, as `__in__`.
+        variable, *keys = path.replace("__in__", "in").split(".")
+        if variable == "self":
+            self.paths.add(".".join(keys))
+        if token["has"] is None:
+            return lambda scope: _member(scope[variable], keys)
+        return lambda scope: keys[-1] in _member(scope[variable], keys[:-1])
+
+    def _called(self, target: Node, token: re.Match[str]) -> Node:
+        self._token = self._following()
+        if token["method"] is not None:
+            method, argument = _METHODS[token["method"]], token["argument"]
+            return lambda scope: method(target(scope), *([argument] if argument else []))
+        item, condition = token["item"], self._read()
+        self._expect(")")
+
+        def bad(scope: Scope) -> list[tuple[int, Any]]:
+            items = enumerate(target(scope))
+            return [(index, one) for index, one in items if not condition({**scope, item: one})]
+
+        if token["macro"] == "exists_one":
+            return lambda scope: len(target(scope)) - len(bad(scope)) == 1
+
+        def every(scope: Scope) -> bool:
+            return not bad(scope)
+
+        self._bad_items[every] = bad
+        return every
+
+
+read = cache(Expression)
+
+
+def _constant(value: object) -> Node:
+    return lambda _: value
+
+
+def _member(value: Any, keys: list[str]) -> Any:
+    for key in keys:
+        value = value[key]
+    return value
+
+
+def _strict(act: Callable[[Any, Any], Any]) -> Callable[[Node, Node], Node]:
+    return lambda left, right: lambda scope: act(left(scope), right(scope))
+
+
+_OPERATORS: Final[tuple[dict[str, Callable[[Node, Node], Node]], ...]] = (
+    {"||": lambda left, right: lambda scope: left(scope) or right(scope)},
+    {"&&": lambda left, right: lambda scope: left(scope) and right(scope)},
+    {
+        "==": _strict(operator.eq),
+        "!=": _strict(operator.ne),
+        "<": _strict(operator.lt),
+        "<=": _strict(operator.le),
+        ">": _strict(operator.gt),
+        ">=": _strict(operator.ge),
+        "in": _strict(lambda item, items: item in items),
+    },
+    {"+": _strict(operator.add), "-": _strict(operator.sub)},
+    {
+        "*": _strict(operator.mul),
+        "/": _strict(operator.floordiv),
+        "%": _strict(operator.mod),
+    },
+)
+"""Operators by how tightly they bind, the loosest first."""
+
+_METHODS: Final[dict[str, Callable[..., Any]]] = {
+    "size": len,
+    "contains": operator.contains,
+    "startsWith": str.startswith,
+    # In CEL `$` is the end of the text alone, not also the place before a last newline.
+    "matches": lambda text, pattern: bool(re.search(re.sub(r"\$$", r"\\Z", pattern), text)),
+}

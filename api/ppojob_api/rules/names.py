@@ -1,0 +1,133 @@
+"""Names and paths of a job."""
+
+import keyword
+import re
+
+from ppojob_api.rules.rule import present, rules, words
+from ppojob_api.well_known import (
+    BUILT_IN_SCORERS,
+    JOB_NAME_LIMIT,
+    JOB_NAME_PATTERN,
+    NAMESPACE_PATTERN,
+    RESERVED_PREFIX,
+)
+
+DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json")
+
+# Each path that a pod must find and that must not be a URL: the field, CEL around a condition on
+# it, and its place there. An API server looks at those that every job has.
+_OF_ALL_JOBS = {"model.path", "data.train", "data.validation"}
+_SINGLE = (
+    *(f"model.{name}" for name in ("path", "tokenizerPath", "chatTemplate")),
+    "critic.path",
+    *(f"rewardModel.{name}" for name in ("path", "tokenizerPath", "chatTemplate")),
+    "rollout.replay",
+)
+_OF_REWARDS = "self.rewards.all(one, !has(one.source) || !has(one.source.path) || %s)"
+_PATHS = (
+    *((path, "%s", f"self.{path}") for path in _SINGLE),
+    ("data.train", "self.data.train.all(file, %s)", "file.path"),
+    ("data.validation", "self.data.validation.all(file, %s)", "file.path"),
+    ("rewards", _OF_REWARDS, "one.source.path"),
+)
+
+
+def _source_path(reward: str) -> str:
+    return f"(has({reward}.source) && has({reward}.source.path) ? {reward}.source.path : '')"
+
+
+NAME_RULES = (
+    *rules(
+        """
+        | metadata.name | BadForm
+            metadata.name begins the names of pods and services; a letter, then letters, digits and
+            hyphens, all lower case, no hyphen at the end, at most $LIMIT characters
+        must: self.metadata.name.size() <= $LIMIT && self.metadata.name.matches('$PATTERN')
+
+        | metadata.namespace | BadForm | here
+            it is not the name of a namespace; letters, digits and hyphens, all lower case, no
+            hyphen at either end
+        must: self.metadata.namespace.matches('$NAMESPACE')
+
+        | metadata.labels metadata.annotations | Forbidden | here
+            keys that begin with $RESERVED belong to the operator; a prefix of your own
+        must: self.$FIELD.all(key, !key.startsWith('$RESERVED'))
+        """,
+        LIMIT=str(JOB_NAME_LIMIT),
+        PATTERN=JOB_NAME_PATTERN,
+        NAMESPACE=NAMESPACE_PATTERN,
+        RESERVED=RESERVED_PREFIX,
+    ),
+    *(
+        rule
+        for field, around, path in _PATHS
+        for rule in rules(
+            """
+            spec | $FIELD | NotInThisVersion | here
+                URLs: not in this version; a path on this machine or on a volume
+            when: $GIVEN
+            must: $READ
+
+            spec | $FIELD | Conflict$HERE
+                pods find no relative path; an absolute one, on a volume that spec.pods[].volumes
+                mounts, or no checkpoint.volume
+            when: has(self.checkpoint.volume) && $GIVEN
+            must: $FOUND
+            """,
+            FIELD=field,
+            GIVEN=present(field),
+            READ=around % f"!{path}.contains('://')",
+            FOUND=around % f"{path}.startsWith('/')",
+            HERE="" if field in _OF_ALL_JOBS else " | here",
+        )
+    ),
+    *rules(
+        """
+        spec.data.train[] spec.data.validation[] | path | BadForm | here
+            format auto knows a file by its ending; a name that ends in $ENDINGS, or format: parquet
+            or jsonl
+        when: self.format == 'auto'
+        must: self.path.matches(r'(?i)($ENDING_PATTERNS)$')
+
+        spec | data.train data.validation | Duplicate | here
+            the file is in the list twice; each file once
+        must: self.$FIELD.all(file, self.$FIELD.exists_one(other, other.path == file.path))
+
+        spec.rewards[] | source | Conflict
+            the code has one source; exactly one of path and configMap
+        when: has(self.source)
+        must: has(self.source.path) != has(self.source.configMap)
+
+        spec.rewards[] | source.configMap | NotInThisVersion
+            code from a ConfigMap: not in this version; source: {path: FILE}
+        when: has(self.source)
+        must: !has(self.source.configMap)
+
+        spec.rewards[] | function | BadForm | here
+            it names no function; the name of a Python function
+        must: self.function.matches(r'$IDENTIFIER') && !(self.function in $KEYWORDS)
+
+        spec | rewards | Duplicate | here
+            two rewards are the same function; each function once, with the sum of the weights
+        must: self.rewards.all(one, self.rewards.exists_one(other,
+            other.function == one.function && $OTHER_PATH == $ONE_PATH))
+
+        spec.rewards[] | function | NotOneOf | here
+            no scorer of this name is built in; one of $SCORERS, or a source
+        when: !has(self.source) && self.function.matches(r'$IDENTIFIER')
+        must: self.function in $SCORER_WORDS
+
+        spec.loggers | | Duplicate
+            it is in the list twice; each logger once
+        must: self.all(one, self.exists_one(other, other == one))
+        """,
+        ENDINGS=", ".join(DATA_ENDINGS),
+        ENDING_PATTERNS="|".join(map(re.escape, DATA_ENDINGS)),
+        IDENTIFIER=r"^[^\W\d]\w*$",
+        KEYWORDS=words(keyword.kwlist),
+        OTHER_PATH=_source_path("other"),
+        ONE_PATH=_source_path("one"),
+        SCORERS=", ".join(BUILT_IN_SCORERS),
+        SCORER_WORDS=words(BUILT_IN_SCORERS),
+    ),
+)
