@@ -104,9 +104,7 @@ def release(cluster: Cluster, crd: None, images: None) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def volume(
-    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[training_jobs.Volume]:
+def volume(cluster, tmp_path_factory) -> Iterator[training_jobs.Volume]:
     """A volume with a model, data and a reward function, bound to the claim `work`."""
     yield training_jobs.make_volume(cluster, tmp_path_factory.mktemp("volume"))
     name = cluster_jobs.volume_name(cluster, training_jobs.CLAIM)

@@ -39,9 +39,7 @@ class Sent:
 
 
 @pytest.fixture(scope="module")
-def operator(
-    cluster: Cluster, crd: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Operator]:
+def operator(cluster, crd, tmp_path_factory) -> Iterator[Operator]:
     one = Operator(cluster, tmp_path_factory.mktemp("operators"), "strict", 18391)
     yield one
     one.end()

@@ -100,9 +100,7 @@ class Operated:
 
 
 @pytest.fixture(scope="module")
-def operated(
-    cluster: Cluster, crd: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Operated]:
+def operated(cluster, crd, tmp_path_factory) -> Iterator[Operated]:
     folder = tmp_path_factory.mktemp("reports")
     # The chart's policy; its replicas have no image and are not waited for.
     without = ("crds.install=false", "image.repository=localhost/none", "image.pullPolicy=Never")

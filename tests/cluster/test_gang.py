@@ -26,9 +26,7 @@ SMALL = {"image": "localhost/ppojob/no-such-image:1", "resources": {"cpu": "10m"
 
 
 @pytest.fixture(scope="module")
-def operator(
-    cluster: Cluster, crd: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Operator]:
+def operator(cluster, crd, tmp_path_factory) -> Iterator[Operator]:
     volume, wanted = claim(cluster, "missing")
     cluster.apply(volume, wanted)
     folder = tmp_path_factory.mktemp("operators")
