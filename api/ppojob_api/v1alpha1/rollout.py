@@ -157,4 +157,8 @@ class RewardSpec(Section):
     verl: custom_reward_function.reward_kwargs."""
 
     time_limit_seconds: Seconds = 10.0
-    """A call that takes longer is killed and fails the job."""
+    """A call that takes longer is killed, and fails."""
+
+    error_score: RewardWeight | None = None
+    """Score of a response at which a call raises, takes too long, or returns no score; its value
+    `failed` is 1 then. Absent: it fails the job."""

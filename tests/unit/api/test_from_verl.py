@@ -26,7 +26,7 @@ SECTIONS = {
 OURS = {
     *("spec.data.answerKey", "spec.data.dataSource", "spec.data.textPrompts"),
     "spec.rewards.source.configMap",
-    "spec.rewards.timeLimitSeconds",
+    *("spec.rewards.timeLimitSeconds", "spec.rewards.errorScore"),
     "spec.rewards.weight",
     "spec.optimizer.epsilon",
     "spec.critic.optimizer.epsilon",

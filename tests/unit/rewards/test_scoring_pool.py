@@ -55,6 +55,49 @@ def test_a_function_of_ones_own(source: Source) -> None:
     assert scored(spec, response="abc") == RewardResult(3.0, seen)
 
 
+def test_a_function_may_be_a_coroutine_and_what_it_leaves_open_lives_on(source: Source) -> None:
+    spec = source(
+        """
+        import asyncio
+        began = None
+
+        async def score(data_source, solution_str, ground_truth, extra_info):
+            global began
+            loop = asyncio.get_running_loop()
+            began = began or loop
+            await asyncio.sleep(0)
+            if solution_str == "wrong":
+                raise KeyError(solution_str)
+            return {"score": len(solution_str), "same_loop": began is loop}
+        """,
+        whole=True,
+    )
+    with ScoringPool([spec]) as pool:
+        results = pool.score([item("a"), item("bb")])
+        with pytest.raises(RewardFailed, match=r"RewardRaised: got KeyError: 'wrong': it raised"):
+            pool.score([item("wrong")])
+    assert [(one.score, one.extras["same_loop"]) for one in results] == [(1.0, 1.0), (2.0, 1.0)]
+
+
+FAILING = """
+if solution_str == "raise": raise KeyError("a")
+if solution_str == "hang": time.sleep(60)
+if solution_str == "die": os._exit(1)
+return float(solution_str)
+"""
+
+
+def test_a_call_that_fails_may_have_a_score_of_its_own(source: Source, caplog) -> None:
+    spec = source(FAILING, errorScore=-1.0, seconds=1.0)
+    responses = ["0.5", "raise", "hang", "die", "nan", "2"]
+    with ScoringPool([spec]) as pool, caplog.at_level(logging.WARNING):
+        results = pool.score([item(text, row) for row, text in enumerate(responses)])
+    assert [result.score for result in results] == [0.5, -1.0, -1.0, -1.0, -1.0, 2.0]
+    assert [result.extras["failed"] for result in results] == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
+    told = [record.message for record in caplog.records if "it counts as -1" in record.message]
+    assert [text.partition(": row ")[2][0] for text in sorted(told)] == ["1", "2", "3", "4"]
+
+
 def test_answers_are_in_the_order_of_the_rows(source: Source) -> None:
     spec = source("time.sleep(0.05 if int(solution_str) % 3 else 0); return int(solution_str)")
     with ScoringPool([spec], processes=3) as pool:
@@ -257,7 +300,6 @@ UNLOADABLE: dict[str, Functions] = {
     "import exits": whole("import sys; sys.exit(3)\n"),
     "name": whole("def other(): pass\n"),
     "not callable": whole("score = 5\n"),
-    "async": whole("async def score(**all): return 1\n"),
     "signature": whole("def score(solution_str): return 1\n"),
     "names of every call": names_of_every_call,
     "several": several,

@@ -5,6 +5,8 @@ what they print cannot reach the pipes. Loops, bombs and deaths are the parent's
 to end (``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian``).
 """
 
+import asyncio
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -54,6 +56,8 @@ class Functions:
     def __init__(self) -> None:
         self._functions: list[_Function] = []
         self._neighbours = Neighbours()
+        # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
+        self._loop = asyncio.Runner()
 
     def load(self, request: LoadFunctions) -> Loaded:
         """Load all; say what is wrong with each that cannot be used."""
@@ -80,6 +84,8 @@ class Functions:
                 extra_info=msgspec.json.decode(request.extra_info),
                 **arguments,
             )
+            if inspect.iscoroutine(value):
+                value = self._loop.run(value)
             score, extras = read_result(value)
         except BadResult as bad:
             return Called(request.number, reason_code=bad.reason_code, got=bad.got, why=bad.why)

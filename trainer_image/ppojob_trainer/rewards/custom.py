@@ -97,8 +97,6 @@ def _checked(
         raise BadFunction(
             "RewardFunction", f"{name} = {type(function).__name__}", "not callable", "a function"
         )
-    if inspect.iscoroutinefunction(function):
-        raise BadFunction("RewardFunction", f"async def {name}", "it is not awaited", "def")
     for taken in sorted(_OF_THE_ROW & arguments.keys()):
         raise BadFunction(
             "RewardArguments",

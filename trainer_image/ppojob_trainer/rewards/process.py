@@ -55,6 +55,7 @@ class _Function:
         spec: what the child loads.
         weight: factor of its score.
         seconds: time limit of a call.
+        error_score: what stands for a call that fails; None where it fails the job.
     """
 
     label: str
@@ -62,6 +63,7 @@ class _Function:
     spec: FunctionSpec
     weight: float
     seconds: float
+    error_score: float | None = None
 
 
 class ScoringPool(Closing):
@@ -116,8 +118,8 @@ class ScoringPool(Closing):
         """Score responses, several at one time; the answer is in their order.
 
         Raises:
-            RewardFailed: a function raised, hung, died or returned nonsense. The rest is not
-                scored.
+            RewardFailed: a function raised, hung, died or returned nonsense, and has no score for
+                that. The rest is not scored.
             NonFiniteReward: the same for NaN and infinity.
         """
         stop = threading.Event()
@@ -148,11 +150,22 @@ class ScoringPool(Closing):
         for position in chosen:
             function = self._functions[position]
             answer = self._call(position, function, item)
-            if answer.reason_code:
+            if function.error_score is not None:
+                answer = self._forgiven(function, function.error_score, item, answer)
+            elif answer.reason_code:
                 stop.set()
                 raise _failure(function, item, answer)
             answers.append((function, answer))
         return _combined(answers)
+
+    def _forgiven(
+        self, function: _Function, error_score: float, item: RewardItem, answer: Called
+    ) -> Called:
+        """What counts where failed calls have a score of their own; how many is a metric."""
+        if not answer.reason_code:
+            return Called(answer.number, answer.score, {**answer.extras, "failed": 0.0})
+        self._log.warning("%s; it counts as %g", _failure(function, item, answer), error_score)
+        return Called(answer.number, error_score, {"failed": 1.0})
 
     def _chosen(self, item: RewardItem) -> list[int]:
         if not self._is_routed:
@@ -277,6 +290,7 @@ def _functions(rewards: Sequence[RewardSpec]) -> list[_Function]:
             ),
             reward.weight,
             reward.time_limit_seconds,
+            reward.error_score,
         )
         for position, (reward, name) in enumerate(zip(rewards, names, strict=True))
     ]
