@@ -1,0 +1,27 @@
+"""What docs/recipes.md shows is accepted."""
+
+import re
+from pathlib import Path
+
+import pytest
+from bad_specs import GOOD_JOB
+from ruamel.yaml import YAML
+
+from ppojob_api import validation
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS
+from ppojob_api.v1alpha1.job import PPOJob
+
+PAGE = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
+RECIPES = dict(re.findall(r"^## (.+?)\n.*?```yaml\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_valid(name: str) -> None:
+    sections = YAML(typ="safe").load(RECIPES[name])
+    judged = validation.validate({**GOOD_JOB, "spec": {**GOOD_JOB["spec"], **sections}})
+    assert isinstance(judged, PPOJob), judged
+
+
+def test_every_estimator_but_the_less_usual_has_one() -> None:
+    used = {YAML(typ="safe").load(recipe)["algorithm"]["type"] for recipe in RECIPES.values()}
+    assert ESTIMATORS.keys() - used == {"opo", "reinforce_plus_plus_baseline"}
