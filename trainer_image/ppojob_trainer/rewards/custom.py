@@ -1,5 +1,6 @@
 """Users' reward functions: found by path and name, checked before the first call."""
 
+import asyncio
 import importlib.util
 import inspect
 import sys
@@ -12,6 +13,7 @@ from ppojob_trainer.json_value import Json
 
 SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
 _SHOWN_FRAMES = 5
+_EVENT_LOOP = Path(asyncio.__file__).parent
 _OF_THE_ROW = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
 
 
@@ -72,9 +74,10 @@ def load_function(
 
 
 def user_frames(error: BaseException) -> list[str]:
-    """The last five frames of an exception, as ``file:line name``, without the one that caught."""
-    frames = traceback.extract_tb(error.__traceback__)[1:][-_SHOWN_FRAMES:]
-    return [_shown(frame) for frame in frames]
+    """The last five frames of an exception, as ``file:line name``, those of the caller left out."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if Path(frame.filename).parent != _EVENT_LOOP]
+    return [_shown(frame) for frame in own[-_SHOWN_FRAMES:]]
 
 
 def _shown(frame: traceback.FrameSummary) -> str:
