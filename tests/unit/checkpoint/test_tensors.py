@@ -1,7 +1,6 @@
 """Shard files: read back as they were, equal bytes for equal tensors, readable by others."""
 
 import hashlib
-import json
 import os
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_trainer.checkpoint import files, tensors
-from ppojob_trainer.checkpoint.parts import read_parts
 from ppojob_trainer.errors import DamagedCommit
 
 DTYPES = sorted(tensors._DTYPE_NAMES, key=str)
@@ -140,31 +138,3 @@ def test_read_shard_verifies(tmp_path: Path):
     os.unlink(path)
     with pytest.raises(DamagedCommit, match="/a: the file is missing"):
         tensors.read_shard(tmp_path, entry)
-
-
-WHOLE = torch.arange(6.0).view(2, 3)
-
-
-@pytest.fixture
-def entries(tmp_path: Path) -> list[files.FileEntry]:
-    """A tensor of two rows, cut over two ranks."""
-    written = []
-    for rank in range(2):
-        path = tmp_path / f"{rank}.safetensors"
-        extent = {"shape": [2, 3], "start": rank, "stop": rank + 1}
-        part = WHOLE[rank : rank + 1].contiguous()
-        tensors.write_tensors(path, {"w": part}, metadata={"extents": json.dumps({"w": extent})})
-        size_bytes, sha256 = files.sha256_of(path)
-        written.append(
-            files.FileEntry(
-                path=path.name, size_bytes=size_bytes, sha256=sha256, role="r", rank=rank
-            )
-        )
-    return written
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_any_number_of_ranks_reads_the_same_tensor(size, entries, tmp_path) -> None:
-    """With more ranks than rows some of them have no part; the commit is good all the same."""
-    parts = [read_parts(tmp_path, entries, rank, size)["w"] for rank in range(size)]
-    assert torch.equal(torch.cat(parts), WHOLE)

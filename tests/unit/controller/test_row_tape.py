@@ -8,7 +8,7 @@ def kept(name: str, settings: str = "now") -> RowsKept:
     """`3` or `v3`: the rows of step 3, or of the validation behind it."""
     purpose = "validation" if name.startswith("v") else "train"
     step = int(name.removeprefix("v"))
-    return RowsKept(time=0.0, purpose=purpose, step=step, settings=settings, files=())
+    return RowsKept(time=0.0, purpose=purpose, step=step, settings=settings, prompts="p", files=())
 
 
 def events(story: str) -> list[Event]:

@@ -121,7 +121,6 @@ def test_what_is_read_back_is_what_was_written(written, batch: Batch):
     """By owners that share the rows in another way than those that wrote them."""
     parts = sorted(written(1).iterdir())
     told = read_verdicts(parts)
-    assert told.prompt_ids == [prompt.index for prompt in PROMPTS for _ in range(SAMPLES)]
     assert (told.scores, told.values) == (batch.scores, batch.extras)
     assert told.lengths == [2, 2, 2, 5, 2, 2, 2, 2, 2, 2]
     assert told.truncated == [row == 3 for row in range(10)]

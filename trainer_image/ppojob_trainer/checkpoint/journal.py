@@ -71,12 +71,14 @@ class RowsKept(_Event, frozen=True, kw_only=True, tag="rows_kept"):
         purpose: `train` or `validation`.
         step: of the batch.
         settings: digest of what decides rows: they are of no use under other settings.
+        prompts: digest of the prompts that they answer.
         files: in the folder of the batch.
     """
 
     purpose: str
     step: int
     settings: str
+    prompts: str
     files: tuple[FileEntry, ...]
 
 

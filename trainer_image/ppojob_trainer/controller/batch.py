@@ -3,6 +3,7 @@
 Rows are prompt-major: row `p * samples + s` is sample `s` of prompt `p` of the batch.
 """
 
+import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -73,6 +74,12 @@ class Batch:
                 rank for rank, (first, last) in enumerate(self.shares) for _ in range(first, last)
             ],
         )
+
+    @property
+    def prompts_digest(self) -> str:
+        """SHA-256, in hex, of which prompts these are, in which order."""
+        numbers = [prompt.index for prompt in self.prompts]
+        return hashlib.sha256(msgspec.json.encode([numbers, self.samples])).hexdigest()
 
     def prompt_of(self, row: int) -> PromptRow:
         """The prompt that a row answers."""

@@ -6,6 +6,8 @@ tool, judge or reward function is asked again, so it ends as the undisturbed run
 those are. Another run may be trained on the whole tape of a run (`spec.rollout.replay`).
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Collection, Iterable
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from ppojob_api.problem import shown
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.files import FileEntry, check_content
@@ -49,6 +52,17 @@ class Tape:
     kept: dict[BatchKey, RowsKept]
     before: dict[BatchKey, RowsKept]
 
+    def with_rows(self, rows: RowsKept) -> Tape:
+        """The tape with a generated batch: what lay behind it was drawn by other weights."""
+        if rows.purpose == "train":
+            kept, before = (
+                {key: known for key, known in of.items() if key[1] < rows.step}
+                for of in (self.kept, self.before)
+            )
+        else:
+            kept, before = self.kept, self.before
+        return Tape({**kept, (rows.purpose, rows.step): rows}, before)
+
 
 def read_tape(events: Iterable[Event], settings: str | None) -> Tape:
     """Fold a journal.
@@ -57,24 +71,18 @@ def read_tape(events: Iterable[Event], settings: str | None) -> Tape:
         events: oldest first.
         settings: rows kept under others do not count; None for those of any.
     """
-    kept: dict[BatchKey, RowsKept] = {}
-    before: dict[BatchKey, RowsKept] = {}
+    tape = Tape({}, {})
     for event in events:
         match event:
-            case RowsKept(purpose=purpose, step=step):
-                if purpose == "train":
-                    # What follows a step that was generated anew was drawn by other weights.
-                    kept, before = (
-                        {key: rows for key, rows in known.items() if key[1] < step}
-                        for known in (kept, before)
-                    )
-                if settings in (None, event.settings):
-                    kept[purpose, step] = event
+            case RowsKept():
+                tape = tape.with_rows(event)
+                if settings not in (None, event.settings):
+                    del tape.kept[event.purpose, event.step]
             case Rewound():
-                before = _without_gap(kept, event.to_step)
+                tape = Tape(tape.kept, _without_gap(tape.kept, event.to_step))
             case _:
                 pass
-    return Tape(kept, before)
+    return tape
 
 
 def _without_gap(kept: dict[BatchKey, RowsKept], step: int) -> dict[BatchKey, RowsKept]:
@@ -123,7 +131,7 @@ class RowTape:
         kept = read_tape(events, None).kept
         if not kept:
             raise ConfigError(
-                f"spec.rollout.replay: got {str(self.recording)!r}: its journal knows no rows; "
+                f"spec.rollout.replay: got {shown(str(self.recording))}: no rows were kept there; "
                 "the folder of a run that has done a step"
             )
         self._tape = Tape(kept, kept)
@@ -132,20 +140,28 @@ class RowTape:
         """Whether the ranks take the rows of a batch from the disk instead of generating them.
 
         Raises:
-            ConfigError: the recording does not have the batch.
+            ConfigError: the recording does not have the batch, or answers to other prompts.
         """
-        if (batch.purpose, step) in self._tape.before:
+        rows = self._tape.before.get((batch.purpose, step))
+        if self.recording is None:
+            return rows is not None and rows.prompts == batch.prompts_digest
+        if rows is not None and rows.prompts == batch.prompts_digest:
             return True
-        if self.recording is not None:
+        where = f"spec.rollout.replay: got {shown(str(self.recording))}"
+        if rows is None:
             raise ConfigError(
-                f"spec.rollout.replay: got {str(self.recording)!r}: it has no {batch.purpose} rows "
-                f"of step {step}; a run of as many steps, validated as often"
+                f"{where}: it has no {batch.purpose} rows of step {step}; a run of as many steps, "
+                "validated as often"
             )
-        return False
+        raise ConfigError(
+            f"{where}: its {batch.purpose} rows of step {step} answer other prompts than this job "
+            "has there; a run of the same data, seed and batch size"
+        )
 
     def has(self, batch: Batch, step: int) -> bool:
         """Whether rows and scores of a batch are on the disk."""
-        return (batch.purpose, step) in self._tape.kept
+        rows = self._tape.kept.get((batch.purpose, step))
+        return rows is not None and rows.prompts == batch.prompts_digest
 
     def folder(self, batch: Batch, step: int) -> str:
         """Where the tape has the rows of a batch, relative to the run folder or absolute."""
@@ -161,7 +177,6 @@ class RowTape:
 
         Raises:
             DamagedCommit: a file is not what was written.
-            ConfigError: the rows answer other prompts than the batch has.
         """
         folder = self.run_folder / self.folder(batch, step)
         entries = self._tape.kept[batch.purpose, step].files
@@ -171,12 +186,6 @@ class RowTape:
             found = read_verdicts(folder / entry.path for entry in entries)
         except (OSError, pa.ArrowException) as error:
             raise DamagedCommit(folder.name, f"cannot be read: {error}") from error
-        prompts = [batch.prompt_of(row).index for row in range(batch.num_rows)]
-        if found.prompt_ids != prompts:
-            raise ConfigError(
-                f"spec.rollout.replay: got {str(folder)!r}: its rows answer other prompts than "
-                "this job has in that step; a run of the same data, seed and batch size"
-            )
         batch.lengths, batch.truncated = found.lengths, found.truncated
         batch.take_scores(
             [
@@ -192,11 +201,12 @@ class RowTape:
             purpose=batch.purpose,
             step=step,
             settings=self.settings,
+            prompts=batch.prompts_digest,
             files=tuple(files),
         )
         self.journal.append(rows)
         if self.recording is None:
-            self._tape.kept[batch.purpose, step] = rows
+            self._tape = self._tape.with_rows(rows)
 
     def copy(self, batch: Batch, step: int) -> tuple[FileEntry, ...]:
         """Take the rows of a batch over from the recording into this run."""

@@ -45,7 +45,7 @@ the JSON object of what the scorers said beside the score; behind these columns 
 of its values.
 """
 
-_VERDICT: Final = ("row", "prompt_id", "score", "response_tokens", "truncated", "reward_values")
+_VERDICT: Final = ("row", "score", "response_tokens", "truncated", "reward_values")
 _TOKENS: Final = ("row", "truncated", "response_ids", "rollout_logprobs", "segments")
 
 
@@ -54,14 +54,12 @@ class Verdicts:
     """What the loop has to know of rows that are read back, in row order.
 
     Attributes:
-        prompt_ids: (rows,) number of each row's prompt in the data.
         lengths: (rows,) response tokens.
         truncated: (rows,) whether the response ran into the limit.
         scores: (rows,).
         values: (rows,) JSON objects.
     """
 
-    prompt_ids: list[int]
     lengths: list[int]
     truncated: list[bool]
     scores: list[float]
@@ -90,7 +88,6 @@ def read_verdicts(parts: Iterable[Path]) -> Verdicts:
     """
     columns = _read(parts, _VERDICT).to_pydict()
     return Verdicts(
-        prompt_ids=columns["prompt_id"],
         lengths=columns["response_tokens"],
         truncated=columns["truncated"],
         scores=columns["score"],
