@@ -63,9 +63,10 @@ def check_length(job: PPOJob, rows: int) -> list[Problem]:
 
 def _broken(rules: Iterable[Rule], job: PPOJob) -> Iterator[Problem]:
     values = job.model_dump(mode="json", exclude_none=True)
-    written = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    # An API server fills in defaults, so what its author wrote of them is no longer known there.
+    told = job.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     for rule in rules:
-        yield from rule.problems(values, written)
+        yield from rule.problems(values, told)
 
 
 def warnings(job: PPOJob) -> list[Problem]:

@@ -14,10 +14,7 @@ ALGORITHM = {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8}
 
 
 def test_the_controller_is_thin(start, tiny_job, tiny_data, tmp_path: Path):
-    """Bytes at its sockets change by under 5 % when responses are twice as long.
-
-    Of a step in which it asked supervisors least: how often it does is a matter of time.
-    """
+    """Bytes of its work change by under 5 % when responses are twice as long."""
     found = {}
     for tokens in (32, 64):
         output = tmp_path / str(tokens)

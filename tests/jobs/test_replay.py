@@ -24,9 +24,11 @@ def judge(data_source, solution_str, ground_truth, extra_info):
 """
 ROWS = 3 * 8 + 6 * 16
 """Of the validations before the first step and behind steps 3 and 6, and of six steps."""
+SCORER_LOST = "rpc.score.answer.after@3=kill"
+"""The reward rank forgets what it has said, and what of it still was on its way may be lost."""
 KILLED = {
     "ranks, controller and reward functions, one after the other": (
-        "rpc.score.answer.after@3=kill",  # the reward rank forgets what it has said
+        SCORER_LOST,
         "controller.step.computed@3=kill",
         "rpc.update.answer.before@9=kill",  # no commit yet: back to the beginning
         "rpc.load_rows.answer.after@1=kill",
@@ -64,7 +66,8 @@ def test_killed_anywhere_every_row_is_scored_once_and_a_replay_gives_the_same(
         run = start(judged, output)
     run.succeed()
     assert job_points.fired(once) == {point.partition("@")[0] for point in points}
-    assert len((tmp_path / "calls").read_text()) == ROWS
+    calls = (tmp_path / "calls").read_text()
+    assert len(calls) in ({ROWS, ROWS + 16} if SCORER_LOST in points else {ROWS})
     scores = pq.read_table(output / "rollouts" / "step-000003.parquet")["score"].to_pylist()
     assert len(set(scores)) == 16
     told = {line["step"]: line for line in run_folders.metrics(output)}[3]
@@ -73,7 +76,7 @@ def test_killed_anywhere_every_row_is_scored_once_and_a_replay_gives_the_same(
     again = tmp_path / "again"
     second = replayed(start, judged, output, again).succeed()
     assert run_folders.result(again) == run_folders.result(output)
-    assert len((tmp_path / "calls").read_text()) == ROWS
+    assert (tmp_path / "calls").read_text() == calls
     assert not any("reward" in line for line in second.lines if line.startswith("starting"))
 
 

@@ -74,7 +74,7 @@ def volumes(job: PPOJob) -> Iterator[Problem]:
 def resources(job: PPOJob) -> Iterator[Problem]:
     """Parts of devices, and a size that no process could start with: a number alone is bytes."""
     for where, settings in all_settings(job):
-        for name, number in settings.resources.items():
+        for name, number in sorted(settings.resources.items()):
             place = f"{where}.resources[{shown(name)}]"
             if is_device(name) and number.endswith("m"):
                 why, allowed = "a device is given as a whole", "a whole number"

@@ -61,12 +61,12 @@ class Rule:
             for path in cel.read(part).paths if part else ():
                 yield f"{self.section}.{path}".strip(".").partition("[]")[0]
 
-    def problems(self, job: Mapping[str, Any], written: Mapping[str, Any]) -> Iterator[Problem]:
+    def problems(self, job: Mapping[str, Any], told: Mapping[str, Any]) -> Iterator[Problem]:
         """What is wrong with a job, by this rule.
 
         Args:
             job: As plain values, with its defaults and without null.
-            written: The same without defaults.
+            told: The same without defaults: what of a section is shown.
         """
         holds = cel.read(self.holds)
         for section, value in _places(job, self.section):
@@ -75,11 +75,11 @@ class Rule:
                 continue
             where = ".".join(filter(None, (section, self.field)))
             why, _, allowed = _with_values(self.text, scope).partition("; ")
-            for place, got in self._found(where, scope, job, written):
+            for place, got in self._found(where, scope, job, told):
                 yield Problem(place, got, why, allowed, self.code)
 
     def _found(
-        self, where: str, scope: cel.Scope, job: Mapping[str, Any], written: Mapping[str, Any]
+        self, where: str, scope: cel.Scope, job: Mapping[str, Any], told: Mapping[str, Any]
     ) -> Iterable[tuple[str, str]]:
         """What is there, with its place: each wrong item of a list, each wrong key of a map."""
         container = next((value for _, value in _places(job, where)), None)
@@ -88,15 +88,15 @@ class Rule:
             return [(where, shown(key)) for _, key in bad_items(scope)]
         if bad_items is not None:
             last = {shown(item): f"{where}[{index}]" for index, item in bad_items(scope)}
-            return [(place, _shown_at(place, job, written)) for place in last.values()]
-        return [(where, _shown_at(where, job, written))]
+            return [(place, _shown_at(place, job, told)) for place in last.values()]
+        return [(where, _shown_at(where, job, told))]
 
 
-def _shown_at(where: str, job: Mapping[str, Any], written: Mapping[str, Any]) -> str:
-    """A value, of a section what its author wrote."""
+def _shown_at(where: str, job: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+    """A value, of a section what is not a default."""
     found = next((value for _, value in _places(job, where)), None)
     if isinstance(found, dict):
-        found = next((value for _, value in _places(written, where)), {})
+        found = next((value for _, value in _places(told, where)), {})
     return ABSENT if found is None else shown(found)
 
 

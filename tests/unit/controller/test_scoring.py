@@ -106,6 +106,21 @@ def test_rows_are_scored_once_though_their_scorer_is_lost(role_of, scoring_by):
         assert not set(other.scores) & set(first["train"].scores)
 
 
+def test_what_was_said_before_another_role_was_lost_counts(role_of, scoring_by):
+    drifting = Drifting()
+    scoring = scoring_by(role_of("reward", drifting.routes()))
+    with pytest.raises(RoleLost), scoring.begun(batch_of(), 1):
+        for index in range(1000):
+            id_ = RequestId(0, 1, "advantages", index)
+            scoring.roles.ask_all(scoring.owner, ADVANTAGES, Advantages([], 0.0), id_)
+            if scoring._begun["train"][1].is_over:
+                break
+        raise RoleLost("critic", "it ended")
+    again = batch_of()
+    scoring.score(again, 1)
+    assert again.scores == [float(row + 1) for row in range(again.num_rows)]
+
+
 def test_scores_that_changed_behind_a_controllers_back_cost_the_step(role_of, scoring_by):
     """It was killed, and so was the scorer: what the owners were told is not to be had again."""
     drifting = Drifting()

@@ -286,7 +286,7 @@ class Loop:
         }
 
     def _take_traffic(self) -> Traffic:
-        """What went through the controller's sockets since the last step."""
+        """What the controller gave to do, and was answered, since the last step."""
         caller = self.roles.caller
         taken, caller.traffic = caller.traffic, Traffic()
         return taken

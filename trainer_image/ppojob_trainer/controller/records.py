@@ -135,7 +135,7 @@ def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) 
 
 
 def traffic_metrics(traffic: Traffic) -> dict[str, float]:
-    """Bytes at the controller's sockets; they depend on retries and on how often it looked."""
+    """Bytes of the controller's work for others; they depend on what was sent again."""
     return {
         "rpc/sent_bytes": float(traffic.sent),
         "rpc/received_bytes": float(traffic.received),

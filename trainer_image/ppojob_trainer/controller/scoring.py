@@ -60,6 +60,11 @@ class _Begun(Generic[Answer]):
     id_: RequestId
     first: Pending[Answer]
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all answers are here, though nobody has waited for them."""
+        return self.first.is_done and self.first.refusal is None and len(self.rounds) == 1
+
     def answers(self, roles: Roles) -> list[Answer]:
         """The answers in the order of the items: those of the first rank before the next one's."""
         asked = [roles.collect(self.first)]
@@ -92,6 +97,7 @@ class Scoring:
     model: RewardModel | None
     portion_bytes: int = PORTION_BYTES
     _scored: dict[str, tuple[BatchName, list[RowScore]]] = field(default_factory=dict)
+    _begun: dict[str, tuple[BatchName, _Begun[Scored]]] = field(default_factory=dict)
 
     def score(self, batch: Batch, step: int) -> None:
         """Have the rows scored; fills in scores and what else the scorers said."""
@@ -127,14 +133,19 @@ class Scoring:
             if functions is not None:
                 self.roles.caller.give_up(functions.first)
 
-    def _begin(self, group: RoleGroup, batch: Batch, step: int) -> "_Begun[Scored]":
-        """Each pod scores a run of rows."""
+    def _begin(self, group: RoleGroup, batch: Batch, step: int) -> _Begun[Scored]:
+        """Each pod scores a run of rows; what they all said before a role was lost counts."""
         name = self._name(batch, step)
+        last, known = self._begun.get(batch.purpose, (None, None))
+        if known is not None and last == name and known.is_over:
+            return known
         items = [batch.score_items(*part) for part in self._send_texts(group, batch, step)]
         id_ = RequestId(0, step, f"{batch.purpose}/score")
-        return self._asked(group, SCORE, items, lambda some: Score(name, some), id_)
+        begun = self._asked(group, SCORE, items, lambda some: Score(name, some), id_)
+        self._begun[batch.purpose] = name, begun
+        return begun
 
-    def _by_functions(self, begun: "_Begun[Scored]", batch: Batch) -> list[RowScore]:
+    def _by_functions(self, begun: _Begun[Scored], batch: Batch) -> list[RowScore]:
         answers = begun.answers(self.roles)
         failure = next((answer.failure for answer in answers if answer.failure is not None), None)
         if failure is not None:
@@ -160,7 +171,7 @@ class Scoring:
         items: list[list[Item]],
         request: Callable[[list[Item]], msgspec.Struct],
         id_: RequestId,
-    ) -> "_Begun[Answer]":
+    ) -> _Begun[Answer]:
         """Ask ranks for the scores of items, in rounds where one request cannot hold them.
 
         Args:

@@ -172,13 +172,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "rpc/sent_bytes",
         "bytes",
-        "sent by the controller since the last step",
+        "sent by the controller with its work for others since the last step",
         ("ppojob_rpc_sent_bytes_total", "counter"),
     ),
     Metric(
         "rpc/received_bytes",
         "bytes",
-        "received by the controller since the last step",
+        "received by the controller in answers to it",
         ("ppojob_rpc_received_bytes_total", "counter"),
     ),
     Metric(

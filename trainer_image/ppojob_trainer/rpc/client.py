@@ -111,17 +111,18 @@ class Pending(Generic[Answer]):
 
     Attributes:
         calls: what was asked.
+        refusal: of the first peer that answered with an error.
     """
 
     calls: Sequence[Call[Answer]]
+    refusal: CallRefused | None = None
     _numbers: list[int] = field(default_factory=list)
     _answers: dict[int, Answer] = field(default_factory=dict)
-    _refusal: CallRefused | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether all have answered, or one has refused."""
-        return self._refusal is not None or len(self._answers) == len(self._numbers)
+        return self.refusal is not None or len(self._answers) == len(self._numbers)
 
     @property
     def answers(self) -> list[Answer]:
@@ -130,14 +131,17 @@ class Pending(Generic[Answer]):
         Raises:
             CallRefused: a peer answered with an error; the first one is told.
         """
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise self.refusal
         return [self._answers[number] for number in self._numbers]
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of bodies and headers that went through this caller's sockets."""
+    """Bytes of work that was given to peers, and of its answers: bodies and headers.
+
+    Questions are left out: how often one looks after others is a matter of time, not of work.
+    """
 
     sent: int = 0
     received: int = 0
@@ -273,7 +277,8 @@ class Caller:
         with contextlib.suppress(zmq.Again):  # a full queue; it is sent again in any case
             socket.send(item.header, zmq.SNDMORE | zmq.NOBLOCK)
             socket.send(item.body, zmq.NOBLOCK)
-        self.traffic.sent += len(item.header) + len(item.body)
+        if item.call.method.once:
+            self.traffic.sent += len(item.header) + len(item.body)
 
     def _heed_deadline(self, item: _Underway, now: float) -> None:
         if now >= item.deadline:
@@ -287,15 +292,16 @@ class Caller:
         except zmq.Again:
             return
         body = socket.recv()
-        self.traffic.received += len(header_frame) + len(body)
         header = _ANSWER_HEADER.decode(header_frame)
         item = self._underway.pop(header.call, None)
         if item is None:
             return
         pending, method = item.pending, item.call.method
+        if method.once:
+            self.traffic.received += len(header_frame) + len(body)
         if header.error:
             refusal = CallRefused(item.call.peer, method.name, _FAILURE.decode(body))
-            pending._refusal = pending._refusal or refusal
+            pending.refusal = pending.refusal or refusal
         else:
             pending._answers[header.call] = msgspec.msgpack.decode(body, type=method.answer)
 
