@@ -11,21 +11,32 @@ from ppojob_trainer.metrics import names
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ALGORITHM = {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8}
+REWARD = """
+def odd_length(data_source, solution_str, ground_truth, extra_info):
+    return [0.25, 0.75][len(solution_str) % 2]
+"""
 
 
 def test_the_controller_is_thin(start, tiny_job, tiny_data, tmp_path: Path):
-    """Bytes of its work change by under 5 % when responses are twice as long."""
+    """Bytes of its work change by under 5 % when responses are twice as long.
+
+    Scores have as many digits in both, and rows stay below 128 tokens, as a number of one byte.
+    """
+    source = tmp_path / "reward.py"
+    source.write_text(REWARD)
+    rewards = [{"function": "odd_length", "source": {"path": str(source)}}]
     found = {}
-    for tokens in (32, 64):
+    for tokens in (16, 32):
         output = tmp_path / str(tokens)
         data = {**tiny_data, "maxResponseTokens": tokens}
-        start(tiny_job(data=data, algorithm=ALGORITHM, steps={"total": 6}), output).succeed()
+        job = tiny_job(data=data, algorithm=ALGORITHM, rewards=rewards, steps={"total": 6})
+        start(job, output).succeed()
         steps = [record for record in run_folders.metrics(output) if record["step"] > 1]
         found[tokens] = (
             min(s["rpc/sent_bytes"] + s["rpc/received_bytes"] for s in steps),
             statistics.mean(s["response_length/mean"] for s in steps),
         )
-    (short_bytes, short_length), (long_bytes, long_length) = found[32], found[64]
+    (short_bytes, short_length), (long_bytes, long_length) = found[16], found[32]
     assert long_length > 1.7 * short_length, found
     assert abs(long_bytes / short_bytes - 1) < 0.05, found
 
