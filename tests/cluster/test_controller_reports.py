@@ -247,7 +247,7 @@ def test_the_operator_follows_the_stage_and_not_the_steps(operated: Operated) ->
         cluster.kubectl("patch", pod, "--subresource=status", "--type=merge", f"--patch={patch}")
     write(resource, epoch=6, step=7, stage="Starting")
     eventually(lambda: operated.condition("sums", "PodsReady") == "True")
-    assert operated.condition("sums", "Training") == "False"
+    eventually(lambda: operated.condition("sums", "Training") == "False")
     write(resource, epoch=6, step=7, stage="Training")
     eventually(lambda: operated.condition("sums", "Training") == "True")
     assert cluster.read("ppojob", "sums", "{.status.phase}") == "Running"
