@@ -39,7 +39,7 @@ ENV_RANK = "PPOJOB_RANK"
 """Rank within the role's world; set by the pod's supervisor, as are the three below."""
 ENV_LOCAL_RANK = "PPOJOB_LOCAL_RANK"
 ENV_EPOCH = "PPOJOB_EPOCH"
-ENV_LIFELINE = "PPOJOB_LIFELINE"
+ENV_HEARTBEAT = "PPOJOB_HEARTBEAT"
 """File descriptor of the pipe on which a process tells its supervisor that it lives."""
 
 # Below the range that Linux hands out by itself (32768 and up), so a port is never taken by chance.

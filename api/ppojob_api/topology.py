@@ -148,8 +148,8 @@ def colocatable_roles(roles: RolesSpec) -> dict[RoleName, ColocatableRole]:
 def model_pods(roles: RolesSpec) -> dict[RoleName, RolePods]:
     """The roles of a spec that shard a model over pods of their own, by name."""
     pods: dict[RoleName, RolePods] = {"actorRollout": roles.actor_rollout}
-    guests = colocatable_roles(roles).items()
-    return pods | {name: role for name, role in guests if role.colocate_with == "none"}
+    hosted = colocatable_roles(roles).items()
+    return pods | {name: role for name, role in hosted if role.colocate_with == "none"}
 
 
 def scores_by_functions(spec: PPOJobSpec) -> bool:

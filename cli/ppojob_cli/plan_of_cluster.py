@@ -12,8 +12,8 @@ from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
 from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.plan import cluster_problems
+from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
-from ppojob_operator.situation import pod_config
 from ppojob_operator.state import Job, Terms
 
 _UNLIMITED = "memory without limit"

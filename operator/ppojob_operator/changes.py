@@ -7,10 +7,10 @@ from ppojob_operator.build.config_map import PodConfig, config_map_name
 from ppojob_operator.build.gang import Membership
 from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
 from ppojob_operator.build.pod_template import Defaults
-from ppojob_operator.convergence import annotations, convergence
 from ppojob_operator.gang_changes import gang_changes, told_to_queue
 from ppojob_operator.kinds import child_key
-from ppojob_operator.situation import Situation
+from ppojob_operator.object_actions import annotations, object_actions
+from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.state import (
     Action,
     Apply,
@@ -29,7 +29,7 @@ _STUCK_SECONDS = 30.0
 Waves = tuple[tuple[Action, ...], ...]
 
 
-def changes(here: Situation, defaults: Defaults) -> Waves:
+def changes(here: ReconcileContext, defaults: Defaults) -> Waves:
     """The actions: first what pods need, then the pods, then what nobody needs any more."""
     gang = tuple(gang_changes(here, defaults))
     told = tuple(told_to_queue(here))
@@ -43,9 +43,9 @@ def changes(here: Situation, defaults: Defaults) -> Waves:
         action
         for wanted in surroundings(here.job, config)
         if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here, config)
-        for action in convergence(here, wanted)
+        for action in object_actions(here, wanted)
     ]
-    bound = [one for wanted in bindings(here.job) for one in convergence(here, wanted)]
+    bound = [one for wanted in bindings(here.job) for one in object_actions(here, wanted)]
     keys: list[Action] = []
     if any(isinstance(action, Create) for action in sets) or _is_stuck(here):
         keys.append(MakeKeys(key_templates(here.job, config)))
@@ -61,29 +61,29 @@ def made(waves: Waves) -> Set[tuple[ChildKind, str]]:
     return {child_key(one.manifest) for one in acts if isinstance(one, Create | Apply)}
 
 
-def _set_actions(here: Situation, config: PodConfig, defaults: Defaults) -> list[Action]:
+def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Defaults) -> list[Action]:
     membership = Membership(here.scheduling.type, here.admission.placements)
     roles = tuple(config.run.topology.role(one.role) for one in here.wanted)
     rendered = stateful_sets(here.job, config, roles, here.pods, defaults, membership)
-    return [action for wanted in rendered for action in convergence(here, wanted)]
+    return [action for wanted in rendered for action in object_actions(here, wanted)]
 
 
-def _is_in_use(here: Situation, config: PodConfig) -> bool:
+def _is_in_use(here: ReconcileContext, config: PodConfig) -> bool:
     """Whether a pod mounts this very configuration, or the next one will."""
     is_mounted = any(pod.config_digest == config.digest for pod in here.observed.pods)
     return is_mounted or any(_mounts(here, role.role, config) for role in here.wanted)
 
 
-def _is_stuck(here: Situation) -> bool:
+def _is_stuck(here: ReconcileContext) -> bool:
     return any(_waits_for_mounts(pod, here) for pod in here.observed.pods)
 
 
-def _waits_for_mounts(pod: Pod, here: Situation) -> bool:
+def _waits_for_mounts(pod: Pod, here: ReconcileContext) -> bool:
     age = (here.now - pod.created).total_seconds()
     return bool(pod.waiting_reason == "ContainerCreating" and age > _STUCK_SECONDS)
 
 
-def _unwanted_sets(here: Situation) -> Iterable[Action]:
+def _unwanted_sets(here: ReconcileContext) -> Iterable[Action]:
     keep = {workload_name(here.job.name, role.role) for role in here.wanted}
     known = {workload_name(here.job.name, role.role) for role in here.roles}
     asked = _configs_of_controllers(here) if here.wanted else set()
@@ -96,14 +96,14 @@ def _unwanted_sets(here: Situation) -> Iterable[Action]:
             yield Delete(kind, name, child.uid)
 
 
-def _configs_of_controllers(here: Situation) -> set[str]:
+def _configs_of_controllers(here: ReconcileContext) -> set[str]:
     """What the controller that is there runs, and the next one will."""
     child = _set_of(here, "controller")
     running = {pod.config_digest for pod in here.observed.pods_of("controller")}
     return running | {_config_of(child)} if child else running
 
 
-def _unused_configs(here: Situation, config: PodConfig) -> Iterable[Action]:
+def _unused_configs(here: ReconcileContext, config: PodConfig) -> Iterable[Action]:
     """Configurations of before; a pod that is still there may mount its own again."""
     if not all(_mounts(here, role.role, config) for role in here.wanted):
         return
@@ -115,12 +115,12 @@ def _unused_configs(here: Situation, config: PodConfig) -> Iterable[Action]:
                 yield Delete(kind, name, child.uid)
 
 
-def _mounts(here: Situation, role: RoleName, config: PodConfig) -> bool:
+def _mounts(here: ReconcileContext, role: RoleName, config: PodConfig) -> bool:
     child = _set_of(here, role)
     return child is not None and _config_of(child) == config.digest
 
 
-def _outdated_controller(here: Situation) -> Iterable[Action]:
+def _outdated_controller(here: ReconcileContext) -> Iterable[Action]:
     """A controller that runs another configuration than its StatefulSet says.
 
     Told to end it commits behind its step, and the next one reads the new configuration; the
@@ -134,7 +134,7 @@ def _outdated_controller(here: Situation) -> Iterable[Action]:
             yield DeletePod(pod.name, pod.uid)
 
 
-def _set_of(here: Situation, role: RoleName) -> Child | None:
+def _set_of(here: ReconcileContext, role: RoleName) -> Child | None:
     return here.observed.children.get(("StatefulSet", workload_name(here.job.name, role)))
 
 

@@ -24,7 +24,7 @@ MESSAGE_LIMIT = 1_024
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ObservedCondition:
     """A condition before it is known since when it holds.
 
     Attributes:
@@ -63,7 +63,7 @@ def inert(text: str) -> str:
 
 
 def set_conditions(
-    before: tuple[Condition, ...], claims: tuple[Claim, ...], generation: int, now: Time
+    before: tuple[Condition, ...], claims: tuple[ObservedCondition, ...], generation: int, now: Time
 ) -> tuple[Condition, ...]:
     """The conditions that the claims make, in the order of the claims.
 

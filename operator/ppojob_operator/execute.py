@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from ppojob_api.well_known import API_VERSION, KIND, RoleName
 from ppojob_operator.build import kueue
 from ppojob_operator.build.keys import KeyPairs, read_pairs, secret
+from ppojob_operator.cache import Cache
 from ppojob_operator.changes import made
 from ppojob_operator.cluster import FIELD_MANAGER, Cluster
 from ppojob_operator.conditions import rfc3339
@@ -20,7 +21,6 @@ from ppojob_operator.errors import (
 )
 from ppojob_operator.kinds import GANG_KINDS, JOB, POD, kind_of, kind_of_child
 from ppojob_operator.metrics import POD_DELETIONS
-from ppojob_operator.mirror import Mirror
 from ppojob_operator.reading import JobKey
 from ppojob_operator.state import (
     Action,
@@ -48,12 +48,12 @@ class Executor:
 
     Args:
         cluster: to write to.
-        mirror: takes in what the API server answers, so that the next plan knows of it.
+        cache: takes in what the API server answers, so that the next plan knows of it.
     """
 
-    def __init__(self, cluster: Cluster, mirror: Mirror) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache) -> None:
         self._cluster = cluster
-        self._mirror = mirror
+        self._cache = cache
 
     async def execute(self, job: Job, plan: Plan, now: Time) -> list[ClusterError]:
         """Carry out the waves of a plan; answers what failed.
@@ -61,7 +61,7 @@ class Executor:
         Behind a wave that failed nothing more is made. What is to go goes all the same: an object
         that is not taken must not keep a job from stopping, nor a dead node's pods where they are.
         """
-        self._mirror.keep_refusals(_key(job), made(plan.waves))
+        self._cache.keep_refusals(_key(job), made(plan.waves))
         failed: list[ClusterError] = []
         for wave in plan.waves:
             due = [one for one in wave if not (failed and isinstance(one, _MAKING))]
@@ -89,17 +89,17 @@ class Executor:
                 ),
             }
         )
-        self._mirror.see_job(answer)
+        self._cache.see_job(answer)
 
     async def _attempt(self, job: Job, action: Action, now: Time) -> ClusterError | None:
         try:
             await self._act(job, action, now)
         except MissingError:
-            # What was to be changed or deleted is gone; the mirror will say so.
+            # What was to be changed or deleted is gone; the cache will say so.
             return None
         except ClusterError as problem:
             if isinstance(problem, RefusedError) and isinstance(action, Create | Apply):
-                self._mirror.refuse(job, action.manifest, str(problem))
+                self._cache.refuse(job, action.manifest, str(problem))
             return problem
         return None
 
@@ -130,27 +130,27 @@ class Executor:
         try:
             answer = await self._cluster.create(manifest)
         except ConflictError:
-            # A write whose answer was lost, a mirror that lags, or an object of somebody else.
+            # A write whose answer was lost, a cache that lags, or an object of somebody else.
             answer = await self._ours(job, manifest)
         except MissingError as problem:
             # What it refers to: an API server does not know at once of a Role that it has taken.
             raise UnavailableError(str(problem)) from problem
-        self._mirror.settle(_key(job), answer, manifest)
+        self._cache.settle(_key(job), answer, manifest)
 
     async def _apply(self, job: Job, manifest: Manifest, uid: str) -> None:
         answer = await self._cluster.apply(manifest, uid)
-        self._mirror.settle(_key(job), answer, manifest)
+        self._cache.settle(_key(job), answer, manifest)
 
     async def _tell(self, manifest: Manifest, uid: str) -> None:
         metadata = {**manifest["metadata"], "uid": uid}
-        self._mirror.see_child(await self._cluster.apply_status({**manifest, "metadata": metadata}))
+        self._cache.see_child(await self._cluster.apply_status({**manifest, "metadata": metadata}))
 
     async def _release(self, job: Job, name: str, uid: str, now: Time) -> None:
         """Take the admission out of a Workload: written by others, so read and written whole."""
         found = await self._cluster.get(GANG_KINDS[kueue.KIND], job.namespace, name)
         if found["metadata"]["uid"] == uid:
             released = kueue.released(found, rfc3339(now))
-            self._mirror.see_child(await self._cluster.replace_status(released))
+            self._cache.see_child(await self._cluster.replace_status(released))
 
     async def _ours(self, job: Job, manifest: Manifest) -> Manifest:
         """The object that has the name already, if it is this job's.

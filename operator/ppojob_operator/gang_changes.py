@@ -9,15 +9,15 @@ from ppojob_operator.build.metadata import gang_name
 from ppojob_operator.build.pod_sets import pod_sets
 from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.conditions import holds, inert, rfc3339
-from ppojob_operator.convergence import convergence
 from ppojob_operator.kinds import GANG_KINDS, child_kind
+from ppojob_operator.object_actions import object_actions
 from ppojob_operator.policies.placing import NOT_ASKED
 from ppojob_operator.policies.startup import pods_ready
-from ppojob_operator.situation import Situation
+from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.state import Action, ApplyStatus, Child, Create, Delete, ReleaseQuota
 
 
-def gang_changes(here: Situation, defaults: Defaults) -> Iterable[Action]:
+def gang_changes(here: ReconcileContext, defaults: Defaults) -> Iterable[Action]:
     """The actions: objects that pods are placed by, and what a queue is told."""
     if not here.wants_gang:
         yield from _unwanted(here)
@@ -30,13 +30,13 @@ def gang_changes(here: Situation, defaults: Defaults) -> Iterable[Action]:
     sets = pod_sets(here.job, here.config, here.pods, defaults)
     wanted = Wanted(here.job, here.scheduling, sets, here.observed.gangs)
     for one in gang.objects(wanted):
-        yield from (action for action in convergence(here, one) if _is_free(here, action))
+        yield from (action for action in object_actions(here, one) if _is_free(here, action))
         if (child_kind(one), one["metadata"]["name"]) not in here.observed.children:
             # The API server takes a PodGroup only where it has heard of its Workload.
             return
 
 
-def told_to_queue(here: Situation) -> Iterator[Action]:
+def told_to_queue(here: ReconcileContext) -> Iterator[Action]:
     """What Kueue is told of the pods, and of the end."""
     child = kueue.own_workload(here.job, here.observed)
     if child is None:
@@ -57,14 +57,14 @@ def told_to_queue(here: Situation) -> Iterator[Action]:
         yield ApplyStatus(manifest, child.uid)
 
 
-def _end(here: Situation) -> Mapping[str, kueue.Said]:
+def _end(here: ReconcileContext) -> Mapping[str, kueue.Said]:
     status = here.job.status
     reason = "Succeeded" if holds(status, "Complete") else "Failed"
     words = inert(f"{status.reason}: {status.message}")
     return {"Finished": kueue.Said("True", reason, words)}
 
 
-def _readiness(here: Situation, answer: kueue.Answer) -> Mapping[str, kueue.Said]:
+def _readiness(here: ReconcileContext, answer: kueue.Answer) -> Mapping[str, kueue.Said]:
     """The condition by which Kueue takes quota back from a job whose pods never start."""
     if here.admission.claim.reason in NOT_ASKED:
         return {}
@@ -83,7 +83,7 @@ def _readiness(here: Situation, answer: kueue.Answer) -> Mapping[str, kueue.Said
     return {"PodsReady": kueue.Said(value, reason, words)}
 
 
-def _is_free(here: Situation, action: Action) -> bool:
+def _is_free(here: ReconcileContext, action: Action) -> bool:
     """Whether a queue may be asked now."""
     if here.scheduling.type != "kueue":
         return True
@@ -95,13 +95,13 @@ def _is_free(here: Situation, action: Action) -> bool:
     return not kueue.answer(child).holds("QuotaReserved")
 
 
-def _unwanted(here: Situation) -> Iterator[Action]:
+def _unwanted(here: ReconcileContext) -> Iterator[Action]:
     """Objects of a job that has no pods and is to have none: what they reserve is free."""
     for (kind, name), child in here.observed.children.items():
         if kind in GANG_KINDS and not child.is_deleting and not _is_record(here, child):
             yield Delete(kind, name, child.uid)
 
 
-def _is_record(here: Situation, child: Child) -> bool:
+def _is_record(here: ReconcileContext, child: Child) -> bool:
     """Whether it is what Kueue shows of a job that has ended; it keeps it as long as it likes."""
     return here.has_ended and child.kind == kueue.KIND

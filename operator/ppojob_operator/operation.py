@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from ppojob_api.v1alpha1.status import Phase
 from ppojob_api.well_known import LABEL_JOB
 from ppojob_operator.build.gang import GANGS
+from ppojob_operator.cache import Cache
 from ppojob_operator.cluster import Cluster
 from ppojob_operator.errors import ClusterError
 from ppojob_operator.job_queue import JobQueue
@@ -25,7 +26,6 @@ from ppojob_operator.kinds import (
 )
 from ppojob_operator.leadership import FencedCluster, Leadership
 from ppojob_operator.metrics import JOBS
-from ppojob_operator.mirror import Mirror
 from ppojob_operator.reading import JobKey
 from ppojob_operator.reconcile import Reconciler
 from ppojob_operator.reflector import Reflector, Scope
@@ -61,19 +61,19 @@ class Operation:
         self._has_ended = False
         self._settings = settings
         self.leadership = Leadership(cluster, settings, self._wake_all)
-        self.mirror = Mirror(self._wake)
+        self.cache = Cache(self._wake)
         fenced = FencedCluster(cluster, self.leadership)
-        self._reconciler = Reconciler(fenced, self.mirror, settings)
-        self._supervisors = Supervisors(self.mirror, settings.poll_seconds)
+        self._reconciler = Reconciler(fenced, self.cache, settings)
+        self._supervisors = Supervisors(self.cache, settings.poll_seconds)
         self.queue = JobQueue(self._look, settings.workers)
         self.reflectors = tuple(self._make_reflectors())
 
     def see_job(self, kind: str | None, manifest: Manifest) -> None:
         """Take in an event of the PPOJob stream: `DELETED`, or anything else."""
         if kind == "DELETED":
-            self.mirror.lose_job(manifest["metadata"]["uid"])
+            self.cache.lose_job(manifest["metadata"]["uid"])
         else:
-            self.mirror.see_job(manifest)
+            self.cache.see_job(manifest)
 
     async def run(self) -> None:
         """Operate until cancelled."""
@@ -110,7 +110,7 @@ class Operation:
 
     def _gang_reflectors(self, namespaces: tuple[str, ...]) -> list[Reflector]:
         """Of what places pods together: each may be installed, or go, while the operator runs."""
-        cluster, mirror, gangs = self._cluster, self.mirror, self.mirror.gangs
+        cluster, cache, gangs = self._cluster, self.cache, self.cache.gangs
         made: list[Reflector] = []
         if "kueue" in self._settings.gang_types:
             flavors, priorities = Scope(FLAVOR, is_optional=True), Scope(PRIORITY, is_optional=True)
@@ -121,22 +121,22 @@ class Operation:
             for kind in kinds:
                 scope = Scope(GANG_KINDS[kind], namespace, LABEL_JOB, is_optional=True)
                 served = functools.partial(gangs.see_served, kind, namespace)
-                made.append(Reflector(cluster, scope, mirror.see_child, mirror.lose_child, served))
+                made.append(Reflector(cluster, scope, cache.see_child, cache.lose_child, served))
         return made
 
     def _make_reflectors(self) -> list[Reflector]:
-        mirror, namespaces = self.mirror, self._settings.namespaces or ("",)
+        cache, namespaces = self.cache, self._settings.namespaces or ("",)
         made = [
             Reflector(
-                self._cluster, Scope(NODE, is_optional=True), mirror.see_node, mirror.lose_node
+                self._cluster, Scope(NODE, is_optional=True), cache.see_node, cache.lose_node
             ),
         ]
         for namespace in namespaces:
             scope = Scope(POD, namespace, LABEL_JOB)
-            made.append(Reflector(self._cluster, scope, mirror.see_pod, mirror.lose_pod))
+            made.append(Reflector(self._cluster, scope, cache.see_pod, cache.lose_pod))
             for name in WATCHED_CHILD_KINDS:
                 scope = Scope(CHILD_KINDS[name], namespace, LABEL_JOB)
-                made.append(Reflector(self._cluster, scope, mirror.see_child, mirror.lose_child))
+                made.append(Reflector(self._cluster, scope, cache.see_child, cache.lose_child))
         return [*made, *self._gang_reflectors(namespaces)]
 
     async def _look(self, key: JobKey) -> float | None:
@@ -149,7 +149,7 @@ class Operation:
         self.queue.wake(key)
 
     def _wake_all(self) -> None:
-        for key in self.mirror.job_keys():
+        for key in self.cache.job_keys():
             self.queue.wake(key)
 
     async def _resync(self) -> None:
@@ -164,20 +164,20 @@ class Operation:
 
     async def _list_jobs(self) -> None:
         """Find what the stream of jobs has missed, deletions most of all."""
-        before = set(self.mirror.job_keys())
+        before = set(self.cache.job_keys())
         there: set[JobKey] = set()
         for namespace in self._settings.namespaces or ("",):
             async for page in self._cluster.pages(JOB, namespace, ""):
                 for item in page.items:
                     whole = {**item, "kind": JOB.name, "apiVersion": JOB.api_version}
                     there.add((item["metadata"]["namespace"], item["metadata"]["name"]))
-                    self.mirror.see_job(whole)
+                    self.cache.see_job(whole)
         for key in before - there:
-            self.mirror.forget_job(key)
+            self.cache.forget_job(key)
 
     async def _count(self) -> None:
         while True:
-            counts = self.mirror.phases()
+            counts = self.cache.phases()
             for phase in _PHASES:
                 JOBS.labels(phase).set(counts.get(phase, 0))
             await asyncio.sleep(_COUNT_SECONDS)

@@ -10,15 +10,15 @@ from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.changes import Waves, changes, made
-from ppojob_operator.conditions import Claim, condition, rfc3339, set_conditions
+from ppojob_operator.conditions import ObservedCondition, condition, rfc3339, set_conditions
 from ppojob_operator.policies.acceptance import acceptance
 from ppojob_operator.policies.completion import deadline_in, expiry_in
 from ppojob_operator.policies.disruption import lost_pods
 from ppojob_operator.policies.failure import crashed_pods
 from ppojob_operator.policies.startup import MISSING_SECONDS, missing_pods
+from ppojob_operator.reconcile_context import ReconcileContext, reconcile_context
 from ppojob_operator.report import events, status_of
 from ppojob_operator.settings import Settings
-from ppojob_operator.situation import Situation, situation
 from ppojob_operator.state import Action, DeleteJob, Emit, Job, Observed, Plan, Time
 
 
@@ -34,7 +34,7 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     accepted = acceptance(problems)
     if problems and condition(job.status, "Admitted") is None:
         return _refusal(job, accepted, now, expiry)
-    here = situation(job, None if problems else job.manifest, accepted, observed, now)
+    here = reconcile_context(job, None if problems else job.manifest, accepted, observed, now)
     image = job.status.image or settings.trainer_image
     lost, lost_wait = lost_pods(observed, settings.node_silence_seconds, now)
     crashed, crash_wait = crashed_pods(observed.pods, job.status, now)
@@ -49,14 +49,14 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     )
 
 
-def _asked_for(here: Situation, waves: Waves) -> Situation:
-    """The situation without refusals of objects that are not asked for any more."""
+def _asked_for(here: ReconcileContext, waves: Waves) -> ReconcileContext:
+    """The context without refusals of objects that are not asked for any more."""
     wanted = made(waves)
     refused = {one: why for one, why in here.observed.refused.items() if one in wanted}
     return replace(here, observed=replace(here.observed, refused=refused))
 
 
-def _again_in(here: Situation, settings: Settings, *waits: float | None) -> float | None:
+def _again_in(here: ReconcileContext, settings: Settings, *waits: float | None) -> float | None:
     candidates = [*waits, here.admission.again_in]
     if here.ending is None:
         candidates.append(deadline_in(here.job.status, here.lifecycle, here.now))
@@ -83,7 +83,7 @@ def cluster_problems(job: PPOJob) -> tuple[Problem, ...]:
     )
 
 
-def _refusal(job: Job, accepted: Claim, now: Time, expiry: float | None) -> Plan:
+def _refusal(job: Job, accepted: ObservedCondition, now: Time, expiry: float | None) -> Plan:
     """The status of a job that nothing was made of, with every line that `ppojob validate` prints.
 
     It has failed, unless a newer operator may accept it; one that has failed stays so.
@@ -92,7 +92,7 @@ def _refusal(job: Job, accepted: Claim, now: Time, expiry: float | None) -> Plan
     claims = {one.type: one for one in job.status.conditions}
     has_failed = "Failed" in claims
     is_over = accepted.holds is False and not has_failed
-    said = (accepted, *([Claim("Failed", True, reason, message)] if is_over else []))
+    said = (accepted, *([ObservedCondition("Failed", True, reason, message)] if is_over else []))
     conditions = set_conditions(job.status.conditions, said, job.generation, now)
     claims |= {one.type: one for one in conditions}
     update: dict[str, object] = {

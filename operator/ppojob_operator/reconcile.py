@@ -4,6 +4,7 @@ import datetime
 import time
 
 from ppojob_api.v1alpha1.status import PPOJobStatus
+from ppojob_operator.cache import Cache
 from ppojob_operator.cluster import Cluster
 from ppojob_operator.conditions import ConditionType, holds
 from ppojob_operator.errors import (
@@ -22,7 +23,6 @@ from ppojob_operator.metrics import (
     RECONCILES,
     RESTARTS,
 )
-from ppojob_operator.mirror import Mirror
 from ppojob_operator.plan import plan
 from ppojob_operator.reading import JobKey
 from ppojob_operator.settings import Settings
@@ -34,14 +34,14 @@ class Reconciler:
 
     Args:
         cluster: to write to.
-        mirror: what is known.
+        cache: what is known.
         settings: of the operator.
     """
 
-    def __init__(self, cluster: Cluster, mirror: Mirror, settings: Settings) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, settings: Settings) -> None:
         self._cluster = cluster
-        self._executor = Executor(cluster, mirror)
-        self._mirror = mirror
+        self._executor = Executor(cluster, cache)
+        self._cache = cache
         self._settings = settings
         self._begun: set[str] = set()
 
@@ -55,12 +55,12 @@ class Reconciler:
         outcome = "failed"
         try:
             # 1. Fetch: from memory, for an unchanged job must not cost a request.
-            job = self._mirror.job(key)
+            job = self._cache.job(key)
             if job is None:
                 outcome = "gone"
                 return None
             # 2. Observe.
-            seen = self._mirror.observed(key, job.uid)
+            seen = self._cache.observed(key, job.uid)
             # 3. Plan.
             now = datetime.datetime.now(datetime.UTC)
             planned = plan(job, seen, self._settings, now)
@@ -68,7 +68,7 @@ class Reconciler:
                 # They were there before: perhaps they are being collected.
                 outcome = "gone"
                 self._begun.discard(job.uid)
-                self._mirror.forget_job(key)
+                self._cache.forget_job(key)
                 return None
             # 4. Execute.
             failed = await self._executor.execute(job, planned, now)
@@ -89,7 +89,7 @@ class Reconciler:
         except MissingError:
             # Deletions of what is gone are none; so it is the job, and its status has no place.
             outcome = "gone"
-            self._mirror.forget_job(key)
+            self._cache.forget_job(key)
             return None
         except (ClusterError, NotLeaderError) as problem:
             outcome = _outcome(problem)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from ppojob_api.v1alpha1.status import Phase, PPOJobStatus, RoleStatus
 from ppojob_api.well_known import RoleName
 from ppojob_operator.conditions import (
-    Claim,
     ConditionType,
+    ObservedCondition,
     condition,
     from_rfc3339,
     holds,
@@ -16,7 +16,7 @@ from ppojob_operator.conditions import (
 )
 from ppojob_operator.policies.failure import ended, kept, losses, new_ends
 from ppojob_operator.policies.startup import pods_ready
-from ppojob_operator.situation import Situation
+from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.state import Emit
 
 _TOLD_WHEN_TRUE: dict[ConditionType, str] = {
@@ -29,7 +29,7 @@ _NO_NEWS = ("PodsLeaving", "PodsMissing", "Starting", "Stopped")
 """Reasons of PodsReady that every job passes through."""
 
 
-def status_of(here: Situation, image: str) -> PPOJobStatus:
+def status_of(here: ReconcileContext, image: str) -> PPOJobStatus:
     """The status as it is to be; equal to the one before where nothing has changed."""
     before = here.job.status
     claims = _claims(here)
@@ -52,7 +52,7 @@ def status_of(here: Situation, image: str) -> PPOJobStatus:
     )
 
 
-def events(here: Situation, after: PPOJobStatus) -> Iterator[Emit]:
+def events(here: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
     """What a person should know: changes of conditions, and ends of containers."""
     before = here.job.status
     yield from _refusal_events(here)
@@ -72,14 +72,14 @@ def events(here: Situation, after: PPOJobStatus) -> Iterator[Emit]:
         yield Emit("Warning", "ContainerEnded", inert(words))
 
 
-def _refusal_events(here: Situation) -> Iterator[Emit]:
+def _refusal_events(here: ReconcileContext) -> Iterator[Emit]:
     """What is wrong with a spec that was right before."""
     was, now = condition(here.job.status, "Accepted"), here.accepted
     if not now.holds and (was is None or (was.reason, was.message) != (now.reason, now.message)):
         yield Emit("Warning", now.reason, now.message)
 
 
-def _admission_events(here: Situation) -> Iterator[Emit]:
+def _admission_events(here: ReconcileContext) -> Iterator[Emit]:
     """What whoever places the pods says, once a word: its sentences change with the queue."""
     was, now = condition(here.job.status, "Admitted"), here.admission.claim
     if not now.holds and (was is None or was.reason != now.reason):
@@ -88,7 +88,7 @@ def _admission_events(here: Situation) -> Iterator[Emit]:
         yield Emit("Normal", now.reason, now.message)
 
 
-def _claims(here: Situation) -> tuple[Claim, ...]:
+def _claims(here: ReconcileContext) -> tuple[ObservedCondition, ...]:
     return (
         here.accepted,
         here.admission.claim,
@@ -102,43 +102,49 @@ def _claims(here: Situation) -> tuple[Claim, ...]:
     )
 
 
-def _pods_ready(here: Situation) -> Claim:
+def _pods_ready(here: ReconcileContext) -> ObservedCondition:
     if here.ending is not None or here.lifecycle.suspend or not here.admission.may_have_pods:
-        return Claim("PodsReady", False, "Stopped", "no pods are wanted")
+        return ObservedCondition("PodsReady", False, "Stopped", "no pods are wanted")
     if not here.wanted:
-        return Claim("PodsReady", False, "PodsLeaving", "pods of before are not gone yet")
+        return ObservedCondition(
+            "PodsReady", False, "PodsLeaving", "pods of before are not gone yet"
+        )
     if here.observed.refused:
         (kind, name), why = next(iter(here.observed.refused.items()))
-        return Claim("PodsReady", False, "ObjectRefused", f"{kind} {name}: {why}")
+        return ObservedCondition("PodsReady", False, "ObjectRefused", f"{kind} {name}: {why}")
     started = here.job.status.start_time
     seconds = (here.now - from_rfc3339(started)).total_seconds() if started else 0.0
     return pods_ready(here.roles, here.observed, seconds)
 
 
-def _rendezvoused(here: Situation) -> Claim:
+def _rendezvoused(here: ReconcileContext) -> ObservedCondition:
     training = here.job.status.training
     if not here.wanted:
-        return Claim("Rendezvoused", False, "Stopped")
+        return ObservedCondition("Rendezvoused", False, "Stopped")
     if not _has_controller(here):
-        return Claim("Rendezvoused", False, "Waiting", "the controller is not at work yet")
+        return ObservedCondition(
+            "Rendezvoused", False, "Waiting", "the controller is not at work yet"
+        )
     if training is None or training.stage in {"", "Starting"}:
-        return Claim("Rendezvoused", False, "Waiting", "the controller has not met all ranks yet")
+        return ObservedCondition(
+            "Rendezvoused", False, "Waiting", "the controller has not met all ranks yet"
+        )
     if training.stage == "Recovering":
-        return Claim("Rendezvoused", False, "Recovering", "a role is started again")
-    return Claim("Rendezvoused", True, "AllRanksMet")
+        return ObservedCondition("Rendezvoused", False, "Recovering", "a role is started again")
+    return ObservedCondition("Rendezvoused", True, "AllRanksMet")
 
 
-def _training(here: Situation) -> Claim:
+def _training(here: ReconcileContext) -> ObservedCondition:
     training = here.job.status.training
     if here.ending is not None or not here.wanted:
-        return Claim("Training", False, "Stopped")
+        return ObservedCondition("Training", False, "Stopped")
     is_stepping = training is not None and training.stage in {"Training", "Finishing"}
     if is_stepping and _has_controller(here):
-        return Claim("Training", True, "Stepping")
-    return Claim("Training", False, "Waiting")
+        return ObservedCondition("Training", True, "Stepping")
+    return ObservedCondition("Training", False, "Waiting")
 
 
-def _has_controller(here: Situation) -> bool:
+def _has_controller(here: ReconcileContext) -> bool:
     """Whether a controller is at work: what one that was killed has said holds no more."""
     report = here.observed.controller
     is_starting = report is not None and report.phase == "starting"
@@ -146,31 +152,37 @@ def _has_controller(here: Situation) -> bool:
     return not is_starting and any(pod.is_ready and not pod.is_deleting for pod in pods)
 
 
-def _checkpointed(here: Situation) -> Claim:
+def _checkpointed(here: ReconcileContext) -> ObservedCondition:
     training = here.job.status.training
     if training is None or training.last_committed_step is None:
-        return Claim("Checkpointed", False, "NoCommit", "a restart begins at the first step")
-    return Claim("Checkpointed", True, "Committed", "status.training.lastCommittedStep is durable")
+        return ObservedCondition(
+            "Checkpointed", False, "NoCommit", "a restart begins at the first step"
+        )
+    return ObservedCondition(
+        "Checkpointed", True, "Committed", "status.training.lastCommittedStep is durable"
+    )
 
 
-def _suspended(here: Situation) -> Claim:
+def _suspended(here: ReconcileContext) -> ObservedCondition:
     if not here.lifecycle.suspend or here.ending is not None:
-        return Claim("Suspended", False, "NotAsked")
+        return ObservedCondition("Suspended", False, "NotAsked")
     if here.observed.pods:
-        return Claim("Suspended", False, "Suspending", "the controller commits, then pods go")
-    return Claim("Suspended", True, "Asked", "spec.lifecycle.suspend is true")
+        return ObservedCondition(
+            "Suspended", False, "Suspending", "the controller commits, then pods go"
+        )
+    return ObservedCondition("Suspended", True, "Asked", "spec.lifecycle.suspend is true")
 
 
-def _ended(here: Situation, name: ConditionType, phase: Phase) -> Claim:
+def _ended(here: ReconcileContext, name: ConditionType, phase: Phase) -> ObservedCondition:
     """Whether the job has ended in a phase."""
     if here.ending is None:
-        return Claim(name, False, "NotEnded")
+        return ObservedCondition(name, False, "NotEnded")
     if here.ending.phase != phase:
-        return Claim(name, False, here.ending.phase)
-    return Claim(name, True, here.ending.reason, here.ending.message)
+        return ObservedCondition(name, False, here.ending.phase)
+    return ObservedCondition(name, True, here.ending.reason, here.ending.message)
 
 
-def _phase(here: Situation, claims: tuple[Claim, ...]) -> Phase:
+def _phase(here: ReconcileContext, claims: tuple[ObservedCondition, ...]) -> Phase:
     true = {claim.type for claim in claims if claim.holds}
     if here.ending is not None:
         return here.ending.phase
@@ -185,7 +197,7 @@ def _phase(here: Situation, claims: tuple[Claim, ...]) -> Phase:
     return "Starting" if here.wanted else "Pending"
 
 
-def _telling(claims: tuple[Claim, ...]) -> Claim:
+def _telling(claims: tuple[ObservedCondition, ...]) -> ObservedCondition:
     """The one claim that says why the job is where it is."""
     by_type = {claim.type: claim for claim in claims}
     for name in ("Failed", "Complete", "Suspended"):
@@ -198,7 +210,7 @@ def _telling(claims: tuple[Claim, ...]) -> Claim:
     return by_type["Training"] if by_type["Training"].holds else by_type["Rendezvoused"]
 
 
-def _role_status(here: Situation, before: PPOJobStatus) -> Iterator[RoleStatus]:
+def _role_status(here: ReconcileContext, before: PPOJobStatus) -> Iterator[RoleStatus]:
     old = {role.name: role for role in before.roles}
     for role in here.roles:
         was = old.get(role.role)
@@ -216,7 +228,7 @@ def _role_status(here: Situation, before: PPOJobStatus) -> Iterator[RoleStatus]:
         )
 
 
-def _losses(here: Situation, was: RoleStatus | None, role: RoleName) -> tuple[int, int]:
+def _losses(here: ReconcileContext, was: RoleStatus | None, role: RoleName) -> tuple[int, int]:
     """How often a role was lost without progress, and the step that was done then."""
     for record in here.failures:
         if record.role == role and record.kind != "disruption":
@@ -224,7 +236,7 @@ def _losses(here: Situation, was: RoleStatus | None, role: RoleName) -> tuple[in
     return (was.losses, was.losses_step) if was else (0, 0)
 
 
-def _start_time(here: Situation, phase: Phase) -> str | None:
+def _start_time(here: ReconcileContext, phase: Phase) -> str | None:
     """When the job was started; as with Kubernetes' own jobs, a suspended one starts anew.
 
     Pods that look for a place again, or whose queue cannot be asked, are no new start.
@@ -235,7 +247,7 @@ def _start_time(here: Situation, phase: Phase) -> str | None:
     return here.job.status.start_time or (rfc3339(here.now) if starts else None)
 
 
-def _restarts(here: Situation, role: RoleName) -> int:
+def _restarts(here: ReconcileContext, role: RoleName) -> int:
     """Ends of containers since the last look, unless what ended the first of them was nobody's."""
     if any(one.role == role and one.kind == "disruption" for one in here.failures):
         return 0

@@ -9,8 +9,8 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from ppojob_api import contract
+from ppojob_operator.cache import Cache
 from ppojob_operator.conditions import inert
-from ppojob_operator.mirror import Mirror
 from ppojob_operator.reading import JobKey
 from ppojob_operator.state import ControllerReport, Pod
 
@@ -30,12 +30,12 @@ class Supervisors:
     """Asks the supervisor of every running job's controller, again and again.
 
     Args:
-        mirror: knows the pods, and takes the answers.
+        cache: knows the pods, and takes the answers.
         poll_seconds: between two rounds.
     """
 
-    def __init__(self, mirror: Mirror, poll_seconds: float) -> None:
-        self._mirror = mirror
+    def __init__(self, cache: Cache, poll_seconds: float) -> None:
+        self._cache = cache
         self._poll_seconds = poll_seconds
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -43,7 +43,7 @@ class Supervisors:
         """Ask until cancelled."""
         async with aiohttp.ClientSession() as session:
             while True:
-                controllers = self._mirror.controllers()
+                controllers = self._cache.controllers()
                 await asyncio.gather(*(self._ask(session, *one) for one in controllers))
                 await asyncio.sleep(self._poll_seconds)
 
@@ -51,7 +51,7 @@ class Supervisors:
         async with self._slots:
             report = await controller_report(session, pod)
         if report is not None:
-            self._mirror.see_report(key, report)
+            self._cache.see_report(key, report)
 
 
 async def controller_report(

@@ -52,7 +52,7 @@ def test_a_controller_that_comes_back_repeats_its_prompts(dated, start, output: 
 def test_whoever_comes_back_sees_the_same_time(dated, start, tmp_path: Path, once):
     points = (
         "controller.step.computed@2=kill",
-        "rpc.judge.answer.before@1=kill",
+        "rpc.score_by_model.answer.before@1=kill",
         "rpc.generate.answer.before@4=kill",
     )
     outputs = {}

@@ -124,7 +124,7 @@ def test_every_role_killed_in_turn(start, tiny_job, output: Path, undisturbed):
     run_folders.wait_until_gone(output)
 
 
-def test_a_controller_killed_behind_the_passes_of_guests(
+def test_a_controller_killed_behind_the_passes_of_other_pods(
     start, tiny_job, output, once, undisturbed
 ):
     """What the reference and the critic have said of the rows is not asked for twice."""
@@ -158,7 +158,7 @@ def test_killed_where_rows_move(points, start, tiny_job, output: Path, once, und
     if points is None:
         names = [name for name in job_points.all_points() if name.startswith("rpc.")]
         # A reward model is killed in test_validation_and_reward_models.py.
-        points = [f"{name}@1=kill" for name in names if not name.startswith("rpc.judge.")]
+        points = [f"{name}@1=kill" for name in names if not name.startswith("rpc.score_by_model.")]
         assert len(points) >= 30, points
     run = start(tiny_job(**job), output, **job_points.armed(once, *points))
     status = run.wait(1_700)

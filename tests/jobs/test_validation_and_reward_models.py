@@ -64,7 +64,7 @@ def test_a_reward_model_scores_the_same_wherever_it_lives(
     start, tiny_job, classifier, tmp_path, once
 ):
     """Beside the policy, or apart and killed around its answers."""
-    points = ("rpc.judge.answer.before@1=kill", "rpc.judge.answer.after@2=kill")
+    points = ("rpc.score_by_model.answer.before@1=kill", "rpc.score_by_model.answer.after@2=kill")
     section = {"path": str(classifier), "dtype": "float32", "weight": 2.0}
     outputs = {}
     for name, place in (("beside", "actorRollout"), ("apart", "none")):

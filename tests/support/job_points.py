@@ -8,21 +8,21 @@ from pathlib import Path
 _ONLY_ON_DAMAGE = ("checkpoint.replace.",)
 # Answers of roles in pods of their own: tests/jobs/test_roles.py.
 _ONLY_BETWEEN_ROLES = (
-    "rpc.idle.",
-    "rpc.judge.",
+    "rpc.barrier.",
+    "rpc.score_by_model.",
     "rpc.move_columns.",
     "rpc.move_rows.",
     "rpc.open_channel.",
 )
 ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
-"""Hit where a life of the job throws away what the one before wrote behind its last commit."""
+"""Hit where a job that goes back throws away what it wrote behind its last commit."""
 
 
 def all_points() -> list[str]:
     """Names of all failpoints of the controller and of every role's ranks."""
     code = (
         "import ppojob_trainer.controller.main, ppojob_trainer.workers.actor_rollout_start, "
-        "ppojob_trainer.workers.guests, ppojob_trainer.workers.reward\n"
+        "ppojob_trainer.workers.standalone_models, ppojob_trainer.workers.reward\n"
         "from ppojob_trainer import failpoints\n"
         "print('\\n'.join(failpoints.all_points()))"
     )

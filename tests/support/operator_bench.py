@@ -8,9 +8,9 @@ from typing import Any
 from operator_jobs import SETTINGS, job_manifest
 from simulated_cluster import SimulatedCluster
 
+from ppojob_operator.cache import Cache
 from ppojob_operator.errors import ClusterError
 from ppojob_operator.kinds import CHILD_KINDS
-from ppojob_operator.mirror import Mirror
 from ppojob_operator.reconcile import Reconciler
 from ppojob_operator.state import ControllerReport
 
@@ -27,25 +27,25 @@ class Bench:
 
     def restart(self) -> None:
         """A new operator, which knows nothing."""
-        self.mirror = Mirror(lambda _: None)
-        self.reconciler = Reconciler(self.cluster, self.mirror, SETTINGS)
+        self.cache = Cache(lambda _: None)
+        self.reconciler = Reconciler(self.cluster, self.cache, SETTINGS)
 
     def look(self) -> None:
-        """Have the mirror show what is there now, as streams would."""
+        """Have the cache show what is there now, as streams would."""
         known = {item["metadata"]["uid"] for item in self.cluster.objects.values()}
-        for uid in [one for one in self.mirror._keys if one not in known]:
-            self.mirror.lose_child(uid) if uid in self._uids("children") else None
-            self.mirror.lose_pod(uid)
+        for uid in [one for one in self.cache._keys if one not in known]:
+            self.cache.lose_child(uid) if uid in self._uids("children") else None
+            self.cache.lose_pod(uid)
         for item in list(self.cluster.objects.values()):
             if item["kind"] == "PPOJob":
-                self.mirror.see_job(item)
+                self.cache.see_job(item)
             elif item["kind"] == "Pod":
-                self.mirror.see_pod(item)
+                self.cache.see_pod(item)
             elif item["kind"] in CHILD_KINDS and item["kind"] != "Secret":
-                self.mirror.see_child(item)
+                self.cache.see_child(item)
 
     def _uids(self, what: str) -> set[str]:
-        return {uid for one in self.mirror._jobs.values() for uid in getattr(one, what)}
+        return {uid for one in self.cache._jobs.values() for uid in getattr(one, what)}
 
     async def step(self) -> None:
         self.look()
@@ -90,7 +90,7 @@ class Bench:
     def end_controller(self) -> None:
         """Have the controller's supervisor say that the training is done."""
         uid = self.cluster.objects["Pod", "lab", "sum-controller-0"]["metadata"]["uid"]
-        self.mirror.see_report(KEY, ControllerReport(uid, "done", "", 0))
+        self.cache.see_report(KEY, ControllerReport(uid, "done", "", 0))
 
     def names(self, kind: str) -> list[str]:
         return [one["metadata"]["name"] for one in self.cluster.of(kind)]

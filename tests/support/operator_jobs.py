@@ -6,8 +6,8 @@ from typing import Any
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.plan import plan
 from ppojob_operator.reading import read_job
+from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
-from ppojob_operator.situation import pod_config
 from ppojob_operator.state import Child, ChildKind, Create, Job, Observed
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)

@@ -96,9 +96,9 @@ def role_of(serve: Callable[..., Peer]) -> Callable[..., RoleGroup]:
 def roles_of(caller_of: Callable[..., Caller]) -> Callable[..., Roles]:
     """Roles as a controller of an epoch sees them."""
 
-    def make(*groups: RoleGroup, epoch: int = 1, life: int = 0) -> Roles:
+    def make(*groups: RoleGroup, epoch: int = 1, rewinds: int = 0) -> Roles:
         caller = caller_of(epoch=epoch)
         caller.default_deadline_seconds = 60.0
-        return Roles(caller, groups, 60.0, lambda: False, Agreement("c", "r"), life)
+        return Roles(caller, groups, 60.0, lambda: False, Agreement("c", "r"), rewinds)
 
     return make

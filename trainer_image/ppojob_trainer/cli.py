@@ -11,7 +11,7 @@ import sys
 from ppojob_api import contract
 from ppojob_trainer import failpoints, stop_signal
 from ppojob_trainer.errors import PPOJobError
-from ppojob_trainer.lifeline import die_with_parent
+from ppojob_trainer.heartbeat_pipe import die_with_parent
 
 COMMANDS = ("supervise", "controller", "rank")
 

@@ -83,7 +83,7 @@ class _Plan:
                 _fire(point)
 
     def _is_first(self, point: Armed) -> bool:
-        """Claim the marker of a point; False where another process or life has fired it."""
+        """Claim the marker of a point; False where another process has fired it."""
         if self._once is None:
             return True
         try:

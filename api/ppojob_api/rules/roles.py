@@ -4,7 +4,7 @@ from ppojob_api.rules.rule import either, given, present, rules, untouched
 from ppojob_api.v1alpha1.roles import RolePods
 
 MODEL_ROLES = ("actorRollout", "reference", "critic", "rewardModel")
-_GUESTS = MODEL_ROLES[1:]
+_HOSTED = MODEL_ROLES[1:]
 
 
 def _ranks_of_pod(at: str = "") -> str:
@@ -28,7 +28,7 @@ _CRITIC_PART, _CRITIC_IN_OWN_PODS = "critic.miniBatchPrompts", _in_own_pods("cri
 _HAS_CRITIC_PART = present(_CRITIC_PART)
 _BATCHES = (
     (_PROMPTS, "actorRollout", given(_PROMPTS), ""),
-    *((_PROMPTS, role, _in_own_pods(role), "") for role in _GUESTS),
+    *((_PROMPTS, role, _in_own_pods(role), "") for role in _HOSTED),
     (_PART, "actorRollout", given(_PART), ""),
     (
         _PART,
@@ -82,7 +82,7 @@ ROLE_RULES = (
         when: has(self.parallelism.dataShard)
         must: self.parallelism.dataShard == $OWN_RANKS
 
-        $GUESTS | | NoEffect
+        $HOSTED | | NoEffect
             settings of pods have no effect in the pods of another role; remove them, or
             colocateWith: none for pods of its own
         when: self.colocateWith != 'none'
@@ -104,7 +104,7 @@ ROLE_RULES = (
         must: !has(self.rollout)
         """,
         MODELS=" ".join(f"spec.roles.{role}" for role in MODEL_ROLES),
-        GUESTS=" ".join(f"spec.roles.{role}" for role in _GUESTS),
+        HOSTED=" ".join(f"spec.roles.{role}" for role in _HOSTED),
         OWN_RANKS=f"self.replicas * {_ranks_of_pod()}",
         THREADS=f"{_ranks_of_pod()} * {either('threadsPerRank', '1')}",
         UNTOUCHED=untouched(RolePods),

@@ -11,10 +11,10 @@ from ppojob_cli.cluster.remedies import remedy
 from ppojob_cli.cluster.seen import Seen
 from ppojob_cli.figures import duration, seconds_of
 from ppojob_operator.conditions import ConditionType, condition, from_rfc3339, holds
-from ppojob_operator.members import Members, members_before, members_of
 from ppojob_operator.policies.acceptance import refusal
 from ppojob_operator.policies.completion import deadline_in
 from ppojob_operator.policies.startup import missing_pods, obstacles, pods_ready
+from ppojob_operator.role_pods import RolePods, accepted_role_pods, wanted_role_pods
 from ppojob_operator.state import Job, Observed
 
 SILENT_LEASES: Final = 3
@@ -152,7 +152,7 @@ def _wants_pods(job: Job) -> bool:
     return holds(job.status, "Admitted")
 
 
-def _words_about_missing(seen: Seen, roles: tuple[Members, ...]) -> str:
+def _words_about_missing(seen: Seen, roles: tuple[RolePods, ...]) -> str:
     """Why pods are not made, as whoever refused them has told the StatefulSet."""
     observed = Observed(pods=seen.pods or ())
     short = {workload_name(seen.job.name, one.role) for one in roles if missing_pods(one, observed)}
@@ -248,10 +248,10 @@ def _deadline(seen: Seen) -> Iterator[Finding]:
     yield Finding("DeadlineNear", what, remedy("Found", "DeadlineNear"))
 
 
-def _roles(job: Job) -> tuple[Members, ...]:
+def _roles(job: Job) -> tuple[RolePods, ...]:
     if job.manifest is None:
-        return members_before(job)
-    return members_of(resolve(job.manifest).topology)
+        return accepted_role_pods(job)
+    return wanted_role_pods(resolve(job.manifest).topology)
 
 
 def _of_condition(name: ConditionType, said: Condition) -> Finding:

@@ -3,17 +3,17 @@
 import dataclasses
 
 from ppojob_api.problem import Problem, ReasonCode
-from ppojob_operator.conditions import Claim, inert
+from ppojob_operator.conditions import ObservedCondition, inert
 
 INVALID = "InvalidSpec"
 
 
-def acceptance(problems: tuple[Problem, ...]) -> Claim:
+def acceptance(problems: tuple[Problem, ...]) -> ObservedCondition:
     """The condition Accepted of a spec."""
-    return refusal(problems) if problems else Claim("Accepted", True, "Valid")
+    return refusal(problems) if problems else ObservedCondition("Accepted", True, "Valid")
 
 
-def refusal(problems: tuple[Problem, ...]) -> Claim:
+def refusal(problems: tuple[Problem, ...]) -> ObservedCondition:
     """The condition Accepted of a spec with problems.
 
     The API server drops fields that its schema does not have, and writes defaults of those that it
@@ -29,5 +29,5 @@ def refusal(problems: tuple[Problem, ...]) -> Claim:
     )
     message = inert("; ".join(str(one) for one in newer or problems))
     if newer:
-        return Claim("Accepted", None, "NewerSpec", message)
-    return Claim("Accepted", False, INVALID, message)
+        return ObservedCondition("Accepted", None, "NewerSpec", message)
+    return ObservedCondition("Accepted", False, INVALID, message)

@@ -7,7 +7,7 @@ placed as a whole within its deadline lets go, and tries again after the same ti
 import datetime
 
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
-from ppojob_operator.conditions import Claim, condition, from_rfc3339
+from ppojob_operator.conditions import ObservedCondition, condition, from_rfc3339
 from ppojob_operator.policies.placing import Admission, placing
 from ppojob_operator.state import Job, Observed, Time
 
@@ -41,7 +41,9 @@ def admission(job: Job, scheduling: SchedulingSpec, observed: Observed, now: Tim
 
 
 def _given_back(words: str, seconds: float) -> Admission:
-    return Admission(Claim("Admitted", False, GAVE_BACK, words), False, again_in=seconds)
+    return Admission(
+        ObservedCondition("Admitted", False, GAVE_BACK, words), False, again_in=seconds
+    )
 
 
 def _holds_a_part(scheduling: SchedulingSpec, observed: Observed) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingSpec
 from ppojob_operator.build import kueue
 from ppojob_operator.build.gang import GANGS, Gang
-from ppojob_operator.conditions import Claim, inert
+from ppojob_operator.conditions import ObservedCondition, inert
 from ppojob_operator.kinds import GANG_KINDS
 from ppojob_operator.state import Child, GangFacts, Job, Observed, Placement
 
@@ -30,7 +30,7 @@ class Admission:
         again_in: seconds until time alone may change it.
     """
 
-    claim: Claim
+    claim: ObservedCondition
     may_have_pods: bool
     placements: Mapping[str, Placement] = field(default_factory=dict)
     again_in: float | None = None
@@ -40,15 +40,19 @@ def placing(job: Job, scheduling: SchedulingSpec, observed: Observed) -> Admissi
     """What the one who places the pods says."""
     gang = GANGS.get(scheduling.type)
     if gang is None:
-        return Admission(Claim("Admitted", True, "NoQueue", "no queue is asked for"), True)
+        return Admission(
+            ObservedCondition("Admitted", True, "NoQueue", "no queue is asked for"), True
+        )
     if not observed.gangs.served.issuperset(gang.kinds):
         words = _how_to_get(scheduling.type, gang)
-        claim = Claim("Admitted", False, "GangUnavailable", words)
+        claim = ObservedCondition("Admitted", False, "GangUnavailable", words)
         return Admission(claim, bool(observed.pods))
     for (kind, name), why in observed.refused.items():
         if kind in gang.kinds:
             words = f"{kind} {name}: {why}"
-            return Admission(Claim("Admitted", False, "ObjectRefused", words), bool(observed.pods))
+            return Admission(
+                ObservedCondition("Admitted", False, "ObjectRefused", words), bool(observed.pods)
+            )
     if scheduling.type == "kueue":
         return _of_kueue(job, scheduling.kueue, observed)
     return _of_scheduler(gang, observed)
@@ -69,10 +73,12 @@ def _of_kueue(job: Job, spec: KueueSpec | None, observed: Observed) -> Admission
     wanted = spec.priority_class_name if spec is not None else None
     if wanted is not None and wanted not in observed.gangs.priorities and not observed.pods:
         words = f"no WorkloadPriorityClass {wanted}"
-        return Admission(Claim("Admitted", False, "PriorityClassMissing", words), False)
+        return Admission(ObservedCondition("Admitted", False, "PriorityClassMissing", words), False)
     child = kueue.own_workload(job, observed)
     if child is None:
-        claim = Claim("Admitted", False, "Queued", "it has no Workload yet, or no longer")
+        claim = ObservedCondition(
+            "Admitted", False, "Queued", "it has no Workload yet, or no longer"
+        )
         return Admission(claim, False)
     answer = kueue.answer(child)
     if not answer.holds("Admitted") or answer.holds("Evicted"):
@@ -80,23 +86,27 @@ def _of_kueue(job: Job, spec: KueueSpec | None, observed: Observed) -> Admission
     missing = sorted(_missing_flavors(answer, observed.gangs))
     if missing:
         words = f"no ResourceFlavor {', '.join(missing)}, to which it was admitted"
-        return Admission(Claim("Admitted", False, "FlavorMissing", words), bool(observed.pods))
-    claim = Claim("Admitted", True, "Admitted", f"by ClusterQueue {answer.cluster_queue}")
+        return Admission(
+            ObservedCondition("Admitted", False, "FlavorMissing", words), bool(observed.pods)
+        )
+    claim = ObservedCondition(
+        "Admitted", True, "Admitted", f"by ClusterQueue {answer.cluster_queue}"
+    )
     return Admission(claim, True, _placements(answer, observed.gangs))
 
 
-def _why_not(answer: kueue.Answer, queue: str) -> Claim:
+def _why_not(answer: kueue.Answer, queue: str) -> ObservedCondition:
     """The words of the queue: of an eviction, a check that is not passed, or want of quota."""
     if answer.holds("Evicted"):
         said = answer.conditions["Evicted"]
     elif answer.holds("QuotaReserved"):
         words = "; ".join(answer.waits_for) or "quota is reserved; it is not admitted yet"
-        return Claim("Admitted", False, "AdmissionChecks", inert(words))
+        return ObservedCondition("Admitted", False, "AdmissionChecks", inert(words))
     elif "QuotaReserved" in answer.conditions:
         said = answer.conditions["QuotaReserved"]
     else:
-        return Claim("Admitted", False, "Queued", f"in LocalQueue {queue}")
-    return Claim("Admitted", False, said.reason, inert(said.message))
+        return ObservedCondition("Admitted", False, "Queued", f"in LocalQueue {queue}")
+    return ObservedCondition("Admitted", False, said.reason, inert(said.message))
 
 
 def _missing_flavors(answer: kueue.Answer, facts: GangFacts) -> Iterator[str]:
@@ -124,12 +134,12 @@ def _joined(parts: tuple[Placement, ...]) -> Placement:
 def _of_scheduler(gang: Gang, observed: Observed) -> Admission:
     """A scheduler of gangs places no pod of a gang before it has places for all of them."""
     if any(pod.node for pod in observed.pods):
-        return Admission(Claim("Admitted", True, "Placed", "all pods together"), True)
+        return Admission(ObservedCondition("Admitted", True, "Placed", "all pods together"), True)
     group = next(
         (child for (kind, _), child in observed.children.items() if kind == gang.kinds[-1]), None
     )
     words = _words(group) if group else "its PodGroup is not made yet"
-    return Admission(Claim("Admitted", False, "GangWaits", words), True)
+    return Admission(ObservedCondition("Admitted", False, "GangWaits", words), True)
 
 
 def _words(group: Child) -> str:

@@ -6,8 +6,8 @@ The words of the scheduler and of the kubelet are copied, with the role and the 
 
 from collections.abc import Iterable
 
-from ppojob_operator.conditions import Claim
-from ppojob_operator.members import Members
+from ppojob_operator.conditions import ObservedCondition
+from ppojob_operator.role_pods import RolePods
 from ppojob_operator.state import Observed, Pod
 
 IMAGE_REASONS = frozenset(
@@ -25,7 +25,9 @@ MISSING_SECONDS = 15.0
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 
-def pods_ready(roles: tuple[Members, ...], observed: Observed, seconds: float) -> Claim:
+def pods_ready(
+    roles: tuple[RolePods, ...], observed: Observed, seconds: float
+) -> ObservedCondition:
     """The condition PodsReady: the first reason in the order of how much a person must do.
 
     Args:
@@ -37,23 +39,25 @@ def pods_ready(roles: tuple[Members, ...], observed: Observed, seconds: float) -
     there = (pod for role in roles for pod in observed.pods_of(role.role))
     ready = sum(pod.is_ready and not pod.is_deleting for pod in there)
     if ready >= wanted and not any(missing_pods(role, observed) for role in roles):
-        return Claim("PodsReady", True, "EveryPodReady", f"{wanted} of {wanted} pods are ready")
+        return ObservedCondition(
+            "PodsReady", True, "EveryPodReady", f"{wanted} of {wanted} pods are ready"
+        )
     head = f"{ready} of {wanted} pods are ready"
     for reason, found in obstacles(roles, observed):
         # Pods are made one by one: who names those that are still to come writes a status for each.
         if found and (reason != "PodsMissing" or seconds >= MISSING_SECONDS):
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            return Claim("PodsReady", False, reason, f"{head}; {found[0]}{more}")
-    return Claim("PodsReady", False, "Starting", head)
+            return ObservedCondition("PodsReady", False, reason, f"{head}; {found[0]}{more}")
+    return ObservedCondition("PodsReady", False, "Starting", head)
 
 
-def missing_pods(role: Members, observed: Observed) -> list[str]:
+def missing_pods(role: RolePods, observed: Observed) -> list[str]:
     """Names of the role's pods that are not there."""
     there = {pod.name for pod in observed.pods}
     return [name for name in role.pods if name not in there]
 
 
-def obstacles(roles: tuple[Members, ...], observed: Observed) -> Iterable[tuple[str, list[str]]]:
+def obstacles(roles: tuple[RolePods, ...], observed: Observed) -> Iterable[tuple[str, list[str]]]:
     """Every reason that may hold pods up, in that order, with a line for each pod that it holds."""
     pods = [pod for pod in observed.pods if not pod.is_ready]
     yield (

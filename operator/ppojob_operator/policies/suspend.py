@@ -5,13 +5,13 @@ for that it needs all other roles; they go when it is gone. Going on is starting
 controller finds the commit.
 """
 
-from ppojob_operator.members import Members
+from ppojob_operator.role_pods import RolePods
 from ppojob_operator.state import Observed
 
 
 def wanted_roles(
-    roles: tuple[Members, ...], observed: Observed, *, runs: bool, commits: bool
-) -> tuple[Members, ...]:
+    roles: tuple[RolePods, ...], observed: Observed, *, runs: bool, commits: bool
+) -> tuple[RolePods, ...]:
     """The roles that are to have pods.
 
     Args:
@@ -27,7 +27,7 @@ def wanted_roles(
     return ()
 
 
-def _is_leaving(role: Members, observed: Observed) -> bool:
+def _is_leaving(role: RolePods, observed: Observed) -> bool:
     """Whether pods of a StatefulSet that is gone are still on their way out.
 
     They have the names of those to come. A new StatefulSet would wait for them as well, but ask

@@ -267,18 +267,18 @@ def test_sealing_again_keeps_what_is_sealed(root: Path, newest):
 
 
 def test_a_restarted_controller_finds_what_the_ranks_wrote(root: Path):
-    first = kill_server.open_store(root).begin(4, life=2)
+    first = kill_server.open_store(root).begin(4, rewinds=2)
     entry = write_shard(first.folder, "a/model", kill_server.tensors(4), role="actor", rank=0)
     store = kill_server.open_store(root)
-    again = store.begin(4, life=2)
+    again = store.begin(4, rewinds=2)
     assert again == first
     assert entry in store.seal(again, kill_server.progress(4), [entry]).manifest.files
 
 
 def test_a_late_rank_of_an_older_epoch_finds_its_folder_gone(root: Path):
     store = kill_server.open_store(root)
-    old = store.begin(4, life=1)
-    store.begin(4, life=2)
+    old = store.begin(4, rewinds=1)
+    store.begin(4, rewinds=2)
     for path in ("a/model", "model"):
         with pytest.raises(FileNotFoundError):
             write_shard(old.folder, path, kill_server.tensors(4), role="actor", rank=0)

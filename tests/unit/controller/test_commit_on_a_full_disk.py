@@ -13,7 +13,7 @@ from ppojob_trainer.checkpoint.journal import Journal
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.errors import StorageError
 from ppojob_trainer.rpc.messages import Saved, SavedFile, SaveShards
-from ppojob_trainer.rpc.methods import IDLE, SAVE_SHARDS
+from ppojob_trainer.rpc.methods import BARRIER, SAVE_SHARDS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 
@@ -47,7 +47,9 @@ def commits_of(role_of, roles_of, tmp_path: Path) -> Callable[..., Commits]:
     root = tmp_path / "run" / "checkpoints"
 
     def make(*ranks: Rank) -> Callable[[int], Commits]:
-        routes = [[Route(SAVE_SHARDS, one.save), Route(IDLE, lambda _: Nothing())] for one in ranks]
+        routes = [
+            [Route(SAVE_SHARDS, one.save), Route(BARRIER, lambda _: Nothing())] for one in ranks
+        ]
         group = role_of("actorRollout", *routes, channels=True)
         return lambda epoch: Commits(
             roles=roles_of(group, epoch=epoch),

@@ -1,4 +1,4 @@
-"""Scores: asked for once, in portions where one request cannot hold what is told of the rows."""
+"""Scores: asked for once, in chunks where one request cannot hold what is told of the rows."""
 
 import contextlib
 import itertools
@@ -14,21 +14,21 @@ from ppojob_trainer.controller.scoring import RewardModel, Scoring
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RoleLost
 from ppojob_trainer.rewards.process import ScoringPool
+from ppojob_trainer.rpc.chunks import chunks
 from ppojob_trainer.rpc.client import Call, Peer
 from ppojob_trainer.rpc.messages import (
     Advantaged,
     Advantages,
-    Judge,
-    Judged,
+    ModelScored,
     RowScore,
     Score,
+    ScoreByModel,
     Scored,
     SendTexts,
     SpreadOf,
     Texts,
 )
-from ppojob_trainer.rpc.methods import ADVANTAGES, JUDGE, PUT_TEXTS, SCORE, SEND_TEXTS
-from ppojob_trainer.rpc.portions import portions
+from ppojob_trainer.rpc.methods import ADVANTAGES, PUT_TEXTS, SCORE, SCORE_BY_MODEL, SEND_TEXTS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
 from ppojob_trainer.workers.reward import RewardWorker
@@ -100,8 +100,8 @@ def test_rows_are_scored_once_though_their_scorer_is_lost(role_of, scoring_by):
         scoring.score(repeated, 1)
         assert repeated.scores == batch.scores
         assert repeated.extras == batch.extras
-    for step, life in ((2, 0), (1, 1)):
-        scoring.roles.life = life
+    for step, rewinds in ((2, 0), (1, 1)):
+        scoring.roles.rewinds = rewinds
         other = batch_of()
         scoring.score(other, step)
         assert not set(other.scores) & set(first["train"].scores)
@@ -139,19 +139,19 @@ def pool() -> Iterator[ScoringPool]:
         yield pool
 
 
-@pytest.mark.parametrize("portion_bytes", [1, 1200, 1 << 20])
+@pytest.mark.parametrize("chunk_bytes", [1, 1200, 1 << 20])
 @pytest.mark.processes
-def test_functions_score_portions(role_of, scoring_by, pool, portion_bytes):
+def test_functions_score_portions(role_of, scoring_by, pool, chunk_bytes):
     reward = role_of("reward", RewardWorker(pool).routes(), RewardWorker(pool).routes())
     scoring = scoring_by(reward)
-    scoring.portion_bytes = portion_bytes
+    scoring.chunk_bytes = chunk_bytes
     batch = batch_of()
     scoring.score(batch, 1)
     assert batch.scores == [float(row % 2 == 0) for row in range(batch.num_rows)]
 
 
-@pytest.mark.parametrize("portion_bytes", [1, 40, 1 << 20])
-def test_a_model_scores_portions_with_all_its_ranks(role_of, scoring_by, portion_bytes):
+@pytest.mark.parametrize("chunk_bytes", [1, 40, 1 << 20])
+def test_a_model_scores_portions_with_all_its_ranks(role_of, scoring_by, chunk_bytes):
     """Each rank is asked as often as the others: they work together."""
     asked: list[list[int]] = []
 
@@ -160,16 +160,16 @@ def test_a_model_scores_portions_with_all_its_ranks(role_of, scoring_by, portion
         asked.append([])
         own = asked[-1]
 
-        def judge(request: Judge) -> Judged:
+        def judge(request: ScoreByModel) -> ModelScored:
             rows = [row for item in request.items for row in range(item.first, item.last)]
             inbox.take(request.batch, rows)
             own.append(len(rows))
-            return Judged([float(row) for row in rows])
+            return ModelScored([float(row) for row in rows])
 
-        return [Route(PUT_TEXTS, inbox.put), Route(JUDGE, judge)]
+        return [Route(PUT_TEXTS, inbox.put), Route(SCORE_BY_MODEL, judge)]
 
     scoring = scoring_by(role_of("reward", *[rank() for _ in range(4)]), as_model=True)
-    scoring.portion_bytes = portion_bytes
+    scoring.chunk_bytes = chunk_bytes
     batch = batch_of()
     scoring.score(batch, 1)
     assert batch.scores == [float(row) for row in range(batch.num_rows)]
@@ -179,7 +179,7 @@ def test_a_model_scores_portions_with_all_its_ranks(role_of, scoring_by, portion
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 100))
 def test_portions_are_runs_that_fit(sizes: list[int], limit: int):
-    cuts = portions(sizes, limit)
+    cuts = chunks(sizes, limit)
     assert [position for cut in cuts for position in range(*cut)] == list(range(len(sizes)))
     for first, last in cuts:
         assert sum(sizes[first:last]) <= limit or last - first == 1

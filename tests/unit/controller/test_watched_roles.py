@@ -22,7 +22,7 @@ from ppojob_trainer.errors import (
 from ppojob_trainer.rpc.client import Peer
 from ppojob_trainer.rpc.identity import PodIdentity
 from ppojob_trainer.rpc.messages import PodStatus
-from ppojob_trainer.rpc.methods import IDENTITY, IDLE, START, STATUS
+from ppojob_trainer.rpc.methods import BARRIER, IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.supervisor.pod import Pod
@@ -41,7 +41,7 @@ def actor(serve, caller_of) -> Callable[..., Roles]:
 
     def make(status: Status, work: Callable[[Any], msgspec.Struct], *more: Peer) -> Roles:
         routes = [Route(STATUS, status), Route(START, status), Route(IDENTITY, lambda _: THEIRS)]
-        ranks = (serve([Route(IDLE, work)]), *more)
+        ranks = (serve([Route(BARRIER, work)]), *more)
         supervisor = serve(routes, epoch=None)
         group = RoleGroup("actorRollout", (supervisor,), ranks, True, True, epoch=1)
         return Roles(caller_of(), (group,), 5.0, lambda: False, Agreement(code="c", config="r"))
@@ -82,14 +82,14 @@ def test_a_pod_in_its_epoch_is_fine(phase: str, actor) -> None:
 def test_work_that_fails_ends_the_job(problem, error, words, actor) -> None:
     roles = actor(pod(1, "ready"), raises(problem))
     with pytest.raises(error, match=f"actorRollout rank 0: .*{words}"):
-        roles.wait_idle(roles.groups, 3, "save")
+        roles.barrier(roles.groups, 3, "save")
 
 
-def test_a_channel_that_breaks_between_the_living_costs_the_guest(actor, serve) -> None:
-    guest = serve([Route(IDLE, raises(ChannelLost("a-b", "too slow")))], role="reward")
-    roles = actor(pod(1, "ready"), raises(ChannelLost("a-b", "too slow")), guest)
+def test_a_channel_that_breaks_between_the_living_costs_the_consumer(actor, serve) -> None:
+    consumer = serve([Route(BARRIER, raises(ChannelLost("a-b", "too slow")))], role="reward")
+    roles = actor(pod(1, "ready"), raises(ChannelLost("a-b", "too slow")), consumer)
     with pytest.raises(RoleLost) as caught:
-        roles.wait_idle(roles.groups, 3, "move_rows")
+        roles.barrier(roles.groups, 3, "move_rows")
     assert caught.value.role == "reward"
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppojob_operator.build.pod_sets import PodSet, total_requests
-from ppojob_operator.gang_mirror import GangMirror
-from ppojob_operator.mirror import Mirror
+from ppojob_operator.cache import Cache
+from ppojob_operator.gang_cache import GangCache
 from ppojob_operator.state import GangFacts, GangKind, Placement
 
 
@@ -41,34 +41,34 @@ def test_no_thousandth_is_lost(asked: list[tuple[int, int]]) -> None:
 
 def test_jobs_are_woken_by_what_is_new_alone() -> None:
     woken: list[GangFacts] = []
-    mirror = GangMirror(lambda: woken.append(mirror.facts("lab")))
+    cache = GangCache(lambda: woken.append(cache.facts("lab")))
     flavor = {"metadata": {"uid": "1", "name": "h200"}, "spec": {"nodeLabels": {"gpu": "h200"}}}
     urgent = {"metadata": {"uid": "2", "name": "urgent"}, "value": 7}
     for _ in range(2):
-        mirror.see_flavor(flavor)
-        mirror.see_priority(urgent)
-        mirror.see_served("PodGroup", "lab", True)
+        cache.see_flavor(flavor)
+        cache.see_priority(urgent)
+        cache.see_served("PodGroup", "lab", True)
     assert len(woken) == 3
-    assert mirror.facts("lab") == GangFacts(
+    assert cache.facts("lab") == GangFacts(
         frozenset({"PodGroup"}), {"h200": Placement({"gpu": "h200"})}, {"urgent": 7}
     )
-    mirror.lose_flavor("1")
-    mirror.lose_priority("2")
-    mirror.see_served("PodGroup", "lab", False)
-    assert mirror.facts("lab") == GangFacts()
+    cache.lose_flavor("1")
+    cache.lose_priority("2")
+    cache.see_served("PodGroup", "lab", False)
+    assert cache.facts("lab") == GangFacts()
     assert len(woken) == 6
 
 
 def test_what_may_be_read_in_one_namespace_is_no_matter_of_another() -> None:
-    mirror = Mirror(lambda _: None)
+    cache = Cache(lambda _: None)
 
     def served(namespace: str) -> frozenset[GangKind]:
-        return mirror.observed((namespace, "sum"), "uid").gangs.served
+        return cache.observed((namespace, "sum"), "uid").gangs.served
 
     for namespace in ("lab", "other"):
-        mirror.gangs.see_served("PodGroup", namespace, True)
-    mirror.gangs.see_served("PodGroup", "other", False)
+        cache.gangs.see_served("PodGroup", namespace, True)
+    cache.gangs.see_served("PodGroup", "other", False)
     assert served("lab") == {"PodGroup"}
     assert not served("other")
-    mirror.gangs.see_served("Workload", "", True)
+    cache.gangs.see_served("Workload", "", True)
     assert served("other") == {"Workload"}

@@ -38,7 +38,7 @@ async def test_a_job_that_the_stream_missed_is_found(cluster: SimulatedCluster) 
         await until(lambda: len(cluster.of("Pod")) == 4)
         cluster.remove("PPOJob", "lab", "sum")
         # The stream never says so; the next resync sees it.
-        await until(lambda: not operation.mirror.job_keys())
+        await until(lambda: not operation.cache.job_keys())
         assert not cluster.of("StatefulSet")
 
 

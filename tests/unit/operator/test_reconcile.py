@@ -98,7 +98,7 @@ async def test_a_webhook_that_rewrites_is_not_fought(bench: Bench) -> None:
         item = copy.deepcopy(dict(manifest))
         if item["kind"] == "StatefulSet":
             container = item["spec"]["template"]["spec"]["containers"][0]
-            container["image"] = "mirror.local/" + container["image"].split("/")[-1]
+            container["image"] = "cache.local/" + container["image"].split("/")[-1]
         return original(item)
 
     bench.cluster.put = put  # type: ignore[method-assign]
@@ -160,8 +160,8 @@ async def test_the_first_status_of_a_job_is_written_behind_its_objects(bench: Be
 async def test_a_job_that_goes_before_its_first_status_is_not_made_again(bench: Bench) -> None:
     await bench.step()
     bench.cluster.remove("PPOJob", "lab", "sum")
-    for uid in list(bench.mirror._keys):
-        bench.mirror.lose_child(uid)
+    for uid in list(bench.cache._keys):
+        bench.cache.lose_child(uid)
     writes = len(bench.cluster.writes)
     assert await bench.reconciler.reconcile(KEY) is None
     assert len(bench.cluster.writes) == writes

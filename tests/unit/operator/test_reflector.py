@@ -1,4 +1,4 @@
-"""A mirror of a kind: whatever a stream does, it ends with what is there."""
+"""A cache of a kind: whatever a stream does, it ends with what is there."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

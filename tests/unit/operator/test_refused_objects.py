@@ -8,9 +8,9 @@ from operator_bench import KEY, Bench, up
 from operator_jobs import CHILDREN, CONFIG_DIGEST, NOW, UID, job_manifest, make_job, observed
 from operator_plans import READY, all_pods, claim, kinds, look, status_of
 
+from ppojob_operator.cache import Cache
 from ppojob_operator.conditions import rfc3339
 from ppojob_operator.errors import ClusterError, RefusedError, UnavailableError
-from ppojob_operator.mirror import Mirror
 from ppojob_operator.reading import JobKey
 
 
@@ -63,7 +63,7 @@ async def test_nor_from_giving_up_the_pods_of_a_dead_node(bench: Bench) -> None:
         lost["spec"]["nodeName"] = "n"
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": rfc3339(NOW)}
     node = {"metadata": {"name": "n", "uid": "n"}, "status": {"conditions": [silent]}}
-    bench.mirror.see_node(node)
+    bench.cache.see_node(node)
     spoil(bench)
     refuse(bench, "NetworkPolicy")
     with pytest.raises(RefusedError):
@@ -112,7 +112,7 @@ async def test_what_is_not_wanted_any_more_holds_nothing_up(bench: Bench) -> Non
     bench.edit_spec(steps={"total": 10})
     await bench.settle()
     assert bench.status["reason"] != "ObjectRefused"
-    assert bench.mirror.observed(KEY, UID).refused == {}
+    assert bench.cache.observed(KEY, UID).refused == {}
 
 
 def test_only_what_is_asked_for_still_is_told() -> None:
@@ -123,17 +123,17 @@ def test_only_what_is_asked_for_still_is_told() -> None:
 
 def test_a_refusal_is_known_as_long_as_it_is_asked_for_again() -> None:
     woken: list[JobKey] = []
-    mirror = Mirror(woken.append)
-    mirror.see_job(job_manifest())
+    cache = Cache(woken.append)
+    cache.see_job(job_manifest())
     service = CHILDREN["Service", "sum-reward"].manifest
-    mirror.refuse(make_job(), service, "quota")
+    cache.refuse(make_job(), service, "quota")
     before = len(woken)
-    mirror.keep_refusals(KEY, {("Service", "sum-reward")})
+    cache.keep_refusals(KEY, {("Service", "sum-reward")})
     assert len(woken) == before
-    assert mirror.observed(KEY, UID).refused == {("Service", "sum-reward"): "quota"}
-    mirror.keep_refusals(KEY, set())
+    assert cache.observed(KEY, UID).refused == {("Service", "sum-reward"): "quota"}
+    cache.keep_refusals(KEY, set())
     assert woken[before:] == [KEY], "a plan that heeds it was made already"
-    assert mirror.observed(KEY, UID).refused == {}
+    assert cache.observed(KEY, UID).refused == {}
 
 
 def test_a_job_inherits_no_refusal_of_an_earlier_one() -> None:
@@ -141,14 +141,14 @@ def test_a_job_inherits_no_refusal_of_an_earlier_one() -> None:
     younger["metadata"]["uid"] = "younger"
     service = CHILDREN["Service", "sum-reward"].manifest
     for is_missed in (False, True):
-        mirror = Mirror(lambda _: None)
-        mirror.see_job(job_manifest())
+        cache = Cache(lambda _: None)
+        cache.see_job(job_manifest())
         if is_missed:
-            mirror.refuse(make_job(), service, "quota")
+            cache.refuse(make_job(), service, "quota")
         else:
-            mirror.forget_job(KEY)
+            cache.forget_job(KEY)
             # The answer to a write that was under way.
-            mirror.refuse(make_job(), service, "quota")
-        mirror.see_job(younger)
-        mirror.refuse(make_job(), service, "quota")
-        assert mirror.observed(KEY, "younger").refused == {}, is_missed
+            cache.refuse(make_job(), service, "quota")
+        cache.see_job(younger)
+        cache.refuse(make_job(), service, "quota")
+        assert cache.observed(KEY, "younger").refused == {}, is_missed

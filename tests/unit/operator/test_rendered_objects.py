@@ -18,7 +18,7 @@ from ppojob_api.problem import ReasonCode
 from ppojob_api.v1alpha1.pod_settings import PodSettings, PodVolume
 from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
 from ppojob_operator.build.pod_template import Defaults, pod_template
-from ppojob_operator.situation import pod_config
+from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.state import Job
 
 GOLDEN = Path(__file__).with_name("rendered_objects.yaml")

@@ -7,11 +7,11 @@
       step-000020/
       latest -> step-000020   for people and tools; a restart trusts the manifests instead
       best -> step-000010     where `checkpoint.best` asks for it
-      .step-000030.2.partial/ being written in the job's second life
+      .step-000030.2.partial/ being written after two rewinds of the job
 
 Ranks write their files into the partial folder and answer with entries; the controller seals: it
-checks the entries, writes configuration and manifest, and renames the folder. A life ends when the
-job goes back to a commit; a rank that still writes for an older one finds its folder gone.
+checks the entries, writes configuration and manifest, and renames the folder. When the job goes
+back to a commit, a rank that still writes an older one finds its folder gone.
 
 This file loads no torch: the controller imports it.
 """
@@ -95,7 +95,7 @@ class CommitStore:
         """All that this job's commits are told apart by; see `Identity.document`."""
         return self._identity.document()
 
-    def begin(self, step: int, *, life: int = 0) -> PendingCommit:
+    def begin(self, step: int, *, rewinds: int = 0) -> PendingCommit:
         """Open the folder of a new commit.
 
         Called again with the same numbers (by a controller that was restarted while the ranks
@@ -103,12 +103,12 @@ class CommitStore:
 
         Args:
             step: steps done.
-            life: of the job; a late rank of an older one finds its folder gone.
+            rewinds: of the job; a rank that is late by one finds its folder gone.
 
         Raises:
             StorageError: the disk refused.
         """
-        folder = self.root / f".step-{step:06d}.{life}.partial"
+        folder = self.root / f".step-{step:06d}.{rewinds}.partial"
         self._sweep(keep=folder)
         try:
             folder.mkdir(exist_ok=True)

@@ -78,7 +78,7 @@ def write_shard(
 
     Raises:
         StorageError: the disk refused.
-        FileNotFoundError: the pending commit is gone: its life is over.
+        FileNotFoundError: the pending commit is gone: the job was rewound.
     """
     target = folder / path
     for parent in reversed(target.relative_to(folder).parents[:-1]):

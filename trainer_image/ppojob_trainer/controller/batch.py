@@ -12,7 +12,7 @@ import msgspec
 
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.rpc.messages import (
-    JudgeItem,
+    ModelScoreItem,
     PromptTokens,
     RowIndex,
     RowScore,
@@ -105,10 +105,10 @@ class Batch:
             for prompt, begin, end in self._answers(first, last)
         ]
 
-    def judge_items(self, first: int, last: int) -> list[JudgeItem]:
+    def model_score_items(self, first: int, last: int) -> list[ModelScoreItem]:
         """What a reward model is told of rows `[first, last)`."""
         return [
-            JudgeItem(begin, end, msgspec.json.encode(prompt.prompt))
+            ModelScoreItem(begin, end, msgspec.json.encode(prompt.prompt))
             for prompt, begin, end in self._answers(first, last)
         ]
 

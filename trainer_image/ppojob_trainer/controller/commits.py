@@ -70,8 +70,8 @@ class Commits:
             StorageError: the disk refused; the commits before stand, and what was written of this
                 one is gone.
         """
-        # The folder carries the life of the ranks that write: those of an older one find it gone.
-        pending = self.store.begin(progress.step, life=self.roles.life)
+        # The folder's name counts rewinds: ranks that still write from before one find it gone.
+        pending = self.store.begin(progress.step, rewinds=self.roles.rewinds)
         try:
             commit = self.store.seal(pending, progress, self._write_shards(pending))
         except StorageError:
@@ -98,7 +98,7 @@ class Commits:
     def _clear(self, step: int) -> None:
         """Give back the space that a failed attempt took: the steps that follow need some."""
         self._failures += 1
-        self.roles.wait_idle(self.stateful, step, f"save_shards/{self._failures}")
+        self.roles.barrier(self.stateful, step, f"save_shards/{self._failures}")
         self.store.clear()
 
     def prune(self) -> None:

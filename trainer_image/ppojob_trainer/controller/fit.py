@@ -108,13 +108,13 @@ class Loop:
             RewardFailed: a reward function failed before a step was done.
             StorageError: the disk refused metrics, journal or the last commit.
         """
-        position = self.recovery.take_over()
+        position = self.recovery.begin_epoch()
         self._unvalidated = position.unvalidated
         before = position.progress or self.recovery.fresh
         commit = self.commits.newest()
         step = position.progress.step if position.progress else commit or 0
         self.reporter.training.begin(position.controller_epoch + 1, step, commit)
-        progress = self._standing(lambda: self.recovery.stand_up(position), before)
+        progress = self._standing(lambda: self.recovery.resume(position), before)
         while True:
             try:
                 while not (self.is_done(progress) or self.stop_requested()):

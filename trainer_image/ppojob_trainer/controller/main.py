@@ -15,7 +15,7 @@ from ppojob_trainer.controller.summary import forget_summary, write_summary
 from ppojob_trainer.controller.training_report import TrainingReport
 from ppojob_trainer.controller.wiring import build_loop
 from ppojob_trainer.errors import Fenced, Interrupted, PPOJobError
-from ppojob_trainer.lifeline import Lifeline
+from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
 from ppojob_trainer.stop_signal import StopRequest
 
@@ -25,12 +25,12 @@ _log = logging.getLogger(__name__)
 def run_controller() -> int:
     """Drive the job to its end; answers the exit status."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    lifeline = Lifeline(int(os.environ[contract.ENV_LIFELINE]))
-    lifeline.start()
+    heartbeat = HeartbeatPipe(int(os.environ[contract.ENV_HEARTBEAT]))
+    heartbeat.start()
     stop = StopRequest()
     environment = read_pod_environment()
     with _reporter(environment) as reporter:
-        return _drive(environment, reporter, stop, lifeline)
+        return _drive(environment, reporter, stop, heartbeat)
 
 
 @contextlib.contextmanager
@@ -51,15 +51,15 @@ def _reporter(environment: PodEnvironment) -> Iterator[Reporter]:
 
 
 def _drive(
-    environment: PodEnvironment, reporter: Reporter, stop: StopRequest, lifeline: Lifeline
+    environment: PodEnvironment, reporter: Reporter, stop: StopRequest, heartbeat: HeartbeatPipe
 ) -> int:
     try:
         forget_summary(environment.run_folder)
         for problem in validation.warnings(environment.config.job()):
             _log.warning("%s", problem)
         with contextlib.ExitStack() as stack:
-            loop = build_loop(environment, reporter, stop, lifeline, stack)
-            lifeline.tell_ready()
+            loop = build_loop(environment, reporter, stop, heartbeat, stack)
+            heartbeat.tell_ready()
             progress = loop.fit()
             is_done = loop.is_done(progress)
             phase = "Succeeded" if is_done else "Interrupted"
@@ -74,15 +74,15 @@ def _drive(
         _log.error("%s", problem)  # the status is its successor's to tell
         return problem.exit_status
     except PPOJobError as problem:
-        return _fail(str(problem), problem.exit_status, reporter, lifeline)
+        return _fail(str(problem), problem.exit_status, reporter, heartbeat)
     except Exception as problem:
         _log.exception("the controller failed")
         message = f"{type(problem).__name__}: {problem}"
-        return _fail(message, contract.EXIT_FAILED, reporter, lifeline)
+        return _fail(message, contract.EXIT_FAILED, reporter, heartbeat)
 
 
-def _fail(message: str, status: int, reporter: Reporter, lifeline: Lifeline) -> int:
+def _fail(message: str, status: int, reporter: Reporter, heartbeat: HeartbeatPipe) -> int:
     _log.error("%s", message)
     reporter.report(phase="Failed", message=message)
-    lifeline.tell_error(message)
+    heartbeat.tell_error(message)
     return status

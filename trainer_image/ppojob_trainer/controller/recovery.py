@@ -74,14 +74,14 @@ class Recovery:
     def _stateful(self) -> list[RoleGroup]:
         return [group for group in self.roles.groups if group.is_stateful]
 
-    def take_over(self) -> Position:
+    def begin_epoch(self) -> Position:
         """Become the controller: a new epoch that fences off any earlier one."""
         stateful = frozenset(group.name for group in self._stateful)
         position = read_position(self.journal.read(), stateful)
         self.tape.read()
         epoch = position.controller_epoch + 1
         self.roles.caller.epoch = epoch
-        self.roles.life = position.rewinds
+        self.roles.rewinds = position.rewinds
         self.journal.append(
             ControllerStarted(
                 time=time.time(), epoch=epoch, code_version=ppojob_trainer.__version__
@@ -91,7 +91,7 @@ class Recovery:
             group.epoch = position.role_epochs.get(group.name, 0)
         return position
 
-    def stand_up(self, position: Position) -> Progress:
+    def resume(self, position: Position) -> Progress:
         """The state to go on from, with all roles serving.
 
         Raises:
@@ -193,7 +193,7 @@ class Recovery:
         self.journal.append(
             Rewound(time=time.time(), from_step=from_step, to_step=progress.step, reason=reason)
         )
-        self.roles.life += 1
+        self.roles.rewinds += 1
         self.records.cut_metrics(progress)
         self.tape.read()
         self.records.cut_rows(progress, self.tape.replayed)
@@ -208,7 +208,7 @@ class Recovery:
             for group in self._stateful
             if group.epoch > 0 and self.roles.is_ready(group, group.epoch)
         ]
-        self.roles.wait_idle(living, step, f"rewind/{self.roles.life}")
+        self.roles.barrier(living, step, f"rewind/{self.roles.rewinds}")
 
     def _tell(self, refusals: Iterable[Refusal], commit: Commit) -> None:
         """Say what is other than a person expects of the commit that the job goes on from."""

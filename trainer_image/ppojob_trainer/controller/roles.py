@@ -23,7 +23,7 @@ from ppojob_trainer.errors import (
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer, Pending
 from ppojob_trainer.rpc.identity import PodIdentity
 from ppojob_trainer.rpc.messages import CutChannel, PodStatus, StartRanks
-from ppojob_trainer.rpc.methods import CUT_CHANNEL, IDENTITY, IDLE, START, STATUS, Method
+from ppojob_trainer.rpc.methods import BARRIER, CUT_CHANNEL, IDENTITY, START, STATUS, Method
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -93,7 +93,7 @@ class Roles:
         startup_seconds: longest time from `start` to ready.
         stop_requested: whether somebody asked the job to end.
         agreement: of the pods on what they run.
-        life: how often the job went back to a commit: what was done in an earlier life is no
+        rewinds: how often the job went back to a commit: what was done before the last is no
             answer in this one.
     """
 
@@ -102,7 +102,7 @@ class Roles:
     startup_seconds: float
     stop_requested: Callable[[], bool]
     agreement: Agreement
-    life: int = 0
+    rewinds: int = 0
 
     def group(self, name: str) -> RoleGroup:
         """One role by its name."""
@@ -151,7 +151,7 @@ class Roles:
         """
 
         def heed_stop() -> None:
-            self._heed_stop(group)
+            self._raise_if_stopping(group)
 
         limit = self.caller.default_deadline_seconds
         deadline = time.monotonic() + limit
@@ -212,7 +212,7 @@ class Roles:
                     raise ConfigError(status.reason)
                 raise RoleLost(group.name, f"pod {status.pod}: {status.reason}")
 
-    def blame_loss_first(self) -> None:
+    def raise_loss_first(self) -> None:
         """A rank that fails because another one died must not be blamed: `RoleLost` of that."""
         deadline = time.monotonic() + _LOSS_GRACE_SECONDS
         while time.monotonic() < deadline:
@@ -233,7 +233,7 @@ class Roles:
             group: the role.
             method: what to do.
             requests: one a rank that is asked.
-            request_id: which work; `epoch` and `life` are filled in.
+            request_id: which work; `epoch` and `rewinds` are filled in.
             ranks: who is asked; all by default.
 
         Raises:
@@ -266,8 +266,8 @@ class Roles:
         except CallTimeout as silence:
             raise RoleLost(silence.peer.role, str(silence)) from silence
         except CallRefused as refusal:
-            self._heed_fence(refusal)
-            self.blame_loss_first()
+            self._raise_if_fenced(refusal)
+            self.raise_loss_first()
             if refusal.kind in (ErrorKind.CHANNEL_LOST, ErrorKind.CHANGED):
                 raise RoleLost(_dispensable(begun.calls, refusal.peer), str(refusal)) from refusal
             if refusal.kind is ErrorKind.STORAGE:
@@ -307,7 +307,7 @@ class Roles:
         ]
         self._wait(calls)
 
-    def wait_idle(self, groups: Iterable[RoleGroup], step: int, stage: str) -> None:
+    def barrier(self, groups: Iterable[RoleGroup], step: int, stage: str) -> None:
         """Wait until the ranks of these roles have done all that they were told before.
 
         Args:
@@ -319,7 +319,7 @@ class Roles:
         # answer to its question is no answer.
         id_ = RequestId(0, step, f"idle/{stage}/{self.caller.epoch}")
         calls = [
-            call for group in groups for call in self._calls_to_all(group, IDLE, Nothing(), id_)
+            call for group in groups for call in self._calls_to_all(group, BARRIER, Nothing(), id_)
         ]
         self._wait(calls)
 
@@ -348,7 +348,7 @@ class Roles:
         requests: Sequence[msgspec.Struct],
         request_id: RequestId,
     ) -> list[Call[Answer]]:
-        id_ = msgspec.structs.replace(request_id, epoch=group.epoch, life=self.life)
+        id_ = msgspec.structs.replace(request_id, epoch=group.epoch, rewinds=self.rewinds)
         return [
             Call(peer, method, request, id_) for peer, request in zip(peers, requests, strict=True)
         ]
@@ -366,7 +366,7 @@ class Roles:
     def _wait(self, calls: Sequence[Call[Answer]]) -> list[Answer]:
         return self.collect(self.caller.start(calls))
 
-    def _heed_stop(self, lost: RoleGroup) -> None:
+    def _raise_if_stopping(self, lost: RoleGroup) -> None:
         """Leave where a job that is asked to end waits for a role, and no rank holds a step.
 
         A job that is deleted loses all its pods at once, and none of them comes back.
@@ -395,14 +395,14 @@ class Roles:
         except CallTimeout as silence:
             raise RoleLost(group.name, str(silence)) from silence
         except CallRefused as refusal:
-            self._heed_fence(refusal)
+            self._raise_if_fenced(refusal)
             raise
 
     def _admit(self, group: RoleGroup, method: Method[Any, PodIdentity], watch: Watch) -> list[str]:
         identities = self._ask_supervisors(group, method, Nothing(), watch)
         return self.agreement.admit([peer.name for peer in group.supervisors], identities)
 
-    def _heed_fence(self, refusal: CallRefused) -> None:
+    def _raise_if_fenced(self, refusal: CallRefused) -> None:
         """Another controller has taken over: whatever this one wants is of no account."""
         if refusal.kind is ErrorKind.FENCED:
             epoch = self.caller.epoch

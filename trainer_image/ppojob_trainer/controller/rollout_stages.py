@@ -15,9 +15,9 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.row_tape import RowTape, rows_folder
 from ppojob_trainer.controller.scoring import Scoring
+from ppojob_trainer.rpc.chunks import CHUNK_BYTES, chunks
 from ppojob_trainer.rpc.messages import Generate, LoadRows, WriteRows
 from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, WRITE_ROWS
-from ppojob_trainer.rpc.portions import PORTION_BYTES, portions
 from ppojob_trainer.rpc.wire import RequestId, encode
 
 
@@ -30,14 +30,14 @@ class RolloutStages:
         actor: owns the rows.
         scoring: says what they are worth.
         tape: keeps them.
-        portion_bytes: of what an owner is told at once of rows to write.
+        chunk_bytes: of what an owner is told at once of rows to write.
     """
 
     roles: Roles
     actor: RoleGroup
     scoring: Scoring
     tape: RowTape
-    portion_bytes: int = PORTION_BYTES
+    chunk_bytes: int = CHUNK_BYTES
 
     def generate(self, batch: Batch, step: int) -> None:
         """Have the rows generated, each run of prompts on its owner; fills in lengths."""
@@ -132,7 +132,7 @@ class RolloutStages:
             len(encode(_part(whole, samples, 0, position, position + 1)))
             for position in range(first, last)
         ]
-        cuts = portions(sizes, self.portion_bytes)
+        cuts = chunks(sizes, self.chunk_bytes)
         return [(first + begin, first + end) for begin, end in cuts]
 
 

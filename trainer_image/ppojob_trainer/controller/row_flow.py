@@ -40,76 +40,82 @@ class RowFlow:
         request = PlaceRows(batch.index)
         self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, "place_rows"))
 
-    def bring_rows(self, guest: RoleGroup, batch: Batch, step: int) -> None:
+    def bring_rows(self, consumer: RoleGroup, batch: Batch, step: int) -> None:
         """Bring the rows to a role, over a channel between the present epochs of both."""
-        if guest is self.owner:
+        if consumer is self.owner:
             return
-        key = self._key(guest)
+        key = self._key(consumer)
         self._ask_both(
-            guest,
+            consumer,
             OPEN_CHANNEL,
             lambda role: OpenChannel(
                 role=role,
                 key=key,
                 owners=len(self.owner.ranks),
-                guests=len(guest.ranks),
+                consumers=len(consumer.ranks),
                 store_host=self.owner.ranks[0].host,
                 store_key=f"{self.job_uid}/{self.owner.name}/{self.owner.epoch}",
             ),
             RequestId(0, step, f"open_channel/{key}"),
         )
-        name = BatchName(self.roles.life, step, batch.purpose)
+        name = BatchName(self.roles.rewinds, step, batch.purpose)
         index = batch.index
         self._ask_both(
-            guest,
+            consumer,
             MOVE_ROWS,
             lambda role: MoveRows(role, name, index),
             RequestId(0, step, f"move_rows/{key}"),
         )
 
     def bring_columns(
-        self, guest: RoleGroup, batch: Batch, step: int, columns: Sequence[str]
+        self, consumer: RoleGroup, batch: Batch, step: int, columns: Sequence[str]
     ) -> None:
         """Bring further columns of the rows to a role that has them."""
-        self._move_columns(guest, batch, step, columns, to_owners=False)
+        self._move_columns(consumer, batch, step, columns, to_owners=False)
 
     def take_columns(
-        self, guest: RoleGroup, batch: Batch, step: int, columns: Sequence[str]
+        self, consumer: RoleGroup, batch: Batch, step: int, columns: Sequence[str]
     ) -> None:
         """Bring columns that a role has filled in to the owners of the rows."""
-        self._move_columns(guest, batch, step, columns, to_owners=True)
+        self._move_columns(consumer, batch, step, columns, to_owners=True)
 
     def _move_columns(
-        self, guest: RoleGroup, batch: Batch, step: int, columns: Sequence[str], *, to_owners: bool
+        self,
+        consumer: RoleGroup,
+        batch: Batch,
+        step: int,
+        columns: Sequence[str],
+        *,
+        to_owners: bool,
     ) -> None:
-        if guest is self.owner:
+        if consumer is self.owner:
             return
         index = batch.index
-        stage = f"move_columns/{'-'.join(columns)}/{self._key(guest)}"
+        stage = f"move_columns/{'-'.join(columns)}/{self._key(consumer)}"
         self._ask_both(
-            guest,
+            consumer,
             MOVE_COLUMNS,
             lambda role: MoveColumns(role, index, list(columns), to_owners),
             RequestId(0, step, stage),
         )
 
-    def _key(self, guest: RoleGroup) -> str:
+    def _key(self, consumer: RoleGroup) -> str:
         """Names a channel; never used twice, since a store keeps what an attempt has left.
 
         A controller that came back opens channels anew: it does not know what its predecessor
         told one side and not the other.
         """
-        attempt = f"{self.roles.life}.{self.roles.caller.epoch}"
-        return f"{self.owner.name}.{self.owner.epoch}-{guest.name}.{guest.epoch}/{attempt}"
+        attempt = f"{self.roles.rewinds}.{self.roles.caller.epoch}"
+        return f"{self.owner.name}.{self.owner.epoch}-{consumer.name}.{consumer.epoch}/{attempt}"
 
     def _ask_both(
-        self, guest: RoleGroup, method: Method[Any, Nothing], request: Any, id_: RequestId
+        self, consumer: RoleGroup, method: Method[Any, Nothing], request: Any, id_: RequestId
     ) -> None:
         """Tell each side with the name of the other, when both have their hands free.
 
         The time limit of a channel covers moving one bucket, never somebody's computing.
         """
-        self.roles.wait_idle((self.owner, guest), id_.step, id_.stage)
+        self.roles.barrier((self.owner, consumer), id_.step, id_.stage)
         self.roles.ask_both(
-            (self.owner, guest), method, (request(guest.name), request(self.owner.name)), id_
+            (self.owner, consumer), method, (request(consumer.name), request(self.owner.name)), id_
         )

@@ -17,10 +17,10 @@ from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.rewards.wire import NotScored
+from ppojob_trainer.rpc.chunks import CHUNK_BYTES, chunks
 from ppojob_trainer.rpc.client import Pending
-from ppojob_trainer.rpc.messages import BatchName, Judge, RowScore, Score, Scored, SendTexts
-from ppojob_trainer.rpc.methods import JUDGE, SCORE, SEND_TEXTS, Method
-from ppojob_trainer.rpc.portions import PORTION_BYTES, portions
+from ppojob_trainer.rpc.messages import BatchName, RowScore, Score, ScoreByModel, Scored, SendTexts
+from ppojob_trainer.rpc.methods import SCORE, SCORE_BY_MODEL, SEND_TEXTS, Method
 from ppojob_trainer.rpc.wire import RequestId, encode
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -77,7 +77,7 @@ class _Begun(Generic[Answer]):
 
 @dataclass
 class Scoring:
-    """Scores batches, each once in a life of the job.
+    """Scores batches, each once until the job is rewound.
 
     Whoever has scored may be lost before its step is done. What it said is kept here: users'
     functions, an LLM that judges say, may say something else when they are asked again, and the
@@ -88,14 +88,14 @@ class Scoring:
         owner: the role whose ranks own the rows.
         functions: the role that runs reward functions; None where a model alone scores.
         model: the reward model, or None.
-        portion_bytes: of what a rank is told of its rows at once.
+        chunk_bytes: of what a rank is told of its rows at once.
     """
 
     roles: Roles
     owner: RoleGroup
     functions: RoleGroup | None
     model: RewardModel | None
-    portion_bytes: int = PORTION_BYTES
+    chunk_bytes: int = CHUNK_BYTES
     _scored: dict[str, tuple[BatchName, list[RowScore]]] = field(default_factory=dict)
     _begun: dict[str, tuple[BatchName, _Begun[Scored]]] = field(default_factory=dict)
 
@@ -149,18 +149,24 @@ class Scoring:
         answers = begun.answers(self.roles)
         failure = next((answer.failure for answer in answers if answer.failure is not None), None)
         if failure is not None:
-            self.roles.blame_loss_first()
+            self.roles.raise_loss_first()
             raise _failed(begun.group, failure, batch)
         return [score for answer in answers for score in answer.scores]
 
     def _by_model(self, model: RewardModel, batch: Batch, step: int) -> list[float]:
         """All ranks of the model work together, so those without rows are asked as well."""
         name = self._name(batch, step)
-        items = [batch.judge_items(*part) for part in self._send_texts(model.host, batch, step)]
+        items = [
+            batch.model_score_items(*part) for part in self._send_texts(model.host, batch, step)
+        ]
         items += [[]] * (len(model.host.ranks) - len(items))
         id_ = RequestId(0, step, f"{batch.purpose}/judge")
         begun = self._asked(
-            model.host, JUDGE, items, lambda some: Judge(name, some, model.began), id_
+            model.host,
+            SCORE_BY_MODEL,
+            items,
+            lambda some: ScoreByModel(name, some, model.began),
+            id_,
         )
         return [score for answer in begun.answers(self.roles) for score in answer.scores]
 
@@ -182,8 +188,7 @@ class Scoring:
             id_: which work.
         """
         cuts = [
-            portions([len(encode(item)) for item in of_rank], self.portion_bytes)
-            for of_rank in items
+            chunks([len(encode(item)) for item in of_rank], self.chunk_bytes) for of_rank in items
         ]
         rounds = [
             [
@@ -196,7 +201,7 @@ class Scoring:
         return _Begun(group, method, rounds, id_, first)
 
     def _name(self, batch: Batch, step: int) -> BatchName:
-        return BatchName(self.roles.life, step, batch.purpose)
+        return BatchName(self.roles.rewinds, step, batch.purpose)
 
     def _send_texts(self, group: RoleGroup, batch: Batch, step: int) -> list[tuple[int, int]]:
         """Have the owners send all rows to the ranks of a role; which rank gets which run."""

@@ -35,7 +35,7 @@ from ppojob_trainer.controller.training_step import (
 )
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder, epoch_order
-from ppojob_trainer.lifeline import Lifeline
+from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
 from ppojob_trainer.pod_environment import PodEnvironment
@@ -49,7 +49,7 @@ def build_loop(
     environment: PodEnvironment,
     reporter: Reporter,
     stop: Callable[[], bool],
-    lifeline: Lifeline,
+    heartbeat: HeartbeatPipe,
     stack: contextlib.ExitStack,
 ) -> Loop:
     """Wire the loop of a job.
@@ -107,7 +107,7 @@ def build_loop(
         journal=journal,
         reporter=reporter,
         stop_requested=stop,
-        tell_progress=lifeline.tell_progress,
+        tell_progress=heartbeat.tell_progress,
     )
 
 

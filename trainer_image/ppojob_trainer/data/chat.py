@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ppojob_trainer.closing import Closing
+from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, TemplateRenderer
 from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
 from ppojob_trainer.json_value import Json
@@ -15,7 +15,7 @@ from ppojob_trainer.json_value import Json
 _OURS = frozenset({"messages", "add_generation_prompt", "continue_final_message", "tokenize"})
 
 
-class ChatTokenizer(Closing):
+class ChatTokenizer(Closeable):
     """A model's tokenizer and chat template.
 
     Ids equal those of transformers' ``apply_chat_template(..., add_generation_prompt=open_turn)``:

@@ -7,14 +7,14 @@ from typing import Self
 import msgspec
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.closing import Closing
+from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
 from ppojob_trainer.data.scan import RewardChecks, Scan, Scanner
 from ppojob_trainer.errors import ConfigError
 
 
-class PromptDataset(Closing):
+class PromptDataset(Closeable):
     """The rows of several files, one after the other, without those that are too long.
 
     Opening reads, checks and tokenises everything once. What becomes of the files later changes

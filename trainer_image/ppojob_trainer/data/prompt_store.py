@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ppojob_trainer import durable
-from ppojob_trainer.closing import Closing
+from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.columns import Prompt
 from ppojob_trainer.json_value import Json
 
@@ -39,7 +39,7 @@ class PromptRow:
     extra_info: Mapping[str, Json]
 
 
-class PromptStore(Closing):
+class PromptStore(Closeable):
     """Rows in a temporary file that has no name; eight bytes a row are in memory.
 
     Raises:

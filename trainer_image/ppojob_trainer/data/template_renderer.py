@@ -13,7 +13,7 @@ from ppojob_trainer.children.process import (
     ChildKilled,
     ChildTimeout,
 )
-from ppojob_trainer.closing import Closing
+from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.template_wire import (
     MAX_CHAT_BYTES,
     CompileTemplate,
@@ -52,7 +52,7 @@ class BadChatTemplate(ConfigError):  # noqa: N818  the name in messages
         super().__init__(problem)
 
 
-class TemplateRenderer(Closing):
+class TemplateRenderer(Closeable):
     """A chat template in a child process (``template_child``), started when it is needed.
 
     Args:

@@ -20,7 +20,7 @@ from ppojob_trainer.children.process import (
     ChildKilled,
     ChildTimeout,
 )
-from ppojob_trainer.closing import Closing
+from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
 from ppojob_trainer.rewards.records import RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
@@ -66,7 +66,7 @@ class _Function:
     error_score: float | None = None
 
 
-class ScoringPool(Closing):
+class ScoringPool(Closeable):
     """Children that score responses; each call has a time limit that nothing can outlive.
 
     When a call is too slow, or its process dies, that process and everything it started are killed,

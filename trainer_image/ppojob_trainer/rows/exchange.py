@@ -20,7 +20,7 @@ from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import COLUMN_DTYPES, Experience
 from ppojob_trainer.rows.transfer import TransferPlan
 
-BORN_WITH = ("response_tokens", "mask", "rollout_logprobs")
+ROLLOUT_COLUMNS = ("response_tokens", "mask", "rollout_logprobs")
 """Per-token columns that every row has from its birth; they travel with it always."""
 
 
@@ -89,7 +89,7 @@ def move_rows(
     route = _Route.of(plan, link.member)
     _check_rows(index, route.held, experience)
     prompts = [] if experience is None else experience.prompts
-    names, tokens = (*BORN_WITH, *columns), index.response_tokens
+    names, tokens = (*ROLLOUT_COLUMNS, *columns), index.response_tokens
     flat_prompts, *arrived = _move(
         link,
         route,

@@ -1,4 +1,4 @@
-"""What was already done: the answers of this step and the last of this life, by request id.
+"""What was already done: the answers of this step and the last, by request id.
 
 A controller that died, or lost a connection, asks again with the same id. Work that is done is
 answered from here; work under way is joined; nothing is done twice.
@@ -36,13 +36,12 @@ class Entry:
 class AnswerStore:
     """Answers by request id; forgets what is older than the step before the newest one.
 
-    A job that goes back to a commit begins a life; what was done in an earlier one is never asked
-    for again, however far it had come.
+    What was done before a job went back to a commit is never asked for again.
     """
 
     def __init__(self) -> None:
         self._entries: dict[RequestId, Entry] = {}
-        self._kept_from = (0, 0)  # life and step
+        self._kept_from = (0, 0)  # rewinds and step
 
     def ask(
         self, request: RequestId, method: str, body: memoryview, waiter: tuple[bytes, int]
@@ -57,7 +56,7 @@ class AnswerStore:
         digest = hashed.digest()
         entry = self._entries.get(request)
         if entry is None:
-            self._forget_before(request.life, request.step - 1)
+            self._forget_before(request.rewinds, request.step - 1)
             entry = self._entries[request] = Entry(method, digest, [waiter])
             return entry, True
         if entry.digest != digest:
@@ -78,15 +77,15 @@ class AnswerStore:
             del self._entries[request]
         return entry
 
-    def _forget_before(self, life: int, step: int) -> None:
+    def _forget_before(self, rewinds: int, step: int) -> None:
         """Drop answers of earlier lives and of steps before `step`; work under way stays."""
-        if (life, step) <= self._kept_from:
+        if (rewinds, step) <= self._kept_from:
             return
-        self._kept_from = (life, step)
+        self._kept_from = (rewinds, step)
         old = [
             id_
             for id_, entry in self._entries.items()
-            if (id_.life, id_.step) < self._kept_from and entry.answer
+            if (id_.rewinds, id_.step) < self._kept_from and entry.answer
         ]
         for request in old:
             del self._entries[request]

@@ -239,7 +239,7 @@ class Caller:
                     watch_at = time.monotonic() + _WATCH_SECONDS
                 for item in self._underway.values():
                     if item.pending is pending:
-                        self._heed_deadline(item, now)
+                        self._check_deadline(item, now)
                     if now >= item.repeat_at:
                         item.repeat_at = now + _REPEAT_SECONDS
                         self._send(item)
@@ -280,7 +280,7 @@ class Caller:
         if item.call.method.once:
             self.traffic.sent += len(item.header) + len(item.body)
 
-    def _heed_deadline(self, item: _Underway, now: float) -> None:
+    def _check_deadline(self, item: _Underway, now: float) -> None:
         if now >= item.deadline:
             self.forget(item.call.peer)  # what it was sent must not wait for whoever comes back
             raise CallTimeout(item.call.peer, item.call.method.name, item.limit_seconds)

@@ -110,9 +110,9 @@ class LoadRows(msgspec.Struct, frozen=True):
 
 
 class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Which batch: of one life of the job, one step, one purpose."""
+    """Which batch: of which step, for which purpose, after how many rewinds of the job."""
 
-    life: int
+    rewinds: int
     step: int
     purpose: str
 
@@ -185,7 +185,7 @@ class Scored(msgspec.Struct, frozen=True):
     failure: NotScored | None = None
 
 
-class JudgeItem(msgspec.Struct, frozen=True, array_like=True):
+class ModelScoreItem(msgspec.Struct, frozen=True, array_like=True):
     """Rows `[first, last)` for a reward model, and their prompt: JSON of text or chat messages."""
 
     first: int
@@ -193,7 +193,7 @@ class JudgeItem(msgspec.Struct, frozen=True, array_like=True):
     prompt: bytes
 
 
-class Judge(msgspec.Struct, frozen=True):
+class ScoreByModel(msgspec.Struct, frozen=True):
     """Score rows whose text has arrived by the reward model; all its ranks do so together.
 
     Attributes:
@@ -203,11 +203,11 @@ class Judge(msgspec.Struct, frozen=True):
     """
 
     batch: BatchName
-    items: list[JudgeItem]
+    items: list[ModelScoreItem]
     began: float
 
 
-class Judged(msgspec.Struct, frozen=True):
+class ModelScored(msgspec.Struct, frozen=True):
     """Scores in the order of the rows."""
 
     scores: list[float]
@@ -242,7 +242,7 @@ class OpenChannel(msgspec.Struct, frozen=True):
         role: the role at the other end.
         key: names the pair of epochs.
         owners: ranks of the owning role, members 0, 1, ... of the channel.
-        guests: ranks of the other role, the members behind those.
+        consumers: ranks of the other role, the members behind those.
         store_host: name of the pod whose rank 0 hosts the owners' store.
         store_key: prefix of the keys of the owners' epoch.
     """
@@ -250,7 +250,7 @@ class OpenChannel(msgspec.Struct, frozen=True):
     role: str
     key: str
     owners: int
-    guests: int
+    consumers: int
     store_host: str
     store_key: str
 
@@ -260,7 +260,7 @@ class MoveRows(msgspec.Struct, frozen=True):
 
     Attributes:
         role: the role at the other end.
-        batch: whose rows; a guest that has them keeps what it has filled in.
+        batch: whose rows; a consumer that has them keeps what it has filled in.
         index: of the rows at their owners.
     """
 

@@ -1,7 +1,7 @@
 """Every method of the control RPC, with its types, its limits and who may call it.
 
 A method with `once=True` is work: its request id makes repeating it safe, since the answer is kept
-for this step and the last of this life of the job. The others are questions that change nothing.
+for this step and the last, until the job is rewound. The others are questions that change nothing.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,8 @@ from ppojob_trainer.rpc.messages import (
     Forward,
     Generate,
     Generated,
-    Judge,
-    Judged,
     LoadRows,
+    ModelScored,
     MoveColumns,
     MoveRows,
     OpenChannel,
@@ -32,6 +31,7 @@ from ppojob_trainer.rpc.messages import (
     Saved,
     SaveShards,
     Score,
+    ScoreByModel,
     Scored,
     SendTexts,
     StartRanks,
@@ -88,14 +88,14 @@ PUT_TEXTS = Method(
 )
 """No work, though it changes something: taken in beside work, and safe to repeat by its name."""
 SCORE = Method("score", Score, Scored, limit_bytes=256 * MEBI)
-JUDGE = Method("judge", Judge, Judged, limit_bytes=256 * MEBI)
+SCORE_BY_MODEL = Method("score_by_model", ScoreByModel, ModelScored, limit_bytes=256 * MEBI)
 PLACE_ROWS = Method("place_rows", PlaceRows, Nothing)
 OPEN_CHANNEL = Method("open_channel", OpenChannel, Nothing)
 MOVE_ROWS = Method("move_rows", MoveRows, Nothing)
 MOVE_COLUMNS = Method("move_columns", MoveColumns, Nothing)
 CUT_CHANNEL = Method("cut_channel", CutChannel, Nothing, once=False, deadline_seconds=5)
 FORWARD = Method("forward", Forward, PassStatistics)
-IDLE = Method("idle", Nothing, Nothing)
+BARRIER = Method("barrier", Nothing, Nothing)
 """Nothing to do: done when all that was asked before is."""
 ADVANTAGES = Method("advantages", Advantages, Advantaged)
 UPDATE = Method("update", Update, PassStatistics)
@@ -104,7 +104,7 @@ SAVE_SHARDS = Method("save_shards", SaveShards, Saved)
 EXPORT_MODEL = Method("export_model", ExportModel, Nothing)
 
 MODEL_METHODS = (
-    IDLE,
+    BARRIER,
     RESTORE,
     OPEN_CHANNEL,
     MOVE_ROWS,
@@ -126,7 +126,7 @@ ACTOR_ROLLOUT_METHODS = (
     EXPORT_MODEL,
 )
 REWARD_METHODS = (SCORE,)
-REWARD_MODEL_METHODS = (JUDGE,)
+REWARD_MODEL_METHODS = (SCORE_BY_MODEL,)
 
 
 @dataclass(frozen=True)

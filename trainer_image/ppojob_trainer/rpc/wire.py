@@ -17,14 +17,14 @@ class RequestId(msgspec.Struct, frozen=True, array_like=True, order=True):
         step: step of the loop, from 1; 0 for what happens before the first step.
         stage: name of the stage, such as `update` or `validation/generate`.
         index: mini-batch or chunk within the stage.
-        life: how often the job went back to a commit before; a step that is run again is new work.
+        rewinds: how often the job went back to a commit; a step that is run again is new work.
     """
 
     epoch: int
     step: int
     stage: str
     index: int = 0
-    life: int = 0
+    rewinds: int = 0
 
 
 class RequestHeader(msgspec.Struct, frozen=True, array_like=True):

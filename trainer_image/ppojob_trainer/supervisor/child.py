@@ -1,4 +1,4 @@
-"""One process of a pod: started, watched by its lifeline, ended."""
+"""One process of a pod: started, watched by its heartbeat, ended."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from ppojob_api import contract
-from ppojob_trainer.lifeline import LifelineReader
+from ppojob_trainer.heartbeat_pipe import HeartbeatReader
 from ppojob_trainer.rpc.messages import RankState
 
 _STACK_DUMP_SECONDS = 0.5
@@ -38,14 +38,14 @@ class Child:
                 env={
                     **environment,
                     contract.ENV_DIE_WITH_PARENT: str(os.getpid()),
-                    contract.ENV_LIFELINE: str(writer),
+                    contract.ENV_HEARTBEAT: str(writer),
                 },
                 stdin=subprocess.DEVNULL,
                 pass_fds=(writer,),
             )
         finally:
             os.close(writer)
-        self._lifeline = LifelineReader(reader, time.monotonic())
+        self._heartbeat = HeartbeatReader(reader, time.monotonic())
 
     @property
     def pid(self) -> int:
@@ -60,7 +60,7 @@ class Child:
     @property
     def has_progressed(self) -> bool:
         """Whether it got something done for good."""
-        return self._lifeline.has_progressed
+        return self._heartbeat.has_progressed
 
     @property
     def is_silent(self) -> bool:
@@ -70,9 +70,9 @@ class Child:
     def watch(self) -> None:
         """Take in what it said, and whether it has ended."""
         now = time.monotonic()
-        self._lifeline.read(now)
+        self._heartbeat.read(now)
         self._process.poll()
-        self._silent = now - self._lifeline.last_beat > self._silent_seconds
+        self._silent = now - self._heartbeat.last_beat > self._silent_seconds
 
     def state(self) -> RankState:
         """What is known of it."""
@@ -81,8 +81,8 @@ class Child:
         elif self._silent:
             name = "silent"
         else:
-            name = "ready" if self._lifeline.ready else "starting"
-        return RankState(self._rank, self.pid, name, self.exit_code, self._lifeline.error)
+            name = "ready" if self._heartbeat.ready else "starting"
+        return RankState(self._rank, self.pid, name, self.exit_code, self._heartbeat.error)
 
     def signal(self, number: int) -> None:
         """Send a signal, if it still runs."""
@@ -99,8 +99,8 @@ class Child:
         """Kill it and wait until it is gone."""
         self.signal(signal.SIGKILL)
         self._process.wait()
-        self._lifeline.read(time.monotonic())
-        self._lifeline.close()
+        self._heartbeat.read(time.monotonic())
+        self._heartbeat.close()
 
     def describe_loss(self) -> str:
         """Why it counts as lost, in one line."""

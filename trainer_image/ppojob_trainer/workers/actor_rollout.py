@@ -20,8 +20,8 @@ from ppojob_trainer.rollout.seeds import Purpose, sample_seed
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rows.row_files import read_tokens, write_part
 from ppojob_trainer.rpc import messages, methods
+from ppojob_trainer.rpc.chunks import chunks
 from ppojob_trainer.rpc.client import Call, Caller, Peer
-from ppojob_trainer.rpc.portions import portions
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
 from ppojob_trainer.workers.estimation import add_advantages
@@ -124,7 +124,7 @@ class ActorRolloutWorker:
         owned = range(request.first - rows.first_row, request.last - rows.first_row)
         texts = [self.chat.decode(rows.response(row)[0]) for row in owned]
         peer = Peer(f"{request.role} rank", request.host, request.port, request.role)
-        for first, last in portions([len(text.encode()) for text in texts]):
+        for first, last in chunks([len(text.encode()) for text in texts]):
             row = request.first + first
             id_ = RequestId(request.epoch, batch.step, f"{batch.purpose}/put_texts", row)
             body = messages.Texts(batch, row, texts[first:last])

@@ -8,7 +8,7 @@ import signal
 from ppojob_api import contract
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import PPOJobError
-from ppojob_trainer.lifeline import Lifeline
+from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.pod_environment import (
     read_pod_environment,
     read_rank_environment,
@@ -30,16 +30,16 @@ def _factory(role: RoleName) -> WorkerFactory:
         from ppojob_trainer.workers.actor_rollout_start import open_actor_rollout_worker
 
         return open_actor_rollout_worker
-    from ppojob_trainer.workers.guests import GUESTS
+    from ppojob_trainer.workers.standalone_models import STANDALONE_MODELS
 
-    return GUESTS[role]
+    return STANDALONE_MODELS[role]
 
 
 def run_rank() -> int:
     """Serve until killed; answers the exit status."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    lifeline = Lifeline(int(os.environ[contract.ENV_LIFELINE]))
-    lifeline.start()
+    heartbeat = HeartbeatPipe(int(os.environ[contract.ENV_HEARTBEAT]))
+    heartbeat.start()
     try:
         environment = read_pod_environment()
         rank = read_rank_environment()
@@ -48,14 +48,14 @@ def run_rank() -> int:
             port = contract.PORT_FIRST_RANK + rank.local_rank
             server = RpcServer(environment.address, port, keys, worker.routes(), rank.epoch)
             server.start()
-            lifeline.tell_ready()
+            heartbeat.tell_ready()
             server.work()
     except PPOJobError as problem:
         _log.error("%s", problem)
-        lifeline.tell_error(str(problem))
+        heartbeat.tell_error(str(problem))
         return problem.exit_status
     except Exception as problem:
         _log.exception("the rank failed")
-        lifeline.tell_error(f"{type(problem).__name__}: {problem}")
+        heartbeat.tell_error(f"{type(problem).__name__}: {problem}")
         return contract.EXIT_FAILED
     return contract.EXIT_DONE

@@ -58,7 +58,7 @@ class ModelStages:
     def routes(self) -> list[Route]:
         """The methods of every rank that holds a model."""
         return [
-            Route(methods.IDLE, lambda _: Nothing()),
+            Route(methods.BARRIER, lambda _: Nothing()),
             Route(methods.RESTORE, self._restore),
             Route(methods.OPEN_CHANNEL, self._open_channel),
             Route(methods.CUT_CHANNEL, self._cut_channel),

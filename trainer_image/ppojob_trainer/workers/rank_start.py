@@ -37,7 +37,7 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     torch.set_num_threads(role.threads_per_rank)
     torch.use_deterministic_algorithms(device.type == "cpu")
     torch.manual_seed(config.spec.seed)
-    meets = role.world_size > 1 or (role.role == OWNER and _has_guests(environment))
+    meets = role.world_size > 1 or (role.role == OWNER and _has_consumers(environment))
     with open_world(
         rank.rank,
         role.world_size,
@@ -66,10 +66,10 @@ def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
     )
 
 
-def _has_guests(environment: PodEnvironment) -> bool:
+def _has_consumers(environment: PodEnvironment) -> bool:
     """Whether another role with pods of its own computes on the rows."""
-    guests = {"reference", "critic"}
-    return any(role.role in guests for role in environment.config.topology.with_own_pods)
+    consumers = {"reference", "critic"}
+    return any(role.role in consumers for role in environment.config.topology.with_own_pods)
 
 
 def _meeting(environment: PodEnvironment, role: RoleTopology, epoch: int) -> MeetingPoint:

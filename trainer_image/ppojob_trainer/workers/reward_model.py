@@ -13,8 +13,8 @@ from ppojob_trainer.models.reward_model import load_reward_model
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rpc.keys import KeyRing
-from ppojob_trainer.rpc.messages import Judge, Judged
-from ppojob_trainer.rpc.methods import JUDGE, PUT_TEXTS
+from ppojob_trainer.rpc.messages import ModelScored, ScoreByModel
+from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE_BY_MODEL
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.workers.rank_start import open_role_world
 from ppojob_trainer.workers.text_inbox import TextInbox
@@ -35,9 +35,9 @@ class RewardModelStages:
 
     def routes(self) -> list[Route]:
         """The methods of a rank that holds a reward model."""
-        return [Route(PUT_TEXTS, self._inbox.put), Route(JUDGE, self._judge)]
+        return [Route(PUT_TEXTS, self._inbox.put), Route(SCORE_BY_MODEL, self._judge)]
 
-    def _judge(self, request: Judge) -> Judged:
+    def _judge(self, request: ScoreByModel) -> ModelScored:
         rows = [row for item in request.items for row in range(item.first, item.last)]
         texts = iter(self._inbox.take(request.batch, rows))
         answers = [
@@ -46,7 +46,7 @@ class RewardModelStages:
             for prompt in [msgspec.json.decode(item.prompt)] * (item.last - item.first)
         ]
         self._chat.tell_time(request.began)
-        return Judged(self._engine.scores(answers))
+        return ModelScored(self._engine.scores(answers))
 
 
 @contextmanager

@@ -21,12 +21,12 @@ class _Route:
     Attributes:
         channel: to the other role.
         owners: ranks of the owning role: members 0, 1, ...
-        guests: ranks of the other, behind those.
+        consumers: ranks of the other, behind those.
     """
 
     channel: Channel
     owners: int
-    guests: int
+    consumers: int
 
 
 @dataclass
@@ -38,7 +38,7 @@ class RowChannels:
         owns_rows: whether rows are born in this role.
         address: IP address of this pod.
         host: where to reach a pod by its name.
-        costs: by which the guests share the rows.
+        costs: by which the consumers share the rows.
     """
 
     world: World
@@ -68,11 +68,11 @@ class RowChannels:
             store,
             key=request.key,
             member=self.world.rank + (0 if self.owns_rows else request.owners),
-            size=request.owners + request.guests,
+            size=request.owners + request.consumers,
             address=self.address,
             device=self.world.device,
         )
-        self._routes[request.role] = _Route(channel, request.owners, request.guests)
+        self._routes[request.role] = _Route(channel, request.owners, request.consumers)
 
     def cut(self, role: str) -> None:
         """End what waits on the channel to a role; to be called from another thread."""
@@ -83,24 +83,24 @@ class RowChannels:
     def move_rows(
         self, role: str, index: BatchIndex, mine: Experience | None
     ) -> tuple[BatchIndex, Experience]:
-        """Move all rows from their owners to the guests, each row to one of them.
+        """Move all rows from their owners to the consumers, each row to one of them.
 
         Args:
             role: at the other end.
             index: of the rows at their owners.
-            mine: the rows of this rank; None on a guest, which has none yet.
+            mine: the rows of this rank; None on a consumer, which has none yet.
 
         Returns:
-            The index of the rows at the guests, and those that this rank has as a guest.
+            The index of the rows at the consumers, and those that this rank has as a consumer.
         """
         route = self._routes[role]
         plan = self._plan(route, index)
         moved = move_rows(route.channel, index, plan, mine)
-        guests = tuple(member - route.owners for member in plan.destinations)
-        return replace(index, owners=guests), moved
+        consumers = tuple(member - route.owners for member in plan.destinations)
+        return replace(index, owners=consumers), moved
 
     def move_columns(self, request: MoveColumns, index: BatchIndex, mine: Experience) -> None:
-        """Move columns of rows that owners and guests both have.
+        """Move columns of rows that owners and consumers both have.
 
         Args:
             request: which, and in which direction.
@@ -120,8 +120,8 @@ class RowChannels:
         )
 
     def _plan(self, route: _Route, index: BatchIndex) -> TransferPlan:
-        guests = self.costs.assigned(index, route.guests)
-        return TransferPlan(index.owners, tuple(route.owners + guest for guest in guests))
+        consumers = self.costs.assigned(index, route.consumers)
+        return TransferPlan(index.owners, tuple(route.owners + consumer for consumer in consumers))
 
 
 def batch_index(index: RowIndex) -> BatchIndex:

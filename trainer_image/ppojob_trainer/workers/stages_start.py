@@ -1,4 +1,4 @@
-"""Which models live in a rank, and loading them: one answer for owners of rows and for guests."""
+"""Which models live in a rank, and loading them: one answer for all roles."""
 
 from collections.abc import Callable
 

@@ -69,7 +69,7 @@ def rows_of(first: int, last: int) -> OwnedRows:
 
 @pytest.fixture
 def written(role_of, roles_of, batch: Batch, tmp_path: Path) -> Callable[[int], Path]:
-    """Has the rows of the batch written, in portions of some bytes; answers the folder."""
+    """Has the rows of the batch written, in chunks of some bytes; answers the folder."""
 
     def owner(first: int, last: int) -> list[Route]:
         rows = rows_of(first, last)
@@ -81,13 +81,13 @@ def written(role_of, roles_of, batch: Batch, tmp_path: Path) -> Callable[[int], 
 
         return [Route(WRITE_ROWS, write)]
 
-    def make(portion_bytes: int) -> Path:
+    def make(chunk_bytes: int) -> Path:
         group = role_of("actorRollout", *(owner(*share) for share in batch.shares))
         roles = roles_of(group)
         scoring = Scoring(roles, group, None, None)
-        folder = f"rows-{portion_bytes}"
+        folder = f"rows-{chunk_bytes}"
         tape = RowTape(Journal(tmp_path / "journal"), tmp_path, "settings")
-        RolloutStages(roles, group, scoring, tape, portion_bytes).write_rows(batch, 1, folder)
+        RolloutStages(roles, group, scoring, tape, chunk_bytes).write_rows(batch, 1, folder)
         return tmp_path / folder
 
     return make

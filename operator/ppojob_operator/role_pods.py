@@ -9,7 +9,7 @@ from ppojob_operator.state import Job
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class RolePods:
     """A role with pods of its own.
 
     Attributes:
@@ -21,18 +21,18 @@ class Members:
     pods: tuple[str, ...]
 
 
-def members_of(topology: Topology) -> tuple[Members, ...]:
+def wanted_role_pods(topology: Topology) -> tuple[RolePods, ...]:
     """The roles that a job is to have."""
     return tuple(
-        Members(role.role, tuple(pod.name for pod in role.pods)) for role in topology.with_own_pods
+        RolePods(role.role, tuple(pod.name for pod in role.pods)) for role in topology.with_own_pods
     )
 
 
-def members_before(job: Job) -> tuple[Members, ...]:
+def accepted_role_pods(job: Job) -> tuple[RolePods, ...]:
     """The roles that a job had when its spec was accepted last: the status has kept them."""
     found = ((cast("RoleName", one.name), one.replicas) for one in job.status.roles)
     return tuple(
-        Members(role, tuple(pod_name(job.name, role, index) for index in range(replicas)))
+        RolePods(role, tuple(pod_name(job.name, role, index) for index in range(replicas)))
         for role, replicas in found
         if role in ROLE_SLUGS
     )

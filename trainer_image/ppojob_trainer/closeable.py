@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Self
 
 
-class Closing(ABC):
+class Closeable(ABC):
     """Holds something that must be given back: processes, files."""
 
     @abstractmethod

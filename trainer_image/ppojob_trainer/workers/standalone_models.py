@@ -13,7 +13,7 @@ from ppojob_trainer.workers.worker import WorkerFactory
 
 
 @contextmanager
-def open_row_guest(
+def open_standalone_model(
     environment: PodEnvironment, rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[ModelStages]:
     """A reference or a critic in pods of its own; its model lives as long as the block."""
@@ -21,9 +21,9 @@ def open_row_guest(
         yield open_stages(environment, world)
 
 
-GUESTS: dict[str, WorkerFactory] = {
-    "reference": open_row_guest,
-    "critic": open_row_guest,
+STANDALONE_MODELS: dict[str, WorkerFactory] = {
+    "reference": open_standalone_model,
+    "critic": open_standalone_model,
     "rewardModel": open_reward_model_worker,
 }
 """What builds the worker of each of these roles."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from operator_jobs import NOW, UID, job_manifest
 
-from ppojob_operator.mirror import Mirror
+from ppojob_operator.cache import Cache
 from ppojob_operator.reading import JobKey
 from ppojob_operator.state import ControllerReport, Job, Pod, Termination
 
@@ -13,26 +13,26 @@ LABELS = {"ppojob.dev/job": "sum", "ppojob.dev/job-uid": UID, "ppojob.dev/role":
 
 
 class Watched:
-    """A mirror, and which jobs it woke."""
+    """A cache, and which jobs it woke."""
 
     def __init__(self) -> None:
         self.woken: list[JobKey] = []
-        self.mirror = Mirror(self.woken.append)
+        self.cache = Cache(self.woken.append)
 
     def after(self, manifest: dict[str, Any]) -> int:
         """How often the job is woken by this state of it."""
         before = len(self.woken)
-        self.mirror.see_job(manifest)
+        self.cache.see_job(manifest)
         return len(self.woken) - before
 
     @property
     def known(self) -> Job:
-        return self.mirror.job(KEY)
+        return self.cache.job(KEY)
 
     def pod(self, **fields: Any) -> Pod:
         """A pod as it is kept."""
-        self.mirror.see_pod(pod(**fields))
-        (one,) = self.mirror.observed(KEY, UID).pods
+        self.cache.see_pod(pod(**fields))
+        (one,) = self.cache.observed(KEY, UID).pods
         return one
 
 
@@ -89,14 +89,14 @@ def test_an_older_state_of_an_object_of_its_does_not_come_back() -> None:
         }
 
     seen = Watched()
-    seen.mirror.settle(KEY, service(5, 80), service(5, 80))
+    seen.cache.settle(KEY, service(5, 80), service(5, 80))
     woken = len(seen.woken)
-    seen.mirror.see_child(service(5, 80))
-    seen.mirror.see_child(service(4, 81))
+    seen.cache.see_child(service(5, 80))
+    seen.cache.see_child(service(4, 81))
     assert len(seen.woken) == woken
-    known = seen.mirror.observed(KEY, UID).children["Service", "sum-reward"]
+    known = seen.cache.observed(KEY, UID).children["Service", "sum-reward"]
     assert known.manifest["spec"] == {"ports": [{"port": 80}]}
-    seen.mirror.see_child(service(6, 82))
+    seen.cache.see_child(service(6, 82))
     assert len(seen.woken) == woken + 1
 
 
@@ -106,29 +106,29 @@ def test_a_younger_job_of_the_same_name_is_another() -> None:
     younger = job(9)
     younger["metadata"]["uid"] = "younger"
     seen.after(younger)
-    seen.mirror.lose_job(UID)
+    seen.cache.lose_job(UID)
     assert seen.known.uid == "younger"
 
 
 def test_a_report_counts_while_its_pod_is_there() -> None:
     seen = Watched()
     seen.after(job(1))
-    seen.mirror.see_pod(pod())
-    assert [one.name for _, one in seen.mirror.controllers()] == ["sum-controller-0"]
-    seen.mirror.see_report(KEY, ControllerReport("p", "done", "", 0))
-    assert seen.mirror.observed(KEY, UID).controller is not None
+    seen.cache.see_pod(pod())
+    assert [one.name for _, one in seen.cache.controllers()] == ["sum-controller-0"]
+    seen.cache.see_report(KEY, ControllerReport("p", "done", "", 0))
+    assert seen.cache.observed(KEY, UID).controller is not None
     woken = len(seen.woken)
-    seen.mirror.see_report(KEY, ControllerReport("p", "done", "", 0))
+    seen.cache.see_report(KEY, ControllerReport("p", "done", "", 0))
     assert len(seen.woken) == woken
-    seen.mirror.lose_pod("p")
-    seen.mirror.see_pod(pod("q"))
-    assert seen.mirror.observed(KEY, UID).controller is None
+    seen.cache.lose_pod("p")
+    seen.cache.see_pod(pod("q"))
+    assert seen.cache.observed(KEY, UID).controller is None
 
 
 def test_a_pod_of_another_uid_is_not_the_jobs() -> None:
     seen = Watched()
-    seen.mirror.see_pod(pod())
-    assert seen.mirror.observed(KEY, "younger").pods == ()
+    seen.cache.see_pod(pod())
+    assert seen.cache.observed(KEY, "younger").pods == ()
 
 
 def container(name: str, restarts: int, waiting: str, **end: Any) -> dict[str, Any]:
@@ -168,9 +168,9 @@ def test_a_silent_node_wakes_the_jobs_on_it() -> None:
         return {"metadata": {"name": "n", "uid": "n"}, "status": {"conditions": [ready]}}
 
     seen = Watched()
-    seen.mirror.see_pod(pod())
-    seen.mirror.see_node(node("True", "2026-01-02T03:00:00Z"))
+    seen.cache.see_pod(pod())
+    seen.cache.see_node(node("True", "2026-01-02T03:00:00Z"))
     woken = len(seen.woken)
-    seen.mirror.see_node(node("Unknown", "2026-01-02T03:04:05Z"))
+    seen.cache.see_node(node("Unknown", "2026-01-02T03:04:05Z"))
     assert seen.woken[woken:] == [KEY]
-    assert seen.mirror.observed(KEY, UID).nodes["n"].silent_since == NOW
+    assert seen.cache.observed(KEY, UID).nodes["n"].silent_since == NOW

@@ -32,7 +32,7 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-class Lifeline:
+class HeartbeatPipe:
     """The process's end of the pipe.
 
     Args:
@@ -42,7 +42,7 @@ class Lifeline:
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         self._descriptor = descriptor
-        self._thread = threading.Thread(target=self._beat, name="lifeline", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -68,11 +68,11 @@ class Lifeline:
                 os.write(self._descriptor, _BEAT)
             except OSError:
                 # Nobody reads any more: the supervisor is gone, so this process has no pod.
-                sys.stderr.write("lifeline: the supervisor is gone; leaving\n")
+                sys.stderr.write("heartbeat: the supervisor is gone; leaving\n")
                 os._exit(1)
 
 
-class LifelineReader:
+class HeartbeatReader:
     """The supervisor's end: what one process has said so far.
 
     Args:

@@ -11,8 +11,7 @@ from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import FailureRecord
 from ppojob_api.well_known import workload_name
 from ppojob_operator.build.config_map import PodConfig
-from ppojob_operator.conditions import Claim, has_ended
-from ppojob_operator.members import Members, members_before, members_of
+from ppojob_operator.conditions import ObservedCondition, has_ended
 from ppojob_operator.policies.acceptance import INVALID
 from ppojob_operator.policies.completion import Ending, ending
 from ppojob_operator.policies.failure import judge, new_records
@@ -20,11 +19,12 @@ from ppojob_operator.policies.gang import GAVE_BACK, admission
 from ppojob_operator.policies.placing import Admission
 from ppojob_operator.policies.suspend import wanted_roles
 from ppojob_operator.reading import JOBS_REMEMBERED
+from ppojob_operator.role_pods import RolePods, accepted_role_pods, wanted_role_pods
 from ppojob_operator.state import Job, Observed, Time
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class ReconcileContext:
     """A job at one moment.
 
     Attributes:
@@ -44,9 +44,9 @@ class Situation:
     """
 
     job: Job
-    accepted: Claim
+    accepted: ObservedCondition
     config: PodConfig | None
-    roles: tuple[Members, ...]
+    roles: tuple[RolePods, ...]
     pods: tuple[PodSettings, ...]
     observed: Observed
     now: Time
@@ -54,7 +54,7 @@ class Situation:
     admission: Admission
     ending: Ending | None
     runs: bool
-    wanted: tuple[Members, ...]
+    wanted: tuple[RolePods, ...]
 
     @property
     def lifecycle(self) -> LifecycleSpec:
@@ -84,9 +84,9 @@ class Situation:
         return self.job.status.training.step if self.job.status.training else 0
 
 
-def situation(
-    job: Job, manifest: PPOJob | None, accepted: Claim, observed: Observed, now: Time
-) -> Situation:
+def reconcile_context(
+    job: Job, manifest: PPOJob | None, accepted: ObservedCondition, observed: Observed, now: Time
+) -> ReconcileContext:
     """Where a job is that is accepted, or was.
 
     A new ending is written down before the pods go, since it is known from them alone.
@@ -99,7 +99,7 @@ def situation(
         now: the moment.
     """
     config = pod_config(job, manifest) if manifest is not None else None
-    roles = members_of(config.run.topology) if config is not None else members_before(job)
+    roles = wanted_role_pods(config.run.topology) if config is not None else accepted_role_pods(job)
     status, lifecycle = job.status, job.terms.lifecycle
     failures = new_records(observed.pods, status, now)
     failure = judge(failures, status, job.terms.recovery.restarts_without_progress)
@@ -107,7 +107,7 @@ def situation(
     is_over = has_ended(job.status)
     admitted = admission(job, job.terms.scheduling, observed, now)
     if config is None and not is_over and not _is_made(job, roles, observed):
-        words = Claim("Admitted", False, accepted.reason, accepted.message)
+        words = ObservedCondition("Admitted", False, accepted.reason, accepted.message)
         admitted = Admission(words, may_have_pods=False)
     runs = not is_over and not lifecycle.suspend and admitted.may_have_pods
     wanted = wanted_roles(
@@ -116,7 +116,7 @@ def situation(
         runs=runs,
         commits=not is_over or status.reason == "DeadlineExceeded",
     )
-    return Situation(
+    return ReconcileContext(
         job=job,
         accepted=accepted,
         config=config,
@@ -132,7 +132,7 @@ def situation(
     )
 
 
-def _is_made(job: Job, roles: tuple[Members, ...], observed: Observed) -> bool:
+def _is_made(job: Job, roles: tuple[RolePods, ...], observed: Observed) -> bool:
     """Whether all roles have what makes their pods: without one of them nothing trains."""
     there = {
         name

@@ -55,9 +55,9 @@ class Sides:
     store_host: str  # of the owners
     owner: ModelStages  # of the rank that owns the rows
     owners: RoleGroup  # its role
-    model: Reference = field(default_factory=Reference)  # the guest's
+    model: Reference = field(default_factory=Reference)  # the consumer's
 
-    def guests(self, epoch: int) -> RoleGroup:
+    def consumers(self, epoch: int) -> RoleGroup:
         """The other role with ranks of an epoch, which have seen nothing yet."""
         stages = stages_of(World.alone(), self.store_host, owns_rows=False)
         stages.frozen["reference"] = self.model
@@ -65,22 +65,22 @@ class Sides:
 
     def pass_over(
         self,
-        guests: RoleGroup,
+        consumers: RoleGroup,
         *,
         controller: int,
         step: int = 1,
-        life: int = 0,
+        rewinds: int = 0,
         dies: bool = False,
     ) -> None:
         """What a controller does for a forward pass; one that dies leaves the column there."""
-        roles = self.roles_of(self.owners, guests, epoch=controller, life=life)
+        roles = self.roles_of(self.owners, consumers, epoch=controller, rewinds=rewinds)
         flow = RowFlow(roles, self.owners, "uid")
         batch = Batch("train", PROMPTS, samples=2, owners=1, lengths=LENGTHS)
-        flow.bring_rows(guests, batch, step)
+        flow.bring_rows(consumers, batch, step)
         id_ = RequestId(0, step, "forward/reference")
-        roles.ask_all(guests, FORWARD, Forward("reference"), id_)
+        roles.ask_all(consumers, FORWARD, Forward("reference"), id_)
         if not dies:
-            flow.take_columns(guests, batch, step, ["ref_logprobs"])
+            flow.take_columns(consumers, batch, step, ["ref_logprobs"])
 
     @property
     def column(self) -> list[float]:
@@ -120,26 +120,26 @@ def rows() -> Experience:
 
 
 def test_a_pass_that_is_done_is_not_done_again_for_a_controller_that_came_back(sides: Sides):
-    guests = sides.guests(epoch=1)
-    sides.pass_over(guests, controller=1, dies=True)
+    consumers = sides.consumers(epoch=1)
+    sides.pass_over(consumers, controller=1, dies=True)
     for controller in (2, 3):
-        sides.pass_over(guests, controller=controller)
+        sides.pass_over(consumers, controller=controller)
         assert sides.column == [1.0] * sum(LENGTHS)
     assert sides.model.passes == 1
 
 
-@pytest.mark.parametrize("where", [{"step": 2}, {"life": 1}])
-def test_rows_of_another_step_or_life_are_passed_over_anew(sides: Sides, where: dict[str, int]):
+@pytest.mark.parametrize("where", [{"step": 2}, {"rewinds": 1}])
+def test_rows_of_another_step_or_before_a_rewind_are_passed_over_anew(sides: Sides, where: dict[str, int]):
     """The same prompts and lengths: only their names tell the batches apart."""
-    guests = sides.guests(epoch=1)
-    sides.pass_over(guests, controller=1)
-    sides.pass_over(guests, controller=2, **where, dies=True)
-    sides.pass_over(guests, controller=3, **where)
+    consumers = sides.consumers(epoch=1)
+    sides.pass_over(consumers, controller=1)
+    sides.pass_over(consumers, controller=2, **where, dies=True)
+    sides.pass_over(consumers, controller=3, **where)
     assert sides.column == [2.0] * sum(LENGTHS)
     assert sides.model.passes == 2
 
 
-def test_a_guest_that_was_lost_gets_the_rows_and_passes_over_them_again(sides: Sides):
-    sides.pass_over(sides.guests(epoch=1), controller=1, dies=True)
-    sides.pass_over(sides.guests(epoch=2), controller=2)
+def test_a_model_that_was_lost_gets_the_rows_and_passes_over_them_again(sides: Sides):
+    sides.pass_over(sides.consumers(epoch=1), controller=1, dies=True)
+    sides.pass_over(sides.consumers(epoch=2), controller=2)
     assert sides.column == [2.0] * sum(LENGTHS)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ppojob_operator.difference import covers, digest
-from ppojob_operator.gang_mirror import GangMirror
+from ppojob_operator.gang_cache import GangCache
 from ppojob_operator.kinds import child_key
 from ppojob_operator.reading import (
     JobKey,
@@ -71,7 +71,7 @@ class _JobRecords:
         return not (self.manifest or self.pods or self.children)
 
 
-class Mirror:
+class Cache:
     """The records of all jobs.
 
     Args:
@@ -84,7 +84,7 @@ class Mirror:
         self._nodes: dict[str, Node] = {}
         self._node_names: dict[str, str] = {}
         self._keys: dict[str, JobKey] = {}
-        self.gangs = GangMirror(lambda: self._wake_all(iter(self.job_keys())))
+        self.gangs = GangCache(lambda: self._wake_all(iter(self.job_keys())))
 
     def job_keys(self) -> tuple[JobKey, ...]:
         """All jobs that are there."""

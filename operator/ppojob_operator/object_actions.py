@@ -6,11 +6,11 @@ from typing import Any
 from ppojob_operator.build.metadata import ANNOTATION_GENERATION, ANNOTATION_TEMPLATE
 from ppojob_operator.difference import covers, digest
 from ppojob_operator.kinds import child_kind
-from ppojob_operator.situation import Situation
+from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.state import Action, Apply, Child, Create, Manifest
 
 
-def convergence(here: Situation, wanted: dict[str, Any]) -> Iterable[Action]:
+def object_actions(here: ReconcileContext, wanted: dict[str, Any]) -> Iterable[Action]:
     """What brings one object to its wanted content; nothing where it has it."""
     kind = child_kind(wanted)
     child = here.observed.children.get((kind, wanted["metadata"]["name"]))

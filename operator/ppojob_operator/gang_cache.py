@@ -7,7 +7,7 @@ from ppojob_operator.build.kueue import placement
 from ppojob_operator.state import GangFacts, GangKind, Manifest, Placement
 
 
-class GangMirror:
+class GangCache:
     """Which gang kinds are served, and what Kueue's flavors and priority classes say.
 
     Args:
