@@ -129,7 +129,9 @@ def test_a_pass_that_is_done_is_not_done_again_for_a_controller_that_came_back(s
 
 
 @pytest.mark.parametrize("where", [{"step": 2}, {"rewinds": 1}])
-def test_rows_of_another_step_or_before_a_rewind_are_passed_over_anew(sides: Sides, where: dict[str, int]):
+def test_rows_of_another_step_or_before_a_rewind_are_passed_over_anew(
+    sides: Sides, where: dict[str, int]
+):
     """The same prompts and lengths: only their names tell the batches apart."""
     consumers = sides.consumers(epoch=1)
     sides.pass_over(consumers, controller=1)
