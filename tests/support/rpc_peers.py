@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from ppojob_trainer.controller.agreement import Agreement
-from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.role_group import RoleGroup
+from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.supervisors import Supervisors
 from ppojob_trainer.rpc.client import Caller, Peer
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
 from ppojob_trainer.rpc.messages import PodStatus
@@ -99,6 +101,7 @@ def roles_of(caller_of: Callable[..., Caller]) -> Callable[..., Roles]:
     def make(*groups: RoleGroup, epoch: int = 1, rewinds: int = 0) -> Roles:
         caller = caller_of(epoch=epoch)
         caller.default_deadline_seconds = 60.0
-        return Roles(caller, groups, 60.0, lambda: False, Agreement("c", "r"), rewinds)
+        agreement = Agreement("c", "r")
+        return Roles(Supervisors(caller, groups, 60.0, lambda: False, agreement), rewinds)
 
     return make

@@ -12,7 +12,8 @@ import torch
 
 from ppojob_api import contract
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.role_group import RoleGroup
+from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.row_flow import RowFlow
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.engine.head import TokenOutputs

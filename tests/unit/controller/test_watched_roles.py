@@ -10,7 +10,9 @@ import pytest
 from pod_plans import pod_plan
 
 from ppojob_trainer.controller.agreement import Agreement
-from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.role_group import RoleGroup
+from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.supervisors import Supervisors
 from ppojob_trainer.errors import (
     ChannelLost,
     ConfigError,
@@ -44,7 +46,7 @@ def actor(serve, caller_of) -> Callable[..., Roles]:
         ranks = (serve([Route(BARRIER, work)]), *more)
         supervisor = serve(routes, epoch=None)
         group = RoleGroup("actorRollout", (supervisor,), ranks, True, True, epoch=1)
-        return Roles(caller_of(), (group,), 5.0, lambda: False, Agreement(code="c", config="r"))
+        return Roles(Supervisors(caller_of(), (group,), 5.0, lambda: False, Agreement("c", "r")))
 
     return make
 
@@ -64,12 +66,12 @@ def test_a_pod_that_began_anew_has_lost_its_ranks(actor) -> None:
     """Its container was started again: it answers, and knows of no epoch."""
     roles = actor(pod(0, "idle"), idle)
     with pytest.raises(RoleLost, match="pod 0: it began anew, without ranks"):
-        roles.watch()
+        roles.supervisors.watch()
 
 
 @pytest.mark.parametrize("phase", ["starting", "ready"])
 def test_a_pod_in_its_epoch_is_fine(phase: str, actor) -> None:
-    actor(pod(1, phase), idle).watch()
+    actor(pod(1, phase), idle).supervisors.watch()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_a_pod_that_runs_something_else_is_not_started(actor) -> None:
 
     roles = actor(started, idle)
     with pytest.raises(ConfigError, match=r"^actorRollout rank 0: got configuration other: "):
-        roles.start(roles.groups[0], 2)
+        roles.supervisors.start(roles.groups[0], 2)
 
 
 SAME = PodIdentity(code="c", config="r", models={"/m": "a"})
@@ -124,7 +126,7 @@ def pods(serve, caller_of) -> Callable[..., Roles]:
             }.items()
         )
         agreement = Agreement(code="c", config="r")
-        return Roles(caller_of(), groups, 5.0, lambda: False, agreement)
+        return Roles(Supervisors(caller_of(), groups, 5.0, lambda: False, agreement))
 
     return make
 
@@ -142,16 +144,16 @@ def test_a_pod_that_lives_and_one_that_is_made_again_are_compared(reading, pods)
     Else a pod that was made again with another model would be compared with itself alone.
     """
     roles = pods(tells(SAME), tells(*reading, OTHER_MODEL))
-    assert [group.name for group in roles.missing()] == ["reward"]
+    assert [group.name for group in roles.supervisors.missing()] == ["reward"]
     with pytest.raises(ConfigError, match=r"^/m: got b in reward rank 0 and a in actorRollout"):
-        roles.start(roles.groups[1], 2)
+        roles.supervisors.start(roles.groups[1], 2)
 
 
 def test_a_pod_whose_storage_hangs_is_lost_in_the_end(pods) -> None:
     roles = pods(tells(SAME), tells(UNREAD))
     roles.caller.default_deadline_seconds = 0.5
     with pytest.raises(RoleLost, match=r"reward rank 0: no word of its models for 0\.5 s"):
-        roles.start(roles.groups[1], 2)
+        roles.supervisors.start(roles.groups[1], 2)
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
@@ -164,10 +166,10 @@ def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(is_
 
     roles = pods(slow if is_slow else tells(UNREAD), tells(SAME))
     try:
-        assert [group.name for group in roles.missing()] == ["reward"]
+        assert [group.name for group in roles.supervisors.missing()] == ["reward"]
     finally:
         may_go_on.set()
-    roles.start(roles.groups[1], 2)
+    roles.supervisors.start(roles.groups[1], 2)
 
 
 def silent(role: str, *, is_stateful: bool, epoch: int) -> RoleGroup:
@@ -179,20 +181,20 @@ def silent(role: str, *, is_stateful: bool, epoch: int) -> RoleGroup:
 def test_a_job_that_is_asked_to_end_waits_for_no_role_that_is_gone(actor) -> None:
     """As a deleted one, whose pods go all at once."""
     roles = actor(pod(1, "ready"), idle)
-    roles.stop_requested = lambda: True
-    roles.groups = (silent("actorRollout", is_stateful=True, epoch=1),)
+    roles.supervisors.stop_requested = lambda: True
+    roles.supervisors.groups = (silent("actorRollout", is_stateful=True, epoch=1),)
     with pytest.raises(Interrupted, match="without actorRollout: the last commit stands"):
-        roles.start(roles.groups[0], 2)
+        roles.supervisors.start(roles.groups[0], 2)
 
 
 def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(actor) -> None:
     """The actor holds a step that is not committed: it is to be ended first."""
     roles = actor(pod(1, "ready"), idle)
-    roles.stop_requested = lambda: True
-    roles.groups = (*roles.groups, silent("reward", is_stateful=False, epoch=1))
+    roles.supervisors.stop_requested = lambda: True
+    roles.supervisors.groups = (*roles.groups, silent("reward", is_stateful=False, epoch=1))
     roles.caller.default_deadline_seconds = 2.0
     with pytest.raises(RoleLost, match="reward supervisor: no answer to identity within 2 s"):
-        roles.start(roles.groups[1], 2)
+        roles.supervisors.start(roles.groups[1], 2)
 
 
 def test_an_epoch_that_is_asked_for_is_starting() -> None:

@@ -11,7 +11,8 @@ from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.journal import CommitSealed, Journal
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.best_commit import BestCommit
-from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.role_group import RoleGroup
+from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.errors import StorageError
 from ppojob_trainer.rpc.messages import Saved, SaveShards
 from ppojob_trainer.rpc.methods import SAVE_SHARDS

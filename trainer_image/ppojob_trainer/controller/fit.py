@@ -39,7 +39,8 @@ from ppojob_trainer.controller.records import (
     training_metrics,
 )
 from ppojob_trainer.controller.recovery import Recovery
-from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.role_group import RoleGroup
+from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.training_step import StepResult, TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset

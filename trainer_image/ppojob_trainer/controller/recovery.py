@@ -29,7 +29,8 @@ from ppojob_trainer.checkpoint.sealed import Commit, Refusal
 from ppojob_trainer.controller.position import Position, read_position
 from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.records import Records
-from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.role_group import RoleGroup
+from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.errors import CannotResume, JobFailed, RoleLost
 from ppojob_trainer.rpc.messages import Restore, SavedFile, SyncWeights
@@ -154,7 +155,8 @@ class Recovery:
 
     def _all_live(self) -> bool:
         return all(
-            group.epoch > 0 and self.roles.is_ready(group, group.epoch) for group in self._stateful
+            group.epoch > 0 and self.roles.supervisors.is_ready(group, group.epoch)
+            for group in self._stateful
         )
 
     def _start(self, group: RoleGroup) -> None:
@@ -164,13 +166,13 @@ class Recovery:
                 time=time.time(), role=group.name, epoch=epoch, world_size=len(group.ranks)
             )
         )
-        self.roles.start(group, epoch)
+        self.roles.supervisors.start(group, epoch)
 
     def _start_missing(self) -> None:
         """Start the roles that do not serve, and wait for all."""
-        for group in self.roles.missing():
+        for group in self.roles.supervisors.missing():
             self._start(group)
-        self.roles.wait_ready(self.roles.groups, may_stop=not self._stands)
+        self.roles.supervisors.wait_ready(self.roles.groups, may_stop=not self._stands)
 
     def _rewind(self, from_step: int, reason: str) -> Progress:
         self._stands = False
@@ -206,7 +208,7 @@ class Recovery:
         living = [
             group
             for group in self._stateful
-            if group.epoch > 0 and self.roles.is_ready(group, group.epoch)
+            if group.epoch > 0 and self.roles.supervisors.is_ready(group, group.epoch)
         ]
         self.roles.barrier(living, step, f"rewind/{self.roles.rewinds}")
 

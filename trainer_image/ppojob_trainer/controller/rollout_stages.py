@@ -12,7 +12,8 @@ import msgspec
 
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.role_group import RoleGroup
+from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.row_tape import RowTape, rows_folder
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.rpc.chunks import CHUNK_BYTES, chunks

@@ -13,7 +13,8 @@ import msgspec
 
 from ppojob_trainer.controller.batch import Batch, shares
 from ppojob_trainer.controller.excerpt import excerpt
-from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.role_group import RoleGroup
+from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.rewards.wire import NotScored
@@ -149,7 +150,7 @@ class Scoring:
         answers = begun.answers(self.roles)
         failure = next((answer.failure for answer in answers if answer.failure is not None), None)
         if failure is not None:
-            self.roles.raise_loss_first()
+            self.roles.supervisors.raise_loss_first()
             raise _failed(begun.group, failure, batch)
         return [score for answer in answers for score in answer.scores]
 

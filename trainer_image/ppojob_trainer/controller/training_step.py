@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.role_group import RoleGroup
+from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_flow import RowFlow
 from ppojob_trainer.data.prompt_store import PromptRow

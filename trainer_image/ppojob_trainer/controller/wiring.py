@@ -22,11 +22,13 @@ from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.prompts import Prompts, open_prompts
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
-from ppojob_trainer.controller.roles import RoleGroup, Roles, role_group
+from ppojob_trainer.controller.role_group import RoleGroup, role_group
+from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_flow import RowFlow
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
+from ppojob_trainer.controller.supervisors import Supervisors
 from ppojob_trainer.controller.training_step import (
     ForwardPass,
     TrainingStep,
@@ -272,7 +274,8 @@ def _roles(
     agreement = Agreement(
         code_digest(), config_digest(environment.config), native_bfloat16=has_native_bfloat16()
     )
-    return Roles(caller, groups, spec.timeouts.startup_seconds, stop, agreement)
+    startup = spec.timeouts.startup_seconds
+    return Roles(Supervisors(caller, groups, startup, stop, agreement))
 
 
 def _sinks(
