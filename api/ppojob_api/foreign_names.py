@@ -160,12 +160,12 @@ norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd spec.algorithm.grpo
 gamma | spec.algorithm.ppo.gamma spec.algorithm.reinforcePlusPlus.gamma | in the section of its type
 use_pf_ppo pf_ppo | not yet | PF-PPO
 filter_groups | not yet | filtering of groups
-rollout_correction rollout_is_batch_normalize | not yet | correction beside type: bypass
-rollout_rs rollout_rs_threshold | not yet | rejection of rows and tokens
+rollout_rs | spec.algorithm.rolloutCorrection.rejection | a list of {mode, low, high}
+rollout_rs_threshold | spec.algorithm.rolloutCorrection.rejection | as low and high
 bypass_mode | spec.algorithm.policyLoss.type | where true is bypass
 rollout_correction.loss_type | spec.algorithm.policyLoss.bypass.form | ppo_clip is clip
-rollout_is | spec.algorithm.policyLoss.bypass.weights | with type: bypass
-rollout_is_threshold | spec.algorithm.policyLoss.bypass.weightLimit
+rollout_is | spec.algorithm.rolloutCorrection.weights | where null is none
+rollout_is_threshold | spec.algorithm.rolloutCorrection.weightLimit
 gdpo_reward_keys gdpo_reward_weights | not yet | GDPO
 critic.enable | not needed | spec.algorithm.type: ppo has a critic
 critic.model.path | spec.critic.path
@@ -251,7 +251,9 @@ importance_sampling_level | spec.algorithm.policyLoss.type | where sequence is g
 sapo_temperature_neg sapo_temperature_pos | not yet | other policy losses
 mask_truncated_completions top_entropy_quantile | not yet | masking of tokens
 sync_ref_model ref_model_mixup_alpha ref_model_sync_steps | not yet | a moving reference
-vllm_importance_sampling_correction off_policy_mask_threshold | not yet | off-policy correction
+vllm_importance_sampling_correction | spec.algorithm.rolloutCorrection.weights
+vllm_importance_sampling_cap | spec.algorithm.rolloutCorrection.weightLimit
+off_policy_mask_threshold | not yet | masks of responses with negative advantages
 multi_objective_aggregation use_bias_correction_kl | not yet
 use_vllm | spec.rollout.engine | where true is vllm
 vllm_mode | not needed | engine and trainer share the ranks of actorRollout

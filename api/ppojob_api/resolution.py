@@ -11,6 +11,7 @@ from ppojob_api.v1alpha1.critic import CriticSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.roles import ColocatableRole, RolePods, RolesSpec
 from ppojob_api.v1alpha1.rollout import RewardModelSpec, RolloutSpec
+from ppojob_api.v1alpha1.rollout_correction import RATIO_MODES, RolloutCorrectionSpec
 from ppojob_api.v1alpha1.training import DataSpec
 
 Pods = TypeVar("Pods", bound=RolePods)
@@ -89,11 +90,23 @@ def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
     if loss.loss.options is not None:
         own = loss.options or loss.loss.options()
         update["policy_loss"] = loss.model_copy(update={loss.type: own})
+    if algorithm.rollout_correction is not None:
+        update["rollout_correction"] = _resolved_correction(algorithm.rollout_correction)
     if algorithm.loss_aggregation == "sequence_mean_token_sum_norm":
         update["loss_scale_tokens"] = algorithm.loss_scale_tokens or spec.data.max_response_tokens
     if algorithm.kl.in_ != "none":
         update["kl"] = _resolved_kl(algorithm.kl)
     return algorithm.model_copy(update=update)
+
+
+def _resolved_correction(correction: RolloutCorrectionSpec) -> RolloutCorrectionSpec:
+    rejection = tuple(
+        one.model_copy(update={"low": one.low or 1.0 / one.high})
+        if one.mode in RATIO_MODES
+        else one
+        for one in correction.rejection
+    )
+    return correction.model_copy(update={"rejection": rejection})
 
 
 def _resolved_kl(kl: KlSpec) -> KlSpec:

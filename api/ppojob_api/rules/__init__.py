@@ -9,6 +9,7 @@ from ppojob_api.rules.names import NAME_RULES
 from ppojob_api.rules.pods import POD_RULES
 from ppojob_api.rules.policy_loss import POLICY_LOSS_RULES
 from ppojob_api.rules.roles import ROLE_RULES
+from ppojob_api.rules.rollout_correction import ROLLOUT_CORRECTION_RULES
 from ppojob_api.rules.rule import Rule, given
 from ppojob_api.rules.run import CHECKPOINT_RULES, LENGTH_RULES, SAMPLING_RULES
 from ppojob_api.run_config import TRAJECTORY_SECTIONS
@@ -71,6 +72,7 @@ RULES = (
     *NAME_RULES,
     *ALGORITHM_RULES,
     *POLICY_LOSS_RULES,
+    *ROLLOUT_CORRECTION_RULES,
     *LENGTH_RULES,
     *CHECKPOINT_RULES,
     *SAMPLING_RULES,

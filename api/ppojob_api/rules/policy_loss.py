@@ -3,7 +3,7 @@
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.rules.rule import rules, untouched, words
-from ppojob_api.v1alpha1.policy_loss import CLIP_FIELDS, LOSSES, BypassSpec, PolicyLossSpec
+from ppojob_api.v1alpha1.policy_loss import CLIP_FIELDS, LOSSES, PolicyLossSpec
 
 POLICY_LOSS_RULES = (
     *(
@@ -47,21 +47,6 @@ POLICY_LOSS_RULES = (
         when: self.type == 'dro'
         must: has(self.dro)
 
-        spec.algorithm.policyLoss.bypass | weights | NoEffect
-            it has no effect with form: clip; remove it, or form: reinforce
-        when: self.form == 'clip'
-        must: $NO_WEIGHTS
-
-        spec.algorithm.policyLoss.bypass | weightLimit | NoEffect
-            it has no effect with form: clip; remove it, or form: reinforce
-        when: self.form == 'clip'
-        must: $NO_LIMIT
-
-        spec.algorithm.policyLoss.bypass | weightLimit | NoEffect
-            it has no effect with weights: none; remove it, or weights: token or sequence
-        when: self.form != 'clip' && self.weights == 'none'
-        must: $NO_LIMIT
-
         spec.algorithm.policyLoss.clipCov | covarianceHigh | OutOfRange
             no token lies between it and covarianceLow ${self.covarianceLow}; above that
         must: self.covarianceLow < self.covarianceHigh
@@ -72,8 +57,6 @@ POLICY_LOSS_RULES = (
         when: self.policyLoss.type in $MEANS_OF_RESPONSES
         must: self.lossAggregation == 'sequence_mean_token_mean'
         """,
-        NO_WEIGHTS=untouched(BypassSpec, names=("weights",)),
-        NO_LIMIT=untouched(BypassSpec, names=("weightLimit",)),
         MEANS_OF_RESPONSES=words(name for name, one in LOSSES.items() if one.means_of_responses),
     ),
 )

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
+from ppojob_api.v1alpha1.rollout_correction import RolloutCorrectionSpec
 from ppojob_api.v1alpha1.section import Count, Section, Tokens
 
 AlgorithmType = Literal[
@@ -154,6 +155,10 @@ class AlgorithmSpec(Section):
     policy_loss: PolicyLossSpec = PolicyLossSpec()
     """The surrogate objective."""
 
+    rollout_correction: RolloutCorrectionSpec | None = None
+    """Correction for an engine whose numbers are not the trainer's; absent: none.
+    verl: algorithm.rollout_correction."""
+
     loss_aggregation: LossAggregation = "token_mean"
     """How token losses become one number; every denominator is the whole mini-batch's.
     verl: loss_agg_mode, token-mean."""
@@ -167,6 +172,16 @@ class AlgorithmSpec(Section):
 
     kl: KlSpec = KlSpec()
     """The KL penalty."""
+
+    @property
+    def is_bypass(self) -> bool:
+        """Whether the engine's log-probabilities stand for those of the policy before the step."""
+        return self.policy_loss.type == "bypass"
+
+    @property
+    def is_corrected_before(self) -> bool:
+        """Whether a rollout correction compares the policy before the step with the engine."""
+        return self.rollout_correction is not None and not self.is_bypass
 
     @property
     def estimator(self) -> Estimator:

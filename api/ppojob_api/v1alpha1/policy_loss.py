@@ -148,15 +148,9 @@ class BypassSpec(Section):
     """Settings of `type: bypass`: the sampler's log-probabilities stand for the old policy's."""
 
     form: Literal["clip", "reinforce"] = "clip"
-    """clip: the clipped loss, by clipLow, clipHigh and dualClip; reinforce: weighted by importance.
+    """clip: the clipped loss, by clipLow, clipHigh and dualClip; reinforce: the policy gradient,
+    with the weights of rolloutCorrection.
     verl: rollout_correction.loss_type, ppo_clip."""
-
-    weights: Literal["none", "token", "sequence"] = "sequence"
-    """With `form: reinforce`, whose ratio the weight is: the token's, or the whole response's.
-    verl: rollout_correction.rollout_is, sequence."""
-
-    weight_limit: Annotated[float, Field(gt=0, le=1_000_000)] = 2.0
-    """Weights above count as this. verl: rollout_correction.rollout_is_threshold, 2."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 SHARED = (
     *("literal_algorithms", "literal_policy_losses", "ragged_batches"),
     *("literal_comparison", "literal_loss_comparison", "planted_loss_errors"),
+    *("literal_rollout_correction", "correction_comparison", "planted_correction_errors"),
 )
 
 for name in SHARED:

@@ -230,21 +230,12 @@ def kl_cov(row: Row, frozen: list[float], whole: Whole, coefficient: float):
     return tokens
 
 
-def bypass(
-    row: Row, frozen: list[float], whole: Whole, form: str, weights: str, limit: float, bounds
-):
+def bypass(row: Row, frozen: list[float], whole: Whole, form: str, bounds):
     sampled = Row(row.logprobs, row.rollout, row.rollout, row.advantages, row.mask)
     if form == "clip":
         return clip(sampled, frozen, whole, *bounds)
     tokens = [Token() for _ in row.mask]
-    product = math.fsum(frozen[t] - row.rollout[t] for t in trained_times(row))
     for t in trained_times(row):
         log_ratio = clamp(frozen[t] - row.rollout[t], -20.0, 20.0)
-        ratio = math.exp(log_ratio) if weights == "token" else ratio_of(product)
-        weight = 1.0 if weights == "none" else min(ratio, limit)
-        tokens[t] = Token(
-            -weight * row.advantages[t] * row.logprobs[t],
-            clipped=weights != "none" and ratio > limit,
-            log_ratio=log_ratio,
-        )
+        tokens[t] = Token(-row.advantages[t] * row.logprobs[t], log_ratio=log_ratio)
     return tokens

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from correction_comparison import compare_correction, compare_diagnostics, compare_row_weights
 from literal_comparison import (
     compare_advantages,
     compare_aggregate,
@@ -26,6 +27,7 @@ from literal_comparison import (
     compare_value_loss,
 )
 from literal_loss_comparison import CASES, compare_loss, compare_loss_gradient
+from planted_correction_errors import CORRECTION_MISTAKES
 from planted_loss_errors import POLICY_LOSS_MISTAKES
 from ragged_batches import Batch, fixed_batches
 
@@ -43,6 +45,9 @@ COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], Non
     "kl": ("kl", compare_kl),
     "kl_gradient": ("kl", compare_kl_gradient),
     "logprobs": ("fused_logprobs", compare_logprobs),
+    "correction": ("rollout_correction", compare_correction),
+    "row_weights": ("rollout_correction", compare_row_weights),
+    "diagnostics": ("rollout_diagnostics", compare_diagnostics),
     **{name: ("table", partial(compare_loss, name=name)) for name in LOSSES},
     **{f"{name}_gradient": ("table", partial(compare_loss_gradient, name=name)) for name in LOSSES},
 }
@@ -52,12 +57,25 @@ ALGORITHMS = (
     "masked", "group_scores", "advantages", "gae", "value_loss", "aggregate", "kl",
 )  # fmt: skip
 POLICY_LOSSES = (
-    "inputs", "clip", "bypass", "cispo", "covariance", "dppo", "dro", "geo_mean", "gpg", "gspo",
-    "sapo", "table",
-)  # fmt: skip
+    "inputs",
+    "clip",
+    "bypass",
+    "cispo",
+    "covariance",
+    "dppo",
+    "dro",
+    "geo_mean",
+    "gpg",
+    "gspo",
+    "sapo",
+    "table",
+)
+# After the losses' inputs.
+CORRECTION = ("rollout_correction", "rollout_diagnostics")  # fmt: skip
 MODULES = {
     **{name: f"ppojob_trainer.algorithms.{name}" for name in ALGORITHMS},
     **{name: f"ppojob_trainer.algorithms.policy_losses.{name}" for name in POLICY_LOSSES},
+    **{name: f"ppojob_trainer.algorithms.{name}" for name in CORRECTION},
     "fused_logprobs": "ppojob_trainer.engine.fused_logprobs",
 }
 
@@ -226,6 +244,7 @@ MISTAKES = (
      "KL[estimator](zero_outside(logprobs.detach(),", "kl_gradient"),
     ("penalty added", "kl", "token_rewards - coefficient", "token_rewards + coefficient", "kl"),
     ("penalty without coefficient", "kl", "coefficient * kl)", "kl)", "kl"),
+    *CORRECTION_MISTAKES,
     # fused_logprobs
     ("temperature multiplied", "fused_logprobs", "z.div_(temperature)", "z.mul_(temperature)",
      "logprobs"),

@@ -111,8 +111,16 @@ def test_the_settings_of_a_policy_loss_are_written_out() -> None:
         "clip_high": 0.2,
     }
     bypass = resolve(job(algorithm=algorithm("grpo", policyLoss={"type": "bypass"}))).spec
-    assert bypass.algorithm.policy_loss.bypass.weights == "sequence"
+    assert bypass.algorithm.policy_loss.bypass.form == "clip"
     assert bypass.algorithm.policy_loss.settings()["dual_clip"] == 3.0
+
+
+def test_the_lower_bound_of_a_ratio_is_written_out() -> None:
+    rejection = [{"mode": "token_k1", "high": 4}, {"mode": "seq_max_k3", "high": 0.5}]
+    correction = {"weights": "token", "rejection": rejection}
+    spec = resolve(job(algorithm=algorithm("grpo", rolloutCorrection=correction))).spec
+    assert [one.low for one in spec.algorithm.rollout_correction.rejection] == [0.25, None]
+    assert resolve(job()).spec.algorithm.rollout_correction is None
 
 
 MODEL_AND_CRITIC = {

@@ -49,6 +49,7 @@ def value(exporter: Prometheus, name: str, **labels: str) -> float:
 
 def key_of(metric: names.Metric) -> str:
     key = metric.name.replace("<moment>", "mean").replace("<n>", "8")
+    key = key.replace("<mode>", "token_k1")
     return re.sub(r"<([a-z ]+)>", lambda match: match[1].replace(" ", "-"), key)
 
 

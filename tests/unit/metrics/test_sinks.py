@@ -168,6 +168,7 @@ def test_each_name_is_there_once_and_finds_itself():
     assert len(listed) == len(set(listed))
     for metric in names.METRICS:
         key = metric.name.replace("<moment>", "mean").replace("<n>", "8")
+        key = key.replace("<mode>", "seq_mean_k1")
         found = names.find(key.replace("<", "").replace(">", ""))
         assert found.name == metric.name
     assert names.find("actor/unheard_of") is None

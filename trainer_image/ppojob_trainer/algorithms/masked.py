@@ -73,6 +73,23 @@ def row_mean(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     return row_sum(values, mask, lengths) / counts.to(values.dtype)
 
 
+def row_max(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+    """The largest trained token of each row.
+
+    Args:
+        values: (tokens,) float, 0 or more.
+        mask: (tokens,) bool.
+        lengths: (rows,) int64.
+
+    Returns:
+        (rows,) in the dtype of `values`; a row without a trained token gives 0.
+    """
+    if values.numel() == 0:
+        return row_sum(values, mask, lengths)
+    kept = zero_outside(values, mask)
+    return torch.segment_reduce(kept, "max", lengths=lengths, initial=0.0)
+
+
 def discounted_sum(values: Tensor, lengths: Tensor, discount: float) -> Tensor:
     """Sum what follows each entry of its segment, a factor less for each step away.
 

@@ -100,11 +100,14 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
     """Whether the policy's log-probabilities must be known before its update.
 
     When the whole batch is one optimizer step they are the update's own: the ratio is one by
-    definition, and a pass is saved. A KL in the reward needs them before.
+    definition, and a pass is saved. A KL in the reward needs them before, and so does a correction
+    for the engine; with `bypass` the engine's stand for them.
     """
+    if algorithm.kl.in_ == "reward" or algorithm.is_corrected_before:
+        return True
     mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
     several_updates = mini_batch < algorithm.prompts_per_step or algorithm.epochs > 1
-    return several_updates or algorithm.kl.in_ == "reward"
+    return several_updates and not algorithm.is_bypass
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,8 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
     )
     if critic is None:
         return (policy,)
+    correction = algorithm.rollout_correction
+    rejects = algorithm.is_corrected_before and correction is not None and correction.rejection
     value = Updates(
         model="critic",
         role="critic",
@@ -214,7 +216,7 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
         prompts_per_step=size,
         mini_batch_prompts=critic.mini_batch_prompts or policy.mini_batch_prompts,
         epochs=critic.epochs or algorithm.epochs,
-        columns=("returns",),
+        columns=("returns", "mask") if rejects else ("returns",),
     )
     return (value, policy)
 

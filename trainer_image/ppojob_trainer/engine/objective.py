@@ -43,11 +43,24 @@ class Aggregation:
     mode: str
     scale_tokens: float | None = None
 
-    def __call__(self, values: Tensor, rows: Experience, denominators: Denominators) -> Tensor:
-        """This micro-batch's share of the mini-batch's value."""
+    def __call__(
+        self,
+        values: Tensor,
+        rows: Experience,
+        denominators: Denominators,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """This micro-batch's share of the mini-batch's value.
+
+        Args:
+            values: (tokens,).
+            rows: of the micro-batch.
+            denominators: of the mini-batch.
+            mask: (tokens,) bool, where it is not that of the rows.
+        """
         return aggregate(
             values,
-            rows.mask,
+            rows.mask if mask is None else mask,
             rows.lengths,
             self.mode,
             global_tokens=denominators.tokens,

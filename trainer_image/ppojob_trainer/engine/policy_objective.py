@@ -18,6 +18,11 @@ from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
+from ppojob_trainer.algorithms.rollout_correction import Correction, correct, row_weights
+from ppojob_trainer.algorithms.rollout_diagnostics import (
+    token_diagnostic_names,
+    token_diagnostics,
+)
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
 from ppojob_trainer.rows.experience import Experience
@@ -53,6 +58,8 @@ class PolicyObjective:
         policy_loss: a name in `algorithms.policy_losses.table.POLICY_LOSSES`.
         options: its own.
         aggregation: how all terms are added up.
+        correction: for the engine, by the policy in the update; None for none, or for one that was
+            made before the updates.
         entropy_coefficient: c_H; 0 for no bonus.
         kl: the KL term, or None.
     """
@@ -60,6 +67,7 @@ class PolicyObjective:
     policy_loss: str
     options: Mapping[str, float | str]
     aggregation: Aggregation
+    correction: Correction | None = None
     entropy_coefficient: float = 0.0
     kl: KlTerm | None = None
 
@@ -79,12 +87,16 @@ class PolicyObjective:
             max_response_tokens: what stands for `lossScaleTokens` where it is absent.
         """
         coefficient = spec.kl.coefficient if kl_coefficient is None else kl_coefficient
+        correction = None
+        if spec.is_bypass and spec.rollout_correction is not None:
+            correction = Correction.of(**spec.rollout_correction.model_dump(by_alias=False))
         return cls(
             policy_loss=spec.policy_loss.type,
             options=spec.policy_loss.settings(),
             aggregation=Aggregation(
                 spec.loss_aggregation, spec.loss_scale_tokens or max_response_tokens
             ),
+            correction=correction,
             entropy_coefficient=spec.entropy_coefficient,
             kl=KlTerm.of(spec.kl, coefficient) if spec.kl.in_ == "loss" else None,
         )
@@ -105,7 +117,8 @@ class PolicyObjective:
         """Names of `LossParts.token_sums`."""
         of_the_loss = POLICY_LOSSES[self.policy_loss].metrics
         kl = ("actor/kl_loss",) if self.kl is not None else ()
-        return (*of_the_loss, *SAMPLING_STATISTICS, *kl)
+        told = () if self.correction is None else token_diagnostic_names(self.correction)
+        return (*of_the_loss, *SAMPLING_STATISTICS, *told, *kl)
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
         """(n,) int64 row numbers whose gradient is not provably zero.
@@ -138,20 +151,10 @@ class PolicyObjective:
         assert rows.advantages is not None, "advantages come before the update"
         logprobs, entropy = outputs
         old = logprobs.detach() if rows.old_logprobs is None else rows.old_logprobs
-        inputs = LossInputs(
-            logprobs=logprobs,
-            old_logprobs=old,
-            rollout_logprobs=rows.rollout_logprobs,
-            advantages=rows.advantages,
-            mask=rows.mask,
-            lengths=rows.lengths,
-            groups=rows.row_groups,
-        )
-        output = POLICY_LOSSES[self.policy_loss].compute(inputs, **self.options)
-        loss = self.aggregation(output.loss, rows, denominators)
+        output, loss = self._policy_term(logprobs, old, rows, denominators)
         parts = LossParts(loss, {"actor/pg_loss": loss.item()}, tokens=int(rows.mask.sum()))
         sampled = sampling_diagnostics(old, entropy.detach(), rows)
-        diagnostics = {**output.metrics, **sampled}
+        diagnostics = {**output, **sampled}
         if self.entropy_coefficient:
             assert entropy.requires_grad, "the entropy bonus needs a head that gives its gradient"
             bonus = self.aggregation(entropy, rows, denominators)
@@ -166,6 +169,34 @@ class PolicyObjective:
         parts.terms["actor/loss"] = parts.loss.item()
         parts.token_sums = token_sums(diagnostics, rows.mask)
         return parts
+
+    def _policy_term(
+        self, logprobs: Tensor, old: Tensor, rows: Experience, denominators: Denominators
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """What is measured of each token, and the share of the mini-batch's policy loss."""
+        assert rows.advantages is not None, "advantages come before the update"
+        mask, weights, told = rows.mask, rows.rollout_weights, {}
+        if self.correction is not None:
+            columns = (logprobs, rows.rollout_logprobs, rows.mask, rows.lengths)
+            corrected = correct(self.correction, *columns)
+            mask, weights = corrected.mask, corrected.weights
+            told = token_diagnostics(self.correction, corrected)
+        policy_loss = POLICY_LOSSES[self.policy_loss]
+        inputs = LossInputs(
+            logprobs=logprobs,
+            old_logprobs=old,
+            rollout_logprobs=rows.rollout_logprobs,
+            advantages=rows.advantages,
+            mask=mask,
+            lengths=rows.lengths,
+            groups=rows.row_groups,
+        )
+        output = policy_loss.compute(inputs, **self.options)
+        loss = output.loss
+        if weights is not None:
+            of_rows = policy_loss.is_of_rows
+            loss = loss * (row_weights(weights, mask, rows.lengths) if of_rows else weights)
+        return {**output.metrics, **told}, self.aggregation(loss, rows, denominators, mask)
 
 
 def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) -> dict[str, Tensor]:

@@ -67,6 +67,67 @@ def _spread(prefix: str, unit: str, meaning: str) -> tuple[Metric, ...]:
     )
 
 
+def _rejection(what: str, unit: str, meaning: str) -> Metric:
+    """Of one mode of `rolloutCorrection.rejection`, which is a label in Prometheus."""
+    exported = f"ppojob_rollout_corr_rejection_{what}"
+    return Metric(f"rollout_corr/rollout_rs_<mode>_{what}", unit, meaning, (exported, "gauge"))
+
+
+_ROLLOUT_CORRECTION: Final = (
+    Metric("rollout_corr/k3_kl", "nats a token", "mean of r - 1 - log r, r = trainer / engine"),
+    Metric("rollout_corr/training_ppl", "1", "perplexity of the trainer, mean over responses"),
+    Metric("rollout_corr/training_log_ppl", "nats a token", "its logarithm, likewise"),
+    Metric("rollout_corr/rollout_ppl", "1", "perplexity of the engine, mean over responses"),
+    Metric("rollout_corr/rollout_log_ppl", "nats a token", "its logarithm, likewise"),
+    Metric("rollout_corr/log_ppl_diff", "nats a token", "mean of the trainer's less the engine's"),
+    Metric("rollout_corr/log_ppl_abs_diff", "nats a token", "mean of its absolute value"),
+    Metric("rollout_corr/log_ppl_diff_max", "nats a token", "largest of it"),
+    Metric("rollout_corr/log_ppl_diff_min", "nats a token", "smallest of it"),
+    Metric("rollout_corr/ppl_ratio", "1", "mean over responses of trainer's by engine's"),
+    Metric("rollout_corr/chi2_token", "1", "mean of r² over tokens, less 1"),
+    Metric("rollout_corr/chi2_seq", "1", "mean of r² over responses, r a product, less 1"),
+    *(
+        Metric(f"rollout_corr/rollout_is_{name}", unit, meaning)
+        for name, unit, meaning in (
+            ("mean", "1", "mean weight over tokens, before it is divided by"),
+            ("std", "1", "standard deviation of the weights"),
+            ("max", "1", "largest weight; with weights: sequence, largest ratio"),
+            ("min", "1", "smallest weight; with weights: sequence, smallest ratio"),
+            ("eff_sample_size", "share", "(mean weight)² by mean (weight²)"),
+            ("ratio_fraction_high", "share", "ratios above weightLimit"),
+            ("ratio_fraction_low", "share", "ratios below weightFloor, else below 1 / weightLimit"),
+            ("oob_ratio", "share", "tokens whose weight is 0, its ratio being out of bounds"),
+            ("batch_norm_factor", "1", "what weights were divided by"),
+            ("seq_mean", "1", "mean over responses of their mean weight"),
+            ("seq_std", "1", "standard deviation of those"),
+            ("seq_max", "1", "largest of those"),
+            ("seq_min", "1", "smallest of those"),
+            ("seq_max_deviation", "1", "largest distance of those from 1"),
+            ("seq_fraction_high", "share", "responses whose mean ratio is above weightLimit"),
+            ("seq_fraction_low", "share", "responses whose mean ratio is below the lower bound"),
+        )
+    ),
+    Metric("rollout_corr/rollout_rs_masked_fraction", "share", "trained tokens that are rejected"),
+    Metric(
+        "rollout_corr/rollout_rs_seq_masked_fraction", "share", "responses that lose some tokens"
+    ),
+    _rejection("mean", "nats", "mean over tokens of the mode's divergence"),
+    _rejection("std", "nats", "its standard deviation, cut off at the bounds"),
+    _rejection("max", "nats", "largest of it, over what the mode judges"),
+    _rejection("min", "nats", "smallest of it, likewise"),
+    _rejection("fraction_high", "share", "share above the upper bound, likewise"),
+    _rejection("fraction_low", "share", "share below the lower bound, likewise"),
+    _rejection("seq_mean", "nats", "mean over responses of their mean divergence"),
+    _rejection("seq_std", "nats", "standard deviation of those"),
+    _rejection("seq_max", "nats", "largest of those"),
+    _rejection("seq_min", "nats", "smallest of those"),
+    _rejection("seq_max_deviation", "nats", "largest absolute value of those"),
+    _rejection("seq_fraction_high", "share", "responses of which that is above the upper bound"),
+    _rejection("seq_fraction_low", "share", "responses of which that is below the lower bound"),
+    _rejection("masked_fraction", "share", "trained tokens that the mode rejects"),
+    _rejection("seq_masked_fraction", "share", "responses that lose some tokens by the mode"),
+)
+
 METRICS: Final[tuple[Metric, ...]] = (
     Metric("training/global_step", "steps", "steps done, this one included"),
     Metric("training/epoch", "epochs", "pass over the data, from 0"),
@@ -80,6 +141,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "nats a token",
         "mean of the sampler's less the trainer's log-probability, before the updates",
     ),
+    *_ROLLOUT_CORRECTION,
     Metric(
         "training/zero_signal_groups",
         "share",
@@ -252,8 +314,11 @@ def render() -> str:
         "advantage. A mean over no token is null. `actor/entropy`, "
         "`training/rollout_probs_diff_mean` and `rollout_corr/kl` are measured with the policy at "
         "the beginning of the step: over all trained tokens if the step computes old "
-        "log-probabilities in a pass of their own (several updates, or KL in the reward), else "
-        "over the tokens of its one update. With `rollout.topP` or `rollout.topK` the sampler's "
+        "log-probabilities in a pass of their own (several updates, KL in the reward, or "
+        "`rolloutCorrection`, the first of them not with `policyLoss.type: bypass`), else over the "
+        "tokens of its updates. With `bypass`, metrics of `rolloutCorrection` are those that are "
+        "means over tokens, by the policy in the update, and rejected tokens count as 0 in "
+        "`actor/ppo_kl`. With `rollout.topP` or `rollout.topK` the sampler's "
         "probabilities are normalised over the tokens that these keep, the trainer's over all "
         "tokens; the last two metrics contain that difference as well.\n\n"
         "The controller serves the same on port 7404 under `/metrics` for Prometheus, in base "
@@ -287,6 +352,7 @@ def _shown(series: Series) -> str:
 def _pattern(name: str) -> re.Pattern[str]:
     parts = re.split(r"(<[a-z ]+>)", name)
     wild = {"<data source>": "(.+)", "<value>": "(.+)", "<n>": "([0-9]+)", "<moment>": "(mean|std)"}
+    wild["<mode>"] = "((?:token|seq_[a-z]+)_k[123])"
     return re.compile(
         "".join(wild.get(p, "([^/]+)") if p.startswith("<") else re.escape(p) for p in parts)
     )

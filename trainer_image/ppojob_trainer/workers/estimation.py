@@ -16,6 +16,8 @@ from ppojob_trainer.algorithms.advantages import ADVANTAGES, Advantages
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
 from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
+from ppojob_trainer.algorithms.rollout_correction import Correction, correct
+from ppojob_trainer.algorithms.rollout_diagnostics import diagnostics
 from ppojob_trainer.algorithms.value_loss import explained_variance
 from ppojob_trainer.rpc.messages import Advantaged, SpreadOf
 from ppojob_trainer.workers.batch_rows import BatchRows
@@ -65,6 +67,7 @@ def add_advantages(
     rows.keep("token_rewards", rewards)
     rows.keep("advantages", estimated.advantages)
     rows.keep("returns", estimated.returns)
+    correction = _correct(spec, rows, batch) if spec.algorithm.is_corrected_before else {}
     answer = Advantaged(
         row_rewards=row_sum(rewards, mask, lengths).tolist(),
         advantages=_spread(estimated.advantages, mask),
@@ -72,6 +75,7 @@ def add_advantages(
         zero_signal_groups=_share_without_signal(batch, estimated.advantages),
         tokens_owned=rows.tokens_owned(),
         tokens_computed=rows.tokens_computed(),
+        correction=correction,
         kl=kl,
     )
     if spec.critic is None:
@@ -116,12 +120,31 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
         names.append("values")
     if rows.mine.turn_rewards is not None:
         names.append("turn_rewards")
+    if spec.algorithm.is_corrected_before:
+        names += ["rollout_logprobs", *({"old_logprobs"} - set(names))]
     index = rows.index
     return _Batch(
         lengths=torch.tensor(index.lengths, dtype=torch.int64),
         groups=torch.arange(index.num_groups).repeat_interleave(index.samples),
         columns=dict(zip(names, rows.whole(names), strict=True)),
     )
+
+
+def _correct(spec: PPOJobSpec, rows: BatchRows, batch: _Batch) -> dict[str, float]:
+    """Weigh and reject tokens by the ratio of trainer to engine; answers the diagnostics.
+
+    Advantages know nothing of it: a reward is true whatever the engine's numbers, so a response
+    that is rejected is still compared with. verl rejects before it estimates.
+    """
+    assert spec.algorithm.rollout_correction is not None, "only asked for with one"
+    correction = Correction.of(**spec.algorithm.rollout_correction.model_dump(by_alias=False))
+    columns = (batch["old_logprobs"], batch["rollout_logprobs"], batch["mask"], batch.lengths)
+    corrected = correct(correction, *columns)
+    if corrected.weights is not None:
+        rows.keep("rollout_weights", corrected.weights)
+    if correction.rejection:
+        rows.keep("mask", corrected.mask)
+    return diagnostics(correction, corrected, *columns)
 
 
 def _estimate(spec: PPOJobSpec, batch: _Batch, rewards: Tensor) -> Advantages:

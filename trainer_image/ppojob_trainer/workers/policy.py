@@ -47,7 +47,7 @@ class Policy:
             request.kl_coefficient,
             max_response_tokens=self._spec.data.max_response_tokens,
         )
-        columns = ("old_logprobs", "ref_logprobs", "advantages")
+        columns = ("old_logprobs", "ref_logprobs", "rollout_weights", "advantages")
         return self.learner.engine.update(rows.staged(request.prompts, columns), objective)
 
 

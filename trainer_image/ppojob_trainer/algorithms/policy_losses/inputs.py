@@ -73,11 +73,13 @@ class PolicyLoss:
         metrics: names of what `LossOutput.metrics` holds: a rank without rows has to know them.
         vanishes_without_advantage: a row whose advantages are all zero has no gradient, and changes
             that of no other, so an update may leave it out.
+        is_of_rows: it is one number a response, so weights of tokens count by their mean over it.
     """
 
     compute: Callable[..., LossOutput]
     metrics: tuple[str, ...]
     vanishes_without_advantage: bool = True
+    is_of_rows: bool = False
 
 
 def bounded(log_ratio: Tensor) -> Tensor:

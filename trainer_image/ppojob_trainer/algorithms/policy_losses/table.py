@@ -29,7 +29,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "gpg": PolicyLoss(gpg, (_KL,)),
     "clip_cov": PolicyLoss(clip_cov, (_CLIPPED, _CHOSEN, _KL), vanishes_without_advantage=False),
     "kl_cov": PolicyLoss(kl_cov, (_CHOSEN, _KL), vanishes_without_advantage=False),
-    "geo_mean": PolicyLoss(geo_mean, (_CLIPPED, _KL)),
+    "geo_mean": PolicyLoss(geo_mean, (_CLIPPED, _KL), is_of_rows=True),
     "dro": PolicyLoss(dro, (_KL,), vanishes_without_advantage=False),
     "cispo": PolicyLoss(cispo, (_CLIPPED, _KL)),
     "bypass": PolicyLoss(bypass, (_CLIPPED, _CLIPPED_LOWER, _KL)),
