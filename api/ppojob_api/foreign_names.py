@@ -122,7 +122,10 @@ kl_ctrl.horizon | spec.algorithm.kl.horizon
 optim.weight_decay | spec.optimizer.weightDecay
 optim.betas | spec.optimizer.betas
 lr_warmup_steps | spec.optimizer.warmupSteps | in optimizer steps
-num_cycles | not yet | other schedules
+num_cycles | spec.optimizer.cycles
+lr_warmup_steps_ratio | spec.optimizer.warmupRatio
+critic.num_cycles | spec.critic.optimizer.cycles
+critic.lr_warmup_steps_ratio | spec.critic.optimizer.warmupRatio
 fsdp_config.dtype | spec.training.autocast
 save_contents load_contents | not needed | a commit always holds everything
 strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
@@ -228,7 +231,7 @@ adam_beta1 adam_beta2 | spec.optimizer.betas | both in a list
 adam_epsilon | spec.optimizer.epsilon
 max_grad_norm | spec.optimizer.gradientClip
 warmup_steps | spec.optimizer.warmupSteps
-warmup_ratio | not yet | a share; steps are spec.optimizer.warmupSteps
+warmup_ratio | spec.optimizer.warmupRatio
 per_device_train_batch_size | spec.training.microBatchTokens | in tokens
 per_device_eval_batch_size | not needed | the engine makes batches itself
 gradient_accumulation_steps | not needed | miniBatchPrompts is one optimizer step
@@ -305,7 +308,7 @@ max_epochs | spec.algorithm.epochs
 num_episodes | spec.steps.epochs
 actor_learning_rate | spec.optimizer.learningRate
 critic_learning_rate | spec.critic.optimizer.learningRate
-lr_warmup_ratio | not yet | a share; steps are spec.optimizer.warmupSteps
+lr_warmup_ratio | spec.optimizer.warmupRatio
 lr_scheduler | spec.optimizer.schedule
 adam_betas | spec.optimizer.betas
 l2 | spec.optimizer.weightDecay
@@ -388,7 +391,14 @@ spec.algorithm.lossAggregation | luspo vespo | not yet
 spec.algorithm.kl.estimator | kl | k1
 spec.algorithm.kl.estimator | mse | k2
 spec.algorithm.kl.estimator | low_var_kl | k3
-spec.algorithm.kl.estimator | k1+ k2+ k3+ abs+ kl+ mse+ low_var_kl+ | k2 | whose gradient is theirs
+spec.algorithm.kl.estimator | kl+ | k1+
+spec.algorithm.kl.estimator | low_var_kl+ | k3+
+spec.algorithm.kl.estimator | k2+ mse+ | k2
+spec.algorithm.kl.lossTerm.estimator | kl | k1
+spec.algorithm.kl.lossTerm.estimator | mse k2+ mse+ | k2
+spec.algorithm.kl.lossTerm.estimator | low_var_kl | k3
+spec.algorithm.kl.lossTerm.estimator | kl+ | k1+
+spec.algorithm.kl.lossTerm.estimator | low_var_kl+ | k3+
 spec.algorithm.kl.estimator | full | not yet
 spec.optimizer.schedule spec.critic.optimizer.schedule | constant_with_warmup | constant
 spec.optimizer.schedule spec.critic.optimizer.schedule | cosine_with_min_lr | cosine

@@ -97,8 +97,8 @@ class RunConfig(Section):
         """Canonical JSON of what decides the weights: what a resumed run is held against.
 
         It must agree in `spec`. Length of the run, loggers, time limits and checkpoints may change
-        on the way; with a cosine schedule the length decides the learning rate, so there it counts.
-        It may differ in `layout`, ranks and threads: the order of sums is another then, and numbers
+        on the way; with a cosine schedule, or a share of it as warm-up, the length decides the
+        learning rate, so there it counts. It may differ in `layout`, ranks and threads: the order of sums is another then, and numbers
         agree to rounding.
         """
         spec = self.spec.model_dump(mode="json")
@@ -108,7 +108,7 @@ class RunConfig(Section):
             "rollout": {"parallelism": parts["rollout"].pop("parallelism")},
         }
         optimizers = (self.spec.optimizer, self.spec.critic and self.spec.critic.optimizer)
-        if any(optimizer and optimizer.schedule == "cosine" for optimizer in optimizers):
+        if any(optimizer and optimizer.needs_length for optimizer in optimizers):
             parts["steps"] = {key: spec["steps"][key] for key in ("total", "epochs")}
         return _canonical({"layout": layout, "spec": parts})
 

@@ -36,9 +36,13 @@ def _same(field: str) -> str:
     return f"{new} == {old} && (!{new} || self.{field} == oldSelf.{field})"
 
 
-_COSINE = (
-    "self.optimizer.schedule == 'cosine'"
-    f" || {given('critic')} && self.critic.optimizer.schedule == 'cosine'"
+_NEEDS_LENGTH = " || ".join(
+    f"{condition}self.{optimizer}.schedule == 'cosine'"
+    f" || {condition}self.{optimizer}.warmupRatio > 0.0"
+    for condition, optimizer in (
+        ("", "optimizer"),
+        (f"{given('critic')} && ", "critic.optimizer"),
+    )
 )
 
 IMMUTABLE_RULES = (
@@ -48,8 +52,9 @@ IMMUTABLE_RULES = (
             "spec",
             f"steps.{length}",
             _same(f"steps.{length}"),
-            f"spec.steps.{length} decides the weights with schedule: cosine and {_OTHER_NAME}",
-            when=_COSINE,
+            f"spec.steps.{length} decides the weights with schedule: cosine or a warmupRatio and"
+            f" {_OTHER_NAME}",
+            when=_NEEDS_LENGTH,
         )
         for length in ("total", "epochs")
     ),

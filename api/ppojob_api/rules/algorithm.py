@@ -3,7 +3,7 @@
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.rules.rule import rules, untouched, words
-from ppojob_api.v1alpha1.algorithm import ESTIMATORS, KlSpec
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS, GRADIENT_OF_K2, KlSpec
 
 _HAVE_CRITIC = sorted(name for name, one in ESTIMATORS.items() if one.has_critic)
 _KL_TARGET = ("target", "horizon")
@@ -84,6 +84,16 @@ ALGORITHM_RULES = (
         when: self.__in__ != 'none'
         must: self.coefficient > 0.0
 
+        spec.algorithm.kl | lossTerm | NoEffect
+            it stands beside a KL in the reward; remove it, or in: reward
+        when: self.__in__ == 'loss'
+        must: !has(self.lossTerm)
+
+        spec.algorithm.kl | estimator | NoEffect
+            + changes the gradient alone, and a reward has none; without +, or in: loss
+        when: self.__in__ == 'reward' && has(self.estimator)
+        must: !(self.estimator in $GRADIENT_OF_K2)
+
         spec.algorithm.kl | | NoEffect
             target and horizon have no effect with controller: fixed; remove them, or controller:
             adaptive
@@ -96,9 +106,10 @@ ALGORITHM_RULES = (
         must: self.algorithm.kl.__in__ != 'none'
         """,
         KL_UNTOUCHED=untouched(
-            KlSpec, names=("estimator", "coefficient", "controller", *_KL_TARGET)
+            KlSpec, names=("estimator", "coefficient", "controller", *_KL_TARGET, "lossTerm")
         ),
         CRITIC_NAMES=", ".join(_HAVE_CRITIC),
+        GRADIENT_OF_K2=words(GRADIENT_OF_K2),
         HAVE_CRITIC=words(_HAVE_CRITIC),
         TARGET_UNTOUCHED=untouched(KlSpec, names=_KL_TARGET),
     ),

@@ -68,6 +68,16 @@ LENGTH_RULES = rules(
     when: has(self.steps.total) && has(self.critic)
     must: $CRITIC_UPDATES <= 0 || self.$FIELD <= $CRITIC_UPDATES
 
+    spec.optimizer spec.critic.optimizer | warmupRatio | Conflict
+        warmupSteps ${self.warmupSteps} says how long the warm-up is; one of the two
+    when: self.warmupSteps > 0
+    must: self.warmupRatio == 0.0
+
+    spec.optimizer spec.critic.optimizer | cycles | NoEffect
+        it has no effect with schedule: constant; remove it, or schedule: cosine
+    when: self.schedule == 'constant'
+    must: self.cycles == 0.5
+
     spec.optimizer spec.critic.optimizer | minLearningRateRatio | NoEffect
         it has no effect with schedule: constant; remove it, or schedule: cosine
     when: self.schedule == 'constant'

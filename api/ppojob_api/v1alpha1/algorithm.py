@@ -27,7 +27,10 @@ LossAggregation = Literal[
     "sequence_mean_token_sum_norm",
     "sequence_mean_token_mean",
 ]
-KlEstimator = Literal["k1", "k2", "k3", "abs"]
+KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+"]
+
+GRADIENT_OF_K2: Final = ("k1+", "k3+", "abs+")
+"""Estimators that differ from others in their gradient alone."""
 
 Coefficient = Annotated[float, Field(ge=0, le=1_000_000)]
 
@@ -93,6 +96,16 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
 """Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
 
 
+class KlLossSpec(Section):
+    """A KL in the loss, beside the one in the reward."""
+
+    estimator: KlEstimator = "k3"
+    """As kl.estimator. verl: kl_loss_type, low_var_kl, which is k3."""
+
+    coefficient: Annotated[float, Field(gt=0, le=1_000_000)] = 0.001
+    """Its weight, which stays as it is. verl: kl_loss_coef, 0.001."""
+
+
 class KlSpec(Section):
     """How far the policy may move from the reference, and where that is charged."""
 
@@ -102,7 +115,8 @@ class KlSpec(Section):
 
     estimator: KlEstimator | None = None
     """k1 = a - b, k2 = (a - b)^2 / 2, k3 = e^(b-a) - (b-a) - 1, abs = |a - b|
-    (http://joschu.net/blog/kl-approx.html); absent: k1 with `in: reward`, k3 with `in: loss`.
+    (http://joschu.net/blog/kl-approx.html); with + the gradient is that of k2; absent: k1 with
+    `in: reward`, k3 with `in: loss`.
     verl: kl_penalty kl, which is k1; kl_loss_type low_var_kl, which is k3."""
 
     coefficient: Coefficient = 0.001
@@ -116,6 +130,9 @@ class KlSpec(Section):
 
     horizon: Annotated[int, Field(ge=1, le=1_000_000_000)] = 10_000
     """Samples over which the adaptive controller corrects. verl: kl_ctrl.horizon, 10000."""
+
+    loss_term: KlLossSpec | None = None
+    """A term of the loss as well, with `in: reward`. verl: use_kl_loss beside use_kl_in_reward."""
 
 
 class AlgorithmSpec(Section):

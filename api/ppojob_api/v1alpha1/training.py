@@ -115,11 +115,17 @@ class OptimizerSpec(Section):
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
     """Optimizer steps of linear warm-up from 0. verl: lr_warmup_steps, in training steps."""
 
+    warmup_ratio: Share = 0.0
+    """Share of all optimizer steps that warms up, rounded down. verl: lr_warmup_steps_ratio, 0."""
+
     schedule: Literal["constant", "cosine"] = "constant"
     """After the warm-up. verl: lr_scheduler_type, constant."""
 
     min_learning_rate_ratio: Share = 0.0
-    """Where cosine ends, as a share of learningRate. verl: min_lr_ratio, 0."""
+    """The least that cosine reaches, as a share of learningRate. verl: min_lr_ratio, 0."""
+
+    cycles: Annotated[float, Field(gt=0, le=1_000)] = 0.5
+    """Waves of cosine: 0.5 falls once, 1 falls and rises again. verl: num_cycles, 0.5."""
 
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     """Decay of the first and second moment. verl: betas, 0.9 and 0.999."""
@@ -132,6 +138,11 @@ class OptimizerSpec(Section):
 
     gradient_clip: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
     """Largest global gradient norm; 0: no clipping. verl: grad_clip, 1."""
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether the learning rate depends on how many steps there will be."""
+        return self.schedule == "cosine" or self.warmup_ratio > 0.0
 
 
 class TrainingSpec(Section):

@@ -24,7 +24,7 @@ AGGREGATIONS = (
 )
 DISCOUNTS = ((1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (0.5, 0.0))
 VALUE_CLIPS = (0.5, 0.1, 3.0)
-ESTIMATORS = ("k1", "k2", "k3", "abs")
+ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+", "abs+")
 
 
 def assert_close(actual: Tensor, expected: list[float], tolerance: float = 1e-6) -> None:
@@ -213,7 +213,8 @@ def compare_kl(kl: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
     tokens = tokens_of(batch, "logprobs", "ref_logprobs", "rewards", "mask")
     for estimator in ESTIMATORS:
         result = kl.kl_estimate(new, ref, estimator, mask=batch.flat_mask)
-        expected = [literal.kl(p, q, estimator) if m else 0.0 for p, q, _, m in tokens]
+        value = estimator.removesuffix("+")
+        expected = [literal.kl(p, q, value) if m else 0.0 for p, q, _, m in tokens]
         assert_close(result, expected)
         penalized = kl.apply_kl_penalty(batch.flat("rewards", dtype), result, 0.25)
         assert_close(
@@ -230,7 +231,8 @@ def compare_kl_gradient(kl: ModuleType, batch: Batch, dtype: torch.dtype) -> Non
         value = kl.kl_estimate(new, ref, estimator, mask=batch.flat_mask)
         assert value.requires_grad
         (gradient,) = torch.autograd.grad(value.sum(), new)
-        expected = [slope(literal.kl, p, q, estimator) if m else 0.0 for p, q, m in tokens]
+        sloped = "k2" if estimator.endswith("+") else estimator
+        expected = [slope(literal.kl, p, q, sloped) if m else 0.0 for p, q, m in tokens]
         assert_close(gradient, expected)
 
 

@@ -24,6 +24,7 @@ CANNOT_BE_SET = {
     *(f"spec.algorithm.policyLoss.{name}" for name in ("klCov", "geoMean", "dro", "cispo")),
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.volcano"),
+    *("spec.optimizer.warmupRatio", "spec.critic.optimizer.warmupRatio"),
     *("spec.data.seed", "spec.rollout.kvCacheGib", "spec.pods.tolerations.value"),
     *("spec.steps.epochs", "spec.steps.validateOnly", "spec.checkpoint.resume"),
     *(f"spec.pods.env.{name}" for name in ("value", "secret")),

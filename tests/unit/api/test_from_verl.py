@@ -52,6 +52,10 @@ OURS = {
         )
         for side in ("Low", "High")
     ),
+    # It stands at that of a KL in the loss alone.
+    *(f"spec.algorithm.kl.lossTerm.{field}" for field in ("estimator", "coefficient")),
+    # verl has one key for a number or a pair.
+    "spec.algorithm.rolloutCorrection.weightFloor",
     "spec.algorithm.policyLoss.dppoTv.ratioLimit",
     "spec.algorithm.policyLoss.dppoKl.ratioLimit",
 }

@@ -329,6 +329,7 @@ def test_what_decides_the_weights(spec: dict[str, Any], same: bool) -> None:
         ({}, True),
         ({"critic": {"optimizer": {"schedule": "cosine"}}}, False),
         ({"optimizer": {"schedule": "cosine"}}, False),
+        ({"optimizer": {"warmupRatio": 0.1}}, False),
     ],
 )
 def test_length_decides_the_weights_of_a_cosine(spec: dict[str, Any], same: bool) -> None:

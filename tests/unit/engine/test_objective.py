@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec, LossAggregation
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlLossSpec, KlSpec, LossAggregation
 from ppojob_api.v1alpha1.policy_loss import LOSSES, DroSpec, PolicyLossSpec
 from ppojob_trainer.engine.objective import Denominators
 from ppojob_trainer.engine.policy_objective import PolicyObjective
@@ -101,6 +101,23 @@ def test_entropy_is_a_bonus_and_kl_a_penalty(make_rows):
     trained = rows.mask / rows.mask.sum()
     torch.testing.assert_close(on_entropy, -0.25 * trained)
     torch.testing.assert_close(on_logprobs, 0.5 * (logprobs - rows.ref_logprobs).detach() * trained)
+
+
+def test_a_kl_in_the_loss_beside_one_in_the_reward(make_rows):
+    rows = make_rows()
+    rows.advantages[:] = 0.0
+    kl = KlSpec(in_="reward", loss_term=KlLossSpec(estimator="k3+", coefficient=0.5))
+    # The coefficient of a step is that of the reward.
+    objective = PolicyObjective.of(algorithm(kl=kl), 7.0)
+    logprobs, entropy = policy(rows)
+    parts = objective((logprobs, entropy), rows, Denominators.of(rows))
+    (gradient,) = torch.autograd.grad(parts.loss, logprobs)
+    trained = rows.mask / rows.mask.sum()
+    torch.testing.assert_close(gradient, 0.5 * (logprobs - rows.ref_logprobs).detach() * trained)
+    d = (rows.ref_logprobs - logprobs.detach())[rows.mask]
+    assert parts.token_sums["actor/kl_loss"] == pytest.approx(
+        float((d.exp() - d - 1).clamp(max=10).sum())
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)

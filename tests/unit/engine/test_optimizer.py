@@ -23,6 +23,24 @@ RATES = {
             **{6: 1.65, 10: 0.3, 25: 0.3},
         },
     ),
+    "a warm-up of a share of the job, rounded down": (
+        OptimizerSpec(learning_rate=6.0, warmup_ratio=0.39),
+        {0: 0.0, 1: 2.0, 2: 4.0, 3: 6.0, 9: 6.0},
+    ),
+    "a share that rounds to nothing": (
+        OptimizerSpec(learning_rate=6.0, warmup_ratio=0.09),
+        {0: 6.0},
+    ),
+    "a cosine that rises again, and stays at the top": (
+        OptimizerSpec(
+            learning_rate=2.0, schedule="cosine", cycles=1.0, min_learning_rate_ratio=0.5
+        ),
+        {**{0: 2.0, 5: 1.0, 10: 2.0, 12: 2.0}, 1: 1.5 + 0.5 * math.cos(math.pi / 5)},
+    ),
+    "a cosine of three halves behind a warm-up": (
+        OptimizerSpec(learning_rate=1.0, schedule="cosine", cycles=1.5, warmup_ratio=0.1),
+        {0: 0.0, 1: 1.0, 4: 0.0, 7: 1.0, 10: 0.0},
+    ),
     "a warm-up that is longer than the job": (
         OptimizerSpec(learning_rate=1.0, warmup_steps=100, schedule="cosine"),
         {9: 0.09},

@@ -1,7 +1,12 @@
+import math
+
 import pytest
 import torch
 from lone_role import Alone, grpo_spec
 
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.controller.training_step import needs_old_logprobs
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
@@ -70,3 +75,60 @@ def test_rewards_of_turns_stand_on_their_turns(rows: BatchRows):
     assert owned.token_rewards is not None
     assert owned.token_rewards.tolist() == [0, 0.5, 0, 0.25 + 2 + 4, 0, 0, 0, 1]
     assert answer.row_rewards == [6.75, 1]
+
+
+def corrected_spec(**correction: object) -> PPOJobSpec:
+    algorithm = {**SPEC.algorithm.model_dump(by_alias=True), "rolloutCorrection": correction}
+    return SPEC.model_copy(update={"algorithm": AlgorithmSpec.model_validate(algorithm)})
+
+
+def test_a_correction_weighs_and_rejects_behind_the_advantages(rows: BatchRows):
+    """The engine gives tokens 0, 5 and 6 half and a quarter of the trainer's probability, and 4."""
+    rows.mine.old_logprobs = torch.full((12,), -2.0)
+    rows.mine.rollout_logprobs = torch.full((12,), -2.0)
+    for token, ratio in ((0, 2.0), (5, 4.0), (6, 0.25)):
+        rows.mine.rollout_logprobs[token] -= math.log(ratio)
+    scores = [3.0, 1.0, 2.0, 9.0, 0.0, 5.0]
+    plain = add_advantages(SPEC, rows, scores, 0.0)
+    expected = rows.mine.advantages
+    assert plain.correction == {}
+    assert rows.mine.rollout_weights is None
+    rejection = ({"mode": "token_k1", "low": 0.4, "high": 3.0},)
+    spec = corrected_spec(weights="token", weight_limit=3.0, rejection=rejection)
+    answer = add_advantages(spec, rows, scores, 0.0)
+    # Token 5 is the last of its row, which carried its score.
+    assert torch.equal(rows.mine.advantages, expected)
+    assert answer.row_rewards == plain.row_rewards
+    assert rows.mine.mask.tolist() == [token not in (5, 6) for token in range(12)]
+    weights = [{0: 2.0, 5: 3.0, 6: 0.25}.get(token, 1.0) for token in range(12)]
+    assert rows.mine.rollout_weights.tolist() == pytest.approx(weights)
+    assert answer.correction["rollout_corr/rollout_rs_masked_fraction"] == 2 / 12
+    assert answer.correction["rollout_corr/rollout_rs_seq_masked_fraction"] == 2 / 6
+    assert answer.correction["rollout_corr/rollout_is_max"] == 3.0
+
+
+def test_an_empty_correction_measures_alone(rows: BatchRows):
+    rows.mine.old_logprobs = torch.full((12,), -2.0)
+    rows.mine.rollout_logprobs = torch.full((12,), -2.5)
+    answer = add_advantages(corrected_spec(), rows, [1, 0, 1, 0, 0, 1], 0.0)
+    assert rows.mine.mask.all()
+    assert rows.mine.rollout_weights is None
+    assert answer.correction["rollout_corr/kl"] == -0.5
+    assert answer.correction["rollout_corr/training_log_ppl"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_needed"),
+    [
+        ({}, False),
+        ({"epochs": 2}, True),
+        ({"miniBatchPrompts": 1}, True),
+        ({"rolloutCorrection": {}}, True),
+        ({"epochs": 2, "policyLoss": {"type": "bypass"}}, False),
+        ({"epochs": 2, "policyLoss": {"type": "bypass"}, "rolloutCorrection": {}}, False),
+        ({"policyLoss": {"type": "bypass"}, "kl": {"in": "reward"}}, True),
+    ],
+)
+def test_when_the_old_policy_is_asked(changes: dict[str, object], is_needed: bool):
+    algorithm = {"type": "grpo", "promptsPerStep": 3, "samplesPerPrompt": 2, **changes}
+    assert needs_old_logprobs(AlgorithmSpec.model_validate(algorithm)) is is_needed

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from ppojob_trainer.algorithms.masked import zero_outside
 
+Kl = Callable[[Tensor, Tensor], Tensor]
+"""From log π and log π_ref to the estimate at each token."""
+
 LOG_RATIO_LIMIT = 20.0
 """|d| beyond which k3 cuts it off before the exponential, as verl does."""
 
@@ -35,7 +38,23 @@ def _abs(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return (logprobs - ref_logprobs).abs()
 
 
-KL: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": _k1, "k2": _k2, "k3": _k3, "abs": _abs}
+def _with_gradient_of_k2(value: Callable[[Tensor, Tensor], Tensor]) -> Kl:
+    """The value of one estimator with the gradient of another, straight through."""
+
+    def estimate(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+        slope = _k2(logprobs, ref_logprobs)
+        return slope - slope.detach() + value(logprobs, ref_logprobs).detach()
+
+    return estimate
+
+
+KL: dict[str, Kl] = {
+    **{"k1": _k1, "k2": _k2, "k3": _k3, "abs": _abs},
+    **{
+        f"{name}+": _with_gradient_of_k2(of)
+        for name, of in (("k1", _k1), ("k3", _k3), ("abs", _abs))
+    },
+}
 """Every estimator by the name of `spec.algorithm.kl.estimator`."""
 
 
@@ -51,9 +70,9 @@ def kl_estimate(
     | k3   | e^d - d - 1 with |d| ≤ 20, at most 10      |
     | abs  | |d|                                        |
 
-    k3 as a loss is GRPO's (arXiv:2402.03300), equation 4. Numbers and gradients are those of verl's
-    `kl_penalty`, clamps included. Its forms with a trailing `+` have the gradient of k2, so k2 as a
-    loss trains as they do.
+    `k1+`, `k3+` and `abs+` have the value of k1, k3 and abs and the gradient of k2, which in
+    expectation is that of the KL. k3 as a loss is GRPO's (arXiv:2402.03300), equation 4. Numbers
+    and gradients are those of verl's `kl_penalty`, clamps included.
 
     Args:
         logprobs: (tokens,) log π; the gradient flows here.

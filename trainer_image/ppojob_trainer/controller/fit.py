@@ -276,15 +276,16 @@ class Loop:
         log_samples(self.records.run_folder, batch.purpose, step, self.spec.num_examine)
 
     def _kl_metrics(self, coefficient: float, result: StepResult) -> dict[str, float]:
-        """The coefficient of this step, and what the penalty was taken of."""
-        if self.spec.algorithm.kl.in_ == "loss":
-            return {"actor/kl_coef": coefficient}
-        if result.advantaged.kl is None:
-            return {}
-        return {
-            "actor/reward_kl_penalty": result.advantaged.kl,
-            "actor/reward_kl_penalty_coeff": coefficient,
-        }
+        """The coefficients of this step, and what the penalty was taken of."""
+        kl, found = self.spec.algorithm.kl, dict[str, float]()
+        if kl.in_ == "loss":
+            found["actor/kl_coef"] = coefficient
+        if kl.loss_term is not None:
+            found["actor/kl_coef"] = kl.loss_term.coefficient
+        if result.advantaged.kl is not None:
+            found["actor/reward_kl_penalty"] = result.advantaged.kl
+            found["actor/reward_kl_penalty_coeff"] = coefficient
+        return found
 
     def _take_traffic(self) -> Traffic:
         """What the controller gave to do, and was answered, since the last step."""

@@ -19,23 +19,24 @@ STATE_KEYS = (*MOMENTS, "step")
 def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
     """The learning rate of optimizer step `step`, counted from 0.
 
-    Linear warm-up from 0, which the first step takes: `lr * step / warmup`. Then constant, or half
-    a cosine from `lr` down to `lr * r`, r the minimum's ratio, reached after the last step:
-    `lr * (r + (1 - r) (1 + cos(pi x)) / 2)`, x the share of the steps after the warm-up that are
-    done. Past the end the cosine stays at its minimum. As in verl, but for that last: there it
-    would rise again.
+    Linear warm-up from 0, which the first step takes: `lr * step / warmup`. Then constant, or a
+    cosine between `lr` and `lr * r`, r the minimum's ratio, of so many cycles, half of one by
+    default: `lr * (r + (1 - r) (1 + cos(2 pi cycles x)) / 2)`, x the share of the steps after the
+    warm-up that are done. Past the end the cosine stays where it is. As in verl, but for that last:
+    there it would go on.
 
     Args:
         spec: peak, schedule, warm-up.
         step: optimizer steps done before.
         total_steps: of the whole job.
     """
-    if step < spec.warmup_steps:
-        return spec.learning_rate * step / spec.warmup_steps
+    warmup = spec.warmup_steps or int(spec.warmup_ratio * total_steps)
+    if step < warmup:
+        return spec.learning_rate * step / warmup
     if spec.schedule == "constant":
         return spec.learning_rate
-    done = (step - spec.warmup_steps) / max(1, total_steps - spec.warmup_steps)
-    share = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+    done = (step - warmup) / max(1, total_steps - warmup)
+    share = 0.5 * (1.0 + math.cos(2.0 * math.pi * spec.cycles * min(1.0, done)))
     floor = spec.min_learning_rate_ratio
     return spec.learning_rate * (floor + (1.0 - floor) * share)
 

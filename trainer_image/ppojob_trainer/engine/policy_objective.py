@@ -44,10 +44,19 @@ class KlTerm:
     coefficient: float
 
     @classmethod
-    def of(cls, spec: KlSpec, coefficient: float) -> KlTerm:
-        """The term that a job asks for, at the coefficient of a step."""
+    def of(cls, spec: KlSpec, coefficient: float | None = None) -> KlTerm | None:
+        """The term that a job asks for.
+
+        Args:
+            spec: the job's KL.
+            coefficient: β of this step for the KL that the spec is of; None for that of the spec.
+        """
+        if spec.loss_term is not None:
+            return cls(spec.loss_term.estimator, spec.loss_term.coefficient)
+        if spec.in_ != "loss":
+            return None
         assert spec.estimator is not None, "a resolved configuration says which estimator"
-        return cls(spec.estimator, coefficient)
+        return cls(spec.estimator, spec.coefficient if coefficient is None else coefficient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,6 @@ class PolicyObjective:
             kl_coefficient: β of this step; None for that of the spec.
             max_response_tokens: what stands for `lossScaleTokens` where it is absent.
         """
-        coefficient = spec.kl.coefficient if kl_coefficient is None else kl_coefficient
         correction = None
         if spec.is_bypass and spec.rollout_correction is not None:
             correction = Correction.of(**spec.rollout_correction.model_dump(by_alias=False))
@@ -98,7 +106,7 @@ class PolicyObjective:
             ),
             correction=correction,
             entropy_coefficient=spec.entropy_coefficient,
-            kl=KlTerm.of(spec.kl, coefficient) if spec.kl.in_ == "loss" else None,
+            kl=KlTerm.of(spec.kl, kl_coefficient),
         )
 
     @property
