@@ -98,8 +98,8 @@ class RunConfig(Section):
 
         It must agree in `spec`. Length of the run, loggers, time limits and checkpoints may change
         on the way; with a cosine schedule, or a share of it as warm-up, the length decides the
-        learning rate, so there it counts. It may differ in `layout`, ranks and threads: the order of sums is another then, and numbers
-        agree to rounding.
+        learning rate, so there it counts. It may differ in `layout`, ranks and threads: the order
+        of sums is another then, and numbers agree to rounding.
         """
         spec = self.spec.model_dump(mode="json")
         parts: dict[str, Any] = {key: spec[key] for key in TRAJECTORY_SECTIONS}

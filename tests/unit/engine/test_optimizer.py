@@ -1,4 +1,6 @@
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,6 +9,9 @@ from ppojob_api.v1alpha1.training import OptimizerSpec
 from ppojob_trainer.engine.optimizer import build_optimizer, clip_gradients, learning_rate
 from ppojob_trainer.parallel.world import World
 
+VERL = json.loads(
+    (Path(__file__).parents[1] / "algorithms" / "verl_numbers.json").read_text(encoding="utf-8")
+)
 COSINE = OptimizerSpec(
     learning_rate=3.0, warmup_steps=2, schedule="cosine", min_learning_rate_ratio=0.1
 )
@@ -52,6 +57,14 @@ RATES = {
 def test_learning_rates_of_a_job_of_ten_steps(name):
     spec, rates = RATES[name]
     assert {step: learning_rate(spec, step, 10) for step in rates} == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("case", VERL["cosine_schedules"], ids=lambda case: f"{case['cycles']}")
+def test_rates_of_verls_cosine(case):
+    settings = {key: case[key] for key in ("warmup_steps", "min_learning_rate_ratio", "cycles")}
+    spec = OptimizerSpec(learning_rate=1.0, schedule="cosine", **settings)
+    ours = [learning_rate(spec, step, case["total"]) for step in range(len(case["rates"]))]
+    assert ours == pytest.approx(case["rates"], abs=1e-8)
 
 
 @pytest.mark.parametrize(("limit", "factor"), [(0.0, 1.0), (10.0, 1.0), (2.5, 0.5)])
