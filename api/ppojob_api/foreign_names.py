@@ -252,7 +252,8 @@ whiten_rewards reward_clip_range normalize_advantages | not yet | other normalis
 missing_eos_penalty | not yet | penalties by length; a reward function can give one
 importance_sampling_level | spec.algorithm.policyLoss.type | where sequence is gspo
 sapo_temperature_neg sapo_temperature_pos | not yet | other policy losses
-mask_truncated_completions top_entropy_quantile | not yet | masking of tokens
+top_entropy_quantile | spec.algorithm.highEntropyShare
+mask_truncated_completions | not yet | masking of tokens
 sync_ref_model ref_model_mixup_alpha ref_model_sync_steps | not yet | a moving reference
 vllm_importance_sampling_correction | spec.algorithm.rolloutCorrection.weights
 vllm_importance_sampling_cap | spec.algorithm.rolloutCorrection.weightLimit

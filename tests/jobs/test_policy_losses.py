@@ -6,7 +6,6 @@ from pathlib import Path
 import job_points
 import pytest
 import run_folders
-import tiny_jobs
 
 from ppojob_trainer.metrics import names
 
@@ -48,26 +47,6 @@ def test_what_a_loss_draws_is_drawn_again(start, tiny_job, tmp_path: Path):
     assert run.wait(500) == 0, run.logs()
     assert job_points.fired(once) == {point.partition("@")[0] for point in points}
     assert run_folders.result(killed) == run_folders.result(whole)
-
-
-def test_a_correction_is_the_same_wherever_the_critic_lives(start, tiny_job, tmp_path: Path):
-    """Under top-p the engine's probabilities are not the trainer's; what is rejected reaches no
-    model, also not one in pods of its own."""
-    rejection = [{"mode": "token_k1", "low": 0.5, "high": 1.243}]
-    correction = {"weights": "token", "normalize": True, "rejection": rejection}
-    algorithm = {**tiny_jobs.PPO["algorithm"], "rolloutCorrection": correction}
-    together, apart = tmp_path / "together", tmp_path / "apart"
-    common = {**tiny_jobs.PPO, "algorithm": algorithm, "steps": {"total": 3}}
-    common["rollout"] = {"topP": 0.8}
-    for output, roles in ((together, {}), (apart, tiny_jobs.OWN_PODS)):
-        run = start(tiny_job(**common, roles=roles), output)
-        assert run.wait() == 0, run.logs()
-    assert run_folders.result(together) == run_folders.result(apart)
-    for record in run_folders.metrics(together)[-3:]:
-        assert not [key for key in record if key not in {"step", "time"} and not names.find(key)]
-        assert 0.0 < record["rollout_corr/rollout_rs_token_k1_masked_fraction"] < 1.0
-        assert record["rollout_corr/rollout_is_mean"] < 1.0
-        assert "timing_s/old_log_prob" in record
 
 
 def test_a_bypass_asks_no_old_policy(start, tiny_job, tmp_path: Path):

@@ -11,6 +11,8 @@ import pytest
 import run_folders
 import tiny_jobs
 
+from ppojob_trainer.metrics import names
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 SLUGS = ("controller", "actor-rollout", "reference", "critic", "reward")
@@ -60,6 +62,25 @@ def test_a_role_apart_gives_the_bits_of_a_role_beside(start, even_folder, tmp_pa
     roles = tiny_jobs.OWN_PODS
     apart = finished(start, even_folder, tmp_path, "apart", **tiny_jobs.PPO, **SHORT, roles=roles)
     assert run_folders.result(apart) == run_folders.result(beside)
+
+
+def test_what_is_rejected_reaches_no_role(start, even_folder, tmp_path: Path):
+    """Under top-p the engine's probabilities are not the trainer's: a fifth or so smaller."""
+    rejection = [{"mode": "token_k1", "low": 0.5, "high": 1.243}]
+    algorithm = {
+        **tiny_jobs.PPO["algorithm"],
+        "rolloutCorrection": {"weights": "token", "normalize": True, "rejection": rejection},
+        "highEntropyShare": 0.5,
+    }
+    common = {**tiny_jobs.PPO, **SHORT, "algorithm": algorithm, "rollout": {"topP": 0.8}}
+    together = finished(start, even_folder, tmp_path, "together", **common)
+    apart = finished(start, even_folder, tmp_path, "apart", **common, roles=tiny_jobs.OWN_PODS)
+    assert run_folders.result(apart) == run_folders.result(together)
+    for record in run_folders.metrics(together)[-3:]:
+        assert not [key for key in record if key not in {"step", "time"} and not names.find(key)]
+        assert 0.0 < record["rollout_corr/rollout_rs_token_k1_masked_fraction"] < 1.0
+        assert record["rollout_corr/rollout_is_mean"] < 1.0
+        assert record["actor/entropy_threshold"] > 0.0
 
 
 def test_two_ranks_give_the_numbers_of_one(start, even_folder, tmp_path: Path, beside: Path):

@@ -51,6 +51,11 @@ POLICY_LOSS_RULES = (
             no token lies between it and covarianceLow ${self.covarianceLow}; above that
         must: self.covarianceLow < self.covarianceHigh
 
+        spec.algorithm | highEntropyShare | Conflict
+            policyLoss.type: geo_mean has one loss for all tokens of a response; 1, or another type
+        when: self.policyLoss.type == 'geo_mean'
+        must: self.highEntropyShare == 1.0
+
         spec.algorithm | lossAggregation | Conflict
             policyLoss.type ${self.policyLoss.type} is a mean over responses of the mean over their
             tokens; sequence_mean_token_mean

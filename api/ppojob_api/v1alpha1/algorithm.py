@@ -187,6 +187,10 @@ class AlgorithmSpec(Section):
     entropy_coefficient: Coefficient = 0.0
     """Weight of the entropy bonus. verl: entropy_coeff, 0."""
 
+    high_entropy_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the batch's trained tokens, those of the highest entropy, that have a policy loss
+    (Wang et al. 2025, arXiv:2506.01939: 0.2); 1: all."""
+
     kl: KlSpec = KlSpec()
     """The KL penalty."""
 

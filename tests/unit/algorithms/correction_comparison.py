@@ -1,4 +1,4 @@
-"""Compares rollout correction with its literal form; raises AssertionError where they differ.
+"""Compares what weighs or leaves out tokens with its literal form; raises AssertionError where they differ.
 
 Like `literal_comparison`: the modules are arguments, and masked tokens hold a NaN.
 """
@@ -140,3 +140,20 @@ def assert_metric(name: str, ours: float, theirs: float, tolerance: float = 1e-5
     # A deviation is a root: rounding at 0 is as large as its square root.
     allowed = 1e-3 if name.endswith("std") else tolerance
     assert abs(ours - theirs) <= allowed * max(1.0, abs(theirs)), f"{name}: {ours}, {theirs}"
+
+
+def compare_high_entropy(module: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    """A token stays if fewer than the share of the trained tokens have more entropy."""
+    values = flatten(batch.values)
+    trained = [t for t, kept in enumerate(batch.flat_mask.tolist()) if kept]
+    for share in (0.01, 0.2, 0.5, 0.99, 1.0):
+        count = max(1, math.floor(share * len(trained)))
+        expected = [
+            t in trained and sum(values[k] > values[t] for k in trained) < count
+            for t in range(len(values))
+        ]
+        columns = (batch.flat_poisoned("values", dtype), batch.flat_mask)
+        chosen, threshold = module.high_entropy(*columns, share)
+        assert chosen.tolist() == expected
+        kept = [values[t] for t, one in enumerate(expected) if one]
+        assert threshold == min(kept) if kept else math.isnan(threshold)

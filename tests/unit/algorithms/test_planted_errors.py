@@ -13,7 +13,12 @@ from types import ModuleType
 
 import pytest
 import torch
-from correction_comparison import compare_correction, compare_diagnostics, compare_row_weights
+from correction_comparison import (
+    compare_correction,
+    compare_diagnostics,
+    compare_high_entropy,
+    compare_row_weights,
+)
 from literal_comparison import (
     compare_advantages,
     compare_aggregate,
@@ -46,6 +51,7 @@ COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], Non
     "kl_gradient": ("kl", compare_kl_gradient),
     "logprobs": ("fused_logprobs", compare_logprobs),
     "correction": ("rollout_correction", compare_correction),
+    "high_entropy": ("entropy_mask", compare_high_entropy),
     "row_weights": ("rollout_correction", compare_row_weights),
     "diagnostics": ("rollout_diagnostics", compare_diagnostics),
     **{name: ("table", partial(compare_loss, name=name)) for name in LOSSES},
@@ -71,7 +77,7 @@ POLICY_LOSSES = (
     "table",
 )
 # After the losses' inputs.
-CORRECTION = ("rollout_correction", "rollout_diagnostics")  # fmt: skip
+CORRECTION = ("rollout_correction", "rollout_diagnostics", "entropy_mask")  # fmt: skip
 MODULES = {
     **{name: f"ppojob_trainer.algorithms.{name}" for name in ALGORITHMS},
     **{name: f"ppojob_trainer.algorithms.policy_losses.{name}" for name in POLICY_LOSSES},

@@ -52,6 +52,7 @@ OURS = {
         )
         for side in ("Low", "High")
     ),
+    "spec.algorithm.highEntropyShare",
     # It stands at that of a KL in the loss alone.
     *(f"spec.algorithm.kl.lossTerm.{field}" for field in ("estimator", "coefficient")),
     # verl has one key for a number or a pair.

@@ -63,7 +63,7 @@ def test_equal_to_verl(case: dict[str, Any], dtype: torch.dtype):
         if not is_bypass:
             columns = (rows.old_logprobs, rows.rollout_logprobs, rows.mask, rows.lengths)
             corrected = correct(correction, *columns)
-            rows.mask, rows.rollout_weights = corrected.mask, corrected.weights
+            rows.mask, rows.loss_weights = corrected.mask, corrected.weights
         objective = PolicyObjective(
             case["type"],
             case["settings"],

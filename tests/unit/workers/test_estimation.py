@@ -91,8 +91,8 @@ def test_a_correction_weighs_and_rejects_behind_the_advantages(rows: BatchRows):
     scores = [3.0, 1.0, 2.0, 9.0, 0.0, 5.0]
     plain = add_advantages(SPEC, rows, scores, 0.0)
     expected = rows.mine.advantages
-    assert plain.correction == {}
-    assert rows.mine.rollout_weights is None
+    assert plain.told == {}
+    assert rows.mine.loss_weights is None
     rejection = ({"mode": "token_k1", "low": 0.4, "high": 3.0},)
     spec = corrected_spec(weights="token", weight_limit=3.0, rejection=rejection)
     answer = add_advantages(spec, rows, scores, 0.0)
@@ -101,10 +101,10 @@ def test_a_correction_weighs_and_rejects_behind_the_advantages(rows: BatchRows):
     assert answer.row_rewards == plain.row_rewards
     assert rows.mine.mask.tolist() == [token not in (5, 6) for token in range(12)]
     weights = [{0: 2.0, 5: 3.0, 6: 0.25}.get(token, 1.0) for token in range(12)]
-    assert rows.mine.rollout_weights.tolist() == pytest.approx(weights)
-    assert answer.correction["rollout_corr/rollout_rs_masked_fraction"] == 2 / 12
-    assert answer.correction["rollout_corr/rollout_rs_seq_masked_fraction"] == 2 / 6
-    assert answer.correction["rollout_corr/rollout_is_max"] == 3.0
+    assert rows.mine.loss_weights.tolist() == pytest.approx(weights)
+    assert answer.told["rollout_corr/rollout_rs_masked_fraction"] == 2 / 12
+    assert answer.told["rollout_corr/rollout_rs_seq_masked_fraction"] == 2 / 6
+    assert answer.told["rollout_corr/rollout_is_max"] == 3.0
 
 
 def test_an_empty_correction_measures_alone(rows: BatchRows):
@@ -112,9 +112,21 @@ def test_an_empty_correction_measures_alone(rows: BatchRows):
     rows.mine.rollout_logprobs = torch.full((12,), -2.5)
     answer = add_advantages(corrected_spec(), rows, [1, 0, 1, 0, 0, 1], 0.0)
     assert rows.mine.mask.all()
-    assert rows.mine.rollout_weights is None
-    assert answer.correction["rollout_corr/kl"] == -0.5
-    assert answer.correction["rollout_corr/training_log_ppl"] == 2.0
+    assert rows.mine.loss_weights is None
+    assert answer.told["rollout_corr/kl"] == -0.5
+    assert answer.told["rollout_corr/training_log_ppl"] == 2.0
+
+
+def test_only_the_least_sure_tokens_have_a_loss(rows: BatchRows):
+    """A fourth of ten trained tokens is two; a third has the entropy of the second."""
+    rows.mine.mask[[1, 3]] = False
+    rows.mine.entropies = torch.tensor([0.1, 9.0, 0.5, 9.0, 2.0, 0.3, 1.5, 1.5, 0.2, 0.0, 0.4, 0.1])
+    algorithm = {**SPEC.algorithm.model_dump(by_alias=True), "highEntropyShare": 0.25}
+    spec = SPEC.model_copy(update={"algorithm": AlgorithmSpec.model_validate(algorithm)})
+    answer = add_advantages(spec, rows, [1, 0, 1, 0, 0, 1], 0.0)
+    assert answer.told == {"actor/entropy_threshold": 1.5}
+    assert rows.mine.loss_weights.tolist() == [float(token in (4, 6, 7)) for token in range(12)]
+    assert int(rows.mine.mask.sum()) == 10
 
 
 @pytest.mark.parametrize(
@@ -124,6 +136,7 @@ def test_an_empty_correction_measures_alone(rows: BatchRows):
         ({"epochs": 2}, True),
         ({"miniBatchPrompts": 1}, True),
         ({"rolloutCorrection": {}}, True),
+        ({"highEntropyShare": 0.2}, True),
         ({"epochs": 2, "policyLoss": {"type": "bypass"}}, False),
         ({"epochs": 2, "policyLoss": {"type": "bypass"}, "rolloutCorrection": {}}, False),
         ({"policyLoss": {"type": "bypass"}, "kl": {"in": "reward"}}, True),

@@ -110,7 +110,7 @@ def training_metrics(
         "training/zero_signal_groups": advantaged.zero_signal_groups,
         **balance_metrics(advantaged.tokens_owned, advantaged.tokens_computed),
         **_value_metrics(advantaged),
-        **advantaged.correction,
+        **advantaged.told,
         **result.statistics,
     }
 

@@ -100,10 +100,12 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
     """Whether the policy's log-probabilities must be known before its update.
 
     When the whole batch is one optimizer step they are the update's own: the ratio is one by
-    definition, and a pass is saved. A KL in the reward needs them before, and so does a correction
-    for the engine; with `bypass` the engine's stand for them.
+    definition, and a pass is saved. A KL in the reward needs them before, and so do a correction
+    for the engine and a choice of tokens by their entropy, which the pass tells as well; with
+    `bypass` the engine's stand for them.
     """
-    if algorithm.kl.in_ == "reward" or algorithm.is_corrected_before:
+    chooses = algorithm.is_corrected_before or algorithm.high_entropy_share < 1.0
+    if algorithm.kl.in_ == "reward" or chooses:
         return True
     mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
     several_updates = mini_batch < algorithm.prompts_per_step or algorithm.epochs > 1

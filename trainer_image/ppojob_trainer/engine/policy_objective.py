@@ -183,11 +183,11 @@ class PolicyObjective:
     ) -> tuple[dict[str, Tensor], Tensor]:
         """What is measured of each token, and the share of the mini-batch's policy loss."""
         assert rows.advantages is not None, "advantages come before the update"
-        mask, weights, told = rows.mask, rows.rollout_weights, {}
+        mask, weights, told = rows.mask, rows.loss_weights, {}
         if self.correction is not None:
             columns = (logprobs, rows.rollout_logprobs, rows.mask, rows.lengths)
             corrected = correct(self.correction, *columns)
-            mask, weights = corrected.mask, corrected.weights
+            mask, weights = corrected.mask, _product(weights, corrected.weights)
             told = token_diagnostics(self.correction, corrected)
         policy_loss = POLICY_LOSSES[self.policy_loss]
         inputs = LossInputs(
@@ -205,6 +205,12 @@ class PolicyObjective:
             of_rows = policy_loss.is_of_rows
             loss = loss * (row_weights(weights, mask, rows.lengths) if of_rows else weights)
         return {**output.metrics, **told}, self.aggregation(loss, rows, denominators, mask)
+
+
+def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one * other
 
 
 def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) -> dict[str, Tensor]:

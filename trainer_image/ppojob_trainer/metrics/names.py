@@ -158,6 +158,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("actor/pg_covfrac", "share", "computed tokens that clip_cov or kl_cov holds back"),
     Metric("actor/ppo_kl", "nats a token", "mean of old minus new log-probability"),
     Metric("actor/entropy", "nats a token", "mean entropy before the updates"),
+    Metric("actor/entropy_threshold", "nats a token", "entropy from which on tokens are trained"),
     Metric("actor/entropy_loss", "nats", "entropy as the loss aggregates it"),
     Metric("actor/kl_loss", "nats a token", "mean KL to the reference, where the loss holds it"),
     Metric("actor/kl_coef", "1", "coefficient of the KL term in the loss"),

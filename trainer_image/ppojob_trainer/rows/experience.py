@@ -32,7 +32,8 @@ class Experience:
         rollout_logprobs: (tokens,) float32, log mu(a_t|s_t) as the sampler reported it.
         old_logprobs: (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update.
         ref_logprobs: (tokens,) float32, log pi_ref(a_t|s_t).
-        rollout_weights: (tokens,) float32, by which losses are multiplied; None for no weights.
+        entropies: (tokens,) float32, of the policy before the update; None where nobody asks.
+        loss_weights: (tokens,) float32, by which policy losses are multiplied; None for 1.
         values: (tokens,) float32, V(s_t) of the critic before the update.
         turn_rewards: (tokens,) float32, rewards of turns; None where rows have a single one.
         token_rewards: (tokens,) float32, r_t, penalties included.
@@ -51,7 +52,8 @@ class Experience:
     rollout_logprobs: Tensor
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
-    rollout_weights: Tensor | None = None
+    entropies: Tensor | None = None
+    loss_weights: Tensor | None = None
     values: Tensor | None = None
     turn_rewards: Tensor | None = None
     token_rewards: Tensor | None = None

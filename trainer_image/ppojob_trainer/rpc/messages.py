@@ -323,7 +323,7 @@ class Advantaged(msgspec.Struct, frozen=True):
         row_rewards: (rows,) scores with the KL penalty, summed over tokens.
         advantages: over the trained tokens.
         returns: over the trained tokens.
-        correction: diagnostics of a correction for the engine, by name of the metric.
+        told: of tokens that were weighed or left out, by name of the metric.
         kl: mean over rows of their mean KL to the reference a token; None where the reward has
             no KL.
         values: over the trained tokens; None where there is no critic.
@@ -339,7 +339,7 @@ class Advantaged(msgspec.Struct, frozen=True):
     zero_signal_groups: float
     tokens_owned: list[int]
     tokens_computed: list[int]
-    correction: dict[str, float] = {}
+    told: dict[str, float] = {}
     kl: float | None = None
     values: SpreadOf | None = None
     explained_variance: float | None = None

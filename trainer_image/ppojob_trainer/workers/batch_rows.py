@@ -66,13 +66,14 @@ class BatchRows:
         return move_rows(self.link, index, plan, self._held(positions), present)
 
     def fill(
-        self, column: str, compute: Callable[[Experience], TokenOutputs]
+        self, column: str, compute: Callable[[Experience], TokenOutputs], *further: str
     ) -> tuple[Experience, TokenOutputs]:
         """Compute a per-token column of all rows, each row where it is balanced, for its owner.
 
         Args:
             column: its name.
             compute: says something of rows; the first of its outputs is the column.
+            further: names of columns that the outputs behind it are kept as too.
 
         Returns:
             The rows that this rank has computed, and all that was said of them.
@@ -80,8 +81,10 @@ class BatchRows:
         plan = self._balanced(self.index)
         staged = move_rows(self.link, self.index, plan, self.mine)
         outputs = compute(staged)
-        setattr(staged, column, outputs[0])
-        return_columns(self.link, self.index, plan, [column], staged=staged, owned=self.mine)
+        columns = (column, *further)
+        for name, output in zip(columns, outputs, strict=False):
+            setattr(staged, name, output)
+        return_columns(self.link, self.index, plan, columns, staged=staged, owned=self.mine)
         return staged, outputs
 
     def whole(self, columns: Sequence[str]) -> list[Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.advantages import ADVANTAGES, Advantages
+from ppojob_trainer.algorithms.entropy_mask import high_entropy
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
 from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
@@ -67,7 +68,7 @@ def add_advantages(
     rows.keep("token_rewards", rewards)
     rows.keep("advantages", estimated.advantages)
     rows.keep("returns", estimated.returns)
-    correction = _correct(spec, rows, batch) if spec.algorithm.is_corrected_before else {}
+    told = _choose_tokens(spec, rows, batch)
     answer = Advantaged(
         row_rewards=row_sum(rewards, mask, lengths).tolist(),
         advantages=_spread(estimated.advantages, mask),
@@ -75,7 +76,7 @@ def add_advantages(
         zero_signal_groups=_share_without_signal(batch, estimated.advantages),
         tokens_owned=rows.tokens_owned(),
         tokens_computed=rows.tokens_computed(),
-        correction=correction,
+        told=told,
         kl=kl,
     )
     if spec.critic is None:
@@ -120,6 +121,8 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
         names.append("values")
     if rows.mine.turn_rewards is not None:
         names.append("turn_rewards")
+    if spec.algorithm.high_entropy_share < 1.0:
+        names.append("entropies")
     if spec.algorithm.is_corrected_before:
         names += ["rollout_logprobs", *({"old_logprobs"} - set(names))]
     index = rows.index
@@ -130,21 +133,30 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
     )
 
 
-def _correct(spec: PPOJobSpec, rows: BatchRows, batch: _Batch) -> dict[str, float]:
-    """Weigh and reject tokens by the ratio of trainer to engine; answers the diagnostics.
+def _choose_tokens(spec: PPOJobSpec, rows: BatchRows, batch: _Batch) -> dict[str, float]:
+    """Weigh tokens, and leave some out, by engine and entropy; answers what is told of it.
 
     Advantages know nothing of it: a reward is true whatever the engine's numbers, so a response
     that is rejected is still compared with. verl rejects before it estimates.
     """
-    assert spec.algorithm.rollout_correction is not None, "only asked for with one"
-    correction = Correction.of(**spec.algorithm.rollout_correction.model_dump(by_alias=False))
-    columns = (batch["old_logprobs"], batch["rollout_logprobs"], batch["mask"], batch.lengths)
-    corrected = correct(correction, *columns)
-    if corrected.weights is not None:
-        rows.keep("rollout_weights", corrected.weights)
-    if correction.rejection:
-        rows.keep("mask", corrected.mask)
-    return diagnostics(correction, corrected, *columns)
+    algorithm, told = spec.algorithm, dict[str, float]()
+    mask, weights = batch["mask"], None
+    if algorithm.is_corrected_before:
+        assert algorithm.rollout_correction is not None, "it is corrected by something"
+        correction = Correction.of(**algorithm.rollout_correction.model_dump(by_alias=False))
+        columns = (batch["old_logprobs"], batch["rollout_logprobs"], mask, batch.lengths)
+        corrected = correct(correction, *columns)
+        told |= diagnostics(correction, corrected, *columns)
+        mask, weights = corrected.mask, corrected.weights
+    if algorithm.high_entropy_share < 1.0:
+        chosen, threshold = high_entropy(batch["entropies"], mask, algorithm.high_entropy_share)
+        told["actor/entropy_threshold"] = threshold
+        weights = chosen.float() if weights is None else weights * chosen
+    if mask is not batch["mask"]:
+        rows.keep("mask", mask)
+    if weights is not None:
+        rows.keep("loss_weights", weights)
+    return told
 
 
 def _estimate(spec: PPOJobSpec, batch: _Batch, rewards: Tensor) -> Advantages:

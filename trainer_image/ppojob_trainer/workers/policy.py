@@ -36,7 +36,8 @@ class Policy:
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `old_logprobs`; measure the policy that the step begins with on all rows."""
         engine = self.learner.engine
-        staged, (logprobs, entropy) = rows.fill("old_logprobs", engine.predict)
+        kept = ("entropies",) if self._spec.algorithm.high_entropy_share < 1.0 else ()
+        staged, (logprobs, entropy) = rows.fill("old_logprobs", engine.predict, *kept)
         sums = token_sums(sampling_diagnostics(logprobs, entropy, staged), staged.mask)
         return engine.over_ranks(PassStatistics(token_sums=sums, tokens=int(staged.mask.sum())))
 
@@ -47,7 +48,7 @@ class Policy:
             request.kl_coefficient,
             max_response_tokens=self._spec.data.max_response_tokens,
         )
-        columns = ("old_logprobs", "ref_logprobs", "rollout_weights", "advantages")
+        columns = ("old_logprobs", "ref_logprobs", "loss_weights", "advantages")
         return self.learner.engine.update(rows.staged(request.prompts, columns), objective)
 
 
