@@ -42,7 +42,7 @@ ROLLOUT_CORRECTION_RULES = rules(
     when: has(self.weightFloor)
     must: self.weightFloor <= self.weightLimit
 
-    spec.algorithm.rolloutCorrection | rejection | Conflict
+    spec.algorithm.rolloutCorrection | rejection | Conflict | here
         two entries have one mode, and it has one pair of bounds; each mode at most once
     must: self.rejection.all(one, self.rejection.exists_one(other, other.mode == one.mode))
 

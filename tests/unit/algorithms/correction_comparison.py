@@ -1,4 +1,4 @@
-"""Compares what weighs or leaves out tokens with its literal form; raises AssertionError where they differ.
+"""Compares what weighs and leaves out tokens with its literal form; raises AssertionError if not.
 
 Like `literal_comparison`: the modules are arguments, and masked tokens hold a NaN.
 """
