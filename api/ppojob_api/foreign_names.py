@@ -86,7 +86,7 @@ train_batch_size | spec.algorithm.promptsPerStep | in prompts; OpenRLHF's is min
 data.shuffle | spec.data.shuffle
 data.seed | spec.data.seed
 truncation filter_overlong_prompts | spec.data.overlongPrompts
-gen_batch_size val_batch_size | not needed | promptsPerStep prompts are one batch
+val_batch_size | not needed | promptsPerStep prompts are one batch
 filter_overlong_prompts_workers dataloader_num_workers | not needed | data is read ahead
 return_raw_chat return_full_prompt | not needed | rows on disk hold the prompt
 image_key video_key audio_key freeze_vision_tower | not yet | pictures and sound
@@ -159,17 +159,19 @@ load_format enforce_eager | not needed | the engine gets its weights from the tr
 max_num_batched_tokens enable_chunked_prefill enable_prefix_caching engine_kwargs | not yet
 rollout.mode rollout.agent | not yet | asynchronous rollouts and agents
 checkpoint_engine rollout.trace rollout.prometheus disaggregation quantization | not yet
-norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd spec.algorithm.grpoPassk.normalizeByStd
+norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd \
+spec.algorithm.grpoPassk.normalizeByStd \
+spec.algorithm.gdpo.normalizeByStd
 gamma | spec.algorithm.ppo.gamma spec.algorithm.reinforcePlusPlus.gamma | in the section of its type
 use_pf_ppo pf_ppo | not yet | PF-PPO
-filter_groups | not yet | filtering of groups
+filter_groups filter_groups.enable | spec.algorithm.dynamicSampling | where there: true
+max_inflight_gen_batches | not yet | rounds under way at once
 rollout_rs | spec.algorithm.rolloutCorrection.rejection | a list of {mode, low, high}
 rollout_rs_threshold | spec.algorithm.rolloutCorrection.rejection | as low and high
 bypass_mode | spec.algorithm.policyLoss.type | where true is bypass
 rollout_correction.loss_type | spec.algorithm.policyLoss.bypass.form | ppo_clip is clip
 rollout_is | spec.algorithm.rolloutCorrection.weights | where null is none
 rollout_is_threshold | spec.algorithm.rolloutCorrection.weightLimit
-gdpo_reward_keys gdpo_reward_weights | not yet | GDPO
 critic.enable | not needed | spec.algorithm.type: ppo has a critic
 critic.model.path | spec.critic.path
 critic.tokenizer_path critic.model.tokenizer_path | not needed | they are the policy's
@@ -185,6 +187,8 @@ custom_reward_function.path | spec.rewards[].source.path
 custom_reward_function.name | spec.rewards[].function
 reward.num_workers | spec.roles.reward.cpu
 reward_manager | spec.rewards
+overlong_buffer overlong_buffer.enable | spec.algorithm.overlongPenalty | where there: true
+overlong_buffer.log | not needed | its metrics are always there
 reward_model.enable | spec.rewardModel
 reward_model.model.path reward_model.model_path | spec.rewardModel.path
 input_tokenizer | spec.rewardModel.tokenizerPath
@@ -328,8 +332,9 @@ entropy_loss_coef | spec.algorithm.entropyCoefficient
 freezing_actor_steps | spec.critic.warmupSteps
 ptx_coef aux_loss_coef | not yet | other terms of the loss
 normalize_reward | not yet | normalised rewards
-overlong_buffer_len overlong_penalty_factor | not yet | penalties by length
-dynamic_filtering dynamic_filtering_reward_range | not yet | filtering of groups
+overlong_buffer_len | spec.algorithm.overlongPenalty.bufferTokens
+overlong_penalty_factor | spec.algorithm.overlongPenalty.factor
+dynamic_filtering dynamic_filtering_reward_range | not yet | filtering of groups by a range
 enable_vllm_is_correction | not yet | correction of the rollout's policy
 async_train | not yet | asynchronous training
 bf16 | spec.training.autocast | where true is bfloat16
@@ -368,13 +373,13 @@ WORDS: Final = rows_by_field("""
 spec.algorithm.type | gae | ppo
 spec.algorithm.type | group_norm | grpo
 spec.algorithm.type | dr_grpo | grpo | with spec.algorithm.grpo.normalizeByStd: false
-spec.algorithm.type | dapo | grpo | with policyLoss.clipHigh: 0.28; filtering: not yet
+spec.algorithm.type | dapo | grpo | with policyLoss.clipHigh: 0.28 and dynamicSampling
 spec.algorithm.type | reinforce reinforce++ | reinforce_plus_plus
 spec.algorithm.type | reinforce_baseline reinforce++_baseline | reinforce_plus_plus_baseline
 spec.algorithm.type | gspo | grpo | with policyLoss.type: gspo
 spec.algorithm.type | grpo_vectorized | grpo
 spec.algorithm.type | rloo_vectorized | rloo
-spec.algorithm.type | remax gdpo maxrl dpo | not yet
+spec.algorithm.type | maxrl dpo | not yet
 spec.algorithm.type | optimal_token_baseline tir_optimal_token_baseline | not yet
 spec.algorithm.policyLoss.type | vanilla regular ppo grpo dapo dual_clip | clip
 spec.algorithm.policyLoss.type | gmpo | geo_mean

@@ -84,8 +84,12 @@ def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
     update: dict[str, object] = {
         "mini_batch_prompts": algorithm.mini_batch_prompts or algorithm.prompts_per_step
     }
-    if algorithm.estimator.options is not None:
-        update[algorithm.type] = algorithm.options or algorithm.estimator.options()
+    if algorithm.estimator.options is not None and algorithm.options is None:
+        update[algorithm.type] = algorithm.estimator.options()
+    if algorithm.dynamic_sampling is not None:
+        rounds = algorithm.dynamic_sampling
+        per_round = rounds.prompts_per_round or algorithm.prompts_per_step
+        update["dynamic_sampling"] = rounds.model_copy(update={"prompts_per_round": per_round})
     loss = algorithm.policy_loss
     if loss.loss.options is not None:
         own = loss.options or loss.loss.options()

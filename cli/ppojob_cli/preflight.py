@@ -133,7 +133,7 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
             spec.data,
             chat,
             rewards=row_checks(spec.rewards, has_model=spec.reward_model is not None),
-            prompts_per_step=spec.algorithm.prompts_per_step,
+            draw=spec.algorithm.draw,
         )
     found.errors += report.errors
     if not report.errors:

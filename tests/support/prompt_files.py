@@ -81,7 +81,7 @@ class PromptFiles:
     def report(self, *paths: Path, batch: int = 1, **settings: object) -> DataReport:
         """What the checks say of files."""
         spec = self.spec(*paths, **settings)
-        report = check_files(spec, self.chat, rewards=SumsOnly(), prompts_per_step=batch)
+        report = check_files(spec, self.chat, rewards=SumsOnly(), draw=("promptsPerStep", batch))
         assert not any("Traceback" in line or "\n" in line for line in report.errors)
         return report
 

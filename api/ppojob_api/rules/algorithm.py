@@ -17,6 +17,58 @@ ALGORITHM_RULES = (
         when: self.type in $COMPARE_GROUPS
         must: self.samplesPerPrompt >= 2
 
+        spec.algorithm | dynamicSampling | Conflict
+            a single response never differs from itself; samplesPerPrompt of at least 2, or remove
+            it
+        when: has(self.dynamicSampling)
+        must: self.samplesPerPrompt >= 2
+
+        spec.algorithm | dynamicSampling.maxRounds | OutOfRange
+            so many rounds of promptsPerRound never fill a batch of promptsPerStep
+            ${self.promptsPerStep}; more rounds, or more prompts a round
+        when: has(self.dynamicSampling) && has(self.dynamicSampling.promptsPerRound)
+        must: self.dynamicSampling.maxRounds * self.dynamicSampling.promptsPerRound
+            >= self.promptsPerStep
+
+        spec | steps.epochs | Conflict
+            algorithm.dynamicSampling draws prompts that nobody can count beforehand, so passes over
+            the data give no number of steps; steps.total, or remove dynamicSampling
+        when: has(self.steps.epochs)
+        must: !has(self.algorithm.dynamicSampling)
+
+        spec.algorithm | gdpo | Required
+            it compares several rewards; {rewardKeys: [NAME, ...]}, numbers that reward functions
+            give beside the score
+        when: self.type == 'gdpo'
+        must: has(self.gdpo)
+
+        spec.algorithm.gdpo | rewardWeights | OutOfRange
+            one belongs to each of rewardKeys ${self.rewardKeys.size()}; as many, or none
+        must: self.rewardWeights.size() == 0
+            || self.rewardWeights.size() == self.rewardKeys.size()
+
+        spec.algorithm | kl.in | Conflict
+            gdpo reads the rewards themselves, without the KL that is taken off the score; loss, or
+            none
+        when: self.type == 'gdpo'
+        must: self.kl.__in__ != 'reward'
+
+        spec | algorithm.overlongPenalty.bufferTokens | OutOfRange
+            it is longer than a response; at most data.maxResponseTokens
+            ${self.data.maxResponseTokens}
+        when: has(self.algorithm.overlongPenalty)
+        must: self.algorithm.overlongPenalty.bufferTokens <= self.data.maxResponseTokens
+
+        spec.algorithm | overlongPenalty | NoEffect
+            gdpo reads the rewards themselves, without what is taken off the score; remove it
+        when: has(self.overlongPenalty)
+        must: self.type != 'gdpo'
+
+        spec.algorithm | dynamicSampling | NotInThisVersion
+            dynamic sampling beside the greedy responses of remax: not in this version; remove it
+        when: has(self.dynamicSampling)
+        must: self.type != 'remax'
+
         spec.algorithm | miniBatchPrompts | OutOfRange
             it does not cut promptsPerStep ${self.promptsPerStep} into equal parts; a divisor of it
         when: has(self.miniBatchPrompts)

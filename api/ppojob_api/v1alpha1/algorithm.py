@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.rollout_correction import RolloutCorrectionSpec
-from ppojob_api.v1alpha1.section import Count, Section, Tokens
+from ppojob_api.v1alpha1.section import Count, Items, Section, Tokens
 
 AlgorithmType = Literal[
     "ppo",
@@ -19,6 +19,8 @@ AlgorithmType = Literal[
     "reinforce_plus_plus_baseline",
     "opo",
     "gpg",
+    "remax",
+    "gdpo",
 ]
 LossAggregation = Literal[
     "token_mean",
@@ -33,6 +35,8 @@ GRADIENT_OF_K2: Final = ("k1+", "k3+", "abs+")
 """Estimators that differ from others in their gradient alone."""
 
 Coefficient = Annotated[float, Field(ge=0, le=1_000_000)]
+Weight = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
+RewardKey = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class GrpoSpec(Section):
@@ -48,6 +52,22 @@ class GrpoPasskSpec(Section):
 
     normalize_by_std: bool = True
     """Divide by the group's standard deviation. verl: algorithm.norm_adv_by_std_in_grpo, true."""
+
+
+class GdpoSpec(Section):
+    """Settings of `type: gdpo` (Liu et al. 2026, arXiv:2601.05242)."""
+
+    reward_keys: Annotated[Items[RewardKey], Field(min_length=1, max_length=64)]
+    """The rewards that are compared one by one: names of numbers that reward functions give beside
+    the score; score is the score itself. verl: algorithm.gdpo_reward_keys."""
+
+    reward_weights: Annotated[Items[Weight], Field(max_length=64)] = ()
+    """What each of them counts, in the same order; empty: 1 each.
+    verl: algorithm.gdpo_reward_weights."""
+
+    normalize_by_std: bool = True
+    """Divide each reward by the group's standard deviation.
+    verl: algorithm.norm_adv_by_std_in_grpo, true."""
 
 
 class PpoSpec(Section):
@@ -76,11 +96,15 @@ class Estimator:
         options: the section of its settings, a field of `AlgorithmSpec` of the estimator's name.
         compares_group: it compares the responses of one prompt, so it needs two of them.
         has_critic: it reads the values of a critic.
+        has_greedy: it reads the score of a greedy response to each prompt.
+        has_reward_keys: it reads several rewards of a row, those that its options name.
     """
 
     options: type[Section] | None = None
     compares_group: bool = False
     has_critic: bool = False
+    has_greedy: bool = False
+    has_reward_keys: bool = False
 
 
 ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
@@ -92,6 +116,8 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
     "reinforce_plus_plus_baseline": Estimator(compares_group=True),
     "opo": Estimator(compares_group=True),
     "gpg": Estimator(compares_group=True),
+    "remax": Estimator(has_greedy=True),
+    "gdpo": Estimator(GdpoSpec, compares_group=True, has_reward_keys=True),
 }
 """Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
 
@@ -135,6 +161,33 @@ class KlSpec(Section):
     """A term of the loss as well, with `in: reward`. verl: use_kl_loss beside use_kl_in_reward."""
 
 
+class DynamicSamplingSpec(Section):
+    """Replace prompts whose responses all score the same (Yu et al. 2025, arXiv:2503.14476)."""
+
+    metric: Annotated[str, Field(min_length=1, max_length=253)] = "score"
+    """What has to differ within a group: score, or the name of a number that reward functions give
+    beside it, such as acc. verl: filter_groups.metric; its seq_reward is score."""
+
+    max_rounds: Annotated[int, Field(ge=1, le=1_000)] = 10
+    """Rounds of drawing, answering and scoring prompts in a step, the first one included. Then
+    prompts without a difference fill the batch, where verl fails. verl: max_num_gen_batches, 0 (no
+    limit)."""
+
+    prompts_per_round: Count | None = None
+    """Prompts of a round; absent: promptsPerStep. verl: data.gen_batch_size."""
+
+
+class OverlongPenaltySpec(Section):
+    """Take from the score of responses near data.maxResponseTokens (arXiv:2503.14476)."""
+
+    buffer_tokens: Tokens
+    """How many tokens before the limit the penalty begins. verl: overlong_buffer.len."""
+
+    factor: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """What the limit itself costs; up to there it grows evenly.
+    verl: overlong_buffer.penalty_factor."""
+
+
 class AlgorithmSpec(Section):
     """One step: promptsPerStep prompts, samplesPerPrompt responses each, one or more updates."""
 
@@ -168,6 +221,16 @@ class AlgorithmSpec(Section):
 
     reinforce_plus_plus: ReinforcePlusPlusSpec | None = None
     """Settings of type reinforce_plus_plus."""
+
+    dynamic_sampling: DynamicSamplingSpec | None = None
+    """Train on prompts alone whose responses differ in their score; absent: on all prompts.
+    verl: algorithm.filter_groups."""
+
+    overlong_penalty: OverlongPenaltySpec | None = None
+    """A penalty on overlong responses in training; absent: none. verl: overlong_buffer."""
+
+    gdpo: GdpoSpec | None = None
+    """Settings of type gdpo, which needs rewardKeys."""
 
     policy_loss: PolicyLossSpec = PolicyLossSpec()
     """The surrogate objective."""
@@ -203,6 +266,14 @@ class AlgorithmSpec(Section):
     def is_corrected_before(self) -> bool:
         """Whether a rollout correction compares the policy before the step with the engine."""
         return self.rollout_correction is not None and not self.is_bypass
+
+    @property
+    def draw(self) -> tuple[str, int]:
+        """How many prompts are drawn at once, and the field below `spec.algorithm` that says so."""
+        sampling = self.dynamic_sampling
+        if sampling is None or sampling.prompts_per_round is None:
+            return "promptsPerStep", self.prompts_per_step
+        return "dynamicSampling.promptsPerRound", sampling.prompts_per_round
 
     @property
     def estimator(self) -> Estimator:

@@ -67,6 +67,37 @@ def gpg(rewards: Column, mask: Mask, groups: list[int]) -> Column:
     return [[scale * value for value in row] for row in plain]
 
 
+def remax(rewards: Column, mask: Mask, greedy: list[float]) -> Column:
+    """What is still to come less what the greedy response had."""
+    return [
+        [total - baseline if m else 0.0 for total, m in zip(row, trained, strict=True)]
+        for row, trained, baseline in zip(
+            discounted_returns(rewards, mask, 1.0), mask, greedy, strict=True
+        )
+    ]
+
+
+def gdpo(
+    rewards: list[list[float]],
+    weights: list[float],
+    mask: Mask,
+    groups: list[int],
+    normalize_by_std: bool = True,
+) -> Column:
+    """Every reward by itself as in grpo, then their weighted sum, then all tokens of the batch."""
+    total = [[0.0 for _ in row] for row in mask]
+    for of_rows, weight in zip(rewards, weights, strict=True):
+        column = []
+        for trained, own in zip(mask, of_rows, strict=True):
+            last = max((t for t in range(len(trained)) if trained[t]), default=None)
+            column.append([own if t == last else 0.0 for t in range(len(trained))])
+        compared = grpo(column, mask, groups, normalize_by_std)
+        for i in range(len(mask)):
+            for t in range(len(mask[i])):
+                total[i][t] += weight * compared[i][t]
+    return whiten(total, mask)
+
+
 def rloo(rewards: Column, mask: Mask, groups: list[int]) -> Column:
     s = scores(rewards, mask)
     result = []

@@ -81,11 +81,33 @@ def compare_advantages(advantages: ModuleType, batch: Batch, dtype: torch.dtype)
         result = advantages.ADVANTAGES[name](*columns, **options)
         assert_close(result.advantages, flatten(expected))
         assert_close(result.returns, flatten(expected))
+    greedy = [number % 3 - 0.5 for number in groups]
+    result = advantages.ADVANTAGES["remax"](*columns, greedy_scores=torch.tensor(greedy))
+    assert_close(result.advantages, flatten(literal.remax(rewards, mask, greedy)))
+    assert_close(result.returns, flatten(literal.discounted_returns(rewards, mask, 1.0)))
+    _compare_gdpo(advantages, batch, columns)
     for gamma in (1.0, 0.9):
         result = advantages.ADVANTAGES["reinforce_plus_plus"](*columns, gamma=gamma)
         assert_close(result.returns, flatten(literal.discounted_returns(rewards, mask, gamma)))
         expected = literal.reinforce_plus_plus(rewards, mask, groups, gamma)
         assert_close(result.advantages, flatten(expected))
+
+
+def _compare_gdpo(advantages: ModuleType, batch: Batch, columns: tuple[Tensor, ...]) -> None:
+    """Rewards of very different size: what a row earns, and a hundredth of something else."""
+    earned = [total or 0.0 for total in literal.scores(batch.rewards, batch.mask)]
+    other = [sum(row) / 128 for row in batch.values]
+    for rewards, weights in (([earned, other], [1.0, -0.5]), ([other], [2.0])):
+        for normalize in (True, False):
+            result = advantages.ADVANTAGES["gdpo"](
+                *columns,
+                rewards=torch.tensor(rewards, dtype=torch.float64),
+                weights=torch.tensor(weights),
+                normalize_by_std=normalize,
+            )
+            expected = literal.gdpo(rewards, weights, batch.mask, batch.groups, normalize)
+            assert_close(result.advantages, flatten(expected), 1e-5)
+            assert torch.equal(result.advantages, result.returns)
 
 
 def compare_gae(gae: ModuleType, batch: Batch, dtype: torch.dtype) -> None:

@@ -7,12 +7,25 @@ from ragged_batches import DTYPES, Batch, for_any_batch
 
 from ppojob_trainer.algorithms import advantages
 from ppojob_trainer.algorithms.advantages import ADVANTAGES
+from ppojob_trainer.algorithms.masked import row_sum
 
 # One prompt, three responses of 2, 1 and 3 tokens with scores 1, 0 and 0.5 on their last tokens.
 LENGTHS = torch.tensor([2, 1, 3])
 REWARDS = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.5])
 ALL = torch.ones(6, dtype=torch.bool)
 ONE_GROUP = torch.tensor([7, 7, 7])
+
+
+def estimate(name: str, *columns: torch.Tensor) -> advantages.Advantages:
+    """What an estimator says, with what it reads beside the rewards made of the same columns."""
+    rewards, mask, lengths, groups = columns
+    own = {}
+    if name == "remax":
+        own = {"greedy_scores": groups.to(torch.float64)}
+    if name == "gdpo":
+        scores = row_sum(rewards.detach(), mask, lengths)
+        own = {"rewards": scores[None], "weights": torch.ones(1)}
+    return ADVANTAGES[name](*columns, **own)
 
 
 def per_row(result: torch.Tensor, lengths: torch.Tensor = LENGTHS) -> list[float]:
@@ -73,6 +86,36 @@ def test_reinforce_plus_plus_by_hand():
     assert result.returns.tolist() == returns
     expected = [(r - 0.3958333) / 0.3572173 for r in returns]
     assert result.advantages.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_remax_by_hand():
+    # Scores 1, 0 and 0.5, greedy 0.75: 1 - 0.75, 0 - 0.75, 0.5 - 0.75.
+    greedy = torch.full((3,), 0.75)
+    result = ADVANTAGES["remax"](REWARDS, ALL, LENGTHS, ONE_GROUP, greedy_scores=greedy)
+    assert per_row(result.advantages) == [0.25, -0.75, -0.25]
+    # A reward in the middle of a row is no part of what comes behind it.
+    early = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.5, 0.0])
+    result = ADVANTAGES["remax"](early, ALL, LENGTHS, ONE_GROUP, greedy_scores=greedy)
+    assert result.advantages.tolist() == [0.25, -0.75, -0.75, -0.25, -0.25, -0.75]
+
+
+def test_gdpo_by_hand():
+    # Two prompts with two responses of one token. The first reward differs within the first prompt,
+    # the second one, a hundred times as large, within the second prompt: both count the same.
+    # (s - mean) / std is 1/sqrt(2) and its negative, up to 1e-6; whitened over four numbers
+    # a, -a, a, -a: variance 4 a^2 / 3, so sqrt(3) / 2 and its negative.
+    rewards = torch.tensor([[1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 300.0, 200.0]])
+    mask, lengths = torch.ones(4).bool(), torch.ones(4).long()
+    result = ADVANTAGES["gdpo"](
+        torch.zeros(4),
+        mask,
+        lengths,
+        torch.tensor([0, 0, 1, 1]),
+        rewards=rewards,
+        weights=torch.ones(2),
+    )
+    half = 3**0.5 / 2
+    assert result.advantages.tolist() == pytest.approx([half, -half, half, -half], abs=2e-6)
 
 
 def test_a_row_alone_in_its_group_keeps_its_score():
@@ -148,11 +191,16 @@ def test_returns_pass_over_tool_output():
 
 @for_any_batch
 def test_masked_tokens_are_never_read(batch: Batch):
-    for function in ADVANTAGES.values():
-        clean = function(
-            batch.flat("rewards", torch.float32), batch.flat_mask, batch.lengths, batch.row_groups
+    for name in ADVANTAGES:
+        clean = estimate(
+            name,
+            batch.flat("rewards", torch.float32),
+            batch.flat_mask,
+            batch.lengths,
+            batch.row_groups,
         )
-        poisoned = function(
+        poisoned = estimate(
+            name,
             batch.flat_poisoned("rewards", torch.float32),
             batch.flat_mask,
             batch.lengths,
@@ -168,9 +216,9 @@ def test_masked_tokens_are_never_read(batch: Batch):
 def test_the_order_of_rows_does_not_matter(batch: Batch):
     order = list(reversed(range(len(batch.groups))))
     turned = Batch(**{name: [column[i] for i in order] for name, column in vars(batch).items()})
-    for function in ADVANTAGES.values():
+    for name in ADVANTAGES:
         straight, reverse = (
-            function(b.flat("rewards", torch.float64), b.flat_mask, b.lengths, b.row_groups)
+            estimate(name, b.flat("rewards", torch.float64), b.flat_mask, b.lengths, b.row_groups)
             for b in (batch, turned)
         )
         rows = reverse.advantages.split(turned.lengths.tolist())
@@ -182,7 +230,7 @@ def test_the_order_of_rows_does_not_matter(batch: Batch):
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_dtype_is_kept_and_no_graph_is(name: str, dtype: torch.dtype):
     rewards = REWARDS.to(dtype).requires_grad_()
-    result = ADVANTAGES[name](rewards, ALL, LENGTHS, ONE_GROUP)
+    result = estimate(name, rewards, ALL, LENGTHS, ONE_GROUP)
     assert result.advantages.dtype == result.returns.dtype == dtype
     assert not result.advantages.requires_grad
 
@@ -191,13 +239,13 @@ def test_dtype_is_kept_and_no_graph_is(name: str, dtype: torch.dtype):
 def test_a_nan_that_is_trained_is_seen(name: str):
     rewards = REWARDS.clone()
     rewards[5] = math.nan
-    assert ADVANTAGES[name](rewards, ALL, LENGTHS, ONE_GROUP).advantages.isnan().any()
+    assert estimate(name, rewards, ALL, LENGTHS, ONE_GROUP).advantages.isnan().any()
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_nothing_trained_gives_zeros(name: str):
-    result = ADVANTAGES[name](REWARDS, ~ALL, LENGTHS, ONE_GROUP)
+    result = estimate(name, REWARDS, ~ALL, LENGTHS, ONE_GROUP)
     assert result.advantages.tolist() == [0.0] * 6
     none = torch.zeros(0)
-    empty = ADVANTAGES[name](none, none.bool(), none.long(), none.long())
+    empty = estimate(name, none, none.bool(), none.long(), none.long())
     assert empty.advantages.shape == (0,)

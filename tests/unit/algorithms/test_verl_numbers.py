@@ -110,13 +110,17 @@ def test_losses(case: dict[str, Any], dtype: torch.dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", results("estimators"))
 def test_estimators(case: dict[str, Any], dtype: torch.dtype):
-    for stored, theirs in zip(batches(dtype), case["results"], strict=True):
+    for number, (stored, theirs) in enumerate(zip(batches(dtype), case["results"], strict=True)):
+        given = {
+            name: torch.tensor(of_batches[number], dtype=dtype)
+            for name, of_batches in case.get("given", {}).items()
+        }
         if case["type"] in CRITIC_ADVANTAGES:
             columns = (stored["rewards"], stored["values"], stored.mask, stored.lengths)
             ours = CRITIC_ADVANTAGES[case["type"]](*columns, **case["options"])
         else:
             columns = (stored["rewards"], stored.mask, stored.lengths, stored.groups)
-            ours = ADVANTAGES[case["type"]](*columns, **case["options"])
+            ours = ADVANTAGES[case["type"]](*columns, **case["options"], **given)
         assert_close(ours.advantages, theirs["advantages"])
         assert_close(ours.returns, theirs["returns"])
 

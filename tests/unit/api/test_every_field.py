@@ -22,7 +22,7 @@ CANNOT_BE_SET = {
     *(f"spec.algorithm.policyLoss.{name}" for name in ("clipLow", "clipHigh", "dualClip")),
     *(f"spec.algorithm.policyLoss.{name}" for name in ("dppoKl", "gspo", "sapo", "clipCov")),
     *(f"spec.algorithm.policyLoss.{name}" for name in ("klCov", "geoMean", "dro", "cispo")),
-    *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk"),
+    *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.volcano"),
     *("spec.optimizer.warmupRatio", "spec.critic.optimizer.warmupRatio"),
     *("spec.data.seed", "spec.rollout.kvCacheGib", "spec.pods.tolerations.value"),

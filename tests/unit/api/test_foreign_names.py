@@ -26,7 +26,7 @@ grad_clip                    optimizer.gradientClip
 gpu_memory_utilization       rollout.kvCacheGib
 save_freq                    checkpoint.every
 total_epochs                 steps.epochs
-filter_groups                FILTERING OF GROUPS
+filter_groups                algorithm.dynamicSampling
 lora_rank                    LORA
 beta                         algorithm.kl.coefficient
 epsilon                      algorithm.policyLoss.clipLow
@@ -58,7 +58,7 @@ actor_learning_rate          optimizer.learningRate
 critic_learning_rate         critic.optimizer.learningRate
 generate_max_len             data.maxResponseTokens
 num_episodes                 steps.epochs
-dynamic_filtering            FILTERING OF GROUPS
+dynamic_filtering            FILTERING OF GROUPS BY A RANGE
 use_wandb                    WANDB
 """
 CASES = [line.split(maxsplit=1) for line in NAMES.strip().splitlines()]

@@ -1,14 +1,24 @@
 import pytest
 
 from ppojob_trainer.checkpoint.journal import Event, Rewound, RowsKept
-from ppojob_trainer.controller.row_tape import read_tape
+from ppojob_trainer.controller.row_tape import BatchKey, read_tape
+
+PURPOSES = {"v": "validation", "g": "greedy"}
 
 
 def kept(name: str, settings: str = "now") -> RowsKept:
-    """`3` or `v3`: the rows of step 3, or of the validation behind it."""
-    purpose = "validation" if name.startswith("v") else "train"
-    step = int(name.removeprefix("v"))
-    return RowsKept(time=0.0, purpose=purpose, step=step, settings=settings, prompts="p", files=())
+    """`3`, `3.1`, `g3`, `v3`: the rows of step 3, of its second round, greedy ones, validation."""
+    purpose = PURPOSES.get(name[0], "train")
+    step, _, round_ = name.lstrip("gv").partition(".")
+    return RowsKept(
+        time=0.0,
+        purpose=purpose,
+        step=int(step),
+        round=int(round_ or 0),
+        settings=settings,
+        prompts="p",
+        files=(),
+    )
 
 
 def events(story: str) -> list[Event]:
@@ -22,10 +32,12 @@ def events(story: str) -> list[Event]:
     return told
 
 
-def names(batches: dict[tuple[str, int], RowsKept]) -> str:
-    ordered = sorted(batches, key=lambda key: (key[1], key[0]))
+def names(batches: dict[BatchKey, RowsKept]) -> str:
     return " ".join(
-        f"v{step}" if purpose == "validation" else str(step) for purpose, step in ordered
+        next((letter for letter, purpose in PURPOSES.items() if purpose == key.purpose), "")
+        + str(key.step)
+        + (f".{key.round}" if key.round else "")
+        for key in sorted(batches, key=lambda key: key.order)
     )
 
 
@@ -41,11 +53,21 @@ def names(batches: dict[tuple[str, int], RowsKept]) -> str:
         ("<0 1 2 v2 3 <1 2", "1 2", ""),
         ("<0 1 2 v2 3 <1 2 <1", "1 2", "2"),
         # A step is missing, as under a reward function that failed.
-        ("<0 1 v1 3 <0", "1 v1 3", "1 v1"),
+        ("<0 1 v1 3 <0", "1 v1", "1 v1"),
+        # The greedy rows of a step are kept before those that are compared with them.
+        ("<0 g1 1 g2 <0", "g1 1", "g1 1"),
+        ("<0 g1 1 <0 g1 1", "g1 1", ""),
         # Kept under other settings: neither they nor what lies behind them counts.
         ("<0 1! 2! <0", "", ""),
         ("<0 1 2 3 <0 1! <0", "", ""),
         ("<0 1! 2! <0 1 2 <1", "1 2", "2"),
+        # Rounds of dynamic sampling: those that were kept are taken, the others made anew.
+        ("<0 1 1.1 v1 2 <0", "1 1.1 v1 2", "1 1.1 v1 2"),
+        ("<0 1 1.1 2 2.1 <1", "1 1.1 2 2.1", "2 2.1"),
+        ("<0 1 1.1 2 <0 1.2", "1 1.1 1.2", "1 1.1"),
+        ("<0 1 1.1 1.2 2 <0 1.1", "1 1.1", "1"),
+        ("<0 1 1.1 v1 2 <0 1", "1", ""),
+        ("<0 1 1.1! 1.2 <0", "1 1.2", "1 1.2"),
     ],
 )
 def test_the_journal_says_what_is_taken_from_the_disk(story, on_the_disk, replayed):

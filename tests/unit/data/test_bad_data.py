@@ -306,7 +306,7 @@ def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(files, monkeyp
 def test_rows_without_ground_truth_are_counted_where_any_function_may_score(files) -> None:
     bare = [good_row(f"{n} + 1", reward_model=None) for n in range(3)]
     path = files.lines("a.jsonl", good_row(), *bare)
-    report = check_files(files.spec(path), files.chat, rewards=None, prompts_per_step=1)
+    report = check_files(files.spec(path), files.chat, rewards=None, draw=("promptsPerStep", 1))
     assert report.errors == []
     (warning,) = report.warnings
     assert warning.startswith(f"{path}:2:reward_model.ground_truth: got nothing: ")

@@ -41,7 +41,7 @@ def test_rows_are_read_as_json_lines_and_as_parquet(tmp_path: Path, chat: ChatTo
     for path in (lines, table):
         checks = row_checks(rewards(tmp_path))
         spec = DataSpec.model_validate({"train": [{"path": str(path)}]})
-        report = check_files(spec, chat, rewards=checks, prompts_per_step=2)
+        report = check_files(spec, chat, rewards=checks, draw=("promptsPerStep", 2))
         assert (report.errors, report.warnings, report.train_rows) == ([], [], 2)
 
 

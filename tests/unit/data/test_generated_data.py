@@ -72,7 +72,7 @@ def test_what_is_made_passes_every_check_and_is_made_alike_again(name, tmp_path,
 
     held_out = [{"path": str(output / "test.parquet")}]
     spec = files.spec(output / "train.parquet", validation=held_out, maxPromptTokens=1000)
-    report = check_files(spec, files.chat, rewards=RoutedChecks(), prompts_per_step=1)
+    report = check_files(spec, files.chat, rewards=RoutedChecks(), draw=("promptsPerStep", 1))
     assert (report.errors, report.warnings) == ([], [])
 
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.algorithms.group_scores import GroupScores
-from ppojob_trainer.algorithms.masked import discounted_sum, row_count, whiten
+from ppojob_trainer.algorithms.masked import discounted_sum, row_count, whiten, zero_outside
 
 STD_EPSILON = 1e-6
 """Added to a group's standard deviation by `grpo`, as verl does."""
@@ -157,6 +157,75 @@ def gpg(scores: GroupScores) -> Tensor:
     return values * (len(values) / max(1, count))
 
 
+@torch.no_grad()
+def remax(
+    token_rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor, *, greedy_scores: Tensor
+) -> Advantages:
+    """Reward still to come, minus the score of the greedy response to the prompt.
+
+    ReMax (arXiv:2310.10505), equation 5 and algorithm 1: `A_t = Σ_{k≥t} r_k - s_greedy` over the
+    trained tokens of the row. The baseline is a number of the prompt alone, so it has no bias with
+    a single response as well.
+
+    Departs from verl: the module's notes; verl masks here as well.
+
+    Args:
+        token_rewards: (tokens,) r_t.
+        mask: (tokens,) bool.
+        lengths: (rows,) int64.
+        groups: (rows,) int64, not used; estimators share one signature.
+        greedy_scores: (rows,) s_greedy of the prompt of each row.
+    """
+    del groups
+    returns = _returns(token_rewards, mask, lengths, 1.0)
+    baselines = greedy_scores.to(torch.float64).repeat_interleave(lengths)
+    dtype = token_rewards.dtype
+    values = zero_outside(returns - baselines, mask)
+    return Advantages(values.to(dtype), returns.to(dtype))
+
+
+@torch.no_grad()
+def gdpo(
+    token_rewards: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    groups: Tensor,
+    *,
+    rewards: Tensor,
+    weights: Tensor,
+    normalize_by_std: bool = True,
+) -> Advantages:
+    """Several rewards of a row, each compared within the group, added up and whitened.
+
+    GDPO (arXiv:2601.05242), section 3.1, equations 4 to 6:
+    `A = whiten(Σ_k w_k (s_k - mean_g s_k) / (std_g s_k + 1e-6))`. A reward of small numbers counts
+    as much as one of large ones, where `grpo` of their sum lets the large one decide.
+
+    Departs from verl: the module's notes, and those of `grpo`. A row alone in its group keeps its
+    scores before whitening, as in verl.
+
+    Args:
+        token_rewards: (tokens,) not read but for its dtype: a KL penalty plays no part.
+        mask: (tokens,) bool.
+        lengths: (rows,) int64.
+        groups: (rows,) int64.
+        rewards: (keys, rows) s_k of each row.
+        weights: (keys,) w_k.
+        normalize_by_std: divide by the group's standard deviation.
+    """
+    counts = row_count(mask, lengths)
+    has_some = counts > 0
+    ends = mask.nonzero()[:, 0][counts.cumsum(0)[has_some] - 1]
+    total = torch.zeros(mask.shape, dtype=torch.float64)
+    for key, weight in zip(rewards.to(torch.float64), weights.to(torch.float64), strict=True):
+        placed = torch.zeros_like(total)
+        placed[ends] = key[has_some]
+        scores = GroupScores.of(placed, mask, lengths, groups)
+        total += weight * scores.to_tokens(grpo(scores, normalize_by_std=normalize_by_std))
+    result = whiten(total, mask).to(token_rewards.dtype)
+    return Advantages(result, result)
+
+
 def reinforce_plus_plus_baseline(scores: GroupScores) -> Tensor:
     """Score minus the group's mean, to be whitened over the tokens of the batch.
 
@@ -198,11 +267,17 @@ def reinforce_plus_plus(
         gamma: γ, the discount a token.
     """
     del groups
+    returns = _returns(token_rewards, mask, lengths, gamma)
+    dtype = token_rewards.dtype
+    return Advantages(whiten(returns, mask).to(dtype), returns.to(dtype))
+
+
+def _returns(token_rewards: Tensor, mask: Tensor, lengths: Tensor, gamma: float) -> Tensor:
+    """(tokens,) float64: what each token and the trained ones behind it earn, γ less a token."""
     rewards = token_rewards.to(torch.float64)[mask]
     returns = rewards.new_zeros(mask.shape)
     returns[mask] = discounted_sum(rewards, row_count(mask, lengths), gamma)
-    dtype = token_rewards.dtype
-    return Advantages(whiten(returns, mask).to(dtype), returns.to(dtype))
+    return returns
 
 
 def _divisor(scores: GroupScores) -> Tensor:
@@ -237,6 +312,8 @@ ADVANTAGES: dict[str, Callable[..., Advantages]] = {
     "rloo": _of_scores(rloo),
     "opo": _of_scores(opo),
     "gpg": _of_scores(gpg),
+    "remax": remax,
+    "gdpo": gdpo,
     "reinforce_plus_plus": reinforce_plus_plus,
     "reinforce_plus_plus_baseline": _of_scores(reinforce_plus_plus_baseline, whitened=True),
 }

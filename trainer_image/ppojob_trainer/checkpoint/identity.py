@@ -21,6 +21,7 @@ _SOURCES: Final = {
     "spec.model.tokenizerPath": {"spec.model.path"},
     "spec.data.seed": {"spec.seed"},
     "spec.algorithm.miniBatchPrompts": {"spec.algorithm.promptsPerStep"},
+    "spec.algorithm.dynamicSampling.promptsPerRound": {"spec.algorithm.promptsPerStep"},
     **{f"spec.algorithm.{to_camel(name)}": {"spec.algorithm.type"} for name in ESTIMATORS},
     **{
         f"spec.algorithm.policyLoss.{to_camel(name)}": {"spec.algorithm.policyLoss.type"}

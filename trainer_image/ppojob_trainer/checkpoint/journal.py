@@ -70,6 +70,7 @@ class RowsKept(_Event, frozen=True, kw_only=True, tag="rows_kept"):
     Attributes:
         purpose: `train` or `validation`.
         step: of the batch.
+        round: generation round of the step, from 0.
         settings: digest of what decides rows: they are of no use under other settings.
         prompts: digest of the prompts that they answer.
         files: in the folder of the batch.
@@ -77,6 +78,7 @@ class RowsKept(_Event, frozen=True, kw_only=True, tag="rows_kept"):
 
     purpose: str
     step: int
+    round: int = 0
     settings: str
     prompts: str
     files: tuple[FileEntry, ...]

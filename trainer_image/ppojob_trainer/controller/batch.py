@@ -7,18 +7,41 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
+from ppojob_api.problem import shown
 from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.messages import (
+    Generated,
     ModelScoreItem,
     PromptTokens,
     RowIndex,
     RowScore,
     ScoreItem,
     ValueKind,
+    batch_label,
 )
+
+SCORE: Final = "score"
+"""Name of the score among the numbers of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a prompt of a chosen batch comes from.
+
+    Attributes:
+        round: generation round of the step, from 0.
+        position: in the batch of that round.
+        owner: rank that has its rows.
+    """
+
+    round: int
+    position: int
+    owner: int
 
 
 @dataclass
@@ -26,24 +49,33 @@ class Batch:
     """The rows of one generation phase.
 
     Attributes:
-        purpose: `train` or `validation`.
+        purpose: `train`, `validation`, or `greedy` for what training is compared with.
         prompts: in the order of the batch.
         samples: rows a prompt.
         owners: ranks that generate; each owns the rows of one run of prompts.
+        round: generation round of the step, from 0.
         lengths: (rows,) response tokens.
         truncated: (rows,) whether a response ran into the limit.
         scores: (rows,) from the reward functions.
         extras: (rows,) the scorers' further variables, JSON objects.
+        origins: (prompts,) where each prompt was drawn, in a batch chosen out of rounds.
     """
 
     purpose: str
     prompts: list[PromptRow]
     samples: int
     owners: int
+    round: int = 0
     lengths: list[int] = field(default_factory=list)
     truncated: list[bool] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     extras: list[bytes] = field(default_factory=list)
+    origins: list[Origin] | None = None
+
+    @property
+    def label(self) -> str:
+        """Names the batch within its step."""
+        return batch_label(self.purpose, self.round)
 
     @property
     def num_rows(self) -> int:
@@ -70,10 +102,15 @@ class Batch:
             prompt_lengths=[len(prompt.token_ids) for prompt in self.prompts],
             lengths=self.lengths,
             samples=self.samples,
-            owners=[
-                rank for rank, (first, last) in enumerate(self.shares) for _ in range(first, last)
-            ],
+            owners=self.prompt_owners,
         )
+
+    @property
+    def prompt_owners(self) -> list[int]:
+        """(prompts,) the rank that owns the rows of each prompt."""
+        if self.origins is not None:
+            return [origin.owner for origin in self.origins]
+        return [rank for rank, (first, last) in enumerate(self.shares) for _ in range(first, last)]
 
     @property
     def prompts_digest(self) -> str:
@@ -132,6 +169,36 @@ class Batch:
                 if isinstance(value, str) or name not in kinds:
                     kinds[name] = "text" if isinstance(value, str) else "number"
         return dict(sorted(kinds.items()))
+
+    def numbers(self, name: str, step: int, where: str) -> list[float]:
+        """(rows,) the score, or a number that scorers gave beside it.
+
+        Args:
+            name: `score` or that of the number.
+            step: of the batch.
+            where: the field that names it.
+
+        Raises:
+            ConfigError: a row has no such number.
+        """
+        if name == SCORE:
+            return list(self.scores)
+        found = []
+        for row, values in enumerate(self.values()):
+            value = values.get(name)
+            if value is None or isinstance(value, str):
+                there = sorted(key for key, other in values.items() if not isinstance(other, str))
+                raise ConfigError(
+                    f"{where}: got {shown(name)}: row {row} of step {step} has no such number; "
+                    f"{' or '.join([SCORE, *there])}"
+                )
+            found.append(value)
+        return found
+
+    def take_lengths(self, answers: list[Generated]) -> None:
+        """Keep what the owners have generated, in the order of their runs."""
+        self.lengths = [length for answer in answers for length in answer.lengths]
+        self.truncated = [truncated for answer in answers for truncated in answer.truncated]
 
     def take_scores(self, scores: list[RowScore]) -> None:
         """Keep scores that arrived in any order."""

@@ -45,6 +45,7 @@ from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.training_step import StepResult, TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
+from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import JobFailed, PPOJobError, RewardFailed, RoleLost, StorageError
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.client import Traffic
@@ -172,14 +173,11 @@ class Loop:
             with timer("save_checkpoint"):
                 self._commit_on_the_way(progress)
         failpoints.hit(STEP_BEGIN)
-        with timer("data"):
-            cursor = progress.data
-            self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
-            indices = self.order.next_batch(self.spec.algorithm.prompts_per_step)
-            prompts = self.dataset.rows(indices)
+        cursor = progress.data
+        self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
         coefficient = progress.kl_coefficient or 0.0
         try:
-            result = self.training.run(step, prompts, coefficient, timer)
+            result = self.training.run(step, self._draw, coefficient, timer)
         except RewardFailed as failure:
             raise self._saved(failure, progress) from failure
         self._log_samples(result.batch, step)
@@ -209,6 +207,9 @@ class Loop:
         metrics |= traffic_metrics(self._take_traffic())
         seconds = progress.seconds + times.step_seconds
         return Outcome(msgspec.structs.replace(trained, seconds=seconds), metrics)
+
+    def _draw(self, count: int) -> list[PromptRow]:
+        return self.dataset.rows(self.order.next_batch(count))
 
     def _validate_behind(self, trained: "Outcome", timer: StepTimer) -> dict[str, float]:
         """Validate; where a reward function fails, what was trained and its metrics stay."""

@@ -49,10 +49,11 @@ def open_prompts(config: RunConfig, began: float, stack: contextlib.ExitStack) -
         )
 
     train = opened(spec.data.train, spec.data.max_train_rows)
-    if len(train) < spec.algorithm.prompts_per_step:
+    field, drawn = spec.algorithm.draw
+    if len(train) < drawn:
         raise ConfigError(
-            f"spec.algorithm.promptsPerStep: got {spec.algorithm.prompts_per_step}: the training "
-            f"data has {len(train)} usable rows; at most that many, or more data"
+            f"spec.algorithm.{field}: got {drawn}: the training data has {len(train)} "
+            "usable rows; at most that many, or more data"
         )
     if problems := check_length(config.job(), len(train)):
         raise ConfigError(map(str, problems))

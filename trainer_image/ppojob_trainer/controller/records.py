@@ -28,7 +28,7 @@ from ppojob_trainer.rpc.client import Traffic
 from ppojob_trainer.rpc.messages import Advantaged, SpreadOf
 
 ROWS_CUT_POINT = durable.point("rows.cut", *durable.REMOVE_ACTS)
-_STEP = re.compile(r"step-(\d{6,})\.parquet")
+_FOLDER = re.compile(r"step-(\d{6,})(?:-round-(\d+))?\.parquet")
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,11 @@ class Records:
         for purpose, name in ROW_FOLDERS.items():
             folder = self.run_folder / name
             for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-                match = _STEP.fullmatch(path.name)
-                if match and last < int(match[1]) and (purpose, int(match[1])) not in replayed:
+                match = _FOLDER.fullmatch(path.name)
+                if match is None:
+                    continue
+                key = BatchKey(purpose, int(match[1]), int(match[2] or 1) - 1)
+                if last < key.step and key not in replayed:
                     durable.remove_tree(path, ROWS_CUT_POINT)
 
 

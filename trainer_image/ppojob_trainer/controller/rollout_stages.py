@@ -14,11 +14,11 @@ from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
-from ppojob_trainer.controller.row_tape import RowTape, rows_folder
+from ppojob_trainer.controller.row_tape import RowTape, batch_key
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.rpc.chunks import CHUNK_BYTES, chunks
-from ppojob_trainer.rpc.messages import Generate, LoadRows, WriteRows
-from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, WRITE_ROWS
+from ppojob_trainer.rpc.messages import Generate, LoadRows, SyncWeights, WriteRows
+from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, SYNC_WEIGHTS, WRITE_ROWS
 from ppojob_trainer.rpc.wire import RequestId, encode
 
 
@@ -40,20 +40,42 @@ class RolloutStages:
     tape: RowTape
     chunk_bytes: int = CHUNK_BYTES
 
-    def generate(self, batch: Batch, step: int) -> None:
-        """Have the rows generated, each run of prompts on its owner; fills in lengths."""
+    def generate(self, batch: Batch, step: int, greedy: Batch | None = None) -> None:
+        """Have the rows generated, each run of prompts on its owner; fills in lengths.
+
+        Args:
+            batch: the rows.
+            step: of the loop.
+            greedy: greedy responses to the same prompts, which the engine makes at the same time.
+        """
         if self.tape.is_replayed(batch, step):
             self._load(batch, step)
+            if greedy is not None and self.tape.is_replayed(greedy, step):
+                self._load(greedy, step)
             return
         requests = [
-            Generate(batch.purpose, step, first, batch.prompt_tokens(first, last), batch.samples)
+            Generate(
+                purpose=batch.purpose,
+                step=step,
+                first=first,
+                prompts=batch.prompt_tokens(first, last),
+                samples=batch.samples,
+                round=batch.round,
+                greedy=greedy is not None,
+            )
             for first, last in batch.shares
         ]
-        id_ = RequestId(0, step, f"{batch.purpose}/generate")
+        id_ = RequestId(0, step, f"{batch.label}/generate")
         owners = range(len(requests))
         answers = self.roles.ask(self.actor, GENERATE, requests, id_, ranks=owners)
-        batch.lengths = [length for answer in answers for length in answer.lengths]
-        batch.truncated = [truncated for answer in answers for truncated in answer.truncated]
+        batch.take_lengths(answers)
+        if greedy is not None:
+            greedy.take_lengths([answer.greedy for answer in answers if answer.greedy is not None])
+
+    def wake_engine(self, batch: Batch, step: int) -> None:
+        """Give the engine the weights of the step again, which a model took the device from."""
+        id_ = RequestId(0, step, f"{batch.label}/sync_weights")
+        self.roles.ask_all(self.actor, SYNC_WEIGHTS, SyncWeights(step - 1), id_)
 
     def _load(self, batch: Batch, step: int) -> None:
         """Fill in all that is known of the rows; what is trained on them, ranks take up as well."""
@@ -62,10 +84,18 @@ class RolloutStages:
             return
         folder, parts = self.tape.folder(batch, step), self.tape.parts(batch, step)
         requests = [
-            LoadRows(folder, parts, first, last, batch.prompt_tokens(first, last), batch.samples)
+            LoadRows(
+                folder=folder,
+                parts=parts,
+                first=first,
+                last=last,
+                prompts=batch.prompt_tokens(first, last),
+                samples=batch.samples,
+                round=batch.round,
+            )
             for first, last in batch.shares
         ]
-        id_ = RequestId(0, step, f"{batch.purpose}/load_rows")
+        id_ = RequestId(0, step, f"{batch.label}/load_rows")
         self.roles.ask(self.actor, LOAD_ROWS, requests, id_, ranks=range(len(requests)))
 
     @contextmanager
@@ -80,7 +110,7 @@ class RolloutStages:
     def keep(self, batch: Batch, step: int) -> None:
         """Put rows and scores on the disk, unless they are there."""
         if not self.tape.has(batch, step):
-            folder = rows_folder(batch.purpose, step)
+            folder = batch_key(batch, step).folder
             self.tape.keep(batch, step, self.write_rows(batch, step, folder))
         elif self.tape.recording is not None:
             self.tape.keep(batch, step, self.tape.copy(batch, step))
@@ -104,11 +134,12 @@ class RolloutStages:
             ground_truths=[msgspec.json.encode(prompt.ground_truth) for prompt in batch.prompts],
             extras=batch.extras,
             value_kinds=batch.value_kinds(),
+            round=batch.round,
         )
         parts = [self._parts(whole, batch.samples, *share) for share in batch.shares]
         # A controller that came back may have other scores than its predecessor, whose parts count
         # as long as the journal does not say that all are there.
-        stage = f"{batch.purpose}/write_rows/{self.roles.caller.epoch}"
+        stage = f"{batch.label}/write_rows/{self.roles.caller.epoch}"
         role, files = self.actor.name, list[FileEntry]()
         for index in range(max(map(len, parts))):
             owners = [owner for owner, own in enumerate(parts) if index < len(own)]

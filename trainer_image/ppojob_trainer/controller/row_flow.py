@@ -38,7 +38,10 @@ class RowFlow:
 
     def place(self, batch: Batch, step: int) -> None:
         """Tell all owners which rows there are, now that they have been generated."""
-        request = PlaceRows(batch.index)
+        origins = None
+        if batch.origins is not None:
+            origins = [(origin.round, origin.position) for origin in batch.origins]
+        request = PlaceRows(batch.index, origins)
         self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, "place_rows"))
 
     def bring_rows(self, consumer: RoleGroup, batch: Batch, step: int) -> None:

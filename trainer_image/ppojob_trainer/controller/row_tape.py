@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -28,15 +29,43 @@ from ppojob_trainer.rpc.messages import RowScore
 
 _log = logging.getLogger(__name__)
 
-ROW_FOLDERS = {"train": "rollouts", "validation": "validation"}
+ROW_FOLDERS = {"greedy": "greedy", "train": "rollouts", "validation": "validation"}
+"""Folders of the purposes, in the order in which a step keeps their batches."""
+_PURPOSES = tuple(ROW_FOLDERS)
 
-BatchKey = tuple[str, int]
-"""Purpose and step."""
+
+class BatchKey(NamedTuple):
+    """Which batch of a run.
+
+    Attributes:
+        purpose: `train` or `validation`.
+        step: of the loop.
+        round: generation round of the step, from 0.
+    """
+
+    purpose: str
+    step: int
+    round: int = 0
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Sorts batches by when they are kept: the validation of a step is behind its rounds."""
+        return self.step, _PURPOSES.index(self.purpose), self.round
+
+    @property
+    def folder(self) -> str:
+        """Where its rows lie, relative to the run folder."""
+        number = f"-round-{self.round + 1}" if self.round else ""
+        return f"{ROW_FOLDERS[self.purpose]}/step-{self.step:06d}{number}.parquet"
 
 
-def rows_folder(purpose: str, step: int) -> str:
-    """Folder of a batch's rows, relative to the run folder."""
-    return f"{ROW_FOLDERS[purpose]}/step-{step:06d}.parquet"
+def batch_key(batch: Batch, step: int) -> BatchKey:
+    """The key of a batch of a step."""
+    return BatchKey(batch.purpose, step, batch.round)
+
+
+def _key_of(rows: RowsKept) -> BatchKey:
+    return BatchKey(rows.purpose, rows.step, rows.round)
 
 
 @dataclass(frozen=True)
@@ -54,14 +83,15 @@ class Tape:
 
     def with_rows(self, rows: RowsKept) -> Tape:
         """The tape with a generated batch: what lay behind it was drawn by other weights."""
-        if rows.purpose == "train":
+        here = _key_of(rows)
+        if rows.purpose != "validation":
             kept, before = (
-                {key: known for key, known in of.items() if key[1] < rows.step}
+                {key: known for key, known in of.items() if key.order < here.order}
                 for of in (self.kept, self.before)
             )
         else:
             kept, before = self.kept, self.before
-        return Tape({**kept, (rows.purpose, rows.step): rows}, before)
+        return Tape({**kept, here: rows}, before)
 
 
 def read_tape(events: Iterable[Event], settings: str | None) -> Tape:
@@ -77,9 +107,12 @@ def read_tape(events: Iterable[Event], settings: str | None) -> Tape:
             case RowsKept():
                 tape = tape.with_rows(event)
                 if settings not in (None, event.settings):
-                    del tape.kept[event.purpose, event.step]
+                    del tape.kept[_key_of(event)]
             case Rewound():
-                tape = Tape(tape.kept, _without_gap(tape.kept, event.to_step))
+                before = _without_gap(tape.kept, event.to_step)
+                # What lies behind the commit and is not taken from there goes from the disk.
+                kept = {k: rows for k, rows in tape.kept.items() if k.step <= event.to_step}
+                tape = Tape(kept | before, before)
             case _:
                 pass
     return tape
@@ -88,12 +121,12 @@ def read_tape(events: Iterable[Event], settings: str | None) -> Tape:
 def _without_gap(kept: dict[BatchKey, RowsKept], step: int) -> dict[BatchKey, RowsKept]:
     """The batches behind a step, until one was not kept."""
     last = step
-    while ("train", last + 1) in kept:
+    while BatchKey("train", last + 1) in kept:
         last += 1
     return {
-        (purpose, of_step): rows
-        for (purpose, of_step), rows in kept.items()
-        if step < of_step <= last or (purpose == "validation" and of_step == step)
+        key: rows
+        for key, rows in kept.items()
+        if step < key.step <= last or (key.purpose == "validation" and key.step == step)
     }
 
 
@@ -142,35 +175,36 @@ class RowTape:
         Raises:
             ConfigError: the recording does not have the batch, or answers to other prompts.
         """
-        rows = self._tape.before.get((batch.purpose, step))
+        rows = self._tape.before.get(batch_key(batch, step))
         if self.recording is None:
             return rows is not None and rows.prompts == batch.prompts_digest
         if rows is not None and rows.prompts == batch.prompts_digest:
             return True
         where = f"spec.rollout.replay: got {shown(str(self.recording))}"
+        place = f"step {step}, round {batch.round + 1}" if batch.round else f"step {step}"
         if rows is None:
             raise ConfigError(
-                f"{where}: it has no {batch.purpose} rows of step {step}; a run of as many steps, "
+                f"{where}: it has no {batch.purpose} rows of {place}; a run of as many steps, "
                 "validated as often"
             )
         raise ConfigError(
-            f"{where}: its {batch.purpose} rows of step {step} answer other prompts than this job "
+            f"{where}: its {batch.purpose} rows of {place} answer other prompts than this job "
             "has there; a run of the same data, seed and batch size"
         )
 
     def has(self, batch: Batch, step: int) -> bool:
         """Whether rows and scores of a batch are on the disk."""
-        rows = self._tape.kept.get((batch.purpose, step))
+        rows = self._tape.kept.get(batch_key(batch, step))
         return rows is not None and rows.prompts == batch.prompts_digest
 
     def folder(self, batch: Batch, step: int) -> str:
         """Where the tape has the rows of a batch, relative to the run folder or absolute."""
-        folder = rows_folder(batch.purpose, step)
+        folder = batch_key(batch, step).folder
         return folder if self.recording is None else str(self.recording / folder)
 
     def parts(self, batch: Batch, step: int) -> list[str]:
         """The files in that folder."""
-        return [entry.path for entry in self._tape.kept[batch.purpose, step].files]
+        return [entry.path for entry in self._tape.kept[batch_key(batch, step)].files]
 
     def fill(self, batch: Batch, step: int) -> None:
         """Fill in lengths and scores of a batch that is on the disk.
@@ -179,7 +213,7 @@ class RowTape:
             DamagedCommit: a file is not what was written.
         """
         folder = self.run_folder / self.folder(batch, step)
-        entries = self._tape.kept[batch.purpose, step].files
+        entries = self._tape.kept[batch_key(batch, step)].files
         for entry in entries:
             check_content(folder, entry)
         try:
@@ -200,6 +234,7 @@ class RowTape:
             time=time.time(),
             purpose=batch.purpose,
             step=step,
+            round=batch.round,
             settings=self.settings,
             prompts=batch.prompts_digest,
             files=tuple(files),
@@ -210,9 +245,9 @@ class RowTape:
 
     def copy(self, batch: Batch, step: int) -> tuple[FileEntry, ...]:
         """Take the rows of a batch over from the recording into this run."""
-        files = self._tape.kept[batch.purpose, step].files
+        files = self._tape.kept[batch_key(batch, step)].files
         source = self.run_folder / self.folder(batch, step)
-        target = self.run_folder / rows_folder(batch.purpose, step)
+        target = self.run_folder / batch_key(batch, step).folder
         target.mkdir(parents=True, exist_ok=True)
         for entry in files:
             content = (source / entry.path).read_bytes()
@@ -227,13 +262,13 @@ class RowTape:
     def _whole(self, before: dict[BatchKey, RowsKept]) -> dict[BatchKey, RowsKept]:
         """Those before the first whose files are not what was written."""
         damaged = None
-        for (purpose, step), rows in sorted(before.items(), key=lambda item: item[0][1]):
-            folder = self.run_folder / rows_folder(purpose, step)
+        for key in sorted(before, key=lambda key: key.order):
+            folder = self.run_folder / key.folder
             try:
-                for entry in rows.files:
+                for entry in before[key].files:
                     check_content(folder, entry)
             except DamagedCommit as damage:
-                _log.warning("%s: generated again from step %d on", damage, step)
-                damaged = step
+                _log.warning("%s: generated again from step %d on", damage, key.step)
+                damaged = key.order
                 break
-        return {key: rows for key, rows in before.items() if damaged is None or key[1] < damaged}
+        return {k: rows for k, rows in before.items() if damaged is None or k.order < damaged}

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppojob_trainer.controller.excerpt import excerpt
-from ppojob_trainer.controller.row_tape import rows_folder
+from ppojob_trainer.controller.row_tape import BatchKey
 
 _log = logging.getLogger(__name__)
 _PART = re.compile(r"part-\d{5,}\.parquet")
@@ -75,7 +75,7 @@ def read_samples(run_folder: Path, purpose: str, step: int, count: int) -> list[
         The samples in row order; none where the rows are missing or cannot be read, since samples
         are worth no interruption.
     """
-    folder = run_folder / rows_folder(purpose, step)
+    folder = run_folder / BatchKey(purpose, step).folder
     try:
         parts = sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
         places = [place for part in parts for place in _rows(part, _Place)]

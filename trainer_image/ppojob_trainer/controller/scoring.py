@@ -141,7 +141,7 @@ class Scoring:
         if known is not None and last == name and known.is_over:
             return known
         items = [batch.score_items(*part) for part in self._send_texts(group, batch, step)]
-        id_ = RequestId(0, step, f"{batch.purpose}/score")
+        id_ = RequestId(0, step, f"{batch.label}/score")
         begun = self._asked(group, SCORE, items, lambda some: Score(name, some), id_)
         self._begun[batch.purpose] = name, begun
         return begun
@@ -161,7 +161,7 @@ class Scoring:
             batch.model_score_items(*part) for part in self._send_texts(model.host, batch, step)
         ]
         items += [[]] * (len(model.host.ranks) - len(items))
-        id_ = RequestId(0, step, f"{batch.purpose}/judge")
+        id_ = RequestId(0, step, f"{batch.label}/judge")
         begun = self._asked(
             model.host,
             SCORE_BY_MODEL,
@@ -202,7 +202,7 @@ class Scoring:
         return _Begun(group, method, rounds, id_, first)
 
     def _name(self, batch: Batch, step: int) -> BatchName:
-        return BatchName(self.roles.rewinds, step, batch.purpose)
+        return BatchName(self.roles.rewinds, step, batch.purpose, batch.round)
 
     def _send_texts(self, group: RoleGroup, batch: Batch, step: int) -> list[tuple[int, int]]:
         """Have the owners send all rows to the ranks of a role; which rank gets which run."""
@@ -222,7 +222,7 @@ class Scoring:
                 for _, begin, end in senders
             ]
             # A role that was restarted must get the texts again: its epoch is in the id.
-            stage = f"{batch.purpose}/send_texts/{group.name}.{group.epoch}"
+            stage = f"{batch.label}/send_texts/{group.name}.{group.epoch}"
             id_ = RequestId(0, step, stage, rank)
             ranks = [owner for owner, _, _ in senders]
             self.roles.ask(self.owner, SEND_TEXTS, requests, id_, ranks=ranks)

@@ -1,7 +1,8 @@
 """One step of the loop, in the order of the paper.
 
 generate -> score, beside (old, reference log-probabilities, values) -> keep the rows -> advantages
--> update critic -> update policy -> sync weights. What a job does not need (a reference without KL,
+-> update critic -> update policy -> sync weights. Dynamic sampling does the first and the third, in
+rounds, before the passes. What a job does not need (a reference without KL,
 a critic without PPO, old log-probabilities when the step is one update) is decided when the step is
 built, never inside it.
 """
@@ -10,19 +11,23 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, Estimator
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.dynamic_sampling import Draw, DynamicSampling
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_flow import RowFlow
-from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.pass_statistics import step_statistics
+from ppojob_trainer.metrics.step_metrics import Spread
 from ppojob_trainer.metrics.timer import StepTimer
+from ppojob_trainer.rewards.overlong import OverlongPenalty
 from ppojob_trainer.rpc.messages import Advantaged, Advantages, Forward, SyncWeights, Update
 from ppojob_trainer.rpc.methods import ADVANTAGES, FORWARD, SYNC_WEIGHTS, UPDATE
 from ppojob_trainer.rpc.wire import RequestId
+
+REWARD_KEYS = "spec.algorithm.gdpo.rewardKeys"
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,11 @@ class TrainingStep:
         passes: forward passes before the updates.
         updates: of each model that learns, in order.
         mini_batch_order: (step, epoch) -> order of the prompts.
+        prompts_per_step: prompts of a batch.
+        estimator: what the advantages are estimated of.
+        reward_keys: the rewards that it names.
+        penalty: what long responses lose of their score; None for nothing.
+        sampling: makes the batch of groups with signal; None where all prompts are trained on.
     """
 
     roles: Roles
@@ -150,36 +160,47 @@ class TrainingStep:
     passes: tuple[ForwardPass, ...]
     updates: tuple[Updates, ...]
     mini_batch_order: Callable[[int, int], list[int]]
+    prompts_per_step: int
+    estimator: Estimator
+    reward_keys: tuple[str, ...] = ()
+    penalty: OverlongPenalty | None = None
+    sampling: DynamicSampling | None = None
 
-    def run(
-        self, step: int, prompts: list[PromptRow], kl_coefficient: float, timer: StepTimer
-    ) -> StepResult:
+    def run(self, step: int, draw: Draw, kl_coefficient: float, timer: StepTimer) -> StepResult:
         """Do the step; afterwards the rollout engine holds the weights of version `step`.
 
         Args:
             step: number of the step, from 1.
-            prompts: the batch.
+            draw: the job's prompts, in their order.
             kl_coefficient: for this step.
             timer: takes the seconds of each stage.
 
         """
-        batch = Batch("train", prompts, self.samples, owners=len(self.actor.ranks))
+        greedy: Batch | None = None
+        sampled: dict[str, float] = {}
+        if self.sampling is None:
+            batch, greedy = self._generated(step, draw, timer)
+        else:
+            batch, sampled = self.sampling.batch(step, draw, timer)
         with timer("gen"):
-            self.stages.generate(batch, step)
             self.flow.place(batch, step)
         before: dict[str, float] = {}
+        # Rounds of dynamic sampling are scored and kept already.
+        new = [] if self.sampling else [*([greedy] if greedy else []), batch]
         with ExitStack() as stack:
             with timer("reward"):
-                finish_scoring = stack.enter_context(self.stages.scoring_of(batch, step))
+                scoring = [stack.enter_context(self.stages.scoring_of(one, step)) for one in new]
             for forward in self.passes:
                 with timer(forward.timer):
                     before |= self._forward(forward, batch, step)
             with timer("reward"):
-                finish_scoring()
+                for finish_scoring in scoring:
+                    finish_scoring()
         with timer("write_rows"):
-            self.stages.keep(batch, step)
+            for one in new:
+                self.stages.keep(one, step)
         with timer("adv"):
-            advantaged = self._advantages(batch, step, kl_coefficient)
+            advantaged = self._advantages(batch, greedy, step, kl_coefficient)
         statistics: dict[str, float] = {}
         for updates in self.updates:
             if step >= updates.first_step:
@@ -189,7 +210,18 @@ class TrainingStep:
             id_ = RequestId(0, step, "sync_weights")
             self.roles.ask_all(self.actor, SYNC_WEIGHTS, SyncWeights(step), id_)
         # A pass over all rows knows better than updates, which leave rows out.
-        return StepResult(batch, advantaged, statistics | before)
+        return StepResult(batch, advantaged, statistics | before | sampled | self._penalties(batch))
+
+    def _generated(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Batch, Batch | None]:
+        """Rows to train on, and greedy responses to their prompts where somebody reads those."""
+        with timer("data"):
+            prompts = draw(self.prompts_per_step)
+        owners = len(self.actor.ranks)
+        batch = Batch("train", prompts, self.samples, owners)
+        greedy = Batch("greedy", prompts, 1, owners) if self.estimator.has_greedy else None
+        with timer("gen"):
+            self.stages.generate(batch, step, greedy)
+        return batch, greedy
 
     def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> dict[str, float]:
         self.flow.bring_rows(forward.host, batch, step)
@@ -198,11 +230,35 @@ class TrainingStep:
         self.flow.take_columns(forward.host, batch, step, [forward.column])
         return step_statistics([measured])
 
-    def _advantages(self, batch: Batch, step: int, kl_coefficient: float) -> Advantaged:
+    def _advantages(
+        self, batch: Batch, greedy: Batch | None, step: int, kl_coefficient: float
+    ) -> Advantaged:
         """Every owner estimates the whole batch and keeps its rows; so they all say the same."""
-        request = Advantages(batch.scores, kl_coefficient)
+        request = Advantages(
+            scores=self._penalised(batch),
+            kl_coefficient=kl_coefficient,
+            greedy_scores=[] if greedy is None else self._penalised(greedy),
+            rewards=[batch.numbers(key, step, REWARD_KEYS) for key in self.reward_keys],
+        )
         id_ = RequestId(0, step, "advantages")
         return self.roles.ask_all(self.actor, ADVANTAGES, request, id_)[0]
+
+    def _penalised(self, batch: Batch) -> list[float]:
+        """(rows,) the scores, less what their length costs."""
+        if self.penalty is None:
+            return batch.scores
+        taken = self.penalty.rewards(batch.lengths)
+        return [score + own for score, own in zip(batch.scores, taken, strict=True)]
+
+    def _penalties(self, batch: Batch) -> dict[str, float]:
+        """What was taken, and of how many rows; the names are verl's."""
+        if self.penalty is None:
+            return {}
+        taken = self.penalty.rewards(batch.lengths)
+        overlong = [float(own < 0) for own in taken]
+        return Spread.of(taken).named("reward_extra/overlong_reward") | Spread.of(overlong).named(
+            "reward_extra/overlong"
+        )
 
     def _update(
         self, updates: Updates, batch: Batch, step: int, kl_coefficient: float

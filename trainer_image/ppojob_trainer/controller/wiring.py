@@ -16,6 +16,7 @@ from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.best_commit import BestCommit
 from ppojob_trainer.controller.commits import Commits
+from ppojob_trainer.controller.dynamic_sampling import DynamicSampling
 from ppojob_trainer.controller.evaluation import Evaluation
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Progress as Reporter
@@ -42,6 +43,7 @@ from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.processor import has_native_bfloat16
+from ppojob_trainer.rewards.overlong import OverlongPenalty
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.identity import code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
@@ -167,6 +169,32 @@ def _training_step(
         passes=_forward_passes(spec, hosts),
         updates=_updates(spec, hosts),
         mini_batch_order=lambda step, epoch: mini_batch_order(spec, step, epoch),
+        prompts_per_step=spec.algorithm.prompts_per_step,
+        estimator=spec.algorithm.estimator,
+        reward_keys=tuple(spec.algorithm.gdpo.reward_keys) if spec.algorithm.gdpo else (),
+        penalty=_penalty(spec),
+        sampling=_sampling(spec, hosts, stages),
+    )
+
+
+def _penalty(spec: PPOJobSpec) -> OverlongPenalty | None:
+    penalty = spec.algorithm.overlong_penalty
+    if penalty is None:
+        return None
+    return OverlongPenalty(spec.data.max_response_tokens, penalty.buffer_tokens, penalty.factor)
+
+
+def _sampling(
+    spec: PPOJobSpec, hosts: dict[str, RoleGroup], stages: RolloutStages
+) -> DynamicSampling | None:
+    if spec.algorithm.dynamic_sampling is None:
+        return None
+    return DynamicSampling(
+        stages=stages,
+        settings=spec.algorithm.dynamic_sampling,
+        prompts_per_step=spec.algorithm.prompts_per_step,
+        samples=spec.algorithm.samples_per_prompt,
+        engine_sleeps=hosts.get("rewardModel") is stages.actor,
     )
 
 

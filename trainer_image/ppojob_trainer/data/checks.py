@@ -36,7 +36,7 @@ def check_files(
     chat: ChatTokenizer,
     *,
     rewards: RewardChecks | None,
-    prompts_per_step: int,
+    draw: tuple[str, int],
 ) -> DataReport:
     """Read training and validation data once, row by row, in bounded memory.
 
@@ -44,7 +44,8 @@ def check_files(
         spec: the job's data section.
         chat: tokenizer of the policy.
         rewards: what the reward side can score; None when a custom function takes every row.
-        prompts_per_step: size of a batch.
+        draw: the field of `spec.algorithm` that says how many prompts are drawn at once, and how
+            many.
     """
     train = Scanner(spec, chat, rewards, max_rows=spec.max_train_rows, with_keys=True).scan(
         spec.train
@@ -55,8 +56,8 @@ def check_files(
             spec, chat, rewards, max_rows=spec.max_validation_rows, with_keys=True
         ).scan(spec.validation)
     errors = train.errors.lines() + validation.errors.lines()
-    if not train.errors and train.kept < prompts_per_step:
-        errors.append(str(_too_few(train.kept, prompts_per_step)))
+    if not train.errors and train.kept < draw[1]:
+        errors.append(str(_too_few(train.kept, *draw)))
     warnings = train.warnings.lines() + validation.warnings.lines()
     for scan in (train, validation):
         warnings += [str(problem) for problem in _duplicates(scan)]
@@ -76,12 +77,12 @@ def unusable_files(spec: DataSpec) -> list[str]:
     return problems
 
 
-def _too_few(rows: int, batch: int) -> DataProblem:
+def _too_few(rows: int, field: str, batch: int) -> DataProblem:
     return DataProblem(
         "spec.data.train",
         f"{rows} rows",
-        f"fewer than spec.algorithm.promptsPerStep {batch}: no batch can be drawn",
-        f"at least {batch} rows, or a smaller promptsPerStep",
+        f"fewer than spec.algorithm.{field} {batch}: no batch can be drawn",
+        f"at least {batch} rows, or a smaller {field.rpartition('.')[2]}",
         DataReason.FEWER_ROWS_THAN_BATCH,
     )
 

@@ -147,6 +147,22 @@ METRICS: Final[tuple[Metric, ...]] = (
         "share",
         "prompts whose samples all have the same advantage, 0",
     ),
+    Metric("train/num_gen_batches", "rounds", "generation rounds of a step with dynamic sampling"),
+    Metric(
+        "training/filter_groups/evicted_samples",
+        "prompts",
+        "prompts left out, their responses alike in dynamicSampling.metric",
+    ),
+    Metric(
+        "training/filter_groups/discarded_surplus_samples",
+        "prompts",
+        "prompts with signal left out, the batch being full",
+    ),
+    Metric(
+        "training/filter_groups/wasted_share",
+        "share",
+        "of the prompts that were answered, those left out",
+    ),
     Metric("actor/loss", "1", "all terms of the loss"),
     Metric("actor/pg_loss", "1", "policy term of the loss"),
     Metric("actor/pg_clipfrac", "share", "computed tokens at which the loss's bound decides"),
@@ -317,8 +333,9 @@ def render() -> str:
         "the beginning of the step: over all trained tokens if the step computes old "
         "log-probabilities in a pass of their own (several updates, KL in the reward, "
         "`highEntropyShare`, or `rolloutCorrection`; the first and the last not with "
-        "`policyLoss.type: bypass`), else over the tokens of its updates. With `bypass`, metrics of `rolloutCorrection` are those that are "
-        "means over tokens, by the policy in the update, and rejected tokens count as 0 in "
+        "`policyLoss.type: bypass`), else over the tokens of its updates. With `bypass`, metrics "
+        "of `rolloutCorrection` are those that are means over tokens, by the policy in the update, "
+        "and rejected tokens count as 0 in "
         "`actor/ppo_kl`. With `rollout.topP` or `rollout.topK` the sampler's "
         "probabilities are normalised over the tokens that these keep, the trainer's over all "
         "tokens; the last two metrics contain that difference as well.\n\n"

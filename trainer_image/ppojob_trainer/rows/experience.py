@@ -8,6 +8,7 @@ is in host memory; a forward pass moves what it needs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -153,6 +154,24 @@ class Experience:
             lengths=self.lengths[rows],
             **columns,
         )
+
+
+def joined(parts: Sequence[Experience]) -> Experience:
+    """Rows one after the other; all parts have the same columns."""
+    groups = list(itertools.accumulate((part.num_groups for part in parts), initial=0))
+    columns: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts])
+        for name in TOKEN_COLUMNS
+        if getattr(parts[0], name) is not None
+    }
+    return Experience(
+        prompts=[prompt for part in parts for prompt in part.prompts],
+        row_groups=torch.cat(
+            [part.row_groups + first for part, first in zip(parts, groups, strict=False)]
+        ),
+        lengths=torch.cat([part.lengths for part in parts]),
+        **columns,
+    )
 
 
 TOKEN_COLUMNS = tuple(

@@ -73,6 +73,8 @@ class Generate(msgspec.Struct, frozen=True):
         first: position in the batch of the first of these prompts.
         prompts: this rank's share of the prompts, in the order of the batch.
         samples: responses a prompt.
+        round: generation round of the step, from 0.
+        greedy: whether each prompt has a greedy response too, a batch `greedy` of its own.
     """
 
     purpose: str
@@ -80,19 +82,29 @@ class Generate(msgspec.Struct, frozen=True):
     first: int
     prompts: list[PromptTokens]
     samples: int
+    round: int = 0
+    greedy: bool = False
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """Lengths of the responses (rows, prompt-major) and which of them ran into the limit."""
+    """Lengths of the responses (rows, prompt-major) and which of them ran into the limit.
+
+    Attributes:
+        lengths: (rows,) tokens.
+        truncated: (rows,).
+        greedy: the same of greedy responses, where they were asked for.
+    """
 
     lengths: list[int]
     truncated: list[bool]
+    greedy: "Generated | None" = None
 
 
 class LoadRows(msgspec.Struct, frozen=True):
     """Take up train rows that lie on the disk instead of generating them.
 
     Attributes:
+        round: generation round of the step, from 0.
         folder: of the step's rows, relative to the run folder, or of another run.
         parts: its files.
         first: position in the batch of the first of this rank's prompts.
@@ -107,14 +119,26 @@ class LoadRows(msgspec.Struct, frozen=True):
     last: int
     prompts: list[PromptTokens]
     samples: int
+    round: int = 0
+
+
+def batch_label(purpose: str, round_: int) -> str:
+    """Names a batch within its step; that of the only round is the purpose."""
+    return f"{purpose}/{round_}" if round_ else purpose
 
 
 class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Which batch: of which step, for which purpose, after how many rewinds of the job."""
+    """Which batch: step, purpose and generation round, after how many rewinds of the job."""
 
     rewinds: int
     step: int
     purpose: str
+    round: int = 0
+
+    @property
+    def label(self) -> str:
+        """Purpose and round, as in the names of stages."""
+        return batch_label(self.purpose, self.round)
 
 
 class SendTexts(msgspec.Struct, frozen=True):
@@ -230,9 +254,15 @@ class RowIndex(msgspec.Struct, frozen=True):
 
 
 class PlaceRows(msgspec.Struct, frozen=True):
-    """Tell an owner of train rows where all the others are."""
+    """Tell an owner of train rows where all the others are.
+
+    Attributes:
+        index: of the rows that are trained on.
+        origins: (prompts,) round and position in it of each prompt; None: those of the one round.
+    """
 
     index: RowIndex
+    origins: list[tuple[int, int]] | None = None
 
 
 class OpenChannel(msgspec.Struct, frozen=True):
@@ -302,10 +332,19 @@ class Forward(msgspec.Struct, frozen=True):
 
 
 class Advantages(msgspec.Struct, frozen=True):
-    """Scores of the whole batch in row order, and the KL coefficient of this step."""
+    """What advantages are estimated of, for the whole batch.
+
+    Attributes:
+        scores: (rows,).
+        kl_coefficient: of this step.
+        greedy_scores: (prompts,) of greedy responses; empty where nobody reads them.
+        rewards: (keys, rows) the rewards that the estimator names; empty likewise.
+    """
 
     scores: list[float]
     kl_coefficient: float
+    greedy_scores: list[float] = []
+    rewards: list[list[float]] = []
 
 
 class SpreadOf(msgspec.Struct, frozen=True, array_like=True):
@@ -379,6 +418,7 @@ class WriteRows(msgspec.Struct, frozen=True):
         ground_truths: JSON, of their prompts.
         extras: the scorers' further values as JSON, in row order.
         value_kinds: of those values in the whole batch, so that all parts have the same columns.
+        round: generation round of the step, from 0.
     """
 
     purpose: str
@@ -391,6 +431,7 @@ class WriteRows(msgspec.Struct, frozen=True):
     ground_truths: list[bytes]
     extras: list[bytes]
     value_kinds: dict[str, ValueKind]
+    round: int = 0
 
 
 class SaveShards(msgspec.Struct, frozen=True):

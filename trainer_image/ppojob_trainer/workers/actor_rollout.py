@@ -8,9 +8,11 @@ rows of a step until the stage `sync_weights` gives it those of the trainer.
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import torch
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.rollout import RolloutSpec, ValidationSamplingSpec
 from ppojob_trainer.checkpoint.export import accompany_export, export_model
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -29,10 +31,12 @@ from ppojob_trainer.workers.model_stages import ModelStages
 from ppojob_trainer.workers.policy import Policy
 from ppojob_trainer.workers.reward_model import RewardModelStages
 from ppojob_trainer.workers.row_channels import batch_index
-from ppojob_trainer.workers.row_store import OwnedRows, own_rows
+from ppojob_trainer.workers.row_store import OwnedRows, chosen_rows, own_rows
 from ppojob_trainer.workers.rows_file import rows_table, trajectories
 
 TRAIN = "train"
+GREEDY = "greedy"
+"""Purpose of greedy responses that training is compared with; they are not trained on."""
 
 
 @dataclass
@@ -60,7 +64,8 @@ class ActorRolloutWorker:
     reward_model: RewardModelStages | None
     chat: ChatTokenizer
     caller: Caller
-    _rows: dict[str, OwnedRows] = field(default_factory=dict)
+    _rows: dict[tuple[str, int], OwnedRows] = field(default_factory=dict)
+    """By purpose and generation round."""
 
     def routes(self) -> list[Route]:
         """The methods of this role."""
@@ -82,33 +87,69 @@ class ActorRolloutWorker:
         return Nothing()
 
     def _generate(self, request: messages.Generate) -> messages.Generated:
+        requests = self._requests(request)
+        greedy = msgspec.structs.replace(request, purpose=GREEDY, samples=1)
+        responses = generate(
+            self.engine, requests + (self._requests(greedy) if request.greedy else [])
+        )
+        made = [Trajectory.of(response) for response in responses]
+        answer = self._made(request, made[: len(requests)])
+        if not request.greedy:
+            return answer
+        return msgspec.structs.replace(answer, greedy=self._made(greedy, made[len(requests) :]))
+
+    def _made(
+        self, request: messages.Generate, trajectories: list[Trajectory]
+    ) -> messages.Generated:
+        """Keep what was generated for a request."""
+        rows = own_rows(request.first, request.prompts, request.samples, trajectories)
+        self._take_up(request.purpose, request.round, rows)
+        return messages.Generated(rows.experience.lengths.tolist(), rows.truncated)
+
+    def _requests(self, request: messages.Generate) -> list[Request]:
+        """What the engine is asked, prompt after prompt."""
         sampling = self._sampling(request.purpose)
         purpose: Purpose = "train" if request.purpose == TRAIN else "validation"
-        requests = [
+        name = f"{GREEDY}/" if request.purpose == GREEDY else ""
+        return [
             Request(
-                request_id=f"{request.first + position}/{sample}",
+                request_id=f"{name}{request.first + position}/{sample}",
                 prompt=tuple(prompt.tokens),
                 sampling=sampling,
-                seed=sample_seed(self.spec.seed, request.step, prompt.prompt, sample, purpose),
+                # A prompt that comes again in a later round is not answered the same.
+                seed=sample_seed(
+                    self.spec.seed,
+                    request.step,
+                    prompt.prompt,
+                    request.round * request.samples + sample,
+                    purpose,
+                ),
             )
             for position, prompt in enumerate(request.prompts)
             for sample in range(request.samples)
         ]
-        trajectories = [Trajectory.of(response) for response in generate(self.engine, requests)]
-        rows = own_rows(request.first, request.prompts, request.samples, trajectories)
-        self._rows[request.purpose] = rows
-        return messages.Generated(rows.experience.lengths.tolist(), rows.truncated)
 
     def _load_rows(self, request: messages.LoadRows) -> Nothing:
         first, last = (p * request.samples for p in (request.first, request.last))
         parts = [self.run_folder / request.folder / part for part in request.parts]
         rows = trajectories(read_tokens(parts, first, last))
-        self._rows[TRAIN] = own_rows(request.first, request.prompts, request.samples, rows)
+        own = own_rows(request.first, request.prompts, request.samples, rows)
+        self._take_up(TRAIN, request.round, own)
         return Nothing()
+
+    def _take_up(self, purpose: str, round_: int, rows: OwnedRows) -> None:
+        """Keep the rows of a round; with the first one those of the step before go."""
+        if round_ == 0:
+            self._rows = {key: kept for key, kept in self._rows.items() if key[0] != purpose}
+        self._rows[purpose, round_] = rows
 
     def _sampling(self, purpose: str) -> SamplingParams:
         rollout = self.spec.rollout
-        chosen = rollout if purpose == TRAIN else rollout.validation
+        chosen: RolloutSpec | ValidationSamplingSpec = rollout.validation
+        if purpose == TRAIN:
+            chosen = rollout
+        elif purpose == GREEDY:
+            chosen = ValidationSamplingSpec()
         ends = (*self.chat.eos_token_ids, *rollout.stop_token_ids)
         return SamplingParams(
             temperature=chosen.temperature,
@@ -120,26 +161,33 @@ class ActorRolloutWorker:
 
     def _send_texts(self, request: messages.SendTexts) -> Nothing:
         batch = request.batch
-        rows = self._rows[batch.purpose]
+        rows = self._rows[batch.purpose, batch.round]
         owned = range(request.first - rows.first_row, request.last - rows.first_row)
         texts = [self.chat.decode(rows.response(row)[0]) for row in owned]
         peer = Peer(f"{request.role} rank", request.host, request.port, request.role)
         for first, last in chunks([len(text.encode()) for text in texts]):
             row = request.first + first
-            id_ = RequestId(request.epoch, batch.step, f"{batch.purpose}/put_texts", row)
+            id_ = RequestId(request.epoch, batch.step, f"{batch.label}/put_texts", row)
             body = messages.Texts(batch, row, texts[first:last])
             self.caller.call(Call(peer, methods.PUT_TEXTS, body, id_))
         return Nothing()
 
     def _place_rows(self, request: messages.PlaceRows) -> Nothing:
-        self.stages.place(batch_index(request.index), self._rows[TRAIN].experience)
+        index = batch_index(request.index)
+        if request.origins is None:
+            mine = self._rows[TRAIN, 0].experience
+        else:
+            own = [request.origins[position] for position in index.owned_by(self.rank)]
+            rounds = {key[1]: rows for key, rows in self._rows.items() if key[0] == TRAIN}
+            mine = chosen_rows(rounds, own)
+        self.stages.place(index, mine)
         return Nothing()
 
     def _advantages(self, request: messages.Advantages) -> messages.Advantaged:
-        return add_advantages(self.spec, self.stages.rows, request.scores, request.kl_coefficient)
+        return add_advantages(self.spec, self.stages.rows, request)
 
     def _write_rows(self, request: messages.WriteRows) -> messages.Saved:
-        table = rows_table(self._rows[request.purpose], request, self.chat)
+        table = rows_table(self._rows[request.purpose, request.round], request, self.chat)
         path = write_part(self.run_folder / request.folder, request.part, table)
         return messages.Saved([messages.SavedFile(path.name, *sha256_of(path))])
 

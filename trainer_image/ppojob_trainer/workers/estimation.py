@@ -21,6 +21,7 @@ from ppojob_trainer.algorithms.rollout_correction import Correction, correct
 from ppojob_trainer.algorithms.rollout_diagnostics import diagnostics
 from ppojob_trainer.algorithms.value_loss import explained_variance
 from ppojob_trainer.rpc.messages import Advantaged, SpreadOf
+from ppojob_trainer.rpc.messages import Advantages as Given
 from ppojob_trainer.workers.batch_rows import BatchRows
 
 
@@ -42,29 +43,26 @@ class _Batch:
         return self.columns[name]
 
 
-def add_advantages(
-    spec: PPOJobSpec, rows: BatchRows, scores: Sequence[float], kl_coefficient: float
-) -> Advantaged:
+def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantaged:
     """Place scores on the last trained tokens, take the KL penalty off, estimate advantages.
 
     Args:
         spec: the job.
         rows: get `token_rewards`, `advantages` and `returns`.
-        scores: of the whole batch, in row order.
-        kl_coefficient: of this step.
+        given: what the controller knows of the whole batch.
     """
     batch = _gather(spec, rows)
     mask, lengths = batch["mask"], batch.lengths
-    rewards = place_rewards(scores, mask, lengths, batch.columns.get("turn_rewards"))
+    rewards = place_rewards(given.scores, mask, lengths, batch.columns.get("turn_rewards"))
     kl: float | None = None
     if spec.algorithm.kl.in_ == "reward":
         estimator = spec.algorithm.kl.estimator
         assert estimator is not None, "a resolved configuration says which estimator"
         old, reference = batch["old_logprobs"], batch["ref_logprobs"]
         kl_estimates = kl_estimate(old, reference, estimator, mask=mask)
-        rewards = apply_kl_penalty(rewards, kl_estimates, kl_coefficient)
+        rewards = apply_kl_penalty(rewards, kl_estimates, given.kl_coefficient)
         kl = float(row_mean(kl_estimates, mask, lengths).mean())
-    estimated = _estimate(spec, batch, rewards)
+    estimated = _estimate(spec, batch, rewards, given)
     rows.keep("token_rewards", rewards)
     rows.keep("advantages", estimated.advantages)
     rows.keep("returns", estimated.returns)
@@ -159,10 +157,16 @@ def _choose_tokens(spec: PPOJobSpec, rows: BatchRows, batch: _Batch) -> dict[str
     return told
 
 
-def _estimate(spec: PPOJobSpec, batch: _Batch, rewards: Tensor) -> Advantages:
-    """The job's estimator with its own options."""
+def _estimate(spec: PPOJobSpec, batch: _Batch, rewards: Tensor, given: Given) -> Advantages:
+    """The job's estimator with its own options, and what else it reads."""
     algorithm = spec.algorithm
     own = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
+    if algorithm.estimator.has_greedy:
+        own["greedy_scores"] = torch.tensor(given.greedy_scores)[batch.groups]
+    if algorithm.estimator.has_reward_keys:
+        keys = own.pop("reward_keys")
+        own["weights"] = torch.tensor(own.pop("reward_weights") or [1.0] * len(keys))
+        own["rewards"] = torch.tensor(given.rewards)
     mask, lengths = batch["mask"], batch.lengths
     if algorithm.estimator.has_critic:
         return CRITIC_ADVANTAGES[algorithm.type](rewards, batch["values"], mask, lengths, **own)

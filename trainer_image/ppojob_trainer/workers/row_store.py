@@ -1,6 +1,6 @@
 """The rows that a rank owns: born here from the engine's responses, kept flat."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.rollout.trajectory import Trajectory, turn_rewards
-from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.rows.experience import Experience, joined
 from ppojob_trainer.rpc.messages import PromptTokens
 
 
@@ -85,3 +85,18 @@ def own_rows(
         truncated=[trajectory.finish_reason == "length" for trajectory in trajectories],
         segments=[[(len(s.tokens), s.policy_version) for s in t.segments] for t in trajectories],
     )
+
+
+def chosen_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, int]]) -> Experience:
+    """The rows of some prompts out of several generation rounds.
+
+    Args:
+        rounds: the rows of this rank by round.
+        origins: round and position in its batch of each prompt, ascending.
+    """
+    parts = []
+    for number, rows in sorted(rounds.items()):
+        groups = [position - rows.first for round_, position in origins if round_ == number]
+        chosen = [g * rows.samples + sample for g in groups for sample in range(rows.samples)]
+        parts.append(rows.experience.select(chosen))
+    return joined(parts)

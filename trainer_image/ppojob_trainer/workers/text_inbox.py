@@ -11,8 +11,8 @@ class TextInbox:
     """Keeps the texts of batches until they are scored.
 
     Texts may come twice, and late: what a sender repeats, or one that has been replaced. So they
-    are kept under the name of their batch, and one of which rows are taken takes all older ones
-    away.
+    are kept under the name of their batch, and one of which rows are taken takes those of older
+    steps away.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,8 @@ class TextInbox:
         texts = self._batches.get(batch, {})
         missing = [row for row in rows if row not in texts]
         if missing:
-            raise JobFailed(f"{batch.purpose}: the text of row {missing[0]} never arrived")
-        for name in [name for name in self._batches if name < batch]:
+            raise JobFailed(f"{batch.label}: the text of row {missing[0]} never arrived")
+        now = (batch.rewinds, batch.step)
+        for name in [name for name in self._batches if (name.rewinds, name.step) < now]:
             del self._batches[name]
         return [texts.pop(row) for row in rows]

@@ -1,0 +1,116 @@
+"""Dynamic sampling: a batch in which three prompts of ten teach something is filled in rounds.
+
+The reward function says never the same twice, so nothing that a kill loses can be made again.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import job_points
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS, SIZE, SAMPLES, ROWS = 3, 4, 3, 40
+JUDGE = """
+import random
+
+def judge(data_source, solution_str, ground_truth, extra_info):
+    with open({calls!r}, "a") as calls:
+        calls.write("x")
+    acc = random.random() if extra_info["index"] % 10 < 3 else 1.0
+    return {{"score": random.random(), "acc": acc}}
+"""
+UNKEPT = "rows.part.write.after@2=kill"
+"""The rows of a round are lost that has been scored: they are scored again."""
+KILLED = {
+    "the ranks in the second round, the controller in the third": (
+        "rpc.generate.answer.before@2=kill",
+        "journal.write.after@9=kill",
+        "rpc.load_rows.answer.after@1=kill",
+    ),
+    "a rank before the second round is kept, the ranks in the update": (
+        UNKEPT,
+        "rpc.update.answer.before@3=kill",
+    ),
+    "the ranks before they have the rows together": (
+        "rpc.place_rows.answer.before@1=kill",
+        "rpc.place_rows.answer.after@2=kill",
+    ),
+    "everything at once": ("rpc.write_rows.answer.after@3=kill_group",),
+}
+
+
+def rounds_by_arithmetic() -> list[int]:
+    """Rounds of each step: rows are drawn in their order, and row 0, 1 and 2 of ten have signal."""
+    drawn, found = 0, []
+    for _ in range(STEPS):
+        rounds = signal = 0
+        while signal < SIZE:
+            signal += sum((drawn + position) % ROWS % 10 < 3 for position in range(SIZE))
+            drawn, rounds = drawn + SIZE, rounds + 1
+        found.append(rounds)
+    return found
+
+
+@pytest.fixture
+def job(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path: Path) -> Path:
+    source = tmp_path / "judge.py"
+    source.write_text(JUDGE.format(calls=str(tmp_path / "calls")))
+    return tiny_job(
+        data={**tiny_data, "shuffle": False, "validation": []},
+        algorithm={
+            "type": "grpo",
+            "promptsPerStep": SIZE,
+            "samplesPerPrompt": SAMPLES,
+            "miniBatchPrompts": 2,
+            "dynamicSampling": {"metric": "acc"},
+        },
+        roles={"actorRollout": {"ranksPerReplica": 2}},
+        rewards=[{"function": "judge", "source": {"path": str(source)}}],
+        steps={"total": STEPS},
+        checkpoint={"every": 2},
+        recovery={"restartsWithoutProgress": 100},
+    )
+
+
+@pytest.mark.parametrize("points", KILLED.values(), ids=KILLED)
+def test_a_batch_is_filled_in_as_many_rounds_as_arithmetic_says_and_a_kill_changes_nothing(
+    points, start, job: Path, tmp_path: Path, output: Path, once: Path
+):
+    run = start(job, output, **job_points.armed(once, *points))
+    if "kill_group" in points[0]:
+        assert run.wait() == 3
+        run_folders.wait_until_gone(output)
+        run = start(job, output)
+    run.succeed()
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+
+    lines = run_folders.metrics(output)
+    rounds = [line["train/num_gen_batches"] for line in lines]
+    assert rounds == rounds_by_arithmetic()
+    for line in lines:
+        assert line["training/zero_signal_groups"] == 0.0
+        wasted = 1 - 1 / line["train/num_gen_batches"]
+        assert line["training/filter_groups/wasted_share"] == pytest.approx(wasted)
+    calls = (tmp_path / "calls").read_text()
+    scored = sum(rounds) + (UNKEPT in points)
+    assert len(calls) == scored * SIZE * SAMPLES
+    names = sorted(path.name for path in (output / "rollouts").iterdir())
+    assert len(names) == sum(rounds)
+    assert names[:2] == ["step-000001-round-2.parquet", "step-000001-round-3.parquet"]
+    trained = [
+        row["score"]
+        for name in names
+        if name.startswith("step-000001")
+        for row in pq.read_table(output / "rollouts" / name).to_pylist()
+        if row["prompt_id"] % 10 < 3
+    ][: SIZE * SAMPLES]
+    assert len(trained) == SIZE * SAMPLES
+
+    again = tmp_path / "again"
+    start(job, again, options=("--replay", str(output))).succeed()
+    assert run_folders.result(again) == run_folders.result(output)
+    assert (tmp_path / "calls").read_text() == calls

@@ -1,0 +1,101 @@
+"""Estimators that read more than the scores: greedy responses (ReMax), several rewards (GDPO)."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import job_points
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+from job_runs import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+JUDGE = """
+import random
+
+def judge(data_source, solution_str, ground_truth, extra_info):
+    return {"score": random.random(), "style": random.random(), "words": 100 * random.random()}
+"""
+STEPS, PROMPTS, SAMPLES = 3, 4, 2
+
+
+@pytest.fixture
+def job_of(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path: Path):
+    source = tmp_path / "judge.py"
+    source.write_text(JUDGE)
+
+    def make(steps: int = STEPS, **algorithm: object) -> Path:
+        return tiny_job(
+            data={**tiny_data, "validation": []},
+            algorithm={"promptsPerStep": PROMPTS, "samplesPerPrompt": SAMPLES, **algorithm},
+            rewards=[{"function": "judge", "source": {"path": str(source)}}],
+            steps={"total": steps},
+            checkpoint={"every": min(2, steps)},
+            recovery={"restartsWithoutProgress": 100},
+        )
+
+    return make
+
+
+def rows_of(output: Path, folder: str, step: int) -> list[dict[str, object]]:
+    rows = pq.read_table(output / folder / f"step-{step:06d}.parquet").to_pylist()
+    return sorted(rows, key=lambda row: row["row"])
+
+
+def test_remax_compares_with_a_greedy_response_whatever_is_killed(
+    start: Callable[..., Run], job_of, tmp_path: Path, output: Path, once: Path
+):
+    job = job_of(type="remax")
+    points = (
+        "rpc.generate.answer.before@1=kill",
+        "rows.part.write.after@2=kill",  # the greedy rows are kept, the others are not
+        "rpc.advantages.answer.before@2=kill",
+        "journal.write.after@8=kill",
+    )
+    run = start(job, output, **job_points.armed(once, *points)).succeed()
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    for line in run_folders.metrics(output):
+        greedy = rows_of(output, "greedy", line["step"])
+        rows = rows_of(output, "rollouts", line["step"])
+        assert [row["prompt_id"] for row in greedy for _ in range(SAMPLES)] == [
+            row["prompt_id"] for row in rows
+        ]
+        ahead = [row["score"] - greedy[row["row"] // SAMPLES]["score"] for row in rows]
+        assert line["critic/advantages/max"] == pytest.approx(max(ahead), abs=1e-6)
+        assert line["critic/advantages/min"] == pytest.approx(min(ahead), abs=1e-6)
+        assert line["critic/score/max"] == max(row["score"] for row in rows)
+
+    again = tmp_path / "again"
+    start(job, again, options=("--replay", str(output))).succeed()
+    assert run_folders.result(again) == run_folders.result(output)
+    assert run.process.returncode == 0
+
+
+def test_gdpo_reads_what_each_reward_says(start: Callable[..., Run], job_of, output: Path):
+    keys = ["style", "words"]
+    start(job_of(1, type="gdpo", gdpo={"rewardKeys": keys}), output).succeed()
+    (line,) = run_folders.metrics(output)
+    rows = rows_of(output, "rollouts", 1)
+    # With two responses a prompt each reward of the better one is 1/sqrt(2): sums of signs.
+    total, count = [], []
+    for one, other in zip(rows[::2], rows[1::2], strict=True):
+        values = [json.loads(row["reward_values"]) for row in (one, other)]
+        signs = sum(1 if values[0][key] > values[1][key] else -1 for key in keys)
+        total += [signs * 0.5**0.5, -signs * 0.5**0.5]
+        count += [one["response_tokens"], other["response_tokens"]]
+    tokens = sum(count)
+    mean = sum(value * n for value, n in zip(total, count, strict=True)) / tokens
+    squares = sum(n * (value - mean) ** 2 for value, n in zip(total, count, strict=True))
+    deviation = (squares / (tokens - 1)) ** 0.5
+    assert line["critic/advantages/max"] == pytest.approx((max(total) - mean) / deviation, 1e-3)
+
+
+def test_a_reward_that_nobody_gives_is_named(start: Callable[..., Run], job_of, output: Path):
+    run = start(job_of(1, type="gdpo", gdpo={"rewardKeys": ["style", "stile"]}), output)
+    assert run.wait() == 2
+    assert run.lines[-1] == (
+        'spec.algorithm.gdpo.rewardKeys: got "stile": row 0 of step 1 has no such number; score or '
+        "style or words"
+    )

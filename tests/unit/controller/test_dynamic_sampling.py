@@ -1,0 +1,108 @@
+"""Which prompts a batch is made of, and what of several rounds is left over."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.dynamic_sampling import (
+    choose,
+    chosen_batch,
+    has_signal,
+    sampling_metrics,
+)
+from ppojob_trainer.data.prompt_store import PromptRow
+
+
+def signals_of(text: str) -> list[list[bool]]:
+    """`+..+ ..+.`: rounds of prompts, `+` for one whose responses differ."""
+    return [[sign == "+" for sign in round_] for round_ in text.split()]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "size", "chosen"),
+    [
+        ("++++", 4, "00 01 02 03"),
+        ("+.+. .++.", 4, "00 02 11 12"),
+        # One more than there is room for: the last of them is left.
+        ("+.++ .++.", 4, "00 02 03 11"),
+        # The rounds are used up: the first of the others, in the order in which they were drawn.
+        (".+.. ..+.", 4, "00 01 02 12"),
+        ("....", 2, "00 01"),
+        # Rounds that are larger or smaller than the batch.
+        ("..+..+.+", 2, "02 05"),
+        ("+. .. .+ +.", 3, "00 21 30"),
+    ],
+)
+def test_the_first_prompts_with_signal_are_chosen_then_the_first_of_the_others(
+    rounds, size, chosen
+):
+    places = [f"{round_}{position}" for round_, position in choose(signals_of(rounds), size)]
+    assert " ".join(places) == chosen
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=5))
+def test_no_prompt_with_signal_gives_way_to_one_without(signals):
+    chosen = choose(signals, 3)
+    assert len(set(chosen)) == 3
+    assert chosen == sorted(chosen)
+    found = [(r, p) for r, of_round in enumerate(signals) for p, one in enumerate(of_round) if one]
+    assert set(found[:3]) <= set(chosen)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 8))
+def test_metrics_account_for_every_prompt_that_was_answered(flat, width):
+    signals = [flat[first : first + width] for first in range(0, len(flat), width)]
+    size = min(len(flat), 5)
+    told = sampling_metrics(signals, size)
+    left_out = (
+        told["training/filter_groups/evicted_samples"]
+        + told["training/filter_groups/discarded_surplus_samples"]
+    )
+    assert left_out == len(flat) - size
+    assert told["training/filter_groups/wasted_share"] == pytest.approx(left_out / len(flat))
+    assert told["train/num_gen_batches"] == math.ceil(len(flat) / width)
+
+
+def test_equal_numbers_are_no_signal_however_they_round():
+    # Their standard deviation in floating point is not 0.
+    assert has_signal([0.1, 0.1, 0.1, 0.1, 0.1, 0.3], 3) == [False, True]
+    assert has_signal([1.0, 1.0], 1) == [False, False]
+
+
+def prompt(index: int) -> PromptRow:
+    return PromptRow(
+        index=index,
+        prompt=f"prompt {index}",
+        token_ids=(1,) * (index + 1),
+        data_source="mine",
+        ground_truth=None,
+        extra_info={},
+    )
+
+
+def test_rows_stay_with_those_who_made_them():
+    rounds = [
+        Batch(
+            purpose="train",
+            prompts=[prompt(4 * number + position) for position in range(4)],
+            samples=2,
+            owners=2,
+            round=number,
+            lengths=[100 * number + row for row in range(8)],
+            truncated=[row == 3 for row in range(8)],
+            scores=[float(row) for row in range(8)],
+            extras=[b"%d" % row for row in range(8)],
+        )
+        for number in range(2)
+    ]
+    batch = chosen_batch(rounds, [(0, 1), (0, 3), (1, 1)])
+    assert [one.index for one in batch.prompts] == [1, 3, 5]
+    assert batch.lengths == [2, 3, 6, 7, 102, 103]
+    assert batch.truncated == [False, True, False, False, False, True]
+    assert batch.scores == [2.0, 3.0, 6.0, 7.0, 2.0, 3.0]
+    assert batch.extras == [b"2", b"3", b"6", b"7", b"2", b"3"]
+    assert batch.index.owners == [0, 1, 0]
+    assert batch.index.prompt_lengths == [2, 4, 6]

@@ -1,0 +1,40 @@
+import random
+
+import pytest
+
+from ppojob_trainer.rewards.overlong import OverlongPenalty
+
+
+def literal(length: int, limit: int, cache: int, factor: float) -> float:
+    """Equation 13 of DAPO as it stands there."""
+    if length <= limit - cache:
+        return 0.0
+    if length <= limit:
+        return factor * ((limit - cache) - length) / cache
+    return -factor
+
+
+def test_by_hand():
+    # Limit 20, buffer 8: free up to 12, then an eighth a token.
+    penalty = OverlongPenalty(max_tokens=20, buffer_tokens=8, factor=1.0)
+    assert penalty.rewards([1, 12, 13, 16, 20]) == [0.0, 0.0, -0.125, -0.5, -1.0]
+    assert OverlongPenalty(20, 8, 4.0).rewards([13]) == [-0.5]
+    # The whole response is the buffer: every token costs.
+    assert OverlongPenalty(4, 4, 1.0).rewards([0, 1, 4]) == [0.0, -0.25, -1.0]
+
+
+def test_equal_to_the_equation():
+    draw = random.Random(3)
+    for _ in range(500):
+        limit = draw.randint(1, 50)
+        cache, length = draw.randint(1, limit), draw.randint(0, limit)
+        factor = draw.randint(1, 64) / 16
+        (ours,) = OverlongPenalty(limit, cache, factor).rewards([length])
+        assert ours == pytest.approx(literal(length, limit, cache, factor), abs=1e-12)
+
+
+def test_numbers_of_verl():
+    # min(-exceed / buffer * factor, 0) of its DAPO reward manager: limit 20480, buffer 4096.
+    lengths = [16384, 16385, 18000, 20479, 20480]
+    theirs = [0.0, -0.000244140625, -0.39453125, -0.999755859375, -1.0]
+    assert OverlongPenalty(20480, 4096, 1.0).rewards(lengths) == theirs

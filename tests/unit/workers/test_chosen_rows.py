@@ -1,0 +1,42 @@
+"""Rows of several generation rounds as the batch of a step."""
+
+import torch
+
+from ppojob_trainer.rollout.trajectory import Segment, Trajectory
+from ppojob_trainer.rpc.messages import PromptTokens
+from ppojob_trainer.workers.row_store import OwnedRows, chosen_rows, own_rows
+
+SAMPLES = 2
+
+
+def round_of(number: int, first: int, prompts: int) -> OwnedRows:
+    """Row `s` of prompt `p` has `p + s + 1` tokens, all of them `100 round + 10 p + s`."""
+    positions = range(first, first + prompts)
+    rows = [
+        Trajectory(
+            (Segment((100 * number + 10 * p + s,) * (p + s + 1), (-0.5,) * (p + s + 1), 3),), "stop"
+        )
+        for p in positions
+        for s in range(SAMPLES)
+    ]
+    asked = [PromptTokens(40 + p, [number, p]) for p in positions]
+    return own_rows(first, asked, SAMPLES, rows)
+
+
+def test_rows_of_the_chosen_prompts_in_the_order_of_the_batch():
+    rounds = {1: round_of(1, 2, 2), 0: round_of(0, 2, 3)}
+    batch = chosen_rows(rounds, [(0, 2), (0, 4), (1, 3)])
+    assert [prompt.tolist() for prompt in batch.prompts] == [[0, 2], [0, 4], [1, 3]]
+    assert batch.row_groups.tolist() == [0, 0, 1, 1, 2, 2]
+    assert batch.lengths.tolist() == [3, 4, 5, 6, 4, 5]
+    ends = batch.response_tokens[batch.offsets[1:] - 1].tolist()
+    assert ends == [20, 21, 40, 41, 130, 131]
+    assert batch.mask.all()
+    assert torch.equal(batch.rollout_logprobs, torch.full((27,), -0.5))
+    assert batch.old_logprobs is None
+
+
+def test_a_rank_may_have_no_rows_of_the_batch():
+    batch = chosen_rows({0: round_of(0, 0, 2), 1: round_of(1, 0, 2)}, [])
+    assert (batch.num_rows, batch.num_groups, batch.num_tokens) == (0, 0, 0)
+    assert batch.mask.dtype == torch.bool

@@ -1,0 +1,155 @@
+"""Dynamic sampling: prompts whose responses all score the same give way to further prompts.
+
+DAPO (arXiv:2503.14476), section 3.2: such a group has no advantage, so it teaches nothing. Prompts
+are drawn, answered and scored in rounds until the batch is full of groups whose scores differ. A
+round is a batch like any other: it is kept before the next one begins, and a step that is begun
+again makes the same rounds.
+
+When the rounds are used up, groups without signal fill the batch, those drawn first: the step then
+is the one that a job without dynamic sampling does. verl ends the job there.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ppojob_api.v1alpha1.algorithm import DynamicSamplingSpec
+from ppojob_trainer.controller.batch import Batch, Origin
+from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.metrics.timer import StepTimer
+
+_log = logging.getLogger(__name__)
+
+METRIC = "spec.algorithm.dynamicSampling.metric"
+Draw = Callable[[int], list[PromptRow]]
+"""Draws so many further prompts."""
+
+
+@dataclass(frozen=True)
+class DynamicSampling:
+    """Makes the batch of a step.
+
+    Attributes:
+        stages: generation and scoring.
+        settings: the job's, nothing left open.
+        prompts_per_step: prompts of the batch.
+        samples: responses a prompt.
+        engine_sleeps: whether scoring takes the device away from the engine.
+    """
+
+    stages: RolloutStages
+    settings: DynamicSamplingSpec
+    prompts_per_step: int
+    samples: int
+    engine_sleeps: bool
+
+    def batch(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Batch, dict[str, float]]:
+        """Generate, score and keep rounds until the batch is full, or they are used up.
+
+        Args:
+            step: number of the step.
+            draw: the job's prompts, in their order.
+            timer: takes the seconds of each stage.
+
+        Returns:
+            The batch, and how it came about, by name of the metric.
+        """
+        rounds: list[Batch] = []
+        signals: list[list[bool]] = []
+        while len(rounds) < self.settings.max_rounds:
+            rounds.append(self._round(len(rounds), step, draw, timer))
+            signals.append(self._signals(rounds[-1], step))
+            if sum(map(sum, signals)) >= self.prompts_per_step:
+                break
+        found = sum(map(sum, signals))
+        if found < self.prompts_per_step:
+            _log.warning(
+                "step %d: after %d rounds %d of %d prompts have responses that differ in %s; "
+                "others fill the batch",
+                *(step, len(rounds), found, self.prompts_per_step, self.settings.metric),
+            )
+        origins = choose(signals, self.prompts_per_step)
+        return chosen_batch(rounds, origins), sampling_metrics(signals, self.prompts_per_step)
+
+    def _round(self, number: int, step: int, draw: Draw, timer: StepTimer) -> Batch:
+        assert self.settings.prompts_per_round is not None, "a resolved configuration says it"
+        with timer("data"):
+            prompts = draw(self.settings.prompts_per_round)
+        owners = len(self.stages.actor.ranks)
+        batch = Batch("train", prompts, self.samples, owners, round=number)
+        with timer("gen"):
+            if number and self.engine_sleeps:
+                self.stages.wake_engine(batch, step)
+            self.stages.generate(batch, step)
+        with timer("reward"), self.stages.scoring_of(batch, step) as finish_scoring:
+            finish_scoring()
+        with timer("write_rows"):
+            self.stages.keep(batch, step)
+        return batch
+
+    def _signals(self, batch: Batch, step: int) -> list[bool]:
+        """(prompts,) whether the responses of each differ in the metric."""
+        numbers = batch.numbers(self.settings.metric, step, METRIC)
+        return has_signal(numbers, batch.samples)
+
+
+def has_signal(numbers: list[float], samples: int) -> list[bool]:
+    """(prompts,) whether the responses of each prompt have different numbers."""
+    groups = (numbers[first : first + samples] for first in range(0, len(numbers), samples))
+    return [len(set(group)) > 1 for group in groups]
+
+
+def choose(signals: list[list[bool]], size: int) -> list[tuple[int, int]]:
+    """The prompts of a batch: the first with signal, then the first of the others.
+
+    Args:
+        signals: (rounds, prompts of a round) whether responses differ.
+        size: prompts of the batch.
+
+    Returns:
+        Round and position of each, in the order in which they were drawn.
+    """
+    drawn = [
+        (round_, position)
+        for round_, of_round in enumerate(signals)
+        for position in range(len(of_round))
+    ]
+    # A stable sort: those with signal first, each kind as it was drawn.
+    by_signal = sorted(drawn, key=lambda place: not signals[place[0]][place[1]])
+    return sorted(by_signal[:size])
+
+
+def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
+    """The batch of some prompts of rounds, whose rows stay on the ranks that made them."""
+    samples = rounds[0].samples
+    owners = [batch.prompt_owners for batch in rounds]
+    rows = [
+        (rounds[round_], position * samples + sample)
+        for round_, position in places
+        for sample in range(samples)
+    ]
+    return Batch(
+        purpose="train",
+        prompts=[rounds[round_].prompts[position] for round_, position in places],
+        samples=samples,
+        owners=rounds[0].owners,
+        lengths=[batch.lengths[row] for batch, row in rows],
+        truncated=[batch.truncated[row] for batch, row in rows],
+        scores=[batch.scores[row] for batch, row in rows],
+        extras=[batch.extras[row] for batch, row in rows],
+        origins=[Origin(r, position, owners[r][position]) for r, position in places],
+    )
+
+
+def sampling_metrics(signals: list[list[bool]], size: int) -> dict[str, float]:
+    """How a batch came about; the names are verl's, which counts prompts under them as well."""
+    drawn = sum(map(len, signals))
+    found = sum(map(sum, signals))
+    filling = max(0, size - found)
+    return {
+        "train/num_gen_batches": float(len(signals)),
+        "training/filter_groups/evicted_samples": float(drawn - found - filling),
+        "training/filter_groups/discarded_surplus_samples": float(max(0, found - size)),
+        "training/filter_groups/wasted_share": (drawn - size) / drawn,
+    }
