@@ -76,12 +76,14 @@ check: setup ## lint, types, import contracts, spelling, generated files
 	$(BIN)/python -m ppojob_api.crd | diff -u crds/ppojobs.yaml -
 	$(BIN)/python -m ppojob_api.field_page | diff -u docs/fields.md -
 	$(BIN)/python -m ppojob_trainer.metrics.names | diff -u docs/metrics.md -
+	$(BIN)/python -m ppojob_trainer.rewards.page | diff -u docs/rewards.md -
 	$(BIN)/python -m ppojob_cli.help_page | diff -u docs/command-line.md -
 
 generate: setup ## write what is generated: the CRD, the tables of fields and metrics, the help texts
 	$(BIN)/python -m ppojob_api.crd > crds/ppojobs.yaml
 	$(BIN)/python -m ppojob_api.field_page > docs/fields.md
 	$(BIN)/python -m ppojob_trainer.metrics.names > docs/metrics.md
+	$(BIN)/python -m ppojob_trainer.rewards.page > docs/rewards.md
 	$(BIN)/python -m ppojob_cli.help_page > docs/command-line.md
 
 bench: setup ## measure the claims, print a table, write bench.json

@@ -291,7 +291,7 @@ OPENRLHF = rows("""
 pretrain | spec.model.path | a folder
 critic_pretrain | spec.critic.path | a folder
 reward_pretrain | spec.rewardModel.path | a folder
-remote_rm_url | spec.rewards[].source.path | a file with a function
+remote_rm_url | spec.rewards[].function | http_score, with arguments: {url: ...}
 agent_func_path | not yet | tools and several turns
 prompt_data | spec.data.train | a list of {path: FILE}
 prompt_data_probs | not yet | shares of data sets

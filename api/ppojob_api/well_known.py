@@ -26,7 +26,10 @@ ROLE_SLUGS: Final[dict[RoleName, str]] = {
 }
 
 # Scorers that a reward may name without a source; the trainer's table is held to this by a test.
-BUILT_IN_SCORERS: Final = ("addition", "countdown", "gsm8k", "multiply")
+BUILT_IN_SCORERS: Final = (
+    *("addition", "countdown", "geometry3k", "gsm8k", "http_score", "judge", "math_dapo"),
+    *("math_reward", "math_verify", "multiply", "search_r1", "search_r1_format"),
+)
 
 LABEL_JOB: Final = "ppojob.dev/job"
 LABEL_ROLE: Final = "ppojob.dev/role"

@@ -121,27 +121,49 @@ def multiply(output: Path, **options: Any) -> None:
     _make(output, generate.multiply, options)
 
 
-@data.command()
-@_output
-@click.option(
+_input = click.option(
     "--input",
     "source",
     required=True,
     type=click.Path(path_type=Path),
     help="Folder with train and test as .jsonl or .parquet.",
 )
+
+
+@data.command()
+@_output
+@_input
 def gsm8k(output: Path, source: Path) -> None:
     """GSM8K from local files, in verl's columns and wording."""
-    from ppojob_trainer.data.gsm8k_files import gsm8k_rows, source_file
+    from ppojob_trainer.data.gsm8k_files import gsm8k_rows
+
+    train, test = _splits(source, "GSM8K")
+    _write(output, gsm8k_rows(train), gsm8k_rows(test))
+
+
+@data.command()
+@_output
+@_input
+def math(output: Path, source: Path) -> None:
+    """MATH from local files (problem and solution), in verl's columns and wording."""
+    from ppojob_trainer.data.math_files import math_rows
+    from ppojob_trainer.rewards.math_reward import boxed_answer
+
+    train, test = _splits(source, "MATH")
+    _write(output, math_rows(train, boxed_answer), math_rows(test, boxed_answer))
+
+
+def _splits(source: Path, data_set: str) -> tuple[Path, Path]:
+    from ppojob_trainer.data.published_files import source_file
 
     train, test = source_file(source, "train"), source_file(source, "test")
     if train is None or test is None:
         missing = "train" if train is None else "test"
         raise InputError(
-            f"{source}: got no {missing}.jsonl or {missing}.parquet: GSM8K is read from both "
+            f"{source}: got no {missing}.jsonl or {missing}.parquet: {data_set} is read from both "
             "splits; the folder of its files"
         )
-    _write(output, gsm8k_rows(train), gsm8k_rows(test))
+    return train, test
 
 
 def _make(output: Path, task: "Callable[..., Task]", options: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from ppojob_trainer.rpc.messages import (
 from ppojob_trainer.rpc.methods import ADVANTAGES, PUT_TEXTS, SCORE, SCORE_BY_MODEL, SEND_TEXTS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
-from ppojob_trainer.workers.reward import RewardWorker
+from ppojob_trainer.workers.reward import RewardWorker, reward_items
 from ppojob_trainer.workers.text_inbox import TextInbox
 
 SAMPLES = 3
@@ -44,7 +44,9 @@ NO_ADVANTAGE = Advantaged([], SPREAD, SPREAD, 0.0, [], [])
 
 
 def batch_of(purpose: str = "train") -> Batch:
-    return Batch(purpose, PROMPTS, SAMPLES, owners=1)
+    rows = range(len(PROMPTS) * SAMPLES)
+    lengths, truncated = [row + 1 for row in rows], [row % 3 == 0 for row in rows]
+    return Batch(purpose, PROMPTS, SAMPLES, owners=1, lengths=lengths, truncated=truncated)
 
 
 @pytest.fixture
@@ -84,6 +86,16 @@ class Drifting:
     def score(self, request: Score) -> Scored:
         rows = [row for item in request.items for row in range(item.first, item.last)]
         return Scored([RowScore(row, float(next(self._draws)), b"{}") for row in rows])
+
+
+def test_a_reward_is_told_how_long_each_response_is_and_how_it_ended():
+    batch, first = batch_of(), SAMPLES - 1
+    items = batch.score_items(first, batch.num_rows)
+    texts = iter("x" for _ in range(batch.num_rows))
+    told = [row for item in items for row in reward_items(item, texts)]
+    assert [row.row for row in told] == list(range(first, batch.num_rows))
+    assert [row.response_tokens for row in told] == batch.lengths[first:]
+    assert [row.finish_reason == "length" for row in told] == batch.truncated[first:]
 
 
 def test_rows_are_scored_once_though_their_scorer_is_lost(role_of, scoring_by):

@@ -1,6 +1,5 @@
 """What docs/data-and-rewards.md shows works: its rows are read, its function scores them."""
 
-import inspect
 import json
 import re
 from pathlib import Path
@@ -11,17 +10,20 @@ import pytest
 from ruamel.yaml import YAML
 
 from ppojob_api import shape
+from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
+from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
-from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rewards.row_checks import row_checks
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data-and-rewards.md").read_text()
-BLOCKS: dict[str, str] = dict(re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL))
+_FOUND: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = dict(reversed(_FOUND))  # the first of each language
+_, JUDGE, KEY = [text for language, text in _FOUND if language == "yaml"]
 
 
 def rewards(folder: Path) -> list[RewardSpec]:
@@ -56,22 +58,13 @@ def test_the_function_scores(tmp_path: Path) -> None:
     assert [result.extras["numbers"] for result in results] == [3.0, 1.0, 1.0, 0.0]
 
 
-def test_the_table_of_scorers_is_theirs() -> None:
-    rows = re.findall(
-        r"^\| `(\w+)` \| ([^|]*) \| [^|]* \| [^|]* \| ([^|]*) \|$", PAGE, re.MULTILINE
-    )
-    told = {name: [re.findall("`(.*?)`", cell) for cell in cells] for name, *cells in rows}
-    assert told == {
-        name: [
-            list(scorer.words or scorer.data_sources),
-            [
-                argument.name
-                for argument in inspect.signature(scorer.score).parameters.values()
-                if argument.kind is argument.KEYWORD_ONLY
-            ],
-        ]
-        for name, scorer in SCORERS.items()
-    }
+def test_the_judge_has_a_scorers_arguments() -> None:
+    (settings,) = YAML(typ="safe").load(JUDGE)["rewards"]
+    one = RewardSpec.model_validate(settings)
+    (pods,) = YAML(typ="safe").load(KEY)["pods"]
+    assert PodSettings.model_validate(pods).env[0].name == one.arguments["key_variable"]
+    arguments = one.arguments | {"key_variable": ""}
+    assert load_scorer(one.function, arguments)
 
 
 def test_fields_that_are_named_exist() -> None:

@@ -205,6 +205,49 @@ def test_gsm8k_has_verls_words(tmp_path: Path) -> None:
     assert truths == ["5", "4000", "-2"]
 
 
+def write_math(folder: Path, *solutions: str) -> Path:
+    folder.mkdir()
+    for split in ("train", "test"):
+        lines = [
+            json.dumps({"problem": f"Problem {n}", "level": "Level 5", "solution": solution})
+            for n, solution in enumerate(solutions)
+        ]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_math_has_verls_words(tmp_path: Path) -> None:
+    solutions = (r"So $\boxed{\frac{1}{2}}$.", r"First \boxed{1}, then \boxed{2}", r"\boxed 3$.")
+    folder = write_math(tmp_path / "in", *solutions)
+    assert run("math", "--input", folder, "--output", tmp_path)[0] == 0
+    train = pq.read_table(tmp_path / "train.parquet").to_pylist()
+    assert train[0] == {
+        "data_source": "DigitalLearningGmbH/MATH-lighteval",
+        "prompt": [
+            {
+                "role": "user",
+                "content": "Problem 0 Let's think step by step and output the final answer within "
+                r"\boxed{}.",
+            }
+        ],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": r"\frac{1}{2}"},
+        "extra_info": {"split": "train", "index": 0},
+    }
+    truths = [row["reward_model"]["ground_truth"] for row in train]
+    assert truths == [r"\frac{1}{2}", "2", "3"]
+
+
+@pytest.mark.parametrize("solution", ["2", r"\boxed{2", r"\boxed{}", r"\boxed{ }"])
+def test_a_solution_without_an_answer_is_named(solution: str, tmp_path: Path) -> None:
+    folder = write_math(tmp_path / "in", r"\boxed{1}", solution)
+    status, told = run("math", "--input", folder, "--output", tmp_path / "out")
+    assert status == 2
+    assert ":2:solution: got " in told
+    assert "no answer in it; a solution with \\boxed{...}" in told
+    assert not (tmp_path / "out" / "train.parquet").exists()
+
+
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize(
     ("line", "place"),

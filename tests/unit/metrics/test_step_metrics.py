@@ -1,5 +1,6 @@
 """Step statistics against hand-computed cases and slow loops."""
 
+import dataclasses
 import math
 
 import pytest
@@ -34,6 +35,15 @@ def metrics_of(rows: StepRows, max_prompt_tokens: int = 20) -> dict[str, float]:
     return row_metrics(
         rows, max_prompt_tokens=max_prompt_tokens, advantages=ADVANTAGES, returns=ADVANTAGES
     )
+
+
+def test_each_of_several_functions_has_a_mean():
+    extras = [{"f/score": 1.0, "g/score": 2.0}, {"f/score": 0.0, "g/score": 5.0}] * 2
+    found = metrics_of(dataclasses.replace(ROWS, extras=extras))
+    own = {name: value for name, value in found.items() if name.startswith("rewards/")}
+    # The last row was aborted.
+    assert own == {"rewards/f/mean": 2 / 3, "rewards/g/mean": 3.0}
+    assert found["reward_extra/f/score/mean"] == 2 / 3
 
 
 def test_hand_computed_rows():

@@ -42,7 +42,7 @@ def test_rows_are_routed_by_their_data_source() -> None:
 
 def test_an_unknown_data_source() -> None:
     with ScoringPool([]) as pool, pytest.raises(RewardFailed, match="row 4: "):
-        pool.score([RewardItem(4, "lighteval/MATH", "1", "1")])
+        pool.score([RewardItem(4, "my/MATH", "1", "1")])
 
 
 def test_a_function_of_ones_own(source: Source) -> None:
@@ -53,6 +53,24 @@ def test_a_function_of_ones_own(source: Source) -> None:
     )
     seen = {"seen": "minetruth{'index': 7}{'factor': 2}", "acc": 3.0}
     assert scored(spec, response="abc") == RewardResult(3.0, seen)
+
+
+def test_a_function_that_asks_is_told_of_length_and_end(source: Source) -> None:
+    code = """
+        def asks(solution_str, finish_reason, response_tokens=9, **row):
+            return {"score": response_tokens, "end": finish_reason}
+
+        def has_its_own(response_tokens, **row):
+            return {"score": response_tokens, "told": "finish_reason" in row}
+        """
+    asks = source(code, whole=True, function="asks")
+    own = source(code, whole=True, function="has_its_own", arguments={"response_tokens": 5})
+    row = RewardItem(0, "mine", "x", "t", {}, response_tokens=7, finish_reason="length")
+    with ScoringPool([asks, own]) as pool:
+        (result,) = pool.score([row])
+    values = dict(result.extras)
+    assert (values["asks/score"], values["asks/end"]) == (7.0, "length")
+    assert (values["has_its_own/score"], values["has_its_own/told"]) == (5.0, 0.0)
 
 
 def test_a_function_may_be_a_coroutine_and_what_it_leaves_open_lives_on(source: Source) -> None:

@@ -138,6 +138,8 @@ class Batch:
                 prompt.data_source,
                 msgspec.json.encode(prompt.ground_truth),
                 msgspec.json.encode(prompt.extra_info),
+                self.lengths[begin:end],
+                self.truncated[begin:end],
             )
             for prompt, begin, end in self._answers(first, last)
         ]

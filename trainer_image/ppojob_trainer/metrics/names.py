@@ -192,6 +192,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         "-",
         "a number that reward functions gave beside the score, over the responses that have it",
     ),
+    Metric(
+        "rewards/<function>/mean",
+        "reward",
+        "mean score of one of several functions, or of the reward model beside them, before its "
+        "weight",
+    ),
     *_spread("critic/advantages", "1", "advantages, over trained tokens"),
     *_spread("critic/returns", "1", "returns, over trained tokens"),
     *_spread("critic/values", "1", "values before the update, over trained tokens"),

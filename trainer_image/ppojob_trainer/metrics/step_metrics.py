@@ -13,6 +13,8 @@ _T = TypeVar("_T")
 
 ABORTED: Final = "abort"
 CLIPPED: Final = "length"
+OWN_SCORE: Final = "/score"
+"""Ends the name of a function's own score among the values of several."""
 
 # verl divides generation by response tokens and these by all tokens.
 _STAGES_OVER_ALL_TOKENS: Final = ("ref", "values", "adv", "update_critic", "update_actor")
@@ -168,14 +170,22 @@ def progress_metrics(step: int, epoch: int) -> dict[str, float]:
 
 
 def _extra_metrics(extras: Sequence[Mapping[str, float | str]]) -> dict[str, float]:
-    """Each number that rows have beside their score, over the rows that have it."""
+    """Each number that rows have beside their score, over the rows that have it.
+
+    With several functions the score of each is among them, and has a name of its own besides.
+    """
     found: dict[str, list[float]] = {}
     for values in extras:
         for name, value in values.items():
             if not isinstance(value, str):
                 found.setdefault(name, []).append(value)
     spreads = (Spread.of(found[name]).named(f"reward_extra/{name}") for name in sorted(found))
-    return {name: value for spread in spreads for name, value in spread.items()}
+    extra = {name: value for spread in spreads for name, value in spread.items()}
+    own = {name.removesuffix(OWN_SCORE) for name in found if name.endswith(OWN_SCORE)}
+    return extra | {
+        f"rewards/{name}/mean": extra[f"reward_extra/{name}{OWN_SCORE}/mean"]
+        for name in sorted(own)
+    }
 
 
 def _exact_sum(values: Sequence[float]) -> float:

@@ -8,15 +8,23 @@ import msgspec
 from ppojob_api.problem import shown
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.custom import BadFunction
+from ppojob_trainer.rewards.records import Row
 from ppojob_trainer.rewards.routing import SCORERS
 
+_LONG = 80
+"""Characters of a default value that messages show whole."""
 
-def load_scorer(name: str, arguments: Mapping[str, Json]) -> Callable[..., object]:
+
+def load_scorer(
+    name: str, arguments: Mapping[str, Json], *, late: bool = False
+) -> Callable[..., object]:
     """Find a scorer.
 
     Args:
         name: of the scorer.
         arguments: keyword arguments that every call will have.
+        late: of a job that is routed, which calls few scorers: leaves the import of a library to
+            the first call, and checks no arguments, as there are none.
 
     Raises:
         BadFunction: there is no such scorer, or it takes no such arguments.
@@ -30,7 +38,12 @@ def load_scorer(name: str, arguments: Mapping[str, Json]) -> Callable[..., objec
             f"one of {', '.join(SCORERS)}, or source.path",
         )
     score = scorer.score
-    _check(name, inspect.signature(score), arguments)
+    if not late:
+        _check(name, inspect.signature(score), arguments)
+        if (wrong := scorer.arguments_problem(arguments)) is not None:
+            got = f"{name} with {wrong.got}"
+            raise BadFunction("RewardArguments", got, wrong.why, wrong.allowed)
+        scorer.prepare()
 
     def called(
         *,
@@ -40,7 +53,8 @@ def load_scorer(name: str, arguments: Mapping[str, Json]) -> Callable[..., objec
         extra_info: Mapping[str, Json],
         **given: Json,
     ) -> object:
-        return score(solution_str, ground_truth, **given)
+        row = (Row(data_source, extra_info),) if scorer.takes_row else ()
+        return score(solution_str, ground_truth, *row, **given)
 
     return called
 
@@ -49,8 +63,11 @@ def _check(name: str, signature: inspect.Signature, arguments: Mapping[str, Json
     parameters = signature.parameters.values()
     settings = [one for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
     types = {one.name: one.annotation for one in settings}
-    told = signature.replace(parameters=settings, return_annotation=inspect.Signature.empty)
-    allowed = f"its arguments are {told}"
+    allowed = f"its arguments are {_told(settings)}"
+    for one in settings:
+        if one.default is one.empty and one.name not in arguments:
+            got, why = f"{name} without {one.name}", "it needs this argument"
+            raise BadFunction("RewardArguments", got, why, allowed)
     for argument, value in arguments.items():
         if argument not in types:
             got, why = f"{name} with {argument}", "it takes no such argument"
@@ -60,3 +77,13 @@ def _check(name: str, signature: inspect.Signature, arguments: Mapping[str, Json
         except msgspec.ValidationError as error:
             got = f"{name} with {argument} {shown(value)}"
             raise BadFunction("RewardArguments", got, str(error), allowed) from None
+
+
+def _told(settings: list[inspect.Parameter]) -> inspect.Signature:
+    """The arguments with their types; long texts, prompts say, are cut."""
+    return inspect.Signature(
+        [
+            one.replace(default=shown(one.default)) if len(str(one.default)) > _LONG else one
+            for one in settings
+        ]
+    )

@@ -19,7 +19,7 @@ from ppojob_api.problem import printable
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import read_frame, write_frame
 from ppojob_trainer.rewards.built_in import load_scorer
-from ppojob_trainer.rewards.custom import BadFunction, load_function, user_frames
+from ppojob_trainer.rewards.custom import BadFunction, load_function, of_the_response, user_frames
 from ppojob_trainer.rewards.neighbours import Neighbours
 from ppojob_trainer.rewards.results import BadResult, read_result
 from ppojob_trainer.rewards.wire import (
@@ -43,11 +43,13 @@ class _Function:
         call: takes the row's columns and the arguments by name.
         arguments: JSON object.
         folder: where its file lies; empty for a built-in scorer.
+        wanted: what it takes of the response besides the text.
     """
 
     call: Callable[..., object]
     arguments: bytes
     folder: str
+    wanted: frozenset[str] = frozenset()
 
 
 class Functions:
@@ -74,7 +76,8 @@ class Functions:
     def call(self, request: CallFunction) -> Called:
         """Call a function with objects decoded for this call alone."""
         function = self._functions[request.function]
-        arguments = msgspec.json.decode(function.arguments)
+        arguments = {name: getattr(request, name) for name in function.wanted}
+        arguments |= msgspec.json.decode(function.arguments)
         try:
             self._neighbours.enter(function.folder)
             value = function.call(
@@ -96,11 +99,11 @@ class Functions:
     def _load(self, position: int, spec: FunctionSpec) -> _Function:
         arguments = msgspec.json.decode(spec.arguments)
         if not spec.path:
-            return _Function(load_scorer(spec.name, arguments), spec.arguments, "")
+            return _Function(load_scorer(spec.name, arguments, late=spec.late), spec.arguments, "")
         folder = str(Path(spec.path).resolve().parent)
         self._neighbours.enter(folder)
         function = load_function(spec.path, spec.name, arguments, position)
-        return _Function(function, spec.arguments, folder)
+        return _Function(function, spec.arguments, folder, of_the_response(function))
 
 
 def serve(requests: int, answers: int) -> None:

@@ -15,6 +15,7 @@ SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
 _SHOWN_FRAMES = 5
 _EVENT_LOOP = Path(asyncio.__file__).parent
 _OF_THE_ROW = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
+_OF_THE_RESPONSE = frozenset({"response_tokens", "finish_reason"})
 
 
 class BadFunction(Exception):  # noqa: N818  the function is bad
@@ -73,6 +74,14 @@ def load_function(
     return _checked(path, name, vars(module)[name], arguments)
 
 
+def of_the_response(function: Callable[..., object]) -> frozenset[str]:
+    """What a function is told of the response besides its text: what its signature names."""
+    try:
+        return _OF_THE_RESPONSE & inspect.signature(function).parameters.keys()
+    except ValueError:  # a builtin without a signature
+        return frozenset()
+
+
 def user_frames(error: BaseException) -> list[str]:
     """The last five frames of an exception, as ``file:line name``, those of the caller left out."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
@@ -107,8 +116,8 @@ def _checked(
             "every call has it already, from the row",
             "arguments of other names",
         )
-    given = _OF_THE_ROW | arguments.keys()
     try:
+        given = _OF_THE_ROW | arguments.keys() | of_the_response(function)
         inspect.signature(function).bind(**dict.fromkeys(given))
     except TypeError as error:
         raise BadFunction(

@@ -29,7 +29,8 @@ from ppojob_trainer.rewards.wire import Called, CallFunction, FunctionSpec, Load
 START_SECONDS = 120.0
 """A reward file may import large libraries."""
 DEFAULT_MEMORY_BYTES = 4 * 1024**3
-BUILT_IN_SECONDS = 10.0
+BUILT_IN_SECONDS = 60.0
+"""Where rows are routed; the first call of a scorer may import a library in it."""
 DIED = "RewardDied"
 TOLD_CHARACTERS = 2_000
 """Of a response that could not be scored."""
@@ -175,7 +176,7 @@ class ScoringPool(Closeable):
             raise RewardFailed(
                 f"row {item.row}",
                 f"got data source {item.data_source!r}: no scorer knows it; "
-                f"one for {', '.join(SCORERS)}, or a function in spec.rewards",
+                "one that docs/rewards.md lists, or functions in spec.rewards",
             )
         return [list(SCORERS).index(name)]
 
@@ -201,6 +202,8 @@ class ScoringPool(Closeable):
             item.response,
             msgspec.json.encode(item.ground_truth),
             msgspec.json.encode(item.extra_info),
+            item.response_tokens,
+            item.finish_reason,
         )
         child = self._idle.get()
         try:
@@ -275,7 +278,7 @@ def _functions(rewards: Sequence[RewardSpec]) -> list[_Function]:
     """What the children load: the job's functions, or every scorer where rows are routed."""
     if not rewards:
         return [
-            _Function(name, name, FunctionSpec(name, "", b"{}"), 1.0, BUILT_IN_SECONDS)
+            _Function(name, name, FunctionSpec(name, "", b"{}", late=True), 1.0, BUILT_IN_SECONDS)
             for name in SCORERS
         ]
     names = _numbered([reward.function for reward in rewards])

@@ -17,6 +17,8 @@ class RewardItem:
         response: decoded text of the response, without the prompt.
         ground_truth: ``reward_model.ground_truth`` of the row.
         extra_info: the row's column of that name.
+        response_tokens: length of the response, the end token included.
+        finish_reason: ``stop``, or ``length`` where the response ran into the limit.
     """
 
     row: int
@@ -24,6 +26,8 @@ class RewardItem:
     response: str
     ground_truth: Json
     extra_info: Mapping[str, Json] = field(default_factory=dict)
+    response_tokens: int = 0
+    finish_reason: str = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,28 @@ class RewardResult:
 
     score: float
     extras: Mapping[str, float | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a scorer that needs more than response and truth is told of a row.
+
+    Attributes:
+        data_source: of the row.
+        extra_info: of the row.
+    """
+
+    data_source: str = ""
+    extra_info: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """What is wrong with an argument of a scorer."""
+
+    got: str
+    why: str
+    allowed: str
 
 
 class Verdict(TypedDict):

@@ -1,11 +1,23 @@
-"""Which scorer a row gets: verl's and TinyZero's rules for the scorers that exist."""
+"""Which scorer a row gets: the rules of verl, TinyZero and Search-R1."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards import addition, countdown, gsm8k, multiply
-from ppojob_trainer.rewards.records import Verdict
+from ppojob_trainer.rewards import (
+    addition,
+    boxed,
+    countdown,
+    geometry3k,
+    gsm8k,
+    judge,
+    math_dapo,
+    math_reward,
+    math_verify,
+    multiply,
+    search_r1,
+)
+from ppojob_trainer.rewards.records import Wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,37 +25,118 @@ class Scorer:
     """A built-in scorer.
 
     Attributes:
-        score: (response, ground truth, **arguments) -> verdict.
+        score: (response, ground truth, **arguments) -> what a reward function may return, most
+            often a `records.Verdict`.
         ground_truth_problem: says what form is wanted, where a ground truth has another.
+        reads: what it reads of a response, for the table in the docs.
         data_sources: values of ``data_source`` that it scores.
-        words: a data source that holds one of these words is scored by it too.
+        prefixes: so does it score data sources that begin with one of these.
+        words: and those that hold one of these.
+        prepare: imports what takes long, outside the time limit of a call.
+        takes_row: whether ``score`` takes a `Row` behind the ground truth.
+        arguments_problem: says what is wrong with arguments of the right types.
     """
 
-    score: Callable[..., Verdict]
+    score: Callable[..., object]
     ground_truth_problem: Callable[[Json], str | None]
-    data_sources: tuple[str, ...]
+    reads: str
+    data_sources: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    prepare: Callable[[], object] = lambda: None
+    takes_row: bool = False
+    arguments_problem: Callable[[Mapping[str, Json]], Wrong | None] = lambda _: None
 
 
 SCORERS: dict[str, Scorer] = {
-    "gsm8k": Scorer(gsm8k.gsm8k, gsm8k.ground_truth_problem, ("openai/gsm8k",)),
-    "addition": Scorer(addition.addition, addition.ground_truth_problem, ("ppojob/addition",)),
+    "gsm8k": Scorer(
+        gsm8k.gsm8k, gsm8k.ground_truth_problem, "the last `#### n`", ("openai/gsm8k",)
+    ),
+    "addition": Scorer(
+        addition.addition, addition.ground_truth_problem, "the last `#### n`", ("ppojob/addition",)
+    ),
     "countdown": Scorer(
-        countdown.countdown, countdown.ground_truth_problem, ("countdown",), words=("countdown",)
+        countdown.countdown,
+        countdown.ground_truth_problem,
+        "the equation in the last `<answer>`",
+        words=("countdown",),
     ),
     "multiply": Scorer(
         multiply.multiply,
         multiply.ground_truth_problem,
-        ("multiply",),
+        "the integer in the last `<answer>`",
         words=("multiply", "arithmetic"),
+    ),
+    "math_reward": Scorer(
+        math_reward.math_reward,
+        boxed.text_problem,
+        r"the last `\boxed{}`, by its text",
+        ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"),
+    ),
+    "math_dapo": Scorer(
+        math_dapo.math_dapo,
+        boxed.text_problem,
+        "the last `Answer: ...`, by its text",
+        ("math_dapo", "math", "math_dapo_reasoning"),
+        prefixes=("aime",),
+    ),
+    "math_verify": Scorer(
+        math_verify.math_verify,
+        boxed.text_problem,
+        "a box, LaTeX or a number, by its value",
+        (
+            *("numina_aops_forum", "numina_synthetic_math", "numina_amc_aime"),
+            *("numina_synthetic_amc", "numina_cn_k12", "numina_olympiads"),
+        ),
+        prepare=math_verify.load,
+    ),
+    "geometry3k": Scorer(
+        geometry3k.geometry3k,
+        boxed.text_problem,
+        r"the last `\boxed{}`, by its value, and the form",
+        ("hiyouga/geometry3k",),
+        prepare=math_verify.load,
+    ),
+    "search_r1": Scorer(
+        search_r1.search_r1,
+        search_r1.ground_truth_problem,
+        "the last `<answer>`, by its words",
+        (
+            *("searchR1_nq", "searchR1_triviaqa", "searchR1_popqa", "searchR1_hotpotqa"),
+            *("searchR1_2wikimultihopqa", "searchR1_musique", "searchR1_bamboogle"),
+            *("nq", "triviaqa", "popqa", "web_questions", "hotpotqa", "2wikimultihopqa"),
+            *("musique", "bamboogle", "strategyqa"),
+        ),
+    ),
+    "search_r1_format": Scorer(
+        search_r1.search_r1_format,
+        search_r1.ground_truth_problem,
+        "the same, the order of its tags and `<information>`",
+    ),
+    "judge": Scorer(
+        judge.judge,
+        judge.no_truth_needed,
+        "all of it, by a model behind an HTTP interface",
+        takes_row=True,
+        arguments_problem=judge.judge_problem,
+    ),
+    "http_score": Scorer(
+        judge.http_score,
+        judge.no_truth_needed,
+        "all of it, by a service of one's own",
+        takes_row=True,
+        arguments_problem=judge.service_problem,
     ),
 }
 
 
 def route(data_source: str) -> str | None:
-    """Name of the scorer of a data source: an exact match, else TinyZero's match by a word."""
+    """Name of the scorer of a data source: an exact match, a prefix, then a word in it."""
     for name, scorer in SCORERS.items():
         if data_source in scorer.data_sources:
+            return name
+    for name, scorer in SCORERS.items():
+        if data_source.startswith(scorer.prefixes):
             return name
     for name, scorer in SCORERS.items():
         if any(word in data_source for word in scorer.words):

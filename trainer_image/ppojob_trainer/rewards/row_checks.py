@@ -40,8 +40,7 @@ class RoutedChecks:
         """Say what is allowed, where no scorer knows the data source."""
         if route(data_source) is not None:
             return None
-        known = [source for scorer in SCORERS.values() for source in scorer.data_sources]
-        return f"one of {', '.join(known)}, or a function of your own in spec.rewards"
+        return "one that docs/rewards.md lists, or functions in spec.rewards"
 
     def ground_truth_problem(self, data_source: str, ground_truth: Json) -> str | None:
         """Say what is allowed, where the ground truth is not of the scorer's form."""

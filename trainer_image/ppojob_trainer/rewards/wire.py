@@ -10,11 +10,13 @@ class FunctionSpec(msgspec.Struct, frozen=True):
         name: of a built-in scorer, or of the function in ``path``.
         path: Python file of the user; empty for a built-in scorer.
         arguments: JSON object of keyword arguments.
+        late: the job is routed, and calls few of the scorers: each is got ready by its first call.
     """
 
     name: str
     path: str
     arguments: bytes
+    late: bool = False
 
 
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
@@ -49,6 +51,8 @@ class CallFunction(msgspec.Struct, frozen=True, tag=True):
         response: text to score.
         ground_truth: JSON.
         extra_info: JSON object.
+        response_tokens: length of the response.
+        finish_reason: ``stop`` or ``length``.
     """
 
     number: int
@@ -57,6 +61,8 @@ class CallFunction(msgspec.Struct, frozen=True, tag=True):
     response: str
     ground_truth: bytes
     extra_info: bytes
+    response_tokens: int
+    finish_reason: str
 
 
 class Called(msgspec.Struct, frozen=True):

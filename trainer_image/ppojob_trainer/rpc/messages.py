@@ -178,6 +178,8 @@ class ScoreItem(msgspec.Struct, frozen=True):
         data_source: what routes it to a scorer.
         ground_truth: JSON of the truth.
         extra_info: JSON of the free fields.
+        lengths: (rows,) tokens of the responses.
+        truncated: (rows,) whether a response ran into the limit.
     """
 
     first: int
@@ -185,6 +187,8 @@ class ScoreItem(msgspec.Struct, frozen=True):
     data_source: str
     ground_truth: bytes
     extra_info: bytes
+    lengths: list[int]
+    truncated: list[bool]
 
 
 class Score(msgspec.Struct, frozen=True):

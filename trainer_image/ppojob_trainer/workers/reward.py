@@ -42,7 +42,7 @@ class RewardWorker:
     def _score(self, request: Score) -> Scored:
         rows = [row for item in request.items for row in range(item.first, item.last)]
         texts = iter(self._inbox.take(request.batch, rows))
-        items = [answer for item in request.items for answer in _reward_items(item, texts)]
+        items = [answer for item in request.items for answer in reward_items(item, texts)]
         try:
             results = self._pool.score(items)
         except RewardFailed as failure:
@@ -58,13 +58,23 @@ class RewardWorker:
         )
 
 
-def _reward_items(item: ScoreItem, responses: Iterator[str]) -> list[RewardItem]:
+def reward_items(item: ScoreItem, responses: Iterator[str]) -> list[RewardItem]:
     """The rows of an item; takes their responses."""
     truth = msgspec.json.decode(item.ground_truth)
     info = msgspec.json.decode(item.extra_info)
     return [
-        RewardItem(row, item.data_source, next(responses), truth, info)
-        for row in range(item.first, item.last)
+        RewardItem(
+            row,
+            item.data_source,
+            next(responses),
+            truth,
+            info,
+            response_tokens=length,
+            finish_reason="length" if is_truncated else "stop",
+        )
+        for row, length, is_truncated in zip(
+            range(item.first, item.last), item.lengths, item.truncated, strict=True
+        )
     ]
 
 

@@ -1,0 +1,243 @@
+"""Scores over HTTP, from a real server on this machine."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from golden_lines import assert_lines, read_lines
+
+from ppojob_api.v1alpha1.rollout import RewardSpec
+from ppojob_trainer.errors import ConfigError, RewardFailed
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.http_calls import CallFailed, post_json
+from ppojob_trainer.rewards.judge import http_score, judge
+from ppojob_trainer.rewards.process import ScoringPool
+from ppojob_trainer.rewards.records import RewardItem, Row
+
+EXPECTED = read_lines(Path(__file__).parent / "bad_functions.txt")
+Answer = tuple[int, str | bytes] | tuple[int, str | bytes, dict[str, str]]
+
+
+class Service(ThreadingHTTPServer):
+    """Answers what `answers` says, in turn, the last one for ever; keeps what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, dict[str, Json], str | None]] = []
+        self.is_hanging = threading.Event()
+        super().__init__(("127.0.0.1", 0), _Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1/chat/completions"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Service
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, body, self.headers["Authorization"]))
+        number = min(len(self.server.asked), len(self.server.answers)) - 1
+        status, text, *more = self.server.answers[number]
+        if status == 0:
+            self.server.is_hanging.wait(60)
+            return
+        payload = text if isinstance(text, bytes) else text.encode()
+        self.send_response(status)
+        for name, value in more[0].items() if more else ():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, *_arguments: object) -> None:
+        return None
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Service]]:
+    started: list[Service] = []
+
+    def start(*answers: Answer) -> Service:
+        started.append(Service(*answers))
+        return started[-1]
+
+    yield start
+    for service in started:
+        service.is_hanging.set()
+        service.shutdown()
+        service.server_close()
+
+
+def said(text: str) -> tuple[int, str]:
+    return 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
+
+
+def judged(service: Service, response: str = "x", **arguments: object) -> dict[str, Json]:
+    given = {"url": service.url, "model": "m", "retries": 0} | arguments
+    row = Row("mine", {"question": "Why?", "deep": {"a": 1}})
+    return judge(response, "truth", row, **given)  # type: ignore[arg-type]
+
+
+def test_the_judge_is_asked_once_and_its_last_number_counts(serve) -> None:
+    service = serve(said("Score: 2? No.\nScore: 7"))
+    prompt = "{data_source} {extra_info.question} {response} {ground_truth} {extra_info.deep} {x}"
+    wanted = {"score": 0.7, "judge": "Score: 2? No.\nScore: 7"}
+    for _ in range(2):
+        assert judged(service, "I say {ground_truth}", prompt=prompt, max_tokens=9) == wanted
+    ((path, body, key),) = service.asked
+    assert path == "/v1/chat/completions"
+    assert body == {
+        "model": "m",
+        "messages": [
+            {"role": "user", "content": 'mine Why? I say {ground_truth} truth {"a": 1} {x}'}
+        ],
+        "max_tokens": 9,
+        "temperature": 0.0,
+    }
+    assert key is None
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("Score: 10", 1.0),
+        ("score = 0", 0.0),
+        ("**Score:** 7.5", 0.75),
+        ("Score: 8/10", 0.8),
+        ("SCORE 3", 0.3),
+    ],
+)
+def test_numbers_are_read_as_judges_write_them(serve, text: str, score: float) -> None:
+    assert judged(serve(said(text)), text)["score"] == score
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (said("It is right."), "the judge gave no number, where 0 to 10 was asked for"),
+        (said("Score: 11"), "the judge gave the number 11, where"),
+        (said("Score: -1"), "the judge gave the number -1, where"),
+        ((200, "<html>"), "answered no JSON: <html>"),
+        ((200, "{}"), "answered no chat completion: {}"),
+        ((200, b"\xff\xfe"), "answered no JSON: "),
+        ((401, "no key"), "answered 401: no key"),
+        ((404, ""), "answered 404"),
+        ((302, "", {"Location": "http://127.0.0.1:1/stolen"}), "answered 302"),
+    ],
+)
+def test_what_is_no_score_is_told_and_not_asked_again(serve, answer: Answer, why: str) -> None:
+    service = serve(answer, said("Score: 1"))
+    with pytest.raises(CallFailed) as failed:
+        judged(service, why, retries=3)
+    assert why in str(failed.value)
+    assert len(service.asked) == 1
+
+
+def test_busy_services_are_asked_again_for_a_while(serve) -> None:
+    service = serve((503, "busy"), (429, "slow down", {"Retry-After": "1"}), (200, "[1]"))
+    started = time.monotonic()
+    assert post_json(service.url, {}, retries=2) == [1]
+    assert 1.5 <= time.monotonic() - started < 10
+    busy = serve((500, "oh"))
+    with pytest.raises(CallFailed, match=r"answered 500: oh \(2 attempts\)"):
+        post_json(busy.url, {}, retries=1)
+    assert len(busy.asked) == 2
+
+
+def test_silence_and_nobody_are_told(serve) -> None:
+    service = serve((0, ""))
+    with pytest.raises(CallFailed, match=r"gave no answer: timed out \(2 attempts\)"):
+        post_json(service.url, {}, retries=1, attempt_seconds=0.2)
+    with pytest.raises(CallFailed, match=r"gave no answer: .*refused"):
+        post_json("http://127.0.0.1:9/", {}, retries=0)
+
+
+def test_a_service_of_ones_own_sees_the_row(serve) -> None:
+    service = serve((200, '{"score": 0.5, "why": "so"}'))
+    found = http_score("x", ["truth"], Row("mine", {"a": 1}), url=service.url)
+    assert found == {"score": 0.5, "why": "so"}
+    assert service.asked[0][1] == {
+        "data_source": "mine",
+        "solution_str": "x",
+        "ground_truth": ["truth"],
+        "extra_info": {"a": 1},
+    }
+
+
+def spec(name: str, seconds: float = 5.0, **more: object) -> RewardSpec:
+    error_score = {"errorScore": more.pop("error_score")} if "error_score" in more else {}
+    settings = {"function": name, "timeLimitSeconds": seconds, "arguments": more} | error_score
+    return RewardSpec.model_validate(settings)
+
+
+@pytest.mark.processes
+def test_the_key_is_sent_and_never_told(serve, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "canary")
+    service = serve(said("Score: 4"), (403, "forbidden"))
+    one = spec("judge", url=service.url, model="m", key_variable="JUDGE_KEY", retries=0)
+    with ScoringPool([one], variables=["JUDGE_KEY"]) as pool:
+        (result,) = pool.score([RewardItem(0, "any", "x", None)])
+        with pytest.raises(RewardFailed) as failed:
+            pool.score([RewardItem(1, "any", "y", None)])
+    assert (result.score, result.extras["judge"]) == (0.4, "Score: 4")
+    assert [key for _, _, key in service.asked] == ["Bearer canary"] * 2
+    assert "answered 403: forbidden" in str(failed.value)
+    assert "canary" not in str(failed.value) + caplog.text
+
+
+@pytest.mark.processes
+def test_a_service_that_hangs_ends_with_the_time_limit(serve) -> None:
+    service = serve((0, ""))
+    started = time.monotonic()
+    forgiven = spec("http_score", seconds=1.0, url=service.url, error_score=-1.0)
+    with ScoringPool([forgiven]) as pool:
+        (result,) = pool.score([RewardItem(0, "any", "x", None)])
+    assert (result.score, result.extras["failed"]) == (-1.0, 1.0)
+    with (
+        ScoringPool([spec("http_score", seconds=1.0, url=service.url)]) as pool,
+        pytest.raises(RewardFailed, match="RewardTimeout"),
+    ):
+        pool.score([RewardItem(0, "any", "x", None)])
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("answer", ['{"points": 1}', '"high"', "NaN", "[1]"])
+def test_nonsense_of_a_service_is_no_score(serve, answer: str) -> None:
+    service = serve((200, answer))
+    with (
+        ScoringPool([spec("http_score", url=service.url)]) as pool,
+        pytest.raises(RewardFailed),
+    ):
+        pool.score([RewardItem(0, "any", "x", None)])
+
+
+URL = "http://judge/v1/chat/completions"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("case", "one"),
+    [
+        ("a judge without a model", spec("judge", url=URL)),
+        ("a judge that is no service", spec("judge", url="file:///etc/passwd", model="m")),
+        ("a judge without its key", spec("judge", url=URL, model="m", key_variable="NO_KEY")),
+        ("a judge that sees nothing", spec("judge", url=URL, model="m", prompt="Judge!")),
+        ("a pattern without a group", spec("judge", url=URL, model="m", score_pattern="[0-9]")),
+        ("a pattern that is none", spec("judge", url=URL, model="m", score_pattern="(")),
+        ("a key in the manifest", spec("judge", url=URL, model="m", key="secret")),
+    ],
+)
+def test_wrong_arguments_are_told_at_the_start(case: str, one: RewardSpec) -> None:
+    with pytest.raises(ConfigError) as wrong:
+        ScoringPool([one])
+    assert_lines(str(wrong.value).splitlines(), EXPECTED[case])

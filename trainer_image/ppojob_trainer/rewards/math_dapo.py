@@ -1,0 +1,79 @@
+r"""DAPO: the text behind the last "Answer:", equal to the truth when both are in Minerva's form.
+
+Yu et al. 2025, arXiv:2503.14476; Lewkowycz et al. 2022, arXiv:2206.14858, appendix D, for the form.
+The rule is that of verl's ``reward_score/math_dapo.py``.
+"""
+
+import re
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.boxed import last_boxed
+from ppojob_trainer.rewards.records import NO_ANSWER, Verdict
+
+_READ_CHARACTERS = 300
+_BOX_CHARACTERS = 100
+_ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_REPLACED = (
+    *(("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", "")),
+    *(("mbox", "text"), (",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}")),
+)
+_UNITS = (
+    *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots"),
+    *("sue", "points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds"),
+    *("meters", "meals", "edges", "students", "childrentickets", "multiples"),
+)
+_DROPPED = (
+    *(*_UNITS, "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}"),
+    *("\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"),
+)
+
+
+def math_dapo(
+    response: str,
+    ground_truth: Json,
+    *,
+    score: float = 1.0,
+    wrong_score: float = -1.0,
+    strict_box_verify: bool = False,
+) -> Verdict:
+    r"""Score the last "Answer: ..." within the last 300 characters; the numbers are verl's.
+
+    Args:
+        response: text of the response.
+        ground_truth: the answer, in LaTeX or plain.
+        score: for an equal answer.
+        wrong_score: for another one, and for none.
+        strict_box_verify: takes the last ``\boxed{...}`` within the last 100 characters instead,
+            which must be the truth letter by letter.
+    """
+    if not isinstance(ground_truth, str):
+        raise TypeError(f"ground_truth: got {ground_truth!r}: the answer as text")
+    if strict_box_verify:
+        prediction = last_boxed(response[-_BOX_CHARACTERS:])
+        is_right = prediction == ground_truth
+    else:
+        answers = _ANSWER.findall(response[-_READ_CHARACTERS:])
+        prediction = minerva_form(answers[-1]) if answers else None
+        is_right = prediction == minerva_form(ground_truth)
+    return {
+        "score": score if is_right else wrong_score,
+        "acc": float(is_right),
+        "pred": NO_ANSWER if prediction is None else prediction,
+    }
+
+
+def minerva_form(text: str) -> str:
+    """Bring an answer into one form: words, units and spaces dropped, LaTeX with braces."""
+    text = text.rpartition("=")[2]
+    for before, after in _REPLACED:
+        text = text.replace(before, after)
+    for dropped in _DROPPED:
+        text = text.replace(dropped, "")
+    text = re.sub(r".*?\$(.*?)\$.*", r"$\1$", text)
+    for command in ("text", "textbf", "overline"):
+        text = re.sub(rf"\\{command}\{{(.*?)\}}", r"\1", text)
+    text = re.sub(r"\\boxed\{(.*)\}", r"\1", text)
+    text = re.sub(r"frac([^{])(.)", r"frac{\1}{\2}", text)
+    text = re.sub(r"sqrt([^{])", r"sqrt{\1}", text).replace("$", "")
+    digits = text.replace(",", "")
+    return (digits if digits.isdigit() else text).strip()

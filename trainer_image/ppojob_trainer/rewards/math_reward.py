@@ -1,0 +1,103 @@
+r"""MATH: the last \boxed{...}, equal to the truth when both are brought into one form of LaTeX.
+
+Hendrycks et al. 2021, arXiv:2103.03874; the rule is that of verl's ``reward_score/math_reward.py``.
+"""
+
+import re
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.boxed import last_boxed
+from ppojob_trainer.rewards.records import Verdict, verdict
+
+_DROPPED = ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$")
+_UNIT = "\\text{ "
+
+
+def math_reward(
+    response: str, ground_truth: Json, *, score: float = 1.0, format_score: float = 0.0
+) -> Verdict:
+    r"""Score the last box by the form of its text; nothing is computed.
+
+    The numbers are verl's. "0.5" is 1/2 and "2/4" is ``\frac{2}{4}``, but no fraction is reduced,
+    no comma dropped, and of units only ``\text{ ...}``; ``math_verify`` computes. As in verl, a
+    ``\boxed`` with a blank behind it goes before all others, and holds what stands before the next
+    dollar sign.
+
+    Args:
+        response: text of the response.
+        ground_truth: the answer in LaTeX, without a box.
+        score: for an equal answer.
+        format_score: for another box.
+    """
+    if not isinstance(ground_truth, str):
+        raise TypeError(f"ground_truth: got {ground_truth!r}: the answer as text")
+    answer = boxed_answer(response)
+    if answer is None:
+        return verdict(None, is_right=False, score=score, format_score=format_score)
+    try:
+        found, wanted = plain_form(answer), plain_form(ground_truth)
+    except ValueError:
+        found, wanted = answer, ground_truth
+    return verdict(found, is_right=found == wanted, score=score, format_score=format_score)
+
+
+def plain_form(text: str) -> str:
+    r"""Bring LaTeX into one form: spaces, sizes, units and signs dropped, fractions with braces.
+
+    Raises:
+        ValueError: a ``\frac`` or ``\sqrt`` without an argument, or several units.
+    """
+    text = text.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
+    text = text.replace("tfrac", "frac").replace("dfrac", "frac")
+    for dropped in _DROPPED:
+        text = text.replace(dropped, "")
+    text, *units = text.split(_UNIT)
+    if len(units) > 1:
+        raise ValueError("several units")
+    text = text.replace("\\\\%", "").replace("\\%", "").replace(" .", " 0.").replace("{.", "{0.")
+    if text.startswith("."):
+        text = f"0{text}"
+    name, *sides = text.split("=")
+    if len(sides) == 1 and len(name) <= 2:  # "x = 5" is 5
+        text = sides[0]
+    text = _with_braces(text)
+    return _slash_as_fraction(r"\frac{1}{2}" if text == "0.5" else text)
+
+
+def boxed_answer(response: str) -> str | None:
+    """Return the text of the box that counts; None without one."""
+    _, mark, rest = response.rpartition("\\boxed ")
+    if mark:
+        return rest.partition("$")[0]
+    # A last "\boxed" without a brace is no answer, also behind one that has it.
+    is_whole = response.rfind("\\boxed") == response.rfind("\\boxed{")
+    return last_boxed(response) if is_whole else None
+
+
+def _with_braces(text: str) -> str:
+    r"""``\sqrt3`` with braces, then spaces dropped, then ``\frac12`` with braces."""
+    first, *roots = text.split("\\sqrt")
+    text = first + "".join(f"\\sqrt{_braced(root)}" for root in roots)
+    text = text.replace(" ", "")
+    first, *fractions = text.split("\\frac")
+    for one in fractions:
+        if not one:
+            raise ValueError("a fraction of nothing")
+        if len(one) == 1 and one != "{":
+            return text  # half a fraction: all are left alone
+    return first + "".join(f"\\frac{_braced_twice(one)}" for one in fractions)
+
+
+def _braced(text: str) -> str:
+    if not text:
+        raise ValueError("a root of nothing")
+    return text if text[0] == "{" else f"{{{text[0]}}}{text[1:]}"
+
+
+def _braced_twice(text: str) -> str:
+    return text if text[0] == "{" else f"{{{text[0]}}}{_braced(text[1:])}"
+
+
+def _slash_as_fraction(text: str) -> str:
+    parts = re.fullmatch(r"(0|-?[1-9][0-9]*)/(0|-?[1-9][0-9]*)", text)
+    return f"\\frac{{{parts[1]}}}{{{parts[2]}}}" if parts else text

@@ -1,0 +1,133 @@
+"""Search-R1: the answer in the last <answer>, equal to one of the known answers but for its form.
+
+Jin et al. 2025, arXiv:2503.09516. The rules are those of verl's
+``reward_score/search_r1_like_qa_em.py`` and of Search-R1's ``qa_em_format.py``; the form of answers
+is SQuAD's (Rajpurkar et al. 2016, arXiv:1606.05250).
+"""
+
+import re
+import string
+from typing import Literal
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.answer_tag import last_answer
+from ppojob_trainer.rewards.records import NO_ANSWER, Verdict, verdict
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_MANY_TAGS = 10
+_TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
+_TURNS = re.compile(
+    "(<think></think><search></search><information></information>)*<think></think><answer></answer>"
+)
+_INFORMATION = re.compile(r"<information>(.*?)</information>", re.DOTALL)
+
+
+def search_r1(
+    response: str,
+    ground_truth: Json,
+    *,
+    match: Literal["exact", "substring"] = "exact",
+    score: float = 1.0,
+    format_score: float = 0.0,
+) -> Verdict:
+    """Score the last <answer> block; the numbers are verl's.
+
+    Case, punctuation, articles and spaces make no difference. A right answer among more than ten
+    opening or closing tags has a quarter of the score (with ``exact``).
+
+    Args:
+        response: text of the response.
+        ground_truth: ``{"target": ["Paris", "city of Paris"]}``, or one text.
+        match: ``substring`` takes an answer that holds a known one.
+        score: for a right answer.
+        format_score: for another answer.
+    """
+    targets = _targets(ground_truth)
+    answer = last_answer(response)
+    if match == "substring":
+        is_right = answer is not None and _holds(answer, targets)
+    else:
+        is_right = answer is not None and plain_words(answer) in targets
+        if max(response.count("<answer>"), response.count("</answer>")) > _MANY_TAGS:
+            score /= 4
+    return verdict(answer, is_right=is_right, score=score, format_score=format_score)
+
+
+def search_r1_format(
+    response: str,
+    ground_truth: Json,
+    *,
+    score: float = 1.0,
+    structure_format_score: float = 0.0,
+    final_format_score: float = 0.0,
+    retrieval_score: float = 0.0,
+) -> Verdict:
+    """Score answer, form and what the search found, as Search-R1's ``qa_em_format.py`` does.
+
+    Departs from it where it looks into the prompt, which holds an example: there one <answer> block
+    is none, and the word between the example's <information> tags has been found. A target that is
+    text is one target, not its letters.
+
+    Args:
+        response: text of the response, with what the search gave.
+        ground_truth: as for ``search_r1``.
+        score: for a right answer in the right form; in another one less by
+            ``structure_format_score``.
+        structure_format_score: for another answer in the right form: <think>, then <search>,
+            <information> and <think> any number of times, then <answer>, nothing between them.
+        final_format_score: for another answer in another form.
+        retrieval_score: more for the right form where <information> holds a target.
+    """
+    targets = _targets(ground_truth)
+    answer = last_answer(response)
+    is_right = answer is not None and plain_words(answer) in targets
+    if has_form(response):
+        found = _INFORMATION.findall(response)
+        has_found = any(_holds(text, targets) for text in found)
+        given = structure_format_score + (retrieval_score if has_found else 0.0)
+        given = score if is_right else given
+    elif is_right:
+        given = score - structure_format_score
+    else:
+        given = 0.0 if answer is None else final_format_score
+    prediction = NO_ANSWER if answer is None else answer
+    return {"score": given, "acc": float(is_right), "pred": prediction}
+
+
+def ground_truth_problem(ground_truth: Json) -> str | None:
+    """Say what is wrong with a ground truth, before anything is started."""
+    try:
+        _targets(ground_truth)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def plain_words(text: str) -> str:
+    """Lower case, without ASCII punctuation and articles, one space between words."""
+    bare = text.lower().translate(_PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+def has_form(response: str) -> bool:
+    """Whether the tags follow each other as they should, with nothing but spaces between them."""
+    pieces = _TAG.split(response)
+    # Texts and tags in turn: with all tags in pairs, each fourth piece is outside of them.
+    is_clean = not any(text.strip() for text in pieces[::4])
+    return is_clean and _TURNS.fullmatch("".join(pieces[1::2])) is not None
+
+
+def _holds(text: str, targets: list[str]) -> bool:
+    words = plain_words(text)
+    return any(target in words for target in targets)
+
+
+def _targets(ground_truth: Json) -> list[str]:
+    match ground_truth:
+        case {"target": str(target)}:
+            return [plain_words(target)]
+        case {"target": [_, *_] as targets}:
+            texts = [target for target in targets if isinstance(target, str)]
+            if len(texts) == len(targets):
+                return [plain_words(target) for target in texts]
+    raise TypeError('the known answers, such as {"target": ["Paris"]}')
