@@ -46,11 +46,12 @@ ENTRYPOINT []
 CMD ["python", "-m", "ppojob_operator"]
 
 FROM ${BASE} AS trainer
-# Without libnuma vLLM's processor kernels do not load. On GPUs Triton compiles its launchers when
+# Without libnuma vLLM's processor kernels do not load. Code of responses is locked in by libseccomp,
+# and by bubblewrap where a node lets pods make namespaces. On GPUs Triton compiles its launchers when
 # they are first used, where nobody can install a compiler any more. It needs Python's headers too:
 # Python's own images have them; where Python is Debian's or Ubuntu's, add python3-dev, which would
 # bring a second Python into all others.
-ARG TRAINER_PACKAGES="libnuma1 gcc libc6-dev"
+ARG TRAINER_PACKAGES="libnuma1 libseccomp2 bubblewrap gcc libc6-dev"
 RUN dpkg --status ${TRAINER_PACKAGES} >/dev/null 2>&1 \
  || (apt-get update && apt-get install -y --no-install-recommends ${TRAINER_PACKAGES} \
      && rm -rf /var/lib/apt/lists/*)

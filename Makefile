@@ -34,6 +34,9 @@ $(VENV)/.installed: $(LOCKS) $(if $(filter $(INSTALLED),$(ACCELERATOR)),,anew)
 	@$(BIN)/python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null \
 	  || { test "$$(id -u)" = 0 && (apt-get update -qq && apt-get install -qq -y libnuma1) >/dev/null; } \
 	  || echo "vLLM needs libnuma1: sudo apt-get install libnuma1"
+	@command -v bwrap >/dev/null \
+	  || { test "$$(id -u)" = 0 && (apt-get update -qq && apt-get install -qq -y bubblewrap) >/dev/null; } \
+	  || echo "code of responses is locked in better with bubblewrap: sudo apt-get install bubblewrap"
 	echo $(ACCELERATOR) > $@
 
 demo: setup ## train a real small model by GRPO on this machine (under 20 minutes on 2 cores)

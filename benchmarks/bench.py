@@ -58,6 +58,13 @@ LONG_TAIL_MEMORY = Claim(
     "x",
     at_least=True,
 )
+SANDBOX_COST = Claim(
+    "a program in the sandbox over a bare one, median",
+    "restricted_added_p50_ms",
+    50.0,
+    "ms",
+    at_least=False,
+)
 STEP_SPEED = Claim("whole step, times as quick as TRL 1.16.0", "ratio", 2.5, "x", at_least=True)
 
 
@@ -116,6 +123,9 @@ def benchmarks(run: Path) -> tuple[Benchmark, ...]:
             commands=(script("rpc_round_trip.py"),),
             claims=(RPC_QUESTION, RPC_WORK),
             time_limit_seconds=120.0,
+        ),
+        Benchmark(
+            name="sandbox_cost", commands=(script("sandbox_cost.py"),), claims=(SANDBOX_COST,)
         ),
         Benchmark(name="balance", commands=(script("balance.py"),), claims=(BALANCE,)),
         Benchmark(name="update_phase", commands=(script("update_phase.py"),), claims=()),

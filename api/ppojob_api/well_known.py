@@ -27,7 +27,7 @@ ROLE_SLUGS: Final[dict[RoleName, str]] = {
 
 # Scorers that a reward may name without a source; the trainer's table is held to this by a test.
 BUILT_IN_SCORERS: Final = (
-    *("addition", "countdown", "geometry3k", "gsm8k", "http_score", "judge", "math_dapo"),
+    *("addition", "code", "countdown", "geometry3k", "gsm8k", "http_score", "judge", "math_dapo"),
     *("math_reward", "math_verify", "multiply", "search_r1", "search_r1_format"),
 )
 

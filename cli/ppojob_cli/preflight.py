@@ -171,7 +171,7 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
     if not spec.rewards:
         return []  # scorers that are built in
     try:
-        ScoringPool(spec.rewards, variables=reward_variables()).close()
+        ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=reward_variables()).close()
     except (ConfigError, RewardFailed) as problem:
         return str(problem).splitlines()
     return []

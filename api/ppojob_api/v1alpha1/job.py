@@ -8,7 +8,7 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.critic import CriticSpec
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.roles import RolesSpec
-from ppojob_api.v1alpha1.rollout import RewardModelSpec, RewardSpec, RolloutSpec
+from ppojob_api.v1alpha1.rollout import RewardModelSpec, RewardSpec, RolloutSpec, SandboxSpec
 from ppojob_api.v1alpha1.schedule import (
     CheckpointSpec,
     LifecycleSpec,
@@ -76,6 +76,9 @@ class PPOJobSpec(Section):
 
     reward_model: RewardModelSpec | None = None
     """A model that scores responses; its score is added to those of `rewards`."""
+
+    sandbox: SandboxSpec = SandboxSpec()
+    """Where the code of responses runs, for the scorers that run it."""
 
     roles: RolesSpec = RolesSpec()
     """Pods."""

@@ -139,6 +139,21 @@ class RewardModelSpec(Section):
     """Factor of its score, beside those of `rewards`."""
 
 
+class SandboxSpec(Section):
+    """Where the code of responses runs, for the scorers that run it."""
+
+    level: Literal["namespaces", "restricted", "none"] = "restricted"
+    """The least that must stand between that code and the machine; with less it is not run.
+    restricted: seccomp and Landlock, what pods can give. namespaces: bubblewrap besides.
+    none: run it anyhow. What a machine has is always used. docs/sandbox.md."""
+
+    memory_mib: Annotated[int, Field(ge=64, le=1_048_576)] = 1_024
+    """Address space of a program. verl: sandbox_fusion.memory_limit_mb, 1024."""
+
+    time_limit_seconds: Annotated[float, Field(ge=0.1, le=3_600)] = 10.0
+    """Of a program, in wall time and in processor time: one test of a response. verl: 10."""
+
+
 class RewardSpec(Section):
     """One reward function; several are summed by weight."""
 
@@ -157,7 +172,8 @@ class RewardSpec(Section):
     verl: custom_reward_function.reward_kwargs."""
 
     time_limit_seconds: Seconds = 10.0
-    """A call that takes longer is killed, and fails."""
+    """A call that takes longer is killed, and fails. Programs of `code` have
+    sandbox.timeLimitSeconds each beside it."""
 
     error_score: RewardWeight | None = None
     """Score of a response at which a call raises, takes too long, or returns no score; its value

@@ -10,19 +10,25 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.custom import BadFunction
 from ppojob_trainer.rewards.records import Row
 from ppojob_trainer.rewards.routing import SCORERS
+from ppojob_trainer.sandbox.executor import Sandbox
 
 _LONG = 80
 """Characters of a default value that messages show whole."""
 
 
 def load_scorer(
-    name: str, arguments: Mapping[str, Json], *, late: bool = False
+    name: str,
+    arguments: Mapping[str, Json],
+    sandbox: Callable[[], Sandbox],
+    *,
+    late: bool = False,
 ) -> Callable[..., object]:
     """Find a scorer.
 
     Args:
         name: of the scorer.
         arguments: keyword arguments that every call will have.
+        sandbox: opens the one for scorers that run code.
         late: of a job that is routed, which calls few scorers: leaves the import of a library to
             the first call, and checks no arguments, as there are none.
 
@@ -54,7 +60,8 @@ def load_scorer(
         **given: Json,
     ) -> object:
         row = (Row(data_source, extra_info),) if scorer.takes_row else ()
-        return score(solution_str, ground_truth, *row, **given)
+        opened = (sandbox(),) if scorer.runs_code else ()
+        return score(solution_str, ground_truth, *row, *opened, **given)
 
     return called
 

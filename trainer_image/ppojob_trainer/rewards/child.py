@@ -22,6 +22,7 @@ from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.custom import BadFunction, load_function, of_the_response, user_frames
 from ppojob_trainer.rewards.neighbours import Neighbours
 from ppojob_trainer.rewards.results import BadResult, read_result
+from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
@@ -29,8 +30,12 @@ from ppojob_trainer.rewards.wire import (
     FunctionSpec,
     Loaded,
     LoadFunctions,
+    SandboxSettings,
     ScorerRequest,
 )
+from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused
+from ppojob_trainer.sandbox.levels import Level
+from ppojob_trainer.sandbox.process import Limits
 
 _LINE_CHARACTERS = 600
 
@@ -57,16 +62,22 @@ class Functions:
 
     def __init__(self) -> None:
         self._functions: list[_Function] = []
+        self._settings: SandboxSettings
+        self._is_routed = False
+        self._opened: Sandbox | None = None
         self._neighbours = Neighbours()
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
 
     def load(self, request: LoadFunctions) -> Loaded:
         """Load all; say what is wrong with each that cannot be used."""
+        self._settings, self._is_routed = request.sandbox, request.is_routed
         problems = []
         for position, spec in enumerate(request.functions):
             try:
                 self._functions.append(self._load(position, spec))
+                if not request.is_routed:
+                    self._check_sandbox(spec)
             except BadFunction as bad:
                 problems.append(
                     FunctionProblem(position, bad.reason_code, bad.got, bad.why, bad.allowed)
@@ -99,11 +110,31 @@ class Functions:
     def _load(self, position: int, spec: FunctionSpec) -> _Function:
         arguments = msgspec.json.decode(spec.arguments)
         if not spec.path:
-            return _Function(load_scorer(spec.name, arguments, late=spec.late), spec.arguments, "")
+            called = load_scorer(spec.name, arguments, self._sandbox, late=self._is_routed)
+            return _Function(called, spec.arguments, "")
         folder = str(Path(spec.path).resolve().parent)
         self._neighbours.enter(folder)
         function = load_function(spec.path, spec.name, arguments, position)
         return _Function(function, spec.arguments, folder, of_the_response(function))
+
+    def _check_sandbox(self, spec: FunctionSpec) -> None:
+        """A scorer that is asked for by name, and runs code, needs a sandbox from the start."""
+        if spec.path or not SCORERS[spec.name].runs_code:
+            return
+        try:
+            self._sandbox()
+        except SandboxRefused as refused:
+            got = f"{spec.name} with {refused.got}"
+            raise BadFunction("RewardFunction", got, refused.why, refused.allowed) from None
+
+    def _sandbox(self) -> Sandbox:
+        """The same for all calls; opened when the first needs it."""
+        if self._opened is None:
+            settings = self._settings
+            limits = Limits(settings.seconds, settings.memory_bytes)
+            self._opened = Sandbox(limits, least=Level[settings.level.upper()])
+            sys.stdout.write(f"{self._opened.description}\n")  # it goes to the log of the pod
+        return self._opened
 
 
 def serve(requests: int, answers: int) -> None:

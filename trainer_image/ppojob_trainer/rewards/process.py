@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ppojob_api.v1alpha1.rollout import RewardSpec
+from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.process import (
     BoundedProcess,
@@ -24,7 +24,14 @@ from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
 from ppojob_trainer.rewards.records import RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
-from ppojob_trainer.rewards.wire import Called, CallFunction, FunctionSpec, Loaded, LoadFunctions
+from ppojob_trainer.rewards.wire import (
+    Called,
+    CallFunction,
+    FunctionSpec,
+    Loaded,
+    LoadFunctions,
+    SandboxSettings,
+)
 
 START_SECONDS = 120.0
 """A reward file may import large libraries."""
@@ -76,6 +83,7 @@ class ScoringPool(Closeable):
 
     Args:
         rewards: ``spec.rewards``; empty for the built-in scorer of each row's data source.
+        sandbox: ``spec.sandbox``.
         processes: children.
         memory_bytes: limit of each process's data.
         variables: names of environment variables that the functions see, where they are set.
@@ -90,12 +98,14 @@ class ScoringPool(Closeable):
         self,
         rewards: Sequence[RewardSpec],
         *,
+        sandbox: SandboxSpec | None = None,
         processes: int = 1,
         memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
         variables: Sequence[str] = (),
         log: logging.Logger | None = None,
     ) -> None:
-        self._functions = _functions(rewards)
+        self._sandbox = _sandbox_settings(sandbox or SandboxSpec())
+        self._functions = _functions(rewards, self._sandbox.seconds)
         self._is_routed = not rewards
         self._memory_bytes = memory_bytes
         self._variables = tuple(variables)
@@ -252,7 +262,8 @@ class ScoringPool(Closeable):
             )
             self._children = {old for old in self._children if old.is_alive} | {child}
         try:
-            request = LoadFunctions([function.spec for function in self._functions])
+            specs = [function.spec for function in self._functions]
+            request = LoadFunctions(specs, self._sandbox, self._is_routed)
             body = child.call(msgspec.msgpack.encode(request), START_SECONDS)
             loaded = msgspec.msgpack.decode(body, type=Loaded)
         except ChildKilled:
@@ -274,12 +285,22 @@ class ScoringPool(Closeable):
         return child
 
 
-def _functions(rewards: Sequence[RewardSpec]) -> list[_Function]:
+def _sandbox_settings(spec: SandboxSpec) -> SandboxSettings:
+    return SandboxSettings(spec.level, spec.memory_mib << 20, spec.time_limit_seconds)
+
+
+def _functions(rewards: Sequence[RewardSpec], program_seconds: float) -> list[_Function]:
     """What the children load: the job's functions, or every scorer where rows are routed."""
     if not rewards:
         return [
-            _Function(name, name, FunctionSpec(name, "", b"{}", late=True), 1.0, BUILT_IN_SECONDS)
-            for name in SCORERS
+            _Function(
+                name,
+                name,
+                FunctionSpec(name, "", b"{}"),
+                1.0,
+                BUILT_IN_SECONDS + scorer.seconds(program_seconds),
+            )
+            for name, scorer in SCORERS.items()
         ]
     names = _numbered([reward.function for reward in rewards])
     return [
@@ -292,11 +313,17 @@ def _functions(rewards: Sequence[RewardSpec]) -> list[_Function]:
                 msgspec.json.encode(reward.arguments),
             ),
             reward.weight,
-            reward.time_limit_seconds,
+            reward.time_limit_seconds + _program_seconds(reward, program_seconds),
             reward.error_score,
         )
         for position, (reward, name) in enumerate(zip(rewards, names, strict=True))
     ]
+
+
+def _program_seconds(reward: RewardSpec, program_seconds: float) -> float:
+    """What programs of a response may take beside the function that runs them."""
+    scorer = None if reward.source else SCORERS.get(reward.function)
+    return scorer.seconds(program_seconds) if scorer else 0.0
 
 
 def _numbered(names: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from ppojob_trainer.rewards import (
     math_verify,
     multiply,
     search_r1,
+    unit_tests,
 )
 from ppojob_trainer.rewards.records import Wrong
 
@@ -33,6 +34,7 @@ class Scorer:
         prefixes: so does it score data sources that begin with one of these.
         words: and those that hold one of these.
         prepare: imports what takes long, outside the time limit of a call.
+        runs_code: whether ``score`` runs code of responses, and takes a `Sandbox` for it.
         takes_row: whether ``score`` takes a `Row` behind the ground truth.
         arguments_problem: says what is wrong with arguments of the right types.
     """
@@ -44,8 +46,13 @@ class Scorer:
     prefixes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     prepare: Callable[[], object] = lambda: None
+    runs_code: bool = False
     takes_row: bool = False
     arguments_problem: Callable[[Mapping[str, Json]], Wrong | None] = lambda _: None
+
+    def seconds(self, program_seconds: float) -> float:
+        """What programs of one response may take, with a time limit for each."""
+        return unit_tests.longest_seconds(program_seconds) if self.runs_code else 0.0
 
 
 SCORERS: dict[str, Scorer] = {
@@ -126,6 +133,13 @@ SCORERS: dict[str, Scorer] = {
         "all of it, by a service of one's own",
         takes_row=True,
         arguments_problem=judge.service_problem,
+    ),
+    "code": Scorer(
+        unit_tests.code,
+        unit_tests.ground_truth_problem,
+        "the last block of Python, by unit tests",
+        ("codecontests", "apps", "codeforces", "taco"),
+        runs_code=True,
     ),
 }
 

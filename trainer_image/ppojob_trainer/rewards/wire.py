@@ -10,19 +10,34 @@ class FunctionSpec(msgspec.Struct, frozen=True):
         name: of a built-in scorer, or of the function in ``path``.
         path: Python file of the user; empty for a built-in scorer.
         arguments: JSON object of keyword arguments.
-        late: the job is routed, and calls few of the scorers: each is got ready by its first call.
     """
 
     name: str
     path: str
     arguments: bytes
-    late: bool = False
+
+
+class SandboxSettings(msgspec.Struct, frozen=True):
+    """``spec.sandbox``, for the scorers that run the code of responses."""
+
+    level: str
+    memory_bytes: int
+    seconds: float
 
 
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
-    """Load these; calls name them by position."""
+    """Load these; calls name them by position.
+
+    Attributes:
+        functions: what to load.
+        sandbox: where code of responses runs.
+        is_routed: these are all scorers that there are, and few will be called: each is got ready
+            by its first call, and says then what it lacks.
+    """
 
     functions: list[FunctionSpec]
+    sandbox: SandboxSettings
+    is_routed: bool
 
 
 class FunctionProblem(msgspec.Struct, frozen=True):

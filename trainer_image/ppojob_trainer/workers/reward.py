@@ -85,6 +85,9 @@ def open_reward_worker(
     """The worker with its processes, which end with the block."""
     spec = environment.config.spec
     with ScoringPool(
-        spec.rewards, processes=spec.roles.reward.cpu, variables=reward_variables()
+        spec.rewards,
+        sandbox=spec.sandbox,
+        processes=spec.roles.reward.cpu,
+        variables=reward_variables(),
     ) as pool:
         yield RewardWorker(pool)

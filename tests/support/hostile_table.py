@@ -1,0 +1,200 @@
+"""The table of hostile programs, and a machine with something in it that they could reach.
+
+As a program it tries the table on the interpreter that runs it, as whoever runs it, and prints what
+went wrong: that is how a test sees what an ordinary user's sandbox holds.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ppojob_trainer.rewards import unit_tests
+from ppojob_trainer.sandbox.executor import Outcome, Program, Sandbox
+from ppojob_trainer.sandbox.levels import Level, Walls, walls_here
+from ppojob_trainer.sandbox.process import Limits
+
+SECONDS = 1.5
+GRACE_SECONDS = 2.0
+LIMITS = Limits(SECONDS, memory_bytes=256 << 20, output_bytes=1 << 20, threads=32)
+SECRET = "expected-4a1f"
+PROGRAM = {"inputs": ["1 2\n"], "outputs": [SECRET]}
+FUNCTION = {"fn_name": "solve", "inputs": ["1"], "outputs": [json.dumps([SECRET])]}
+SUM = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
+HONEST = "a, b = map(int, input().split())\nprint(a + b)"
+
+_TRYING = """
+import ctypes, os, socket
+def call(number, *arguments):
+    result = ctypes.CDLL(None).syscall(number, *arguments)
+    if result < 0:
+        raise OSError(number)
+    return result
+def fail():
+    raise OSError("failed")
+def is_open(fd):
+    try:
+        return bool(os.fstat(fd))
+    except OSError:
+        return False
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """A program of the table.
+
+    Attributes:
+        kind: ``escape``, ``network``, ``hack``, ``hack function`` or ``bomb``.
+        name: what it tries.
+        code: how. An escape, or a way to the network, comes to its end only where it succeeds.
+    """
+
+    kind: str
+    name: str
+    code: str
+
+    @property
+    def id(self) -> str:
+        """For the test's name."""
+        return f"{self.kind}: {self.name}"
+
+    @property
+    def truth(self) -> dict[str, object]:
+        """The tests that it is to pass by all means."""
+        return FUNCTION if self.kind == "hack function" else PROGRAM
+
+    def response(self, place: dict[str, object]) -> str:
+        """What a model says."""
+        code = self.code
+        for name, value in place.items():
+            code = code.replace(f"@{name}@", str(value))
+        if self.kind in ("escape", "network"):
+            code = f'{_TRYING}{code}\nprint("ESCAPED")'
+        return f"Here it is:\n```python\n{code}\n```"
+
+
+def read_table() -> list[Hostile]:
+    """All hostile programs."""
+    text = (Path(__file__).parent / "hostile_programs.txt").read_text(encoding="utf-8")
+    blocks = text.replace("@NEST@", "(" * 5_000 + ")" * 5_000).split("=== ")[1:]
+    found = []
+    for block in blocks:
+        head, _, code = block.partition("\n")
+        kind, _, name = head.partition(": ")
+        found.append(Hostile(kind, name, code))
+    return found
+
+
+class Watched(Sandbox):
+    """A sandbox that keeps what came of its last program.
+
+    Attributes:
+        patient: the same for honest programs, however busy this machine is.
+    """
+
+    def __init__(self, limits: Limits, *, least: Level, walls: Walls) -> None:
+        super().__init__(limits, least=least, walls=walls)
+        self.patient = Sandbox(Limits(seconds=60.0), least=least, walls=walls)
+        self.last: Outcome | None = None
+
+    def run(self, program: Program) -> Outcome:
+        self.last = super().run(program)
+        return self.last
+
+
+@dataclass
+class Surroundings:
+    """What a program could reach: a file, a folder, a port, a socket, and a process, this one."""
+
+    place: dict[str, object]
+    visits: list[object] = field(default_factory=list)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What must be the same before and after."""
+        file, folder = Path(str(self.place["FILE"])), Path(str(self.place["FOLDER"]))
+        found = file.stat()
+        marks = os.listxattr(file)
+        names = sorted(os.listdir(folder)) + sorted(os.listdir(file.parent))
+        about = (found.st_mode, found.st_uid, found.st_mtime_ns, found.st_nlink)
+        mine = (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0))
+        return (file.read_text(encoding="utf-8"), about, marks, names, mine, list(self.visits))
+
+
+@contextlib.contextmanager
+def surroundings() -> Iterator[Surroundings]:
+    """Make them; everybody may write there."""
+    with tempfile.TemporaryDirectory(prefix="reachable-") as top, socket.socket() as port:
+        folder, file, path = Path(top) / "folder", Path(top) / "file", Path(top) / "socket"
+        folder.mkdir()
+        file.write_text(SECRET, encoding="utf-8")
+        for made in (Path(top), folder, file):
+            made.chmod(0o777)
+        port.bind(("127.0.0.1", 0))
+        port.listen()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as local:
+            local.bind(str(path))
+            path.chmod(0o777)
+            names = {"FILE": file, "FOLDER": folder, "SOCKET": path, "PID": os.getpid()}
+            found = Surroundings({**names, "PORT": port.getsockname()[1]})
+            threading.Thread(target=_note, args=(port, found.visits), daemon=True).start()
+            yield found
+
+
+def _note(port: socket.socket, visits: list[object]) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, address = port.accept()
+            connection.close()
+            visits.append(address)
+
+
+def problems(hostile: Hostile, sandbox: Watched, around: Surroundings) -> list[str]:
+    """What a hostile program achieved; nothing, where all is well."""
+    before, start = around.state, time.monotonic()
+    found = unit_tests.code(hostile.response(around.place), json.dumps(hostile.truth), sandbox)
+    seconds = time.monotonic() - start
+    told = [] if found["score"] == found["acc"] == 0.0 else [f"it was scored {found}"]
+    last = sandbox.last
+    if last and b"ESCAPED" in last.stdout:
+        told.append("it got out")
+    if last and SECRET.encode() in last.stdout + last.answer + last.errors:
+        told.append("it knows what is expected")
+    if around.state != before:
+        told.append(f"it changed {before} to {around.state}")
+    if seconds > SECONDS + GRACE_SECONDS:
+        told.append(f"it took {seconds:.1f} s")
+    honest = unit_tests.code(HONEST, json.dumps(SUM), sandbox.patient)
+    if honest["score"] != 1.0:
+        told.append(f"the honest program after it was scored {honest}")
+    return told
+
+
+def open_sandbox(level: Level) -> Watched:
+    """With the walls of a level alone, which must hold here."""
+    walls = walls_here()
+    if level == Level.RESTRICTED:
+        walls = walls.without_namespaces("left out by the test")
+    return Watched(LIMITS, least=level, walls=walls)
+
+
+def main(level: str) -> int:
+    """Try all; print what went wrong and the number of programs tried."""
+    sandbox = open_sandbox(Level[level])
+    table = read_table()
+    with surroundings() as around:
+        found = {one.id: told for one in table if (told := problems(one, sandbox, around))}
+    json.dump({"tried": len(table), "user": os.getuid(), "problems": found}, sys.stdout)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

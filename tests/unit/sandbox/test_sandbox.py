@@ -1,0 +1,168 @@
+"""Honest programs, limits, and what a machine is found to have."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from reward_functions import descendants
+
+from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.rewards.process import ScoringPool
+from ppojob_trainer.sandbox.executor import Outcome, Program, Sandbox, SandboxRefused
+from ppojob_trainer.sandbox.levels import Level, Walls, walls_here
+from ppojob_trainer.sandbox.process import Limits
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(
+    scope="module", params=[Level.RESTRICTED, Level.NAMESPACES], ids=lambda one: one.name
+)
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    walls = walls_here()
+    if request.param == Level.RESTRICTED:
+        walls = walls.without_namespaces("by the test")
+    try:
+        return Sandbox(Limits(seconds=5.0), least=request.param, walls=walls)
+    except SandboxRefused as refused:
+        pytest.skip(str(refused))
+
+
+def printed(outcome: Outcome) -> str:
+    assert outcome.is_well, outcome
+    return outcome.stdout.decode()
+
+
+def test_a_program_reads_and_prints(sandbox: Sandbox) -> None:
+    outcome = sandbox.run(Program("print(input() * 2)", stdin="äb\nmore"))
+    assert printed(outcome) == "äbäb\n"
+
+
+def test_much_goes_in_and_out(sandbox: Sandbox) -> None:
+    text = "line of text\n" * 200_000
+    outcome = sandbox.run(Program("import sys\nsys.stdout.write(sys.stdin.read())", stdin=text))
+    assert printed(outcome) == text
+
+
+def test_a_value_is_handed_out(sandbox: Sandbox) -> None:
+    outcome = sandbox.run(Program("def f(a): return {'b': (a, None)}", value="f(3)"))
+    assert outcome.answer == b'{"b": [3, null]}'
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import threading\nfound = []\nt = threading.Thread(target=found.append, args=(6,))\n"
+        "t.start()\nt.join()\nprint(*found)",
+        "import asyncio\nasync def main():\n    await asyncio.sleep(0.01)\n    print(6)\n"
+        "asyncio.run(main())",
+        "import numpy\nprint(int(numpy.arange(4).sum()))",
+        "import sys\nsys.setrecursionlimit(10**6)\n"
+        "def f(n): return n and 1 + f(n - 1)\nprint(f(6 * 10**4) // 10**4)",
+        "import signal, random, tempfile, decimal, datetime, zoneinfo, hashlib, os\nprint(6)",
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(4) as pool: print(sum(pool.map(int, '123')))",
+        "import dataclasses\n@dataclasses.dataclass\nclass A:\n    b: int\nprint(A(6).b)",
+        "print(6)\nexit()",
+    ],
+)
+def test_honest_programs_work(code: str, sandbox: Sandbox) -> None:
+    assert printed(sandbox.run(Program(code))) == "6\n"
+
+
+def test_two_runs_say_the_same(sandbox: Sandbox) -> None:
+    program = Program("print({'a', 'b', 'c', 'd'}, hash('x'))")
+    assert printed(sandbox.run(program)) == printed(sandbox.run(program))
+
+
+@pytest.mark.parametrize(
+    ("code", "stopped"),
+    [
+        ("while True: pass", "time"),
+        ("import time; time.sleep(100)", "time"),
+        ("while True: print('x' * 1000)", "output"),
+        (
+            "import threading, time\n"
+            "for _ in range(60): threading.Thread(target=time.sleep, args=(100,)).start()",
+            "threads",
+        ),
+    ],
+)
+def test_limits_are_told_apart_and_nothing_is_left(code: str, stopped: str) -> None:
+    sandbox = Sandbox(Limits(seconds=1.0, output_bytes=1 << 16, threads=8))
+    start = time.monotonic()
+    outcome = sandbox.run(Program(code))
+    assert outcome.stopped == stopped
+    assert not outcome.is_well
+    assert time.monotonic() - start < 3.0
+    deadline = time.monotonic() + 2.0
+    while (left := descendants()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left
+
+
+def test_memory_is_limited() -> None:
+    sandbox = Sandbox(Limits(memory_bytes=128 << 20))
+    assert not sandbox.run(Program("x = bytearray(256 << 20)")).is_well
+    assert sandbox.run(Program("x = bytearray(32 << 20)")).is_well
+
+
+def test_code_that_is_no_python_is_told(sandbox: Sandbox) -> None:
+    for code in ("1 +", "\0", "x = " + "(" * 10_000, "\ud800"):
+        outcome = sandbox.run(Program(code))
+        assert not outcome.is_python
+        assert not outcome.is_well
+    assert sandbox.run(Program("raise ValueError")).is_python
+
+
+def test_without_walls_nothing_is_run_unless_told() -> None:
+    walls = Walls(0, b"", (), walls_here().readable, "the kernel has no Landlock")
+    with pytest.raises(SandboxRefused) as refused:
+        Sandbox(walls=walls)
+    assert refused.value.got == "sandbox level none (the kernel has no Landlock)"
+    sandbox = Sandbox(least=Level.NONE, walls=walls)
+    assert sandbox.level == Level.NONE
+    assert printed(sandbox.run(Program("print(1)"))) == "1\n"
+
+
+def test_a_wall_that_does_not_hold_is_none() -> None:
+    """Seccomp with a filter that allows all, and Landlock with all to be read."""
+    allow_all = bytes.fromhex("060000000000ff7f")
+    walls = Walls(walls_here().landlock, allow_all, (), ("/",))
+    with pytest.raises(SandboxRefused) as refused:
+        Sandbox(walls=walls)
+    assert "it reaches the network, processes, files" in refused.value.got
+
+
+def test_a_machine_without_user_namespaces() -> None:
+    """Like a pod: bubblewrap is there, and the kernel makes no namespaces for it."""
+    bubblewrap = shutil.which("bwrap")
+    if bubblewrap is None or Sandbox().level < Level.NAMESPACES:
+        pytest.skip("no namespaces here, so none to do without")
+    code = (
+        "from ppojob_trainer.sandbox.executor import Sandbox, Program\n"
+        "box = Sandbox()\nprint(box.level.name, box.run(Program('print(6)')).stdout)"
+    )
+    outer = [bubblewrap, "--unshare-user", "--disable-userns", "--dev-bind", "/", "/"]
+    done = subprocess.run(
+        [*outer, sys.executable, "-c", code],
+        env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "RESTRICTED b'6\\n'\n", done.stderr
+
+
+def test_a_scorer_that_is_asked_for_by_name_needs_its_level_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")  # no bubblewrap
+    sandbox = SandboxSpec(level="namespaces")
+    with pytest.raises(ConfigError, match=r"spec\.rewards\[0\]\.function: got code with sandbox"):
+        ScoringPool([RewardSpec(function="code")], sandbox=sandbox)
+    with ScoringPool([], sandbox=sandbox):
+        pass  # who knows whether there is any code

@@ -1,0 +1,194 @@
+"""Code by unit tests: programs that read stdin, and functions that are called.
+
+The rules are those of verl's ``prime_code`` (PRIME, Cui et al. 2025, arXiv:2502.01456; its tests
+and comparisons come from APPS, Hendrycks et al. 2021, arXiv:2105.09938). The code runs in a
+sandbox, a process for each test, which never sees what is expected; the verdict is made here.
+"""
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.sandbox.executor import Outcome, Program, Sandbox
+
+SCORED_TESTS = 10
+"""Tests whose share is the score, as in verl."""
+_START_SECONDS = 1.0
+"""What starting a process may take, beside what its program takes."""
+_RELATIVE, _ABSOLUTE = 1e-5, 1e-8
+"""How near numbers are the same; numpy's ``allclose``."""
+
+_MODULES = (
+    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
+    "statistics", "itertools", "functools", "operator", "io", "sys", "json",
+)  # fmt: skip
+_PRELUDE = "\n".join(
+    [
+        *(f"from {module} import *" for module in (*_MODULES, "builtins", "typing")),
+        f"import {', '.join(_MODULES)}",
+        "sys.setrecursionlimit(600_000)",
+    ]
+)
+"""Names that solutions may use without importing them, as they may in verl."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    program: Program
+    expected: Json
+
+
+def code(response: str, ground_truth: Json, sandbox: Sandbox) -> dict[str, float]:
+    """Score the last fenced block of Python, or the whole response where there is none.
+
+    The score is the share of the first ten tests that pass, however many there are; that is verl's
+    number, also where all ten pass and a later test does not. ``acc`` is 1 only where all pass.
+
+    Departs from verl: there all tests share one process and one set of modules, with ``open`` and
+    ``sys.stdin`` replaced, and the expected values lie in that process's memory. Here each test is
+    a real program with a real stdin. There a function that fails one test fails all (its tests are
+    run as programs then), and tests whose lines are lists always fail; here they count like others.
+    Tuples at any depth are lists; verl looks one level deep.
+
+    Args:
+        response: text of the response.
+        ground_truth: ``inputs`` and ``outputs``, lists of one length, and ``fn_name`` where a
+            function is called; as an object or as JSON.
+        sandbox: where the code runs.
+    """
+    text = response.split("```python")[-1].split("```")[0]
+    tests = _tests(text, ground_truth)
+    deadline = time.monotonic() + SCORED_TESTS * (sandbox.limits.seconds + _START_SECONDS)
+    passed, scored, over_time, is_python = 0, 0, 0, bool(text.strip())
+    for test in itertools.islice(tests, SCORED_TESTS if is_python else 0):
+        outcome = sandbox.run(test.program)
+        if not outcome.is_python:
+            is_python = False
+            break
+        scored += 1
+        passed += _passes(test, outcome)
+        over_time += outcome.stopped == "time"
+    is_right = scored > 0 and passed == scored
+    for test in tests if is_right else ():
+        is_right = time.monotonic() < deadline and _passes(test, sandbox.run(test.program))
+        if not is_right:
+            break
+    return {
+        "score": passed / scored if is_python and scored else 0.0,
+        "acc": float(is_right),
+        "over_time": float(over_time),
+        "not_python": float(not is_python),
+    }
+
+
+def longest_seconds(program_seconds: float) -> float:
+    """What all programs of one response take at most, with a time limit for each."""
+    return (SCORED_TESTS + 1) * (program_seconds + _START_SECONDS)
+
+
+def ground_truth_problem(ground_truth: Json) -> str | None:
+    """Say what is wrong with a ground truth, before anything is started."""
+    try:
+        tests = list(_tests("", ground_truth))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        tests = []
+    if tests:
+        return None
+    return (
+        'an object, or its JSON, with "inputs" and "outputs", lists of one length above 0: texts, '
+        'or with "fn_name" lines of JSON'
+    )
+
+
+def same_text(printed: str, expected: str) -> bool:
+    """Whether a program printed what is expected, by its lines or, line by line, as numbers.
+
+    White space at both ends does not count, nor that around lines, nor empty lines. Numbers, one on
+    each line, are compared as floats unless all of both sides are digits alone.
+    """
+    lines = printed.splitlines()
+    if expected.strip() in ("\n".join(lines).strip(), "\n".join(map(str.strip, lines)).strip()):
+        return True
+    wanted = [line.strip() for line in expected.split("\n") if line]
+    told = [line for line in lines if line]
+    return wanted in (lines, told) or _same_numbers(told, wanted)
+
+
+def same_value(value: Json, expected: Json) -> bool:
+    """Whether a function gave what is expected, which may stand in a list of its own."""
+    return value == expected or (isinstance(expected, list) and value in expected[:1])
+
+
+def _tests(text: str, ground_truth: Json) -> Iterator[_Test]:
+    truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
+    if not isinstance(truth, dict):
+        raise TypeError("tests are an object")
+    pairs = zip(_listed(truth["inputs"]), _listed(truth["outputs"]), strict=True)
+    function = truth.get("fn_name") or ""
+    for given, expected in pairs:
+        if function:
+            wanted = json.loads(expected) if isinstance(expected, str) else expected
+            yield _Test(Program(text, _PRELUDE, value=_call(text, function, given)), wanted)
+        else:
+            yield _Test(Program(text, _PRELUDE, _joined(given)), _joined(expected))
+
+
+def _listed(value: Json) -> list[Json]:
+    if not isinstance(value, list):
+        raise TypeError("inputs and outputs are lists")
+    return value
+
+
+def _joined(value: Json) -> str:
+    lines = value if isinstance(value, list) else [value]
+    if not all(isinstance(line, str) for line in lines):
+        raise TypeError("what is read and printed is text")
+    return "\n".join(map(str, lines))
+
+
+def _call(text: str, function: Json, given: Json) -> str:
+    """The call of a function, or of a method of ``Solution``, as an expression of Python."""
+    if not isinstance(function, str) or not function.isidentifier():
+        raise TypeError("fn_name is a name")
+    values = list(map(json.loads, given.split("\n"))) if isinstance(given, str) else _listed(given)
+    owner = "Solution()." if "class Solution" in text else ""
+    return f"{owner}{function}(*{_with_integer_keys(values)!r})"
+
+
+def _with_integer_keys(values: list[Json]) -> list[object]:
+    """JSON made text of integers that were a mapping's keys; the first argument gets them back."""
+    first = values[0] if values else None
+    if isinstance(first, dict) and all(key.lstrip("-").isdecimal() for key in first):
+        return [{int(key): value for key, value in first.items()}]
+    return list(values)
+
+
+def _passes(test: _Test, outcome: Outcome) -> bool:
+    if not outcome.is_well:
+        return False
+    if not test.program.value:
+        assert isinstance(test.expected, str)
+        return same_text(outcome.stdout.decode(errors="replace"), test.expected)
+    try:
+        return same_value(json.loads(outcome.answer), test.expected)
+    except (ValueError, RecursionError):  # no answer, or none that is JSON
+        return False
+
+
+def _same_numbers(told: list[str], wanted: list[str]) -> bool:
+    if len(told) != len(wanted) or all(map(str.isdigit, told + wanted)):
+        return False
+    try:
+        pairs = [(float(one), float(other)) for one, other in zip(told, wanted, strict=True)]
+    except ValueError:
+        return False
+    return all(one == other or _is_near(one, other) for one, other in pairs)
+
+
+def _is_near(one: float, other: float) -> bool:
+    is_finite = math.isfinite(one) and math.isfinite(other)
+    return is_finite and abs(one - other) <= _ABSOLUTE + _RELATIVE * abs(other)

@@ -1,0 +1,216 @@
+"""Starts the interpreter of a program, moves bytes in and out, and ends it whatever it does."""
+
+import contextlib
+import io
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppojob_trainer.sandbox import inside
+
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "PYTHONUTF8": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+}
+_INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
+_LOOK_SECONDS = 0.02
+"""How often the number of threads is looked at."""
+_PIECE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a program may use.
+
+    Attributes:
+        seconds: of wall time and, rounded up, of processor time.
+        memory_bytes: address space.
+        output_bytes: of all that it writes.
+        threads: at one time.
+    """
+
+    seconds: float = 10.0
+    memory_bytes: int = 1 << 30
+    output_bytes: int = 8 << 20
+    threads: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is left of a process.
+
+    Attributes:
+        stdout: what it wrote there.
+        errors: its error output.
+        answer: what it wrote to the pipe for answers.
+        status: exit status, or less the signal that ended it; bubblewrap makes 128 and the signal
+            of that.
+        stopped: the limit that it ran into: ``time``, ``output`` or ``threads``; empty if none.
+    """
+
+    stdout: bytes
+    errors: bytes
+    answer: bytes
+    status: int
+    stopped: str
+
+
+def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Limits) -> Ended:
+    """Run an interpreter as ``ppojob_trainer.sandbox.inside`` describes.
+
+    Args:
+        command: what the interpreter's command line is put behind.
+        message: for it.
+        stdin: of the program.
+        limits: when to end it.
+    """
+    with contextlib.ExitStack() as pipes:
+        message_read, message_write = _pipe(pipes)
+        answer_read, answer_write = _pipe(pipes)
+        given = (message_read.fileno(), answer_write.fileno())
+        # -S: what is installed beside the interpreter may run code at every start.
+        python = (sys.executable, "-P", "-s", "-S", "-B", "-c", _INSIDE, *map(str, given))
+        process = subprocess.Popen(
+            (*command, *python),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=given,
+            env=_ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+            bufsize=0,
+        )
+        message_read.close()
+        answer_write.close()
+        out, errors = _raw(process.stdout, pipes), _raw(process.stderr, pipes)
+        traffic = _Traffic(
+            unsent={message_write: message, _raw(process.stdin, pipes): stdin},
+            taken={stream: bytearray() for stream in (out, errors, answer_read)},
+        )
+        try:
+            stopped = _watch(process.pid, traffic, limits)
+        finally:
+            # The process is not reaped yet, so the number is still its group's and nobody else's.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            status = process.wait()
+        taken = {stream: bytes(body) for stream, body in traffic.taken.items()}
+    return Ended(taken[out], taken[errors], taken[answer_read], status, stopped)
+
+
+class _Traffic:
+    """Bytes on their way in and out.
+
+    Args:
+        unsent: what each stream is to be given; it is closed then.
+        taken: where the output of each stream goes.
+    """
+
+    def __init__(self, unsent: dict[io.FileIO, bytes], taken: dict[io.FileIO, bytearray]) -> None:
+        self._unsent = {stream: memoryview(body) for stream, body in unsent.items()}
+        self.taken = taken
+        self.selector = selectors.DefaultSelector()
+        for stream in (*unsent, *taken):
+            os.set_blocking(stream.fileno(), False)
+            event = selectors.EVENT_WRITE if stream in unsent else selectors.EVENT_READ
+            self.selector.register(stream, event)
+
+    @property
+    def taken_bytes(self) -> int:
+        """All that has come out."""
+        return sum(map(len, self.taken.values()))
+
+    def move(self, seconds: float) -> None:
+        """Move what can be moved now, or soon."""
+        for key, _ in self.selector.select(seconds):
+            if isinstance(key.fileobj, io.FileIO):
+                self._send(key.fileobj) if key.fileobj in self._unsent else self._take(key.fileobj)
+
+    def drain(self, most_bytes: int) -> None:
+        """Take what the pipes still hold of a process that has ended."""
+        for stream in list(self.taken):
+            while not stream.closed and self.taken_bytes <= most_bytes:
+                if not self._take(stream):
+                    break
+
+    def _send(self, stream: io.FileIO) -> None:
+        try:
+            sent = stream.write(self._unsent[stream][:_PIECE])
+        except BrokenPipeError:  # the program does not want it
+            sent = len(self._unsent[stream])
+        self._unsent[stream] = self._unsent[stream][sent or 0 :]
+        if not self._unsent[stream]:
+            self._finish(stream)
+
+    def _take(self, stream: io.FileIO) -> bool:
+        piece = stream.read(_PIECE)
+        if piece == b"":
+            self._finish(stream)
+        self.taken[stream] += piece or b""
+        return bool(piece)
+
+    def _finish(self, stream: io.FileIO) -> None:
+        self.selector.unregister(stream)
+        stream.close()
+
+
+def _watch(pid: int, traffic: _Traffic, limits: Limits) -> str:
+    """Wait until a process ends or meets a limit; the limit."""
+    deadline = time.monotonic() + limits.seconds
+    ended = os.pidfd_open(pid)
+    traffic.selector.register(ended, selectors.EVENT_READ)
+    try:
+        while (left := deadline - time.monotonic()) > 0:
+            traffic.move(min(left, _LOOK_SECONDS))
+            if traffic.taken_bytes > limits.output_bytes:
+                return "output"
+            if _thread_count(pid) > limits.threads:
+                return "threads"
+            if _has_ended(pid):
+                traffic.drain(limits.output_bytes)
+                return "output" if traffic.taken_bytes > limits.output_bytes else ""
+        return "time"
+    finally:
+        traffic.selector.close()
+        os.close(ended)
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _thread_count(pid: int) -> int:
+    """Threads of a process, or, where bubblewrap stands before it, of its only grandchild."""
+    try:
+        while children := _read(f"/proc/{pid}/task/{pid}/children").split():
+            pid = int(children[0])
+        return int(_read(f"/proc/{pid}/stat").rpartition(")")[2].split()[17])
+    except OSError:  # it has just ended
+        return 0
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _pipe(pipes: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:
+    read, write = os.pipe()
+    return pipes.enter_context(io.FileIO(read, "rb")), pipes.enter_context(io.FileIO(write, "wb"))
+
+
+def _raw(stream: object, pipes: contextlib.ExitStack) -> io.FileIO:
+    assert isinstance(stream, io.FileIO)
+    return pipes.enter_context(stream)

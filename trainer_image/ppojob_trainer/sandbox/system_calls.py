@@ -1,0 +1,125 @@
+"""The system calls that a sandboxed program may make; the kernel refuses all others.
+
+What is here computes, waits, starts threads and reads files that are open to it. What is missing is
+the point: no sockets, no processes and programs, no signals to anybody, no other process's memory,
+limits or priority, no owners, modes and times of files (which Landlock does not guard), no mounts
+and namespaces, no shared memory that outlives its maker, and nothing that is newer than this list.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Iterator
+
+_ALLOWED = """
+read readv pread64 preadv preadv2 write writev pwrite64 pwritev lseek close close_range
+dup dup2 dup3 pipe pipe2 fsync fdatasync fadvise64 readahead
+stat lstat fstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat
+getdents getdents64 getcwd chdir fchdir umask
+select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
+eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime recvfrom shutdown getsockopt
+brk mmap munmap mremap mprotect madvise msync mincore membarrier
+futex futex_waitv set_robust_list get_robust_list rseq set_tid_address sched_yield
+sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min
+rt_sigaction rt_sigprocmask rt_sigpending rt_sigreturn rt_sigsuspend rt_sigtimedwait sigaltstack
+pause alarm getitimer setitimer restart_syscall wait4 waitid
+clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times
+timer_create timer_settime timer_gettime timer_getoverrun timer_delete
+getpid getppid gettid getpgrp getpgid getsid getuid geteuid getgid getegid getgroups
+getresuid getresgid getcpu getrandom getrlimit getrusage sysinfo uname capget arch_prctl
+exit exit_group
+"""
+
+_OPEN_TO_WRITE = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
+_CLONE_THREAD = 0x10000
+_STREAM, _KINDS_OF_SOCKET = 1, 0xF
+_UNIX = 1
+_EQUAL, _MASKED = 4, 7
+"""How libseccomp compares an argument: with a value, and with a value after a mask."""
+
+_CONDITIONAL: tuple[tuple[str, tuple[tuple[int, int, int, int], ...]], ...] = (
+    # Only to read. Landlock says which files; its first versions let them be cut to nothing.
+    ("open", ((1, _MASKED, _OPEN_TO_WRITE, 0),)),
+    ("openat", ((2, _MASKED, _OPEN_TO_WRITE, 0),)),
+    # Threads, and no processes.
+    ("clone", ((0, _MASKED, _CLONE_THREAD, _CLONE_THREAD),)),
+    # asyncio wakes itself by a pair of sockets: connected, and sent to without an address.
+    ("socketpair", ((0, _EQUAL, _UNIX, 0), (1, _MASKED, _KINDS_OF_SOCKET, _STREAM))),
+    ("sendto", ((4, _EQUAL, 0, 0),)),
+    # The program's own limits, and names of its threads.
+    ("prlimit64", ((0, _EQUAL, 0, 0),)),
+    *(("prctl", ((0, _EQUAL, option, 0),)) for option in (15, 16)),
+    # Duplicates, flags and locks of descriptors: none of the commands that send signals.
+    *(("fcntl", ((1, _EQUAL, command, 0),)) for command in (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)),
+    # Is it a terminal, how wide, how much can be read; close on exec, do not block.
+    *(
+        ("ioctl", ((1, _EQUAL, request, 0),))
+        for request in (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+    ),
+)
+
+_ALLOW = 0x7FFF0000
+_REFUSE = 0x00050000
+
+
+class FilterError(Exception):
+    """There is no filter: libseccomp is missing, or does not do what is asked."""
+
+
+class _Comparison(ctypes.Structure):
+    _fields_ = (
+        ("argument", ctypes.c_uint),
+        ("operation", ctypes.c_int),
+        ("first", ctypes.c_uint64),
+        ("second", ctypes.c_uint64),
+    )
+
+
+def filter_program() -> bytes:
+    """The list as a program of the kernel's filter machine, made by libseccomp for this processor.
+
+    Raises:
+        FilterError: it cannot be made here.
+    """
+    try:
+        library = ctypes.CDLL("libseccomp.so.2")
+    except OSError:
+        raise FilterError("libseccomp.so.2 is not installed") from None
+    library.seccomp_init.restype = ctypes.c_void_p
+    context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_REFUSE | errno.EPERM)))
+    try:
+        for action, name, comparisons in _rules():
+            number = library.seccomp_syscall_resolve_name(name.encode())
+            if number >= 0:  # not every processor has every call
+                found = [_Comparison(*each) for each in comparisons]
+                array = (_Comparison * len(found))(*found)
+                add, told = library.seccomp_rule_add_array, ctypes.c_uint32(action)
+                _checked(add(context, told, number, len(found), array))
+        return _exported(library, context)
+    finally:
+        library.seccomp_release(context)
+
+
+def _rules() -> Iterator[tuple[int, str, tuple[tuple[int, int, int, int], ...]]]:
+    for name in _ALLOWED.split():
+        yield _ALLOW, name, ()
+    for name, comparisons in _CONDITIONAL:
+        yield _ALLOW, name, comparisons
+    # The C library then uses clone, whose flags can be looked at.
+    yield _REFUSE | errno.ENOSYS, "clone3", ()
+
+
+def _exported(library: ctypes.CDLL, context: ctypes.c_void_p) -> bytes:
+    descriptor = os.memfd_create("filter")
+    try:
+        _checked(library.seccomp_export_bpf(context, descriptor))
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def _checked(result: int) -> None:
+    if result < 0:
+        raise FilterError(f"libseccomp: {os.strerror(-result)}")
