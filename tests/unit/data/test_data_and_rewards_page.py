@@ -19,6 +19,7 @@ from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
 from ppojob_trainer.rewards.row_checks import row_checks
+from ppojob_trainer.sandbox.executor import Sandbox
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data-and-rewards.md").read_text()
 _FOUND: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
@@ -64,7 +65,7 @@ def test_the_judge_has_a_scorers_arguments() -> None:
     (pods,) = YAML(typ="safe").load(KEY)["pods"]
     assert PodSettings.model_validate(pods).env[0].name == one.arguments["key_variable"]
     arguments = one.arguments | {"key_variable": ""}
-    assert load_scorer(one.function, arguments)
+    assert load_scorer(one.function, arguments, Sandbox)
 
 
 def test_fields_that_are_named_exist() -> None:

@@ -11,6 +11,7 @@ from ppojob_trainer.rewards.page import page
 from ppojob_trainer.rewards.records import Verdict, verdict
 from ppojob_trainer.rewards.routing import SCORERS, Scorer, route
 from ppojob_trainer.rewards.row_checks import NamedChecks, RoutedChecks
+from ppojob_trainer.sandbox.executor import Sandbox
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 
@@ -33,7 +34,7 @@ def test_a_scorer_with_an_option_is_a_file_and_a_row(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(SCORERS, "echo", row)
     assert (route("my/echo"), route("say-it"), route("said")) == ("echo", "echo", None)
     of_row = {"data_source": "my/echo", "ground_truth": "A", "extra_info": {}}
-    scorer = load_scorer("echo", {"shout": True})
+    scorer = load_scorer("echo", {"shout": True}, Sandbox)
     assert scorer(solution_str="a", shout=True, **of_row) == {"score": 1.0, "acc": 1.0, "pred": "A"}
     with pytest.raises(BadFunction, match="with shout "):
         load_scorer("echo", {"shout": "loud"})
