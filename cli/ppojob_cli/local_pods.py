@@ -35,7 +35,7 @@ from ppojob_operator.build.pods import (
 )
 from ppojob_trainer import stop_signal
 from ppojob_trainer.rpc.keys import write_key_folders
-from ppojob_trainer.rpc.messages import PodStatus
+from ppojob_trainer.rpc.messages.pods import PodStatus
 
 MOUNTS_FOLDER = ".pods"
 """Keys, addresses and scratch of the pods that run now; made anew by each run."""

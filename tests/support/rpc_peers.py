@@ -18,7 +18,7 @@ from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.supervisors import Supervisors
 from ppojob_trainer.rpc.client import Caller, Peer
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
-from ppojob_trainer.rpc.messages import PodStatus
+from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.rpc.methods import STATUS
 from ppojob_trainer.rpc.server import Route, RpcServer
 

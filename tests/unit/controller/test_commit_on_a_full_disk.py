@@ -12,7 +12,7 @@ from ppojob_trainer.checkpoint.commit import CommitStore, unsealed
 from ppojob_trainer.checkpoint.journal import Journal
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.errors import StorageError
-from ppojob_trainer.rpc.messages import Saved, SavedFile, SaveShards
+from ppojob_trainer.rpc.messages.saving import Saved, SavedFile, SaveShards
 from ppojob_trainer.rpc.methods import BARRIER, SAVE_SHARDS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing

@@ -18,7 +18,10 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rollout.protocol import Finished
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.row_files import read_tokens, read_verdicts, write_part
-from ppojob_trainer.rpc.messages import PromptTokens, RowScore, Saved, WriteRows
+from ppojob_trainer.rpc.messages.rollout import PromptTokens
+from ppojob_trainer.rpc.messages.rows import WriteRows
+from ppojob_trainer.rpc.messages.saving import Saved
+from ppojob_trainer.rpc.messages.scoring import RowScore
 from ppojob_trainer.rpc.methods import WRITE_ROWS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.workers.row_store import OwnedRows, own_rows

@@ -20,7 +20,7 @@ from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rpc.messages import Forward
+from ppojob_trainer.rpc.messages.training import Forward
 from ppojob_trainer.rpc.methods import FORWARD
 from ppojob_trainer.rpc.wire import RequestId
 from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts

@@ -16,18 +16,16 @@ from ppojob_trainer.errors import RoleLost
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rpc.chunks import chunks
 from ppojob_trainer.rpc.client import Call, Peer
-from ppojob_trainer.rpc.messages import (
-    Advantaged,
-    Advantages,
+from ppojob_trainer.rpc.messages.scoring import (
     ModelScored,
     RowScore,
     Score,
     ScoreByModel,
     Scored,
     SendTexts,
-    SpreadOf,
     Texts,
 )
+from ppojob_trainer.rpc.messages.training import Advantaged, Advantages, SpreadOf
 from ppojob_trainer.rpc.methods import ADVANTAGES, PUT_TEXTS, SCORE, SCORE_BY_MODEL, SEND_TEXTS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId

@@ -23,7 +23,7 @@ from ppojob_trainer.errors import (
 )
 from ppojob_trainer.rpc.client import Peer
 from ppojob_trainer.rpc.identity import PodIdentity
-from ppojob_trainer.rpc.messages import PodStatus
+from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.rpc.methods import BARRIER, IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing

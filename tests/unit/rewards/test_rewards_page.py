@@ -37,7 +37,7 @@ def test_a_scorer_with_an_option_is_a_file_and_a_row(monkeypatch: pytest.MonkeyP
     scorer = load_scorer("echo", {"shout": True}, Sandbox)
     assert scorer(solution_str="a", shout=True, **of_row) == {"score": 1.0, "acc": 1.0, "pred": "A"}
     with pytest.raises(BadFunction, match="with shout "):
-        load_scorer("echo", {"shout": "loud"})
+        load_scorer("echo", {"shout": "loud"}, Sandbox)
     for checks in (RoutedChecks(), NamedChecks(("echo",))):
         assert checks.data_source_problem("my/echo") is None
         assert checks.ground_truth_problem("my/echo", 5) == "what is to be said"

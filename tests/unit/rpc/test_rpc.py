@@ -14,7 +14,8 @@ import zmq
 
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
-from ppojob_trainer.rpc.messages import BatchName, Texts
+from ppojob_trainer.rpc.messages.rows import BatchName
+from ppojob_trainer.rpc.messages.scoring import Texts
 from ppojob_trainer.rpc.methods import PUT_TEXTS, Method
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestHeader, RequestId, encode

@@ -3,7 +3,7 @@
 import torch
 
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
-from ppojob_trainer.rpc.messages import PromptTokens
+from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.workers.row_store import OwnedRows, chosen_rows, own_rows
 
 SAMPLES = 2

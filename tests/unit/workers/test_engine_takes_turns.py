@@ -10,15 +10,19 @@ from lone_role import pod_of
 
 from ppojob_trainer.pod_environment import RankEnvironment
 from ppojob_trainer.rollout.protocol import Request, RolloutError, SamplingParams
-from ppojob_trainer.rpc import messages, methods
+from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.keys import KeyRing, read_key_ring, write_key_folders
+from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens, SyncWeights
+from ppojob_trainer.rpc.messages.rows import PlaceRows, RowIndex
+from ppojob_trainer.rpc.messages.saving import Restore
+from ppojob_trainer.rpc.messages.training import Advantages, Forward, Update
 from ppojob_trainer.rpc.methods import Method
 from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
 from ppojob_trainer.workers.actor_rollout_start import open_actor_rollout_worker
 
 pytestmark = pytest.mark.processes
 
-PROMPTS = [messages.PromptTokens(number, [4, 5, 6]) for number in range(4)]
+PROMPTS = [PromptTokens(number, [4, 5, 6]) for number in range(4)]
 SAMPLES = 4
 
 
@@ -45,26 +49,26 @@ def ask(
 
 
 def restore(worker: ActorRolloutWorker) -> None:
-    ask(worker, methods.RESTORE, messages.Restore(None, [], {"policy": 2}))
+    ask(worker, methods.RESTORE, Restore(None, [], {"policy": 2}))
 
 
 def generate(worker: ActorRolloutWorker, purpose: str) -> list[int]:
-    request = messages.Generate(purpose, 1, 0, PROMPTS, SAMPLES)
+    request = Generate(purpose, 1, 0, PROMPTS, SAMPLES)
     return ask(worker, methods.GENERATE, request).lengths
 
 
 def train(worker: ActorRolloutWorker, lengths: list[int]) -> Iterator[str]:
     """The rest of a step; says what was done."""
     owners = [0] * len(PROMPTS)
-    index = messages.RowIndex([3] * len(PROMPTS), lengths, SAMPLES, owners)
+    index = RowIndex([3] * len(PROMPTS), lengths, SAMPLES, owners)
     scores = [float(row % 2) for row in range(len(lengths))]
     for method, request in (
-        (methods.PLACE_ROWS, messages.PlaceRows(index)),
-        (methods.FORWARD, messages.Forward("policy")),
-        (methods.ADVANTAGES, messages.Advantages(scores, 0.0)),
-        (methods.UPDATE, messages.Update("policy", [0, 1])),
-        (methods.UPDATE, messages.Update("policy", [2, 3])),
-        (methods.SYNC_WEIGHTS, messages.SyncWeights(1)),
+        (methods.PLACE_ROWS, PlaceRows(index)),
+        (methods.FORWARD, Forward("policy")),
+        (methods.ADVANTAGES, Advantages(scores, 0.0)),
+        (methods.UPDATE, Update("policy", [0, 1])),
+        (methods.UPDATE, Update("policy", [2, 3])),
+        (methods.SYNC_WEIGHTS, SyncWeights(1)),
     ):
         ask(worker, method, request)
         yield method.name
@@ -85,7 +89,7 @@ def test_the_engine_sleeps_while_models_compute_and_wakes_with_new_weights(worke
     assert is_asleep(worker)
     restore(worker)
     assert is_asleep(worker)
-    ask(worker, methods.SYNC_WEIGHTS, messages.SyncWeights(0))
+    ask(worker, methods.SYNC_WEIGHTS, SyncWeights(0))
     for _ in range(2):
         generate(worker, "validation")
         lengths = generate(worker, "train")
@@ -102,10 +106,10 @@ def test_the_engine_sleeps_while_models_compute_and_wakes_with_new_weights(worke
 
 def test_what_is_restored_is_generated_with_only_when_the_engine_has_it(worker) -> None:
     restore(worker)
-    ask(worker, methods.SYNC_WEIGHTS, messages.SyncWeights(0))
+    ask(worker, methods.SYNC_WEIGHTS, SyncWeights(0))
     first = generate(worker, "train")
     restore(worker)
     with pytest.raises(RolloutError, match="the engine is asleep"):
         generate(worker, "train")
-    ask(worker, methods.SYNC_WEIGHTS, messages.SyncWeights(0))
+    ask(worker, methods.SYNC_WEIGHTS, SyncWeights(0))
     assert generate(worker, "train") == first

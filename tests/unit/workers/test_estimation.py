@@ -10,7 +10,8 @@ from ppojob_trainer.controller.training_step import needs_old_logprobs
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rpc.messages import Advantaged, Advantages, PromptTokens
+from ppojob_trainer.rpc.messages.rollout import PromptTokens
+from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
 from ppojob_trainer.workers.estimation import add_advantages
 from ppojob_trainer.workers.row_store import own_rows

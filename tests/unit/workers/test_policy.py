@@ -5,7 +5,7 @@ from training_ranks import GROUPS, SAMPLES, rows_of_step
 
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.rows.batch_index import BatchIndex
-from ppojob_trainer.rpc.messages import Update
+from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
 from ppojob_trainer.workers.policy import Policy
 

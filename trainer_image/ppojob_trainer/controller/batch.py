@@ -14,16 +14,9 @@ import msgspec
 from ppojob_api.problem import shown
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.rpc.messages import (
-    Generated,
-    ModelScoreItem,
-    PromptTokens,
-    RowIndex,
-    RowScore,
-    ScoreItem,
-    ValueKind,
-    batch_label,
-)
+from ppojob_trainer.rpc.messages.rollout import Generated, PromptTokens
+from ppojob_trainer.rpc.messages.rows import RowIndex, ValueKind, batch_label
+from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
 
 SCORE: Final = "score"
 """Name of the score among the numbers of a row."""

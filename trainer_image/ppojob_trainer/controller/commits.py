@@ -14,7 +14,7 @@ from ppojob_trainer.controller.best_commit import BestCommit
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.errors import StorageError
-from ppojob_trainer.rpc.messages import Saved, SaveShards
+from ppojob_trainer.rpc.messages.saving import Saved, SaveShards
 from ppojob_trainer.rpc.methods import SAVE_SHARDS
 from ppojob_trainer.rpc.wire import RequestId
 

@@ -49,7 +49,7 @@ from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import JobFailed, PPOJobError, RewardFailed, RoleLost, StorageError
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.client import Traffic
-from ppojob_trainer.rpc.messages import ExportModel
+from ppojob_trainer.rpc.messages.saving import ExportModel
 from ppojob_trainer.rpc.methods import EXPORT_MODEL
 from ppojob_trainer.rpc.wire import RequestId
 

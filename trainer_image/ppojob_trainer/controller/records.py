@@ -25,7 +25,7 @@ from ppojob_trainer.metrics.step_metrics import (
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
 from ppojob_trainer.rpc.client import Traffic
-from ppojob_trainer.rpc.messages import Advantaged, SpreadOf
+from ppojob_trainer.rpc.messages.training import Advantaged, SpreadOf
 
 ROWS_CUT_POINT = durable.point("rows.cut", *durable.REMOVE_ACTS)
 _FOLDER = re.compile(r"step-(\d{6,})(?:-round-(\d+))?\.parquet")

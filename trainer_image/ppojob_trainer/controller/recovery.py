@@ -33,7 +33,8 @@ from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.errors import CannotResume, JobFailed, RoleLost
-from ppojob_trainer.rpc.messages import Restore, SavedFile, SyncWeights
+from ppojob_trainer.rpc.messages.rollout import SyncWeights
+from ppojob_trainer.rpc.messages.saving import Restore, SavedFile
 from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS
 from ppojob_trainer.rpc.wire import RequestId
 

@@ -12,7 +12,7 @@ from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.supervisors import Supervisors, raise_if_fenced
 from ppojob_trainer.errors import JobFailed, RoleLost, StorageError
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout, Peer, Pending
-from ppojob_trainer.rpc.messages import CutChannel
+from ppojob_trainer.rpc.messages.rows import CutChannel
 from ppojob_trainer.rpc.methods import BARRIER, CUT_CHANNEL, Method
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestId
 

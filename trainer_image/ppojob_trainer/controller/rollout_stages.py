@@ -17,7 +17,8 @@ from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.rpc.chunks import CHUNK_BYTES, chunks
-from ppojob_trainer.rpc.messages import Generate, LoadRows, SyncWeights, WriteRows
+from ppojob_trainer.rpc.messages.rollout import Generate, LoadRows, SyncWeights
+from ppojob_trainer.rpc.messages.rows import WriteRows
 from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, SYNC_WEIGHTS, WRITE_ROWS
 from ppojob_trainer.rpc.wire import RequestId, encode
 

@@ -11,7 +11,13 @@ from typing import Any
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
-from ppojob_trainer.rpc.messages import BatchName, MoveColumns, MoveRows, OpenChannel, PlaceRows
+from ppojob_trainer.rpc.messages.rows import (
+    BatchName,
+    MoveColumns,
+    MoveRows,
+    OpenChannel,
+    PlaceRows,
+)
 from ppojob_trainer.rpc.methods import (
     MOVE_COLUMNS,
     MOVE_ROWS,

@@ -25,7 +25,7 @@ from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, Rewo
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.errors import ConfigError, DamagedCommit
 from ppojob_trainer.rows.row_files import ROWS_POINT, read_verdicts
-from ppojob_trainer.rpc.messages import RowScore
+from ppojob_trainer.rpc.messages.scoring import RowScore
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.errors import ConfigError, Fenced, Interrupted, JobFailed, RoleLost
 from ppojob_trainer.rpc.client import Call, Caller, CallRefused, CallTimeout
 from ppojob_trainer.rpc.identity import PodIdentity
-from ppojob_trainer.rpc.messages import PodStatus, StartRanks
+from ppojob_trainer.rpc.messages.pods import PodStatus, StartRanks
 from ppojob_trainer.rpc.methods import IDENTITY, START, STATUS, Method
 from ppojob_trainer.rpc.wire import ErrorKind, Nothing
 

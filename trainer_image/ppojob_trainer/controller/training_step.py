@@ -23,7 +23,8 @@ from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.step_metrics import Spread
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rewards.overlong import OverlongPenalty
-from ppojob_trainer.rpc.messages import Advantaged, Advantages, Forward, SyncWeights, Update
+from ppojob_trainer.rpc.messages.rollout import SyncWeights
+from ppojob_trainer.rpc.messages.training import Advantaged, Advantages, Forward, Update
 from ppojob_trainer.rpc.methods import ADVANTAGES, FORWARD, SYNC_WEIGHTS, UPDATE
 from ppojob_trainer.rpc.wire import RequestId
 

@@ -12,34 +12,26 @@ import msgspec
 from ppojob_trainer import failpoints
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rpc.identity import PodIdentity
-from ppojob_trainer.rpc.messages import (
-    Advantaged,
-    Advantages,
+from ppojob_trainer.rpc.messages.pods import PodStatus, StartRanks
+from ppojob_trainer.rpc.messages.rollout import Generate, Generated, LoadRows, SyncWeights
+from ppojob_trainer.rpc.messages.rows import (
     CutChannel,
-    ExportModel,
-    Forward,
-    Generate,
-    Generated,
-    LoadRows,
-    ModelScored,
     MoveColumns,
     MoveRows,
     OpenChannel,
     PlaceRows,
-    PodStatus,
-    Restore,
-    Saved,
-    SaveShards,
+    WriteRows,
+)
+from ppojob_trainer.rpc.messages.saving import ExportModel, Restore, Saved, SaveShards
+from ppojob_trainer.rpc.messages.scoring import (
+    ModelScored,
     Score,
     ScoreByModel,
     Scored,
     SendTexts,
-    StartRanks,
-    SyncWeights,
     Texts,
-    Update,
-    WriteRows,
 )
+from ppojob_trainer.rpc.messages.training import Advantaged, Advantages, Forward, Update
 from ppojob_trainer.rpc.wire import Nothing
 
 Request = TypeVar("Request", bound=msgspec.Struct)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ppojob_api import contract
 from ppojob_trainer.heartbeat_pipe import HeartbeatReader
-from ppojob_trainer.rpc.messages import RankState
+from ppojob_trainer.rpc.messages.pods import RankState
 
 _STACK_DUMP_SECONDS = 0.5
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 import msgspec
 
 from ppojob_trainer.metrics.page_server import PageServer
-from ppojob_trainer.rpc.messages import PodStatus
+from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.supervisor.pod_metrics import CONTENT_TYPE, PodMetrics
 
 

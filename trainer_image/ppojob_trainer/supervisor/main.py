@@ -10,7 +10,7 @@ from ppojob_api import contract
 from ppojob_trainer import stop_signal
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
 from ppojob_trainer.rpc.keys import read_key_ring
-from ppojob_trainer.rpc.messages import PodStatus
+from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.rpc.methods import IDENTITY, START, STATUS
 from ppojob_trainer.rpc.server import Route, RpcServer
 from ppojob_trainer.stop_signal import StopRequest

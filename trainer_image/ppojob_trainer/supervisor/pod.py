@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ppojob_api import contract
 from ppojob_trainer import stop_signal
-from ppojob_trainer.rpc.messages import PodStatus
+from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.supervisor.child import Child
 
 _log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from ppojob_trainer.metrics.series import (
     RANK_READY,
     Series,
 )
-from ppojob_trainer.rpc.messages import PodStatus
+from ppojob_trainer.rpc.messages.pods import PodStatus
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")

@@ -21,9 +21,14 @@ from ppojob_trainer.rollout.protocol import Request, RolloutEngine, SamplingPara
 from ppojob_trainer.rollout.seeds import Purpose, sample_seed
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rows.row_files import read_tokens, write_part
-from ppojob_trainer.rpc import messages, methods
+from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.chunks import chunks
 from ppojob_trainer.rpc.client import Call, Caller, Peer
+from ppojob_trainer.rpc.messages.rollout import Generate, Generated, LoadRows, SyncWeights
+from ppojob_trainer.rpc.messages.rows import PlaceRows, WriteRows
+from ppojob_trainer.rpc.messages.saving import ExportModel, Saved, SavedFile
+from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
+from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
 from ppojob_trainer.workers.estimation import add_advantages
@@ -82,11 +87,11 @@ class ActorRolloutWorker:
             Route(methods.EXPORT_MODEL, self._export_model),
         ]
 
-    def _sync_weights(self, request: messages.SyncWeights) -> Nothing:
+    def _sync_weights(self, request: SyncWeights) -> Nothing:
         self.engine.load_weights(request.version, named_full_tensors(self.policy.learner.model))
         return Nothing()
 
-    def _generate(self, request: messages.Generate) -> messages.Generated:
+    def _generate(self, request: Generate) -> Generated:
         requests = self._requests(request)
         greedy = msgspec.structs.replace(request, purpose=GREEDY, samples=1)
         responses = generate(
@@ -98,15 +103,13 @@ class ActorRolloutWorker:
             return answer
         return msgspec.structs.replace(answer, greedy=self._made(greedy, made[len(requests) :]))
 
-    def _made(
-        self, request: messages.Generate, trajectories: list[Trajectory]
-    ) -> messages.Generated:
+    def _made(self, request: Generate, trajectories: list[Trajectory]) -> Generated:
         """Keep what was generated for a request."""
         rows = own_rows(request.first, request.prompts, request.samples, trajectories)
         self._take_up(request.purpose, request.round, rows)
-        return messages.Generated(rows.experience.lengths.tolist(), rows.truncated)
+        return Generated(rows.experience.lengths.tolist(), rows.truncated)
 
-    def _requests(self, request: messages.Generate) -> list[Request]:
+    def _requests(self, request: Generate) -> list[Request]:
         """What the engine is asked, prompt after prompt."""
         sampling = self._sampling(request.purpose)
         purpose: Purpose = "train" if request.purpose == TRAIN else "validation"
@@ -129,7 +132,7 @@ class ActorRolloutWorker:
             for sample in range(request.samples)
         ]
 
-    def _load_rows(self, request: messages.LoadRows) -> Nothing:
+    def _load_rows(self, request: LoadRows) -> Nothing:
         first, last = (p * request.samples for p in (request.first, request.last))
         parts = [self.run_folder / request.folder / part for part in request.parts]
         rows = trajectories(read_tokens(parts, first, last))
@@ -159,7 +162,7 @@ class ActorRolloutWorker:
             stop_token_ids=tuple(dict.fromkeys(ends)),
         )
 
-    def _send_texts(self, request: messages.SendTexts) -> Nothing:
+    def _send_texts(self, request: SendTexts) -> Nothing:
         batch = request.batch
         rows = self._rows[batch.purpose, batch.round]
         owned = range(request.first - rows.first_row, request.last - rows.first_row)
@@ -168,11 +171,11 @@ class ActorRolloutWorker:
         for first, last in chunks([len(text.encode()) for text in texts]):
             row = request.first + first
             id_ = RequestId(request.epoch, batch.step, f"{batch.label}/put_texts", row)
-            body = messages.Texts(batch, row, texts[first:last])
+            body = Texts(batch, row, texts[first:last])
             self.caller.call(Call(peer, methods.PUT_TEXTS, body, id_))
         return Nothing()
 
-    def _place_rows(self, request: messages.PlaceRows) -> Nothing:
+    def _place_rows(self, request: PlaceRows) -> Nothing:
         index = batch_index(request.index)
         if request.origins is None:
             mine = self._rows[TRAIN, 0].experience
@@ -183,15 +186,15 @@ class ActorRolloutWorker:
         self.stages.place(index, mine)
         return Nothing()
 
-    def _advantages(self, request: messages.Advantages) -> messages.Advantaged:
+    def _advantages(self, request: Advantages) -> Advantaged:
         return add_advantages(self.spec, self.stages.rows, request)
 
-    def _write_rows(self, request: messages.WriteRows) -> messages.Saved:
+    def _write_rows(self, request: WriteRows) -> Saved:
         table = rows_table(self._rows[request.purpose, request.round], request, self.chat)
         path = write_part(self.run_folder / request.folder, request.part, table)
-        return messages.Saved([messages.SavedFile(path.name, *sha256_of(path))])
+        return Saved([SavedFile(path.name, *sha256_of(path))])
 
-    def _export_model(self, request: messages.ExportModel) -> Nothing:
+    def _export_model(self, request: ExportModel) -> Nothing:
         model = self.spec.model
         template = Path(model.chat_template).read_text() if model.chat_template else None
         dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16

@@ -10,7 +10,7 @@ from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.value_model import load_value_model
 from ppojob_trainer.parallel.world import World
-from ppojob_trainer.rpc.messages import Update
+from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner
 

@@ -20,8 +20,8 @@ from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
 from ppojob_trainer.algorithms.rollout_correction import Correction, correct
 from ppojob_trainer.algorithms.rollout_diagnostics import diagnostics
 from ppojob_trainer.algorithms.value_loss import explained_variance
-from ppojob_trainer.rpc.messages import Advantaged, SpreadOf
-from ppojob_trainer.rpc.messages import Advantages as Given
+from ppojob_trainer.rpc.messages.training import Advantaged, SpreadOf
+from ppojob_trainer.rpc.messages.training import Advantages as Given
 from ppojob_trainer.workers.batch_rows import BatchRows
 
 

@@ -15,7 +15,7 @@ from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
 from ppojob_trainer.parallel.boxes import Box, box_of
 from ppojob_trainer.parallel.world import World
-from ppojob_trainer.rpc.messages import SavedFile
+from ppojob_trainer.rpc.messages.saving import SavedFile
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 RNG_FILE = "rng.safetensors"

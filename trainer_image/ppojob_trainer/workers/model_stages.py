@@ -9,7 +9,16 @@ from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.link import GroupLink
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.rpc import messages, methods
+from ppojob_trainer.rpc import methods
+from ppojob_trainer.rpc.messages.rows import (
+    BatchName,
+    CutChannel,
+    MoveColumns,
+    MoveRows,
+    OpenChannel,
+)
+from ppojob_trainer.rpc.messages.saving import Restore, Saved, SaveShards
+from ppojob_trainer.rpc.messages.training import Forward, Update
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
@@ -30,7 +39,7 @@ class TrainedModel(StageModel, Protocol):
 
     learner: Learner
 
-    def update(self, rows: BatchRows, request: messages.Update) -> PassStatistics:
+    def update(self, rows: BatchRows, request: Update) -> PassStatistics:
         """One optimizer step; answers what all ranks have measured."""
         ...
 
@@ -53,7 +62,7 @@ class ModelStages:
     trained: dict[str, TrainedModel] = field(default_factory=dict)
     make_room: Callable[[], None] = lambda: None
     _rows: BatchRows | None = None
-    _visiting: messages.BatchName | None = None  # whose rows they are, where others own them
+    _visiting: BatchName | None = None  # whose rows they are, where others own them
 
     def routes(self) -> list[Route]:
         """The methods of every rank that holds a model."""
@@ -86,7 +95,7 @@ class ModelStages:
         link = GroupLink(world.group, world.device)
         self._rows = BatchRows(index, mine, link, self.channels.costs)
 
-    def _restore(self, request: messages.Restore) -> Nothing:
+    def _restore(self, request: Restore) -> Nothing:
         self.make_room()
         self._rows = self._visiting = None
         folder = None if request.folder is None else self.run_folder / request.folder
@@ -94,15 +103,15 @@ class ModelStages:
             model.learner.restore(folder, request.files, request.total_updates[name])
         return Nothing()
 
-    def _open_channel(self, request: messages.OpenChannel) -> Nothing:
+    def _open_channel(self, request: OpenChannel) -> Nothing:
         self.channels.open(request)
         return Nothing()
 
-    def _cut_channel(self, request: messages.CutChannel) -> Nothing:
+    def _cut_channel(self, request: CutChannel) -> Nothing:
         self.channels.cut(request.role)
         return Nothing()
 
-    def _move_rows(self, request: messages.MoveRows) -> Nothing:
+    def _move_rows(self, request: MoveRows) -> Nothing:
         mine = self.rows.mine if self.channels.owns_rows else None
         index, moved = self.channels.move_rows(request.role, batch_index(request.index), mine)
         # A controller that came back has the rows of its step moved again. A pass over them that is
@@ -112,21 +121,21 @@ class ModelStages:
             self._visiting = request.batch
         return Nothing()
 
-    def _move_columns(self, request: messages.MoveColumns) -> Nothing:
+    def _move_columns(self, request: MoveColumns) -> Nothing:
         self.channels.move_columns(request, batch_index(request.index), self.rows.mine)
         return Nothing()
 
-    def _forward(self, request: messages.Forward) -> PassStatistics:
+    def _forward(self, request: Forward) -> PassStatistics:
         self.make_room()
         model = self.trained.get(request.model) or self.frozen[request.model]
         return model.forward(self.rows)
 
-    def _update(self, request: messages.Update) -> PassStatistics:
+    def _update(self, request: Update) -> PassStatistics:
         self.make_room()
         return self.trained[request.model].update(self.rows, request)
 
-    def _save_shards(self, request: messages.SaveShards) -> messages.Saved:
+    def _save_shards(self, request: SaveShards) -> Saved:
         folder = self.run_folder / request.folder
-        return messages.Saved(
+        return Saved(
             [file for model in self.trained.values() for file in model.learner.save(folder)]
         )

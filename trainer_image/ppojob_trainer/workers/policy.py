@@ -16,7 +16,7 @@ from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.parallel.world import World
-from ppojob_trainer.rpc.messages import Update
+from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner
 

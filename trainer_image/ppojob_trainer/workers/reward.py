@@ -16,7 +16,7 @@ from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
 from ppojob_trainer.rewards.wire import NotScored
 from ppojob_trainer.rpc.keys import KeyRing
-from ppojob_trainer.rpc.messages import RowScore, Score, Scored, ScoreItem
+from ppojob_trainer.rpc.messages.scoring import RowScore, Score, Scored, ScoreItem
 from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.workers.text_inbox import TextInbox

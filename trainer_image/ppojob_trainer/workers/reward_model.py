@@ -13,7 +13,7 @@ from ppojob_trainer.models.reward_model import load_reward_model
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rpc.keys import KeyRing
-from ppojob_trainer.rpc.messages import ModelScored, ScoreByModel
+from ppojob_trainer.rpc.messages.scoring import ModelScored, ScoreByModel
 from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE_BY_MODEL
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.workers.rank_start import open_role_world

@@ -10,7 +10,7 @@ from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.exchange import move_rows, return_columns
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rows.transfer import TransferPlan
-from ppojob_trainer.rpc.messages import MoveColumns, OpenChannel, RowIndex
+from ppojob_trainer.rpc.messages.rows import MoveColumns, OpenChannel, RowIndex
 from ppojob_trainer.workers.batch_rows import GroupCosts
 
 

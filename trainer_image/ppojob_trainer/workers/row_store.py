@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ppojob_trainer.rollout.trajectory import Trajectory, turn_rewards
 from ppojob_trainer.rows.experience import Experience, joined
-from ppojob_trainer.rpc.messages import PromptTokens
+from ppojob_trainer.rpc.messages.rollout import PromptTokens
 
 
 @dataclass

@@ -9,7 +9,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.row_files import SCHEMA
-from ppojob_trainer.rpc.messages import WriteRows
+from ppojob_trainer.rpc.messages.rows import WriteRows
 from ppojob_trainer.workers.row_store import OwnedRows
 
 _TYPES: Final = {"number": pa.float64(), "text": pa.string()}

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from ppojob_trainer.errors import JobFailed
-from ppojob_trainer.rpc.messages import BatchName, Texts
+from ppojob_trainer.rpc.messages.rows import BatchName
+from ppojob_trainer.rpc.messages.scoring import Texts
 from ppojob_trainer.rpc.wire import Nothing
 
 

@@ -1,0 +1,74 @@
+"""Generating rows, and what the engine needs for it."""
+
+import msgspec
+
+
+class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt by its number in the data and its token ids."""
+
+    prompt: int
+    tokens: list[int]
+
+
+class Generate(msgspec.Struct, frozen=True):
+    """Generate `samples` responses for each prompt; the rows stay on the rank.
+
+    Attributes:
+        purpose: `train` or `validation`; the store of rows has one batch for each.
+        step: step of the loop, which goes into every sample's seed.
+        first: position in the batch of the first of these prompts.
+        prompts: this rank's share of the prompts, in the order of the batch.
+        samples: responses a prompt.
+        round: generation round of the step, from 0.
+        greedy: whether each prompt has a greedy response too, a batch `greedy` of its own.
+    """
+
+    purpose: str
+    step: int
+    first: int
+    prompts: list[PromptTokens]
+    samples: int
+    round: int = 0
+    greedy: bool = False
+
+
+class Generated(msgspec.Struct, frozen=True):
+    """Lengths of the responses (rows, prompt-major) and which of them ran into the limit.
+
+    Attributes:
+        lengths: (rows,) tokens.
+        truncated: (rows,).
+        greedy: the same of greedy responses, where they were asked for.
+    """
+
+    lengths: list[int]
+    truncated: list[bool]
+    greedy: "Generated | None" = None
+
+
+class LoadRows(msgspec.Struct, frozen=True):
+    """Take up train rows that lie on the disk instead of generating them.
+
+    Attributes:
+        round: generation round of the step, from 0.
+        folder: of the step's rows, relative to the run folder, or of another run.
+        parts: its files.
+        first: position in the batch of the first of this rank's prompts.
+        last: one past the last.
+        prompts: this rank's share of the prompts, in the order of the batch.
+        samples: responses a prompt.
+    """
+
+    folder: str
+    parts: list[str]
+    first: int
+    last: int
+    prompts: list[PromptTokens]
+    samples: int
+    round: int = 0
+
+
+class SyncWeights(msgspec.Struct, frozen=True):
+    """Bring the trainer's weights into the rollout engine, as this version."""
+
+    version: int

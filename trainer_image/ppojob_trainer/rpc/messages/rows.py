@@ -1,0 +1,140 @@
+"""Which rows there are, where they are, and where they go."""
+
+from typing import Literal
+
+import msgspec
+
+ValueKind = Literal["number", "text"]
+
+
+def batch_label(purpose: str, round_: int) -> str:
+    """Names a batch within its step; that of the only round is the purpose."""
+    return f"{purpose}/{round_}" if round_ else purpose
+
+
+class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """Which batch: step, purpose and generation round, after how many rewinds of the job."""
+
+    rewinds: int
+    step: int
+    purpose: str
+    round: int = 0
+
+    @property
+    def label(self) -> str:
+        """Purpose and round, as in the names of stages."""
+        return batch_label(self.purpose, self.round)
+
+
+class RowIndex(msgspec.Struct, frozen=True):
+    """Which rows a batch has and who owns them: all that plans of transfers are made of.
+
+    Attributes:
+        prompt_lengths: (prompts,) tokens.
+        lengths: (rows,) response tokens, prompt-major.
+        samples: rows a prompt.
+        owners: (prompts,) the rank that owns the rows of each prompt.
+    """
+
+    prompt_lengths: list[int]
+    lengths: list[int]
+    samples: int
+    owners: list[int]
+
+
+class PlaceRows(msgspec.Struct, frozen=True):
+    """Tell an owner of train rows where all the others are.
+
+    Attributes:
+        index: of the rows that are trained on.
+        origins: (prompts,) round and position in it of each prompt; None: those of the one round.
+    """
+
+    index: RowIndex
+    origins: list[tuple[int, int]] | None = None
+
+
+class OpenChannel(msgspec.Struct, frozen=True):
+    """Open the channel between the owners of rows and another role, in their present epochs.
+
+    Attributes:
+        role: the role at the other end.
+        key: names the pair of epochs.
+        owners: ranks of the owning role, members 0, 1, ... of the channel.
+        consumers: ranks of the other role, the members behind those.
+        store_host: name of the pod whose rank 0 hosts the owners' store.
+        store_key: prefix of the keys of the owners' epoch.
+    """
+
+    role: str
+    key: str
+    owners: int
+    consumers: int
+    store_host: str
+    store_key: str
+
+
+class MoveRows(msgspec.Struct, frozen=True):
+    """Move the train rows from their owners to the other role; both sides are told together.
+
+    Attributes:
+        role: the role at the other end.
+        batch: whose rows; a consumer that has them keeps what it has filled in.
+        index: of the rows at their owners.
+    """
+
+    role: str
+    batch: BatchName
+    index: RowIndex
+
+
+class MoveColumns(msgspec.Struct, frozen=True):
+    """Move columns of rows that both roles have; both sides are told together.
+
+    Attributes:
+        role: the role at the other end.
+        index: of the rows at their owners.
+        columns: which.
+        to_owners: towards the owners, else away from them.
+    """
+
+    role: str
+    index: RowIndex
+    columns: list[str]
+    to_owners: bool
+
+
+class CutChannel(msgspec.Struct, frozen=True):
+    """End whatever waits on the channel to a role that is lost."""
+
+    role: str
+
+
+class WriteRows(msgspec.Struct, frozen=True):
+    """Write rows that this rank owns as a part of a parquet folder.
+
+    Attributes:
+        purpose: whose rows.
+        step: of the loop.
+        folder: relative to the run folder.
+        part: number of the part.
+        first: position in the batch of the first of their prompts.
+        scores: of the rows, in row order.
+        data_sources: of their prompts.
+        ground_truths: JSON, of their prompts.
+        extras: the scorers' further values as JSON, in row order.
+        value_kinds: of those values in the whole batch, so that all parts have the same columns.
+        round: generation round of the step, from 0.
+    """
+
+    purpose: str
+    step: int
+    folder: str
+    part: int
+    first: int
+    scores: list[float]
+    data_sources: list[str]
+    ground_truths: list[bytes]
+    extras: list[bytes]
+    value_kinds: dict[str, ValueKind]
+    round: int = 0

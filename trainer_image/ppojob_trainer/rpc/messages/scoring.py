@@ -1,0 +1,106 @@
+"""Texts on their way to scorers, and scores on their way back."""
+
+import msgspec
+
+from ppojob_trainer.rewards.wire import NotScored
+from ppojob_trainer.rpc.messages.rows import BatchName
+
+
+class SendTexts(msgspec.Struct, frozen=True):
+    """Send the responses of rows `[first, last)` as text to a rank that scores them.
+
+    Attributes:
+        batch: whose rows.
+        role: role of that rank.
+        host: address or name of its pod.
+        port: its port.
+        epoch: epoch of the role.
+        first: first row.
+        last: one past the last row.
+    """
+
+    batch: BatchName
+    role: str
+    host: str
+    port: int
+    epoch: int
+    first: int
+    last: int
+
+
+class Texts(msgspec.Struct, frozen=True):
+    """Responses as text, from the rank that owns the rows to one that scores them."""
+
+    batch: BatchName
+    first: int
+    texts: list[str]
+
+
+class ScoreItem(msgspec.Struct, frozen=True):
+    """What a scorer is told of rows `[first, last)`, which answer one prompt, besides their texts.
+
+    Attributes:
+        data_source: what routes it to a scorer.
+        ground_truth: JSON of the truth.
+        extra_info: JSON of the free fields.
+        lengths: (rows,) tokens of the responses.
+        truncated: (rows,) whether a response ran into the limit.
+    """
+
+    first: int
+    last: int
+    data_source: str
+    ground_truth: bytes
+    extra_info: bytes
+    lengths: list[int]
+    truncated: list[bool]
+
+
+class Score(msgspec.Struct, frozen=True):
+    """Score rows whose text has arrived."""
+
+    batch: BatchName
+    items: list[ScoreItem]
+
+
+class RowScore(msgspec.Struct, frozen=True, array_like=True):
+    """The score of a row and the scorer's further variables, as JSON."""
+
+    row: int
+    score: float
+    extras: bytes
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """Scores in the order of the rows, or why there are none."""
+
+    scores: list[RowScore]
+    failure: NotScored | None = None
+
+
+class ModelScoreItem(msgspec.Struct, frozen=True, array_like=True):
+    """Rows `[first, last)` for a reward model, and their prompt: JSON of text or chat messages."""
+
+    first: int
+    last: int
+    prompt: bytes
+
+
+class ScoreByModel(msgspec.Struct, frozen=True):
+    """Score rows whose text has arrived by the reward model; all its ranks do so together.
+
+    Attributes:
+        batch: whose rows.
+        items: the rows.
+        began: unix seconds at which the run began, for a chat template that asks for the date.
+    """
+
+    batch: BatchName
+    items: list[ModelScoreItem]
+    began: float
+
+
+class ModelScored(msgspec.Struct, frozen=True):
+    """Scores in the order of the rows."""
+
+    scores: list[float]

@@ -1,0 +1,80 @@
+"""Forward passes, advantages and updates."""
+
+import msgspec
+
+
+class Forward(msgspec.Struct, frozen=True):
+    """Run a model over the train rows and keep the column that it gives.
+
+    Attributes:
+        model: `policy` (old log-probabilities), `reference` or `critic` (values).
+    """
+
+    model: str
+
+
+class Advantages(msgspec.Struct, frozen=True):
+    """What advantages are estimated of, for the whole batch.
+
+    Attributes:
+        scores: (rows,).
+        kl_coefficient: of this step.
+        greedy_scores: (prompts,) of greedy responses; empty where nobody reads them.
+        rewards: (keys, rows) the rewards that the estimator names; empty likewise.
+    """
+
+    scores: list[float]
+    kl_coefficient: float
+    greedy_scores: list[float] = []
+    rewards: list[list[float]] = []
+
+
+class SpreadOf(msgspec.Struct, frozen=True, array_like=True):
+    """Mean, largest and smallest over the trained tokens of the batch."""
+
+    mean: float
+    max: float
+    min: float
+
+
+class Advantaged(msgspec.Struct, frozen=True):
+    """What the estimator saw and gave.
+
+    Attributes:
+        row_rewards: (rows,) scores with the KL penalty, summed over tokens.
+        advantages: over the trained tokens.
+        returns: over the trained tokens.
+        told: of tokens that were weighed or left out, by name of the metric.
+        kl: mean over rows of their mean KL to the reference a token; None where the reward has
+            no KL.
+        values: over the trained tokens; None where there is no critic.
+        explained_variance: share of the returns' variance that the values explain; None likewise.
+        zero_signal_groups: share of the prompts whose rows have no advantage other than 0.
+        tokens_owned: (ranks,) tokens of the rows that each rank generated.
+        tokens_computed: (ranks,) tokens of the rows that each rank computes where the batch is one.
+    """
+
+    row_rewards: list[float]
+    advantages: SpreadOf
+    returns: SpreadOf
+    zero_signal_groups: float
+    tokens_owned: list[int]
+    tokens_computed: list[int]
+    told: dict[str, float] = {}
+    kl: float | None = None
+    values: SpreadOf | None = None
+    explained_variance: float | None = None
+
+
+class Update(msgspec.Struct, frozen=True):
+    """One optimizer step of a model on the rows of these prompts (positions in the batch).
+
+    Attributes:
+        model: `policy` or `critic`.
+        prompts: the mini-batch.
+        kl_coefficient: of this step; the critic has no use for it.
+    """
+
+    model: str
+    prompts: list[int]
+    kl_coefficient: float = 0.0
