@@ -94,13 +94,13 @@ def test_a_correction_weighs_and_rejects_behind_the_advantages(rows: BatchRows):
     for token, ratio in ((0, 2.0), (5, 4.0), (6, 0.25)):
         rows.mine.rollout_logprobs[token] -= math.log(ratio)
     scores = [3.0, 1.0, 2.0, 9.0, 0.0, 5.0]
-    plain = add_advantages(SPEC, rows, scores, 0.0)
+    plain = add_advantages(SPEC, rows, Advantages(scores, 0.0))
     expected = rows.mine.advantages
     assert plain.told == {}
     assert rows.mine.loss_weights is None
     rejection = ({"mode": "token_k1", "low": 0.4, "high": 3.0},)
     spec = corrected_spec(weights="token", weight_limit=3.0, rejection=rejection)
-    answer = add_advantages(spec, rows, scores, 0.0)
+    answer = add_advantages(spec, rows, Advantages(scores, 0.0))
     # Token 5 is the last of its row, which carried its score.
     assert torch.equal(rows.mine.advantages, expected)
     assert answer.row_rewards == plain.row_rewards
@@ -115,7 +115,7 @@ def test_a_correction_weighs_and_rejects_behind_the_advantages(rows: BatchRows):
 def test_an_empty_correction_measures_alone(rows: BatchRows):
     rows.mine.old_logprobs = torch.full((12,), -2.0)
     rows.mine.rollout_logprobs = torch.full((12,), -2.5)
-    answer = add_advantages(corrected_spec(), rows, [1, 0, 1, 0, 0, 1], 0.0)
+    answer = add_advantages(corrected_spec(), rows, Advantages([1, 0, 1, 0, 0, 1], 0.0))
     assert rows.mine.mask.all()
     assert rows.mine.loss_weights is None
     assert answer.told["rollout_corr/kl"] == -0.5
@@ -128,7 +128,7 @@ def test_only_the_least_sure_tokens_have_a_loss(rows: BatchRows):
     rows.mine.entropies = torch.tensor([0.1, 9.0, 0.5, 9.0, 2.0, 0.3, 1.5, 1.5, 0.2, 0.0, 0.4, 0.1])
     algorithm = {**SPEC.algorithm.model_dump(by_alias=True), "highEntropyShare": 0.25}
     spec = SPEC.model_copy(update={"algorithm": AlgorithmSpec.model_validate(algorithm)})
-    answer = add_advantages(spec, rows, [1, 0, 1, 0, 0, 1], 0.0)
+    answer = add_advantages(spec, rows, Advantages([1, 0, 1, 0, 0, 1], 0.0))
     assert answer.told == {"actor/entropy_threshold": 1.5}
     assert rows.mine.loss_weights.tolist() == [float(token in (4, 6, 7)) for token in range(12)]
     assert int(rows.mine.mask.sum()) == 10
