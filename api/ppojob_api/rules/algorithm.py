@@ -47,6 +47,11 @@ ALGORITHM_RULES = (
         must: self.rewardWeights.size() == 0
             || self.rewardWeights.size() == self.rewardKeys.size()
 
+        spec.algorithm.gdpo | rewardWeights | NoEffect | here
+            no reward counts with weights of 0 alone; at least one other
+        when: self.rewardWeights.size() > 0
+        must: !self.rewardWeights.all(one, one == 0.0)
+
         spec.algorithm | kl.in | Conflict
             gdpo reads the rewards themselves, without the KL that is taken off the score; loss, or
             none

@@ -24,12 +24,14 @@ def _in_own_pods(role: str) -> str:
 # A group is whole on one rank, so a batch of fewer prompts would leave ranks idle. The batches: the
 # field, the role that it is dealt to, when, and whether an API server looks at it.
 _PROMPTS, _PART = "algorithm.promptsPerStep", "algorithm.miniBatchPrompts"
+_ROUND = "algorithm.dynamicSampling.promptsPerRound"
 _CRITIC_PART, _CRITIC_IN_OWN_PODS = "critic.miniBatchPrompts", _in_own_pods("critic")
 _HAS_CRITIC_PART = present(_CRITIC_PART)
 _BATCHES = (
     (_PROMPTS, "actorRollout", given(_PROMPTS), ""),
     *((_PROMPTS, role, _in_own_pods(role), "") for role in _HOSTED),
     (_PART, "actorRollout", given(_PART), ""),
+    (_ROUND, "actorRollout", present(_ROUND), " | here"),
     (
         _PART,
         "critic",

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,8 @@ from ppojob_trainer.controller.dynamic_sampling import (
     sampling_metrics,
 )
 from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.errors import RewardFailed
+from ppojob_trainer.rpc.messages.scoring import RowScore
 
 
 def signals_of(text: str) -> list[list[bool]]:
@@ -106,3 +109,23 @@ def test_rows_stay_with_those_who_made_them():
     assert batch.extras == [b"2", b"3", b"6", b"7", b"2", b"3"]
     assert batch.index.owners == [0, 1, 0]
     assert batch.index.prompt_lengths == [2, 4, 6]
+
+
+def scored(*extras: dict[str, object]) -> Batch:
+    """A batch of a prompt, whose responses have these numbers beside their scores."""
+    batch = Batch("train", [prompt(0)], len(extras), owners=1)
+    batch.take_scores(
+        [RowScore(row, 0.5 * row, msgspec.json.encode(one)) for row, one in enumerate(extras)]
+    )
+    return batch
+
+
+def test_a_failed_call_counts_as_what_it_may_count_as():
+    alone = scored({"safe": 0.75, "failed": 0.0}, {"acc": 0.5, "failed": 1.0})
+    assert alone.numbers("safe", 1, "where") == [0.75, 0.5]
+    several = scored(
+        {"a/safe": 0.75, "a/failed": 0.0, "a/score": 1.0}, {"a/failed": 1.0, "a/score": -1.0}
+    )
+    assert several.numbers("a/safe", 1, "where") == [0.75, -1.0]
+    with pytest.raises(RewardFailed, match='where: got "save": row 0 of step 1 has no such number'):
+        alone.numbers("save", 1, "where")

@@ -5,7 +5,7 @@ Rows are prompt-major: row `p * samples + s` is sample `s` of prompt `p` of the 
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,7 +13,7 @@ import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.prompt_store import PromptRow
-from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.rpc.messages.rollout import Generated, PromptTokens
 from ppojob_trainer.rpc.messages.rows import RowIndex, ValueKind, batch_label
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
@@ -174,21 +174,33 @@ class Batch:
             where: the field that names it.
 
         Raises:
-            ConfigError: a row has no such number.
+            RewardFailed: a row has no such number.
         """
         if name == SCORE:
             return list(self.scores)
         found = []
         for row, values in enumerate(self.values()):
             value = values.get(name)
+            if value is None:
+                value = self._score_of_failure(name, row, values)
             if value is None or isinstance(value, str):
                 there = sorted(key for key, other in values.items() if not isinstance(other, str))
-                raise ConfigError(
-                    f"{where}: got {shown(name)}: row {row} of step {step} has no such number; "
-                    f"{' or '.join([SCORE, *there])}"
+                raise RewardFailed(
+                    where,
+                    f"got {shown(name)}: row {row} of step {step} has no such number; "
+                    f"{' or '.join([SCORE, *there])}",
                 )
             found.append(value)
         return found
+
+    def _score_of_failure(
+        self, name: str, row: int, values: Mapping[str, float | str]
+    ) -> float | str | None:
+        """What a call counts as that failed, where `errorScore` allows for that."""
+        function = "".join(name.rpartition("/")[:2])
+        if not values.get(f"{function}failed"):
+            return None
+        return values.get(f"{function}score", self.scores[row])
 
     def take_lengths(self, answers: list[Generated]) -> None:
         """Keep what the owners have generated, in the order of their runs."""

@@ -35,14 +35,12 @@ class DynamicSampling:
         settings: the job's, nothing left open.
         prompts_per_step: prompts of the batch.
         samples: responses a prompt.
-        engine_sleeps: whether scoring takes the device away from the engine.
     """
 
     stages: RolloutStages
     settings: DynamicSamplingSpec
     prompts_per_step: int
     samples: int
-    engine_sleeps: bool
 
     def batch(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Batch, dict[str, float]]:
         """Generate, score and keep rounds until the batch is full, or they are used up.
@@ -79,11 +77,9 @@ class DynamicSampling:
         owners = len(self.stages.actor.ranks)
         batch = Batch("train", prompts, self.samples, owners, round=number)
         with timer("gen"):
-            if number and self.engine_sleeps:
-                self.stages.wake_engine(batch, step)
             self.stages.generate(batch, step)
-        with timer("reward"), self.stages.scoring_of(batch, step) as finish_scoring:
-            finish_scoring()
+        with timer("reward"):
+            self.stages.score(batch, step)
         with timer("write_rows"):
             self.stages.keep(batch, step)
         return batch

@@ -28,7 +28,6 @@ class Evaluation:
         prompts = self.dataset.rows(range(len(self.dataset)))
         batch = Batch(PURPOSE, prompts, self.samples, owners=len(self.stages.actor.ranks))
         self.stages.generate(batch, step)
-        with self.stages.scoring_of(batch, step) as finish:
-            finish()
+        self.stages.score(batch, step)
         self.stages.keep(batch, step)
         return batch

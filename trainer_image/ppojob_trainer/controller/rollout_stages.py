@@ -17,9 +17,9 @@ from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.rpc.chunks import CHUNK_BYTES, chunks
-from ppojob_trainer.rpc.messages.rollout import Generate, LoadRows, SyncWeights
+from ppojob_trainer.rpc.messages.rollout import Generate, LoadRows
 from ppojob_trainer.rpc.messages.rows import WriteRows
-from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, SYNC_WEIGHTS, WRITE_ROWS
+from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, WRITE_ROWS
 from ppojob_trainer.rpc.wire import RequestId, encode
 
 
@@ -73,11 +73,6 @@ class RolloutStages:
         if greedy is not None:
             greedy.take_lengths([answer.greedy for answer in answers if answer.greedy is not None])
 
-    def wake_engine(self, batch: Batch, step: int) -> None:
-        """Give the engine the weights of the step again, which a model took the device from."""
-        id_ = RequestId(0, step, f"{batch.label}/sync_weights")
-        self.roles.ask_all(self.actor, SYNC_WEIGHTS, SyncWeights(step - 1), id_)
-
     def _load(self, batch: Batch, step: int) -> None:
         """Fill in all that is known of the rows; what is trained on them, ranks take up as well."""
         self.tape.fill(batch, step)
@@ -107,6 +102,11 @@ class RolloutStages:
         else:
             with self.scoring.begun(batch, step) as finish:
                 yield finish
+
+    def score(self, batch: Batch, step: int) -> None:
+        """Have the rows scored, and wait for it; fills in the scores."""
+        with self.scoring_of(batch, step) as finish:
+            finish()
 
     def keep(self, batch: Batch, step: int) -> None:
         """Put rows and scores on the disk, unless they are there."""

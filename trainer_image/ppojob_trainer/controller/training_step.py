@@ -186,20 +186,24 @@ class TrainingStep:
         with timer("gen"):
             self.flow.place(batch, step)
         before: dict[str, float] = {}
-        # Rounds of dynamic sampling are scored and kept already.
-        new = [] if self.sampling else [*([greedy] if greedy else []), batch]
         with ExitStack() as stack:
+            finish_scoring: Callable[[], None] | None = None
             with timer("reward"):
-                scoring = [stack.enter_context(self.stages.scoring_of(one, step)) for one in new]
+                if greedy is not None:
+                    self.stages.score(greedy, step)
+                if self.sampling is None:  # whose rounds are scored and kept already
+                    finish_scoring = stack.enter_context(self.stages.scoring_of(batch, step))
             for forward in self.passes:
                 with timer(forward.timer):
                     before |= self._forward(forward, batch, step)
-            with timer("reward"):
-                for finish_scoring in scoring:
+            if finish_scoring is not None:
+                with timer("reward"):
                     finish_scoring()
         with timer("write_rows"):
-            for one in new:
-                self.stages.keep(one, step)
+            if greedy is not None:
+                self.stages.keep(greedy, step)
+            if self.sampling is None:
+                self.stages.keep(batch, step)
         with timer("adv"):
             advantaged = self._advantages(batch, greedy, step, kl_coefficient)
         statistics: dict[str, float] = {}

@@ -173,7 +173,7 @@ def _training_step(
         estimator=spec.algorithm.estimator,
         reward_keys=tuple(spec.algorithm.gdpo.reward_keys) if spec.algorithm.gdpo else (),
         penalty=_penalty(spec),
-        sampling=_sampling(spec, hosts, stages),
+        sampling=_sampling(spec, stages),
     )
 
 
@@ -184,9 +184,7 @@ def _penalty(spec: PPOJobSpec) -> OverlongPenalty | None:
     return OverlongPenalty(spec.data.max_response_tokens, penalty.buffer_tokens, penalty.factor)
 
 
-def _sampling(
-    spec: PPOJobSpec, hosts: dict[str, RoleGroup], stages: RolloutStages
-) -> DynamicSampling | None:
+def _sampling(spec: PPOJobSpec, stages: RolloutStages) -> DynamicSampling | None:
     if spec.algorithm.dynamic_sampling is None:
         return None
     return DynamicSampling(
@@ -194,7 +192,6 @@ def _sampling(
         settings=spec.algorithm.dynamic_sampling,
         prompts_per_step=spec.algorithm.prompts_per_step,
         samples=spec.algorithm.samples_per_prompt,
-        engine_sleeps=hosts.get("rewardModel") is stages.actor,
     )
 
 

@@ -36,6 +36,8 @@ class TextInbox:
         if missing:
             raise JobFailed(f"{batch.label}: the text of row {missing[0]} never arrived")
         now = (batch.rewinds, batch.step)
-        for name in [name for name in self._batches if (name.rewinds, name.step) < now]:
-            del self._batches[name]
+        # Others may arrive meanwhile, on another thread.
+        for name in list(self._batches):
+            if (name.rewinds, name.step) < now:
+                del self._batches[name]
         return [texts.pop(row) for row in rows]
