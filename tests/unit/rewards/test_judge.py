@@ -13,12 +13,13 @@ from golden_lines import assert_lines, read_lines
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.http_calls import CallFailed, post_json
+from ppojob_trainer.rewards.http_calls import CallFailed, endpoint_problem, post_json
 from ppojob_trainer.rewards.judge import http_score, judge
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, Row
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_functions.txt")
+STALLS = "so far, and no further"
 Answer = tuple[int, str | bytes] | tuple[int, str | bytes, dict[str, str]]
 
 
@@ -54,9 +55,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in more[0].items() if more else ():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(payload)))
+        self.send_header("Content-Length", str(len(payload) + (text == STALLS)))
         self.end_headers()
         self.wfile.write(payload)
+        if text == STALLS:
+            self.wfile.flush()
+            self.server.is_hanging.wait(60)
 
     def log_message(self, *_arguments: object) -> None:
         return None
@@ -161,6 +165,55 @@ def test_silence_and_nobody_are_told(serve) -> None:
         post_json("http://127.0.0.1:9/", {}, retries=0)
 
 
+def test_a_refusal_that_stalls_is_an_attempt(serve) -> None:
+    service = serve((503, STALLS), (200, "[1]"))
+    assert post_json(service.url, {}, retries=1, attempt_seconds=0.2) == [1]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (401, "no: canary"),
+        (401, "x" * 192 + "canary" + "y" * 10),
+        (200, "canary"),
+        (200, '{"said": ["canary"]}'),
+        said("Score: canary"),
+        (200, r'{"said": "can\u0061ry"}'),
+    ],
+)
+def test_a_service_that_says_the_key_is_not_quoted(serve, monkeypatch, answer: Answer) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "canary\n")
+    service = serve(answer)
+    with pytest.raises(CallFailed) as failed:
+        judged(service, str(answer), key_variable="JUDGE_KEY")
+    assert "cana" not in str(failed.value)
+    assert service.asked[0][2] == "Bearer canary"
+
+
+def test_a_key_that_no_header_carries_is_not_told(serve, monkeypatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "can\nary")
+    with pytest.raises(CallFailed, match="no request can hold url or key") as failed:
+        post_json(serve((200, "1")).url, {}, key_variable="JUDGE_KEY")
+    assert "ary" not in str(failed.value)
+    for key in ("can\nary", "can\x7fary", "canary\u20ac"):
+        monkeypatch.setenv("JUDGE_KEY", key)
+        wrong = endpoint_problem("http://x/", "JUDGE_KEY")
+        assert wrong is not None
+        assert "can" not in wrong.got + wrong.allowed
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://", "http:///v1", "http://a b/", "http://h:pw@x/", "http://x:y/", "http://x/\u00e9",
+     "http://[::1/", "http://x/\n", "ftp://x/", "//x/", ""],
+)  # fmt: skip
+def test_what_is_no_address(url: str) -> None:
+    wrong = endpoint_problem(url, "")
+    assert wrong is not None
+    assert "pw" not in wrong.got
+    assert endpoint_problem("https://x:8000/v1?a=@b", "") is None
+
+
 def test_a_service_of_ones_own_sees_the_row(serve) -> None:
     service = serve((200, '{"score": 0.5, "why": "so"}'))
     found = http_score("x", ["truth"], Row("mine", {"a": 1}), url=service.url)
@@ -234,6 +287,10 @@ URL = "http://judge/v1/chat/completions"
         ("a judge that sees nothing", spec("judge", url=URL, model="m", prompt="Judge!")),
         ("a pattern without a group", spec("judge", url=URL, model="m", score_pattern="[0-9]")),
         ("a pattern that is none", spec("judge", url=URL, model="m", score_pattern="(")),
+        ("less than no retries", spec("judge", url=URL, model="m", retries=-1)),
+        ("no time at all", spec("http_score", url=URL, attempt_seconds=0)),
+        ("no best number", spec("judge", url=URL, model="m", best=0)),
+        ("an answer of no tokens", spec("judge", url=URL, model="m", max_tokens=0)),
         ("a key in the manifest", spec("judge", url=URL, model="m", key="secret")),
     ],
 )

@@ -7,7 +7,7 @@ A judge is asked by the chat interface of OpenAI, which vLLM and most servers of
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ppojob_api.problem import shown
 from ppojob_trainer.json_value import Json, plain_text
@@ -28,6 +28,13 @@ Explain in a few sentences. Then write, on a line of its own, "Score: " and a wh
 (wrong) to 10 (right)."""
 _FIELD = re.compile(r"\{(data_source|response|ground_truth|extra_info(?:\.\w+)?)\}")
 _CACHED = 4_096
+_RANGES: dict[str, tuple[Callable[[float], bool], str, str]] = {
+    "retries": (lambda number: number >= 0, "there is no such number of them", "0 or more"),
+    "attempt_seconds": (lambda number: number > 0, "no attempt would be made", "above 0"),
+    "best": (lambda number: number > 0, "scores are shares of it", "above 0"),
+    "max_tokens": (lambda number: number >= 1, "the judge could say nothing", "1 or more"),
+}
+"""Of the arguments that are numbers, which are allowed."""
 
 
 def judge(
@@ -141,7 +148,11 @@ def judge_problem(arguments: Mapping[str, Json]) -> Wrong | None:
 
 
 def service_problem(arguments: Mapping[str, Json]) -> Wrong | None:
-    """Say what is wrong with the endpoint, before anything is started."""
+    """Say what is wrong with the endpoint, or with a number, before anything is started."""
+    for name, (is_allowed, why, allowed) in _RANGES.items():
+        number = arguments.get(name, 1)
+        if isinstance(number, int | float) and not is_allowed(number):
+            return Wrong(f"{name} {number}", why, allowed)
     return endpoint_problem(str(arguments.get("url", "")), str(arguments.get("key_variable", "")))
 
 
