@@ -19,6 +19,7 @@ from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, Row
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_functions.txt")
+TRICKLES = "never silent for long, and never done"
 STALLS = "so far, and no further"
 Answer = tuple[int, str | bytes] | tuple[int, str | bytes, dict[str, str]]
 
@@ -49,7 +50,8 @@ class _Handler(BaseHTTPRequestHandler):
         number = min(len(self.server.asked), len(self.server.answers)) - 1
         status, text, *more = self.server.answers[number]
         if status == 0:
-            self.server.is_hanging.wait(60)
+            while not self.server.is_hanging.wait(0.2 if text == TRICKLES else 60):
+                self.wfile.write(b" ")
             return
         payload = text if isinstance(text, bytes) else text.encode()
         self.send_response(status)
@@ -93,7 +95,7 @@ def judged(service: Service, response: str = "x", **arguments: object) -> dict[s
 
 def test_the_judge_is_asked_once_and_its_last_number_counts(serve) -> None:
     service = serve(said("Score: 2? No.\nScore: 7"))
-    prompt = "{data_source} {extra_info.question} {response} {ground_truth} {extra_info.deep} {x}"
+    prompt = "{data_source} {extra_info.question} {response} {ground_truth} {extra_info.deep} x^{x}"
     wanted = {"score": 0.7, "judge": "Score: 2? No.\nScore: 7"}
     for _ in range(2):
         assert judged(service, "I say {ground_truth}", prompt=prompt, max_tokens=9) == wanted
@@ -102,7 +104,7 @@ def test_the_judge_is_asked_once_and_its_last_number_counts(serve) -> None:
     assert body == {
         "model": "m",
         "messages": [
-            {"role": "user", "content": 'mine Why? I say {ground_truth} truth {"a": 1} {x}'}
+            {"role": "user", "content": 'mine Why? I say {ground_truth} truth {"a": 1} x^{x}'}
         ],
         "max_tokens": 9,
         "temperature": 0.0,
@@ -117,11 +119,30 @@ def test_the_judge_is_asked_once_and_its_last_number_counts(serve) -> None:
         ("score = 0", 0.0),
         ("**Score:** 7.5", 0.75),
         ("Score: 8/10", 0.8),
-        ("SCORE 3", 0.3),
+        ("**Final score** = 3", 0.3),
+        ("Score (0-10): 8", 0.8),
+        ("Score: 8", 0.8),
+        ("score: 8/10\nA score of 2 would be too low.", 0.8),
+        ("It is good.\n- Score:\n**9**", 0.9),
     ],
 )
 def test_numbers_are_read_as_judges_write_them(serve, text: str, score: float) -> None:
     assert judged(serve(said(text)), text)["score"] == score
+
+
+@pytest.mark.parametrize("name", ["ground_truth", "extra_info.q", "extra_info.none"])
+def test_a_row_without_what_the_prompt_names_is_not_judged(serve, name: str) -> None:
+    service = serve(said("Score: 1"))
+    with pytest.raises(CallFailed, match=f"the prompt names {{{name}}}, which the row lacks"):
+        judge(
+            "x",
+            None,
+            Row("mine", {"none": None}),
+            url=service.url,
+            model="m",
+            prompt=f"{{response}} {{{name}}}",
+        )
+    assert not service.asked
 
 
 @pytest.mark.parametrize(
@@ -238,9 +259,9 @@ def test_the_key_is_sent_and_never_told(serve, monkeypatch, caplog) -> None:
     service = serve(said("Score: 4"), (403, "forbidden"))
     one = spec("judge", url=service.url, model="m", key_variable="JUDGE_KEY", retries=0)
     with ScoringPool([one], variables=["JUDGE_KEY"]) as pool:
-        (result,) = pool.score([RewardItem(0, "any", "x", None)])
+        (result,) = pool.score([RewardItem(0, "any", "x", "t")])
         with pytest.raises(RewardFailed) as failed:
-            pool.score([RewardItem(1, "any", "y", None)])
+            pool.score([RewardItem(1, "any", "y", "t")])
     assert (result.score, result.extras["judge"]) == (0.4, "Score: 4")
     assert [key for _, _, key in service.asked] == ["Bearer canary"] * 2
     assert "answered 403: forbidden" in str(failed.value)
@@ -249,15 +270,16 @@ def test_the_key_is_sent_and_never_told(serve, monkeypatch, caplog) -> None:
 
 @pytest.mark.processes
 def test_a_service_that_hangs_ends_with_the_time_limit(serve) -> None:
-    service = serve((0, ""))
+    service = serve((0, TRICKLES))
     started = time.monotonic()
-    forgiven = spec("http_score", seconds=1.0, url=service.url, error_score=-1.0)
+    patient = {"seconds": 0.5, "url": service.url, "retries": 0, "attempt_seconds": 0.5}
+    forgiven = spec("http_score", error_score=-1.0, **patient)
     with ScoringPool([forgiven]) as pool:
         (result,) = pool.score([RewardItem(0, "any", "x", None)])
     assert (result.score, result.extras["failed"]) == (-1.0, 1.0)
     with (
-        ScoringPool([spec("http_score", seconds=1.0, url=service.url)]) as pool,
-        pytest.raises(RewardFailed, match="RewardTimeout"),
+        ScoringPool([spec("http_score", **patient)]) as pool,
+        pytest.raises(RewardFailed, match="RewardTimeout: got no score after 1 s"),
     ):
         pool.score([RewardItem(0, "any", "x", None)])
     assert time.monotonic() - started < 30
@@ -287,6 +309,10 @@ URL = "http://judge/v1/chat/completions"
         ("a judge that sees nothing", spec("judge", url=URL, model="m", prompt="Judge!")),
         ("a pattern without a group", spec("judge", url=URL, model="m", score_pattern="[0-9]")),
         ("a pattern that is none", spec("judge", url=URL, model="m", score_pattern="(")),
+        (
+            "a prompt with a misspelt field",
+            spec("judge", url=URL, model="m", prompt=r"{response} \boxed{x} {truth}"),
+        ),
         ("less than no retries", spec("judge", url=URL, model="m", retries=-1)),
         ("no time at all", spec("http_score", url=URL, attempt_seconds=0)),
         ("no best number", spec("judge", url=URL, model="m", best=0)),

@@ -1,13 +1,14 @@
 """JSON over HTTP to a service that scores: tried again where that may help, never without an end.
 
-The time limit of a reward function ends all of it; what is wrong is raised in one line, without
-the key.
+The time limit of a reward function, beside that of the attempts, ends all of it; what is wrong is
+raised in one line, without the key.
 """
 
 import functools
 import json
 import os
 import time
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -18,9 +19,12 @@ from ppojob_trainer.rewards.records import Wrong
 if TYPE_CHECKING:
     from urllib.request import OpenerDirector
 
+RETRIES = 3
+ATTEMPT_SECONDS = 30.0
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
+_LONGEST_SECONDS = 31_536_000.0
 _LARGEST_ANSWER = 16 * 1024**2
 _LARGEST_REFUSAL = 4_096
 _SHOWN_CHARACTERS = 200
@@ -51,8 +55,22 @@ def endpoint_problem(url: str, key_variable: str) -> Wrong | None:
     return None
 
 
+def longest_seconds(_program_seconds: float, arguments: Mapping[str, Json]) -> float:
+    """What the attempts of a call, and the waits between them, take at most."""
+    retries = arguments.get("retries", RETRIES)
+    attempt = arguments.get("attempt_seconds", ATTEMPT_SECONDS)
+    if not isinstance(retries, int) or not isinstance(attempt, int | float):
+        return 0.0  # which the check of the arguments refuses
+    return min((retries + 1) * attempt + retries * _LONGEST_WAIT_SECONDS, _LONGEST_SECONDS)
+
+
 def post_json(
-    url: str, body: Json, *, key_variable: str = "", retries: int = 3, attempt_seconds: float = 30.0
+    url: str,
+    body: Json,
+    *,
+    key_variable: str = "",
+    retries: int = RETRIES,
+    attempt_seconds: float = ATTEMPT_SECONDS,
 ) -> Json:
     """Post a JSON body and give back the JSON answer.
 
