@@ -67,6 +67,26 @@ def test_the_first_test_that_takes_too_long_is_the_last() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("response", "given", "wanted"),
+    [
+        ("inf = nan = 5\ndef f(a): return a > 5", "Infinity", True),
+        ("import json\njson.loads = None\ndef f(a): return a is None", "null", True),
+        ("def f(a): return a.get(-1)", '{"-1": 7}', 7),
+        ("def f(a): return len(a)", json.dumps(list(range(1_000_000))), 1_000_000),
+    ],
+    ids=["names", "modules", "integer keys", "many"],
+)
+def test_arguments_are_what_the_truth_says(
+    response: str, given: str, wanted: object, sandbox: Sandbox
+) -> None:
+    truth = {"fn_name": "f", "inputs": [given], "outputs": [json.dumps(wanted)]}
+    start = time.monotonic()
+    assert code(response, truth, sandbox)["score"] == 1.0  # type: ignore[arg-type]
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.processes
 def test_a_hundred_tests_are_run(sandbox: Sandbox) -> None:
     truth = {"inputs": ["1"] * 100 + ["2"], "outputs": ["1"] * 101}
     assert code("print(input())", truth, sandbox)["acc"] == 1.0

@@ -51,7 +51,9 @@ def test_much_goes_in_and_out(sandbox: Sandbox) -> None:
 
 
 def test_a_value_is_handed_out(sandbox: Sandbox) -> None:
-    outcome = sandbox.run(Program("def f(a): return {'b': (a, None)}", value="f(3)"))
+    outcome = sandbox.run(
+        Program("def f(a): return {'b': (a, None)}", function="f", arguments="[3]")
+    )
     assert outcome.answer == b'{"b": [3, null]}'
 
 
@@ -201,6 +203,19 @@ def under_a_profile(call: int, error: int, code: str) -> str:
 def test_why_there_is_no_landlock(error: int, why: str) -> None:
     code = "walls = walls_here()\nprint(walls.level.name, walls.lacking)"
     assert under_a_profile(444, error, code) == f"NONE {why}"
+
+
+def test_a_process_that_cannot_start_now_is_started_soon() -> None:
+    code = """
+import os, resource, threading
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(30)]
+threading.Timer(0.2, lambda: [os.close(one) for one in taken]).start()
+print(box.run(Program("print(6)")).stdout)
+"""
+    # No call has the number 9999.
+    said = under_a_profile(9999, 1, "box = Sandbox(least=Level.NONE)" + code)
+    assert said == "b'6\\n'\n"
 
 
 def test_a_runtime_without_pidfd_open() -> None:

@@ -130,7 +130,7 @@ def _tests(text: str, ground_truth: Json) -> Iterator[_Test]:
     for given, expected in pairs:
         if function:
             wanted = json.loads(expected) if isinstance(expected, str) else expected
-            yield _Test(Program(text, _PRELUDE, value=_call(text, function, given)), wanted)
+            yield _Test(_call(text, function, given), wanted)
         else:
             yield _Test(Program(text, _PRELUDE, _joined(given)), _joined(expected))
 
@@ -148,27 +148,28 @@ def _joined(value: Json) -> str:
     return "\n".join(map(str, lines))
 
 
-def _call(text: str, function: Json, given: Json) -> str:
-    """The call of a function, or of a method of ``Solution``, as an expression of Python."""
+def _call(text: str, function: Json, given: Json) -> Program:
+    """The call of a function, or of a method of ``Solution``."""
     if not isinstance(function, str) or not function.isidentifier():
         raise TypeError("fn_name is a name")
     values = list(map(json.loads, given.split("\n"))) if isinstance(given, str) else _listed(given)
     owner = "Solution()." if "class Solution" in text else ""
-    return f"{owner}{function}(*{_with_integer_keys(values)!r})"
-
-
-def _with_integer_keys(values: list[Json]) -> list[object]:
-    """JSON made text of integers that were a mapping's keys; the first argument gets them back."""
     first = values[0] if values else None
-    if isinstance(first, dict) and all(key.lstrip("-").isdecimal() for key in first):
-        return [{int(key): value for key, value in first.items()}]
-    return list(values)
+    # JSON made text of integers that were a mapping's keys; the first argument gets them back.
+    has_integers = isinstance(first, dict) and all(key.lstrip("-").isdecimal() for key in first)
+    return Program(
+        text,
+        _PRELUDE,
+        function=f"{owner}{function}",
+        arguments=json.dumps(values),
+        integer_keys=has_integers,
+    )
 
 
 def _passes(test: _Test, outcome: Outcome) -> bool:
     if not outcome.is_well:
         return False
-    if not test.program.value:
+    if not test.program.function:
         assert isinstance(test.expected, str)
         return same_text(outcome.stdout.decode(errors="replace"), test.expected)
     try:
