@@ -147,10 +147,11 @@ class SandboxSpec(Section):
     restricted: seccomp and Landlock, what pods can give. namespaces: bubblewrap besides.
     none: run it anyhow. What a machine has is always used. docs/sandbox.md."""
 
-    memory_mib: Annotated[int, Field(ge=64, le=1_048_576)] = 1_024
-    """Address space of a program. verl: sandbox_fusion.memory_limit_mb, 1024."""
+    memory_mib: Annotated[int, Field(ge=64, le=4_096)] = 1_024
+    """Address space of a program. No more than a reward process may have itself, 4 GiB: its
+    programs inherit that limit. verl: sandbox_fusion.memory_limit_mb, 1024."""
 
-    time_limit_seconds: Annotated[float, Field(ge=0.1, le=3_600)] = 10.0
+    time_limit_seconds: Annotated[float, Field(ge=1, le=3_600)] = 10.0
     """Of a program, in wall time and in processor time: one test of a response. verl: 10."""
 
 
@@ -173,7 +174,7 @@ class RewardSpec(Section):
 
     time_limit_seconds: Seconds = 10.0
     """A call that takes longer is killed, and fails. Programs of `code` have
-    sandbox.timeLimitSeconds each beside it."""
+    sandbox.timeLimitSeconds each beside it, and attempts of `judge` and `http_score` theirs."""
 
     error_score: RewardWeight | None = None
     """Score of a response at which a call raises, takes too long, or returns no score; its value

@@ -13,12 +13,14 @@ from golden_lines import assert_lines, read_lines
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.http_calls import CallFailed, post_json
+from ppojob_trainer.rewards.http_calls import CallFailed, endpoint_problem, post_json
 from ppojob_trainer.rewards.judge import http_score, judge
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, Row
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_functions.txt")
+TRICKLES = "never silent for long, and never done"
+STALLS = "so far, and no further"
 Answer = tuple[int, str | bytes] | tuple[int, str | bytes, dict[str, str]]
 
 
@@ -48,15 +50,19 @@ class _Handler(BaseHTTPRequestHandler):
         number = min(len(self.server.asked), len(self.server.answers)) - 1
         status, text, *more = self.server.answers[number]
         if status == 0:
-            self.server.is_hanging.wait(60)
+            while not self.server.is_hanging.wait(0.2 if text == TRICKLES else 60):
+                self.wfile.write(b" ")
             return
         payload = text if isinstance(text, bytes) else text.encode()
         self.send_response(status)
         for name, value in more[0].items() if more else ():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(payload)))
+        self.send_header("Content-Length", str(len(payload) + (text == STALLS)))
         self.end_headers()
         self.wfile.write(payload)
+        if text == STALLS:
+            self.wfile.flush()
+            self.server.is_hanging.wait(60)
 
     def log_message(self, *_arguments: object) -> None:
         return None
@@ -89,7 +95,7 @@ def judged(service: Service, response: str = "x", **arguments: object) -> dict[s
 
 def test_the_judge_is_asked_once_and_its_last_number_counts(serve) -> None:
     service = serve(said("Score: 2? No.\nScore: 7"))
-    prompt = "{data_source} {extra_info.question} {response} {ground_truth} {extra_info.deep} {x}"
+    prompt = "{data_source} {extra_info.question} {response} {ground_truth} {extra_info.deep} x^{x}"
     wanted = {"score": 0.7, "judge": "Score: 2? No.\nScore: 7"}
     for _ in range(2):
         assert judged(service, "I say {ground_truth}", prompt=prompt, max_tokens=9) == wanted
@@ -98,7 +104,7 @@ def test_the_judge_is_asked_once_and_its_last_number_counts(serve) -> None:
     assert body == {
         "model": "m",
         "messages": [
-            {"role": "user", "content": 'mine Why? I say {ground_truth} truth {"a": 1} {x}'}
+            {"role": "user", "content": 'mine Why? I say {ground_truth} truth {"a": 1} x^{x}'}
         ],
         "max_tokens": 9,
         "temperature": 0.0,
@@ -113,11 +119,30 @@ def test_the_judge_is_asked_once_and_its_last_number_counts(serve) -> None:
         ("score = 0", 0.0),
         ("**Score:** 7.5", 0.75),
         ("Score: 8/10", 0.8),
-        ("SCORE 3", 0.3),
+        ("**Final score** = 3", 0.3),
+        ("Score (0-10): 8", 0.8),
+        ("Score: 8", 0.8),
+        ("score: 8/10\nA score of 2 would be too low.", 0.8),
+        ("It is good.\n- Score:\n**9**", 0.9),
     ],
 )
 def test_numbers_are_read_as_judges_write_them(serve, text: str, score: float) -> None:
     assert judged(serve(said(text)), text)["score"] == score
+
+
+@pytest.mark.parametrize("name", ["ground_truth", "extra_info.q", "extra_info.none"])
+def test_a_row_without_what_the_prompt_names_is_not_judged(serve, name: str) -> None:
+    service = serve(said("Score: 1"))
+    with pytest.raises(CallFailed, match=f"the prompt names {{{name}}}, which the row lacks"):
+        judge(
+            "x",
+            None,
+            Row("mine", {"none": None}),
+            url=service.url,
+            model="m",
+            prompt=f"{{response}} {{{name}}}",
+        )
+    assert not service.asked
 
 
 @pytest.mark.parametrize(
@@ -161,6 +186,55 @@ def test_silence_and_nobody_are_told(serve) -> None:
         post_json("http://127.0.0.1:9/", {}, retries=0)
 
 
+def test_a_refusal_that_stalls_is_an_attempt(serve) -> None:
+    service = serve((503, STALLS), (200, "[1]"))
+    assert post_json(service.url, {}, retries=1, attempt_seconds=0.2) == [1]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (401, "no: canary"),
+        (401, "x" * 192 + "canary" + "y" * 10),
+        (200, "canary"),
+        (200, '{"said": ["canary"]}'),
+        said("Score: canary"),
+        (200, r'{"said": "can\u0061ry"}'),
+    ],
+)
+def test_a_service_that_says_the_key_is_not_quoted(serve, monkeypatch, answer: Answer) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "canary\n")
+    service = serve(answer)
+    with pytest.raises(CallFailed) as failed:
+        judged(service, str(answer), key_variable="JUDGE_KEY")
+    assert "cana" not in str(failed.value)
+    assert service.asked[0][2] == "Bearer canary"
+
+
+def test_a_key_that_no_header_carries_is_not_told(serve, monkeypatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "can\nary")
+    with pytest.raises(CallFailed, match="no request can hold url or key") as failed:
+        post_json(serve((200, "1")).url, {}, key_variable="JUDGE_KEY")
+    assert "ary" not in str(failed.value)
+    for key in ("can\nary", "can\x7fary", "canary\u20ac"):
+        monkeypatch.setenv("JUDGE_KEY", key)
+        wrong = endpoint_problem("http://x/", "JUDGE_KEY")
+        assert wrong is not None
+        assert "can" not in wrong.got + wrong.allowed
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://", "http:///v1", "http://a b/", "http://h:pw@x/", "http://x:y/", "http://x/\u00e9",
+     "http://[::1/", "http://x/\n", "ftp://x/", "//x/", ""],
+)  # fmt: skip
+def test_what_is_no_address(url: str) -> None:
+    wrong = endpoint_problem(url, "")
+    assert wrong is not None
+    assert "pw" not in wrong.got
+    assert endpoint_problem("https://x:8000/v1?a=@b", "") is None
+
+
 def test_a_service_of_ones_own_sees_the_row(serve) -> None:
     service = serve((200, '{"score": 0.5, "why": "so"}'))
     found = http_score("x", ["truth"], Row("mine", {"a": 1}), url=service.url)
@@ -185,9 +259,9 @@ def test_the_key_is_sent_and_never_told(serve, monkeypatch, caplog) -> None:
     service = serve(said("Score: 4"), (403, "forbidden"))
     one = spec("judge", url=service.url, model="m", key_variable="JUDGE_KEY", retries=0)
     with ScoringPool([one], variables=["JUDGE_KEY"]) as pool:
-        (result,) = pool.score([RewardItem(0, "any", "x", None)])
+        (result,) = pool.score([RewardItem(0, "any", "x", "t")])
         with pytest.raises(RewardFailed) as failed:
-            pool.score([RewardItem(1, "any", "y", None)])
+            pool.score([RewardItem(1, "any", "y", "t")])
     assert (result.score, result.extras["judge"]) == (0.4, "Score: 4")
     assert [key for _, _, key in service.asked] == ["Bearer canary"] * 2
     assert "answered 403: forbidden" in str(failed.value)
@@ -196,15 +270,16 @@ def test_the_key_is_sent_and_never_told(serve, monkeypatch, caplog) -> None:
 
 @pytest.mark.processes
 def test_a_service_that_hangs_ends_with_the_time_limit(serve) -> None:
-    service = serve((0, ""))
+    service = serve((0, TRICKLES))
     started = time.monotonic()
-    forgiven = spec("http_score", seconds=1.0, url=service.url, error_score=-1.0)
+    patient = {"seconds": 0.5, "url": service.url, "retries": 0, "attempt_seconds": 0.5}
+    forgiven = spec("http_score", error_score=-1.0, **patient)
     with ScoringPool([forgiven]) as pool:
         (result,) = pool.score([RewardItem(0, "any", "x", None)])
     assert (result.score, result.extras["failed"]) == (-1.0, 1.0)
     with (
-        ScoringPool([spec("http_score", seconds=1.0, url=service.url)]) as pool,
-        pytest.raises(RewardFailed, match="RewardTimeout"),
+        ScoringPool([spec("http_score", **patient)]) as pool,
+        pytest.raises(RewardFailed, match="RewardTimeout: got no score after 1 s"),
     ):
         pool.score([RewardItem(0, "any", "x", None)])
     assert time.monotonic() - started < 30
@@ -234,6 +309,14 @@ URL = "http://judge/v1/chat/completions"
         ("a judge that sees nothing", spec("judge", url=URL, model="m", prompt="Judge!")),
         ("a pattern without a group", spec("judge", url=URL, model="m", score_pattern="[0-9]")),
         ("a pattern that is none", spec("judge", url=URL, model="m", score_pattern="(")),
+        (
+            "a prompt with a misspelt field",
+            spec("judge", url=URL, model="m", prompt=r"{response} \boxed{x} {truth}"),
+        ),
+        ("less than no retries", spec("judge", url=URL, model="m", retries=-1)),
+        ("no time at all", spec("http_score", url=URL, attempt_seconds=0)),
+        ("no best number", spec("judge", url=URL, model="m", best=0)),
+        ("an answer of no tokens", spec("judge", url=URL, model="m", max_tokens=0)),
         ("a key in the manifest", spec("judge", url=URL, model="m", key="secret")),
     ],
 )

@@ -20,6 +20,11 @@ def test_the_page_is_made_of_the_table() -> None:
     assert PAGE.read_text() == page(), "python -m ppojob_trainer.rewards.page > docs/rewards.md"
 
 
+def test_what_is_absent_is_said() -> None:
+    assert "None" not in page()
+    assert ": \n" not in page()
+
+
 def echo(response: str, ground_truth: Json, *, shout: bool = False, score: float = 1.0) -> Verdict:
     said = response.upper() if shout else response
     return verdict(said, is_right=said == ground_truth, score=score, format_score=0.0)

@@ -5,7 +5,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
@@ -13,6 +13,7 @@ from ppojob_trainer.rewards.addition import addition
 from ppojob_trainer.rewards.answer_tag import last_answer
 from ppojob_trainer.rewards.arithmetic import NotArithmetic, evaluate
 from ppojob_trainer.rewards.countdown import countdown
+from ppojob_trainer.rewards.geometry3k import in_form
 from ppojob_trainer.rewards.gsm8k import gsm8k
 from ppojob_trainer.rewards.multiply import multiply
 from ppojob_trainer.rewards.records import NO_ANSWER
@@ -368,3 +369,21 @@ def test_which_rows_are_checked() -> None:
     assert isinstance(named, NamedChecks)
     assert named.data_source_problem("anything") is None
     assert named.ground_truth_problem("anything", 5)
+
+
+PIECES = st.sampled_from(["<think>", "</think>", "\\boxed{", "}", "\n", "x"])
+
+
+@given(st.lists(PIECES, max_size=9).map("".join))
+@settings(max_examples=2_000)
+@example("<think></think>\\boxed{}")
+def test_the_form_of_geometry3k_is_that_of_verl(text: str) -> None:
+    form = re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
+    for response in (text, f"<think>{text}"):
+        assert in_form(response) == (form.fullmatch(response) is not None)
+
+
+def test_the_form_is_looked_for_in_linear_time() -> None:
+    start = time.perf_counter()
+    assert not in_form("<think>" + "</think>\\boxed{" * 100_000)
+    assert time.perf_counter() - start < 1

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -56,11 +57,42 @@ def test_what_goes_with_a_score(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.processes
-def test_a_test_that_takes_too_long_is_one_that_fails() -> None:
-    response = "n = int(input())\nwhile n == 1:\n    pass\nprint(n)"
-    truth = {"inputs": ["0", "1", "2", "3"], "outputs": ["0", "1", "2", "3"]}
+def test_the_first_test_that_takes_too_long_is_the_last() -> None:
+    response = "n = int(input())\nwhile n:\n    pass\nprint(n)"
+    truth = {"inputs": ["0", "1", "1", "1"], "outputs": ["0", "1", "1", "1"]}
+    start = time.monotonic()
     found = code(response, truth, Sandbox(Limits(seconds=1.0)))
-    assert found == {"score": 0.75, "acc": 0.0, "over_time": 1.0, "not_python": 0.0}
+    assert found == {"score": 0.25, "acc": 0.0, "over_time": 1.0, "not_python": 0.0}
+    assert time.monotonic() - start < 2.5
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("response", "given", "wanted"),
+    [
+        ("inf = nan = 5\ndef f(a): return a > 5", "Infinity", True),
+        ("import json\njson.loads = None\ndef f(a): return a is None", "null", True),
+        ("def f(a): return a.get(-1)", '{"-1": 7}', 7),
+        ("def f(a): return len(a)", json.dumps(list(range(1_000_000))), 1_000_000),
+    ],
+    ids=["names", "modules", "integer keys", "many"],
+)
+def test_arguments_are_what_the_truth_says(
+    response: str, given: str, wanted: object, sandbox: Sandbox
+) -> None:
+    truth = {"fn_name": "f", "inputs": [given], "outputs": [json.dumps(wanted)]}
+    start = time.monotonic()
+    assert code(response, truth, sandbox)["score"] == 1.0  # type: ignore[arg-type]
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.processes
+def test_a_hundred_tests_are_run(sandbox: Sandbox) -> None:
+    truth = {"inputs": ["1"] * 100 + ["2"], "outputs": ["1"] * 101}
+    assert code("print(input())", truth, sandbox)["acc"] == 1.0
+    truth["inputs"][99] = "2"
+    found = code("print(input())", truth, sandbox)
+    assert (found["score"], found["acc"]) == (1.0, 0.0)
 
 
 @pytest.mark.processes
@@ -79,7 +111,7 @@ def test_rows_are_scored_in_the_processes_of_rewards(
         results = pool.score(items)
     assert " sandbox level " in caplog.text
     assert [result.score for result in results] == [1.0, 0.5, 0.0, 1.0]
-    assert results[2].extras == {"acc": 0.0, "over_time": 2.0, "not_python": 0.0}
+    assert results[2].extras == {"acc": 0.0, "over_time": 1.0, "not_python": 0.0}
 
 
 @pytest.mark.parametrize(

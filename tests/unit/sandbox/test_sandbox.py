@@ -1,5 +1,6 @@
 """Honest programs, limits, and what a machine is found to have."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -7,11 +8,12 @@ import sys
 import time
 
 import pytest
+from pydantic import ValidationError
 from reward_functions import descendants
 
 from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.rewards.process import ScoringPool
+from ppojob_trainer.rewards.process import DEFAULT_MEMORY_BYTES, ScoringPool
 from ppojob_trainer.sandbox.executor import Outcome, Program, Sandbox, SandboxRefused
 from ppojob_trainer.sandbox.levels import Level, Walls, walls_here
 from ppojob_trainer.sandbox.process import Limits
@@ -49,7 +51,9 @@ def test_much_goes_in_and_out(sandbox: Sandbox) -> None:
 
 
 def test_a_value_is_handed_out(sandbox: Sandbox) -> None:
-    outcome = sandbox.run(Program("def f(a): return {'b': (a, None)}", value="f(3)"))
+    outcome = sandbox.run(
+        Program("def f(a): return {'b': (a, None)}", function="f", arguments="[3]")
+    )
     assert outcome.answer == b'{"b": [3, null]}'
 
 
@@ -111,6 +115,13 @@ def test_memory_is_limited() -> None:
     assert sandbox.run(Program("x = bytearray(32 << 20)")).is_well
 
 
+def test_no_more_memory_is_promised_than_the_process_around_it_has() -> None:
+    most = DEFAULT_MEMORY_BYTES >> 20
+    assert SandboxSpec(memory_mib=most).memory_mib == most
+    with pytest.raises(ValidationError):
+        SandboxSpec(memory_mib=most + 1)
+
+
 def test_code_that_is_no_python_is_told(sandbox: Sandbox) -> None:
     for code in ("1 +", "\0", "x = " + "(" * 10_000, "\ud800"):
         outcome = sandbox.run(Program(code))
@@ -155,6 +166,61 @@ def test_a_machine_without_user_namespaces() -> None:
         text=True,
     )
     assert done.stdout == "RESTRICTED b'6\\n'\n", done.stderr
+
+
+REFUSING = """
+import ctypes, struct, sys
+from ppojob_trainer.sandbox import inside
+from ppojob_trainer.sandbox.levels import Level, walls_here
+from ppojob_trainer.sandbox.executor import Program, Sandbox
+call, error = map(int, sys.argv[1:])
+inside._control(38, 1)
+load, refuse = (0x20, 0, 0, 0), (6, 0, 0, 0x50000 | error)
+rules = [load, (0x15, 0, 1, call), refuse, (6, 0, 0, 0x7FFF0000)]
+inside._filter_system_calls(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+"""
+"""A process in which one system call gives an error, as under a container runtime's profile."""
+
+
+def under_a_profile(call: int, error: int, code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSING + code, str(call), str(error)],
+        env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (errno.EPERM, "the container runtime's seccomp profile refuses landlock_* calls\n"),
+        (errno.ENOSYS, "the kernel has no Landlock\n"),
+        (errno.EOPNOTSUPP, "Landlock is turned off in the kernel\n"),
+    ],
+)
+def test_why_there_is_no_landlock(error: int, why: str) -> None:
+    code = "walls = walls_here()\nprint(walls.level.name, walls.lacking)"
+    assert under_a_profile(444, error, code) == f"NONE {why}"
+
+
+def test_a_process_that_cannot_start_now_is_started_soon() -> None:
+    code = """
+import os, resource, threading
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(30)]
+threading.Timer(0.2, lambda: [os.close(one) for one in taken]).start()
+print(box.run(Program("print(6)")).stdout)
+"""
+    # No call has the number 9999.
+    said = under_a_profile(9999, 1, "box = Sandbox(least=Level.NONE)" + code)
+    assert said == "b'6\\n'\n"
+
+
+def test_a_runtime_without_pidfd_open() -> None:
+    code = "print(Sandbox(least=Level.NONE).run(Program('print(6)')).stdout)"
+    assert under_a_profile(434, errno.EPERM, code) == "b'6\\n'\n"
 
 
 def test_a_scorer_that_is_asked_for_by_name_needs_its_level_at_the_start(

@@ -3,14 +3,10 @@ r"""Geometry3K as verl scores it: the last \boxed{...}, and a little for the for
 Lu et al. 2021, arXiv:2105.04165; the rule is that of verl's ``reward_score/geo3k.py``.
 """
 
-import re
-
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.boxed import last_boxed
 from ppojob_trainer.rewards.math_verify import compare
 from ppojob_trainer.rewards.records import NO_ANSWER, Verdict
-
-_FORM = re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
 
 
 def geometry3k(response: str, ground_truth: Json, *, format_score: float = 0.1) -> Verdict:
@@ -31,9 +27,16 @@ def geometry3k(response: str, ground_truth: Json, *, format_score: float = 0.1) 
         raise TypeError(f"ground_truth: got {ground_truth!r}: the answer as text")
     answer = last_boxed(response)
     is_right = answer is not None and compare(f"\\boxed{{{answer}}}", ground_truth)[1]
-    has_form = _FORM.fullmatch(response) is not None
+    has_form = in_form(response)
     return {
         "score": (1.0 - format_score) * is_right + format_score * has_form,
         "acc": float(is_right),
         "pred": NO_ANSWER if answer is None else answer.strip(),
     }
+
+
+def in_form(response: str) -> bool:
+    """Whether a response has the form; each part is looked for once, however long it is."""
+    thought = response.find("</think>") if response.startswith("<think>") else -1
+    box = response.find("\\boxed{", thought) if thought >= 0 else -1
+    return box >= 0 and response.find("}", box) >= 0

@@ -1,25 +1,32 @@
 """JSON over HTTP to a service that scores: tried again where that may help, never without an end.
 
-The time limit of a reward function ends all of it; what is wrong is raised in one line, without
-the key.
+The time limit of a reward function, beside that of the attempts, ends all of it; what is wrong is
+raised in one line, without the key.
 """
 
-import http.client
+import functools
 import json
 import os
 import time
-import urllib.error
-import urllib.request
-from typing import IO, Any
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ppojob_api.problem import printable, shown
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.records import Wrong
 
+if TYPE_CHECKING:
+    from urllib.request import OpenerDirector
+
+RETRIES = 3
+ATTEMPT_SECONDS = 30.0
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
+_LONGEST_SECONDS = 31_536_000.0
 _LARGEST_ANSWER = 16 * 1024**2
+_LARGEST_REFUSAL = 4_096
 _SHOWN_CHARACTERS = 200
 
 
@@ -27,32 +34,43 @@ class CallFailed(Exception):  # noqa: N818  it says what happened
     """The service gave no usable answer."""
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would take the key to another host."""
-
-    def redirect_request(self, *_arguments: Any) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler())
-
-
 def endpoint_problem(url: str, key_variable: str) -> Wrong | None:
     """Say what is wrong with an endpoint, before anything is started."""
-    if not url.startswith(("http://", "https://")):
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        return Wrong("url with user info", "it would be told in messages", "key_variable")
+    if not _is_address(url):
         return Wrong(f"url {shown(url)}", "no address of a service", "http://... or https://...")
-    if key_variable and not os.environ.get(key_variable):
+    if not key_variable:
+        return None
+    if not (key := _key(key_variable)):
         return Wrong(
             f"key_variable {shown(key_variable)}",
             "reward functions see no such variable",
             "one of spec.pods[].env of the role reward; with ppojob run, one that "
             "PPOJOB_REWARD_VARIABLES names",
         )
+    if not key.isprintable() or max(key) > "\xff":
+        why = "its value holds characters that a header cannot carry"
+        return Wrong(f"key_variable {shown(key_variable)}", why, "printable ones of Latin-1")
     return None
 
 
+def longest_seconds(_program_seconds: float, arguments: Mapping[str, Json]) -> float:
+    """What the attempts of a call, and the waits between them, take at most."""
+    retries = arguments.get("retries", RETRIES)
+    attempt = arguments.get("attempt_seconds", ATTEMPT_SECONDS)
+    if not isinstance(retries, int) or not isinstance(attempt, int | float):
+        return 0.0  # which the check of the arguments refuses
+    return min((retries + 1) * attempt + retries * _LONGEST_WAIT_SECONDS, _LONGEST_SECONDS)
+
+
 def post_json(
-    url: str, body: Json, *, key_variable: str = "", retries: int = 3, attempt_seconds: float = 30.0
+    url: str,
+    body: Json,
+    *,
+    key_variable: str = "",
+    retries: int = RETRIES,
+    attempt_seconds: float = ATTEMPT_SECONDS,
 ) -> Json:
     """Post a JSON body and give back the JSON answer.
 
@@ -69,38 +87,93 @@ def post_json(
     Raises:
         CallFailed: no attempt gave an answer, or it is no JSON.
     """
+    from http.client import HTTPException  # these take long to load, and few jobs call a service
+    from urllib.error import HTTPError
+    from urllib.request import Request
+
     headers = {"Content-Type": "application/json"}
-    if key_variable:
-        headers["Authorization"] = f"Bearer {os.environ[key_variable]}"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
+    if key := _key(key_variable):
+        headers["Authorization"] = f"Bearer {key}"
+    request = Request(url, json.dumps(body).encode(), headers, method="POST")
     for attempt in range(retries + 1):
         wait = min(_FIRST_WAIT_SECONDS * 2**attempt, _LONGEST_WAIT_SECONDS)
         try:
-            with _OPENER.open(request, timeout=attempt_seconds) as answer:
-                return _decoded(url, answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                text = printable(error.read(_SHOWN_CHARACTERS).decode(errors="replace"), 200)
-            problem = f"{url} answered {error.code}: {text}"
+            with _opener().open(request, timeout=attempt_seconds) as answer:
+                return _decoded(url, answer, key)
+        except HTTPError as error:
+            problem = f"{url} answered {error.code}"
+            try:
+                with error:
+                    problem += f": {_shown(error.read(_LARGEST_REFUSAL), key)}"
+            except (OSError, HTTPException):
+                problem += ", and not to its end"
             if error.code not in _AGAIN:
                 raise CallFailed(problem) from None
             wait = _asked_wait(error.headers.get("Retry-After", ""), wait)
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            problem = f"{url} gave no answer: {printable(str(reason), 200) or type(error).__name__}"
+        except (OSError, HTTPException) as error:
+            reason = _shown(str(getattr(error, "reason", None) or error).encode(), key)
+            problem = f"{url} gave no answer: {reason or type(error).__name__}"
+        except ValueError:  # its text may hold the key
+            raise CallFailed(f"{url} cannot be asked: no request can hold url or key") from None
         if attempt < retries:
             time.sleep(wait)
     raise CallFailed(f"{problem} ({retries + 1} attempts)")
 
 
-def _decoded(url: str, answer: IO[bytes]) -> Json:
+@functools.cache
+def _opener() -> "OpenerDirector":
+    """One that follows no redirect, which would take the key to another host."""
+    from urllib import request
+
+    opener = request.OpenerDirector()
+    opener.add_handler(request.ProxyHandler())
+    opener.add_handler(request.HTTPHandler())
+    opener.add_handler(request.HTTPSHandler())
+    opener.add_handler(request.HTTPDefaultErrorHandler())
+    opener.add_handler(request.HTTPErrorProcessor())
+    return opener
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    is_text = url.isascii() and url.isprintable() and " " not in url
+    return is_whole and is_text and url.startswith(("http://", "https://"))
+
+
+def _key(variable: str) -> str:
+    """The key without the white space around it, which files of Secrets often end in."""
+    return os.environ.get(variable, "").strip() if variable else ""
+
+
+def _decoded(url: str, answer: IO[bytes], key: str) -> Json:
     body = answer.read(_LARGEST_ANSWER)
     try:
         decoded: Json = json.loads(body)
-    except ValueError:
-        shown = printable(body[:_SHOWN_CHARACTERS].decode(errors="replace"), _SHOWN_CHARACTERS)
-        raise CallFailed(f"{url} answered no JSON: {shown}") from None
-    return decoded
+    except (ValueError, RecursionError):
+        raise CallFailed(f"{url} answered no JSON: {_shown(body, key)}") from None
+    return _without(key, decoded) if key else decoded
+
+
+def _shown(body: bytes, key: str) -> str:
+    """The beginning of what a service said."""
+    text = body[:_LARGEST_REFUSAL].decode(errors="replace")
+    return printable(text.replace(key, "***") if key else text, _SHOWN_CHARACTERS)
+
+
+def _without(key: str, value: Json) -> Json:
+    """A value whose texts do not hold the key, whoever tells them."""
+    match value:
+        case str():
+            return value.replace(key, "***")
+        case list():
+            return [_without(key, each) for each in value]
+        case dict():
+            return {name: _without(key, each) for name, each in value.items()}
+    return value
 
 
 def _asked_wait(header: str, otherwise: float) -> float:

@@ -4,14 +4,20 @@ A judge is asked by the chat interface of OpenAI, which vLLM and most servers of
 (Zheng et al. 2023, arXiv:2306.05685, on models as judges).
 """
 
-import functools
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ppojob_api.problem import shown
 from ppojob_trainer.json_value import Json, plain_text
-from ppojob_trainer.rewards.http_calls import CallFailed, endpoint_problem, post_json
+from ppojob_trainer.rewards.http_calls import (
+    ATTEMPT_SECONDS,
+    RETRIES,
+    CallFailed,
+    endpoint_problem,
+    post_json,
+)
 from ppojob_trainer.rewards.records import Row, Wrong
 
 PROMPT = """\
@@ -27,7 +33,19 @@ Response:
 Explain in a few sentences. Then write, on a line of its own, "Score: " and a whole number from 0 \
 (wrong) to 10 (right)."""
 _FIELD = re.compile(r"\{(data_source|response|ground_truth|extra_info(?:\.\w+)?)\}")
+_BRACED = re.compile(r"(?<![\w^])\{([^\W\d][\w.]*)\}")
+"""What looks like a field; LaTeX, as in ``\\boxed{x}`` and ``a^{n}``, does not."""
+_SCORE = r"(?im)^[^:=\n]{0,40}\bscore\b[^:=\n]{0,40}[:=]\W{0,5}?(-?[0-9]+(?:\.[0-9]+)?)"
 _CACHED = 4_096
+_SAID: dict[bytes, str] = {}
+"""What judges have said, by the digest of what they were asked."""
+_RANGES: dict[str, tuple[Callable[[float], bool], str, str]] = {
+    "retries": (lambda number: number >= 0, "there is no such number of them", "0 or more"),
+    "attempt_seconds": (lambda number: number > 0, "no attempt would be made", "above 0"),
+    "best": (lambda number: number > 0, "scores are shares of it", "above 0"),
+    "max_tokens": (lambda number: number >= 1, "the judge could say nothing", "1 or more"),
+}
+"""Of the arguments that are numbers, which are allowed."""
 
 
 def judge(
@@ -38,11 +56,11 @@ def judge(
     url: str,
     model: str,
     prompt: str = PROMPT,
-    score_pattern: str = r"(?i)score\W{0,5}?(-?[0-9]+(?:\.[0-9]+)?)",
+    score_pattern: str = _SCORE,
     best: float = 10.0,
     key_variable: str = "",
-    retries: int = 3,
-    attempt_seconds: float = 30.0,
+    retries: int = RETRIES,
+    attempt_seconds: float = ATTEMPT_SECONDS,
     max_tokens: int = 1024,
     temperature: float = 0.0,
 ) -> dict[str, Json]:
@@ -59,7 +77,7 @@ def judge(
         prompt: what the judge is asked, with {response}, {ground_truth}, {data_source} and
             {extra_info.NAME} where they belong.
         score_pattern: finds the number in what the judge says, as its first group; the last match
-            counts.
+            counts. By default a line such as "Score: 8" or "Score (0-10): 8".
         best: the largest number that the judge may give.
         key_variable: environment variable that holds the key.
         retries: attempts after the first.
@@ -68,7 +86,8 @@ def judge(
         temperature: of the judge's answer.
 
     Raises:
-        CallFailed: there was no answer, or no such number in it.
+        CallFailed: the row lacks what the prompt names, there was no answer, or no such number in
+            it.
     """
     body = {
         "model": model,
@@ -92,8 +111,8 @@ def http_score(
     *,
     url: str,
     key_variable: str = "",
-    retries: int = 3,
-    attempt_seconds: float = 30.0,
+    retries: int = RETRIES,
+    attempt_seconds: float = ATTEMPT_SECONDS,
 ) -> Json:
     """Post the arguments of a reward function as JSON; the answer is what one may return.
 
@@ -137,11 +156,19 @@ def judge_problem(arguments: Mapping[str, Json]) -> Wrong | None:
     if "{response}" not in (prompt := str(arguments.get("prompt", PROMPT))):
         why = "the judge would not see the response"
         return Wrong(f"prompt {shown(prompt)}", why, "{response} where it belongs")
+    for name in _BRACED.findall(prompt):
+        if not _FIELD.fullmatch(f"{{{name}}}"):
+            allowed = "{response}, {ground_truth}, {data_source}, {extra_info.NAME}"
+            return Wrong(f"prompt with {{{name}}}", "it is put in from nowhere", allowed)
     return service_problem(arguments)
 
 
 def service_problem(arguments: Mapping[str, Json]) -> Wrong | None:
-    """Say what is wrong with the endpoint, before anything is started."""
+    """Say what is wrong with the endpoint, or with a number, before anything is started."""
+    for name, (is_allowed, why, allowed) in _RANGES.items():
+        number = arguments.get(name, 1)
+        if isinstance(number, int | float) and not is_allowed(number):
+            return Wrong(f"{name} {number}", why, allowed)
     return endpoint_problem(str(arguments.get("url", "")), str(arguments.get("key_variable", "")))
 
 
@@ -154,11 +181,19 @@ def _filled(prompt: str, response: str, ground_truth: Json, row: Row) -> str:
         "extra_info": dict(row.extra_info),
         **{f"extra_info.{name}": value for name, value in row.extra_info.items()},
     }
-    return _FIELD.sub(lambda match: plain_text(given.get(match[1], "")), prompt)
+
+    def value(match: re.Match[str]) -> str:
+        if (found := given.get(match[1])) is None:
+            raise CallFailed(f"the prompt names {match[0]}, which the row lacks")
+        return plain_text(found)
+
+    return _FIELD.sub(value, prompt)
 
 
-@functools.lru_cache(_CACHED)
 def _asked(url: str, body: str, key_variable: str, retries: int, attempt_seconds: float) -> str:
+    digest = hashlib.sha256(f"{url}\n{body}".encode()).digest()
+    if digest in _SAID:
+        return _SAID[digest]
     answer = post_json(
         url,
         json.loads(body),
@@ -168,5 +203,7 @@ def _asked(url: str, body: str, key_variable: str, retries: int, attempt_seconds
     )
     match answer:
         case {"choices": [{"message": {"content": str(said)}}, *_]}:
-            return said
+            if len(_SAID) >= _CACHED:
+                del _SAID[next(iter(_SAID))]  # the oldest
+            return _SAID.setdefault(digest, said)
     raise CallFailed(f"{url} answered no chat completion: {json.dumps(answer)[:200]}")

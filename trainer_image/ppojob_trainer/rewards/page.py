@@ -21,19 +21,22 @@ a model for scores: [data and rewards](data-and-rewards.md).
 | --- | --- | --- |
 """
 _BEHIND = """
-Each gives `score` to a right answer, `format_score` to another one and 0 where there is none, but
+`code` gives the share of the tests that pass, `judge` the share of `best` that a model says, and
+`http_score` what a service answers. Each of the others gives `score` to a right answer,
+`format_score` to another one and 0 where there is none, but
 
 - `math_dapo` gives `wrong_score` for both,
 - `geometry3k` gives `format_score` for the form and the rest of 1 for the answer,
 - `search_r1_format` has the arguments of Search-R1's `qa_em_format.py`.
 
-`acc` is 1 for a right answer, and `pred` the answer that was read. The numbers are those of verl,
-TinyZero and Search-R1, but where the docstring of a scorer says otherwise. verl's `prime_math`
-evaluates a response as Python; its data sources go to `math_verify` here.
+Their `acc` is 1 for a right answer, and their `pred` the answer that was read. The numbers are
+those of verl, TinyZero and Search-R1, but where the docstring of a scorer says otherwise. verl's
+`prime_math` evaluates a response as Python; its data sources go to `math_verify` here.
 Following of instructions (IFEval) is not built in; a function of one's own can score it.
 
 `math_verify` and `geometry3k` compute with what a response says. What is not found equal within
-5 s is wrong: such a score depends on the machine. The others compare texts.
+5 s is wrong: such a score depends on the machine. `countdown` calculates in exact fractions and
+`multiply` compares integers; those that are left compare texts.
 """
 _SHOWN_CHARACTERS = 20
 
@@ -41,7 +44,7 @@ _SHOWN_CHARACTERS = 20
 def page() -> str:
     """The whole page."""
     rows = "".join(
-        f"| `{name}` | {scorer.reads} | {scorer.ground_truth_problem(None)} |\n"
+        f"| `{name}` | {scorer.reads} | {scorer.ground_truth_problem(None) or 'any, or none'} |\n"
         for name, scorer in SCORERS.items()
     )
     sections = "".join(_section(name, scorer) for name, scorer in SCORERS.items())
@@ -59,7 +62,7 @@ def _section(name: str, scorer: Scorer) -> str:
         f"`{one.name}` ({_default(one)})" for one in parameters if one.kind is one.KEYWORD_ONLY
     ]
     told = ", ".join(f"`{source}`" for source in sources) or "none, by name alone"
-    return f"\n## {name}\n\n- Data sources: {told}\n- Arguments: {', '.join(arguments)}\n"
+    return f"\n## {name}\n\n- Data sources: {told}\n- Arguments: {', '.join(arguments) or 'none'}\n"
 
 
 def _default(argument: inspect.Parameter) -> str:

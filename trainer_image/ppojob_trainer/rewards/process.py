@@ -298,7 +298,7 @@ def _functions(rewards: Sequence[RewardSpec], program_seconds: float) -> list[_F
                 name,
                 FunctionSpec(name, "", b"{}"),
                 1.0,
-                BUILT_IN_SECONDS + scorer.seconds(program_seconds),
+                BUILT_IN_SECONDS + scorer.seconds(program_seconds, {}),
             )
             for name, scorer in SCORERS.items()
         ]
@@ -313,17 +313,17 @@ def _functions(rewards: Sequence[RewardSpec], program_seconds: float) -> list[_F
                 msgspec.json.encode(reward.arguments),
             ),
             reward.weight,
-            reward.time_limit_seconds + _program_seconds(reward, program_seconds),
+            reward.time_limit_seconds + _further_seconds(reward, program_seconds),
             reward.error_score,
         )
         for position, (reward, name) in enumerate(zip(rewards, names, strict=True))
     ]
 
 
-def _program_seconds(reward: RewardSpec, program_seconds: float) -> float:
-    """What programs of a response may take beside the function that runs them."""
+def _further_seconds(reward: RewardSpec, program_seconds: float) -> float:
+    """What programs of a response, or calls of a service, may take beside the function."""
     scorer = None if reward.source else SCORERS.get(reward.function)
-    return scorer.seconds(program_seconds) if scorer else 0.0
+    return scorer.seconds(program_seconds, reward.arguments) if scorer else 0.0
 
 
 def _numbered(names: list[str]) -> list[str]:

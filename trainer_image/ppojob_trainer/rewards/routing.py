@@ -10,6 +10,7 @@ from ppojob_trainer.rewards import (
     countdown,
     geometry3k,
     gsm8k,
+    http_calls,
     judge,
     math_dapo,
     math_reward,
@@ -37,6 +38,8 @@ class Scorer:
         runs_code: whether ``score`` runs code of responses, and takes a `Sandbox` for it.
         takes_row: whether ``score`` takes a `Row` behind the ground truth.
         arguments_problem: says what is wrong with arguments of the right types.
+        seconds: what a call may take beside the limit of the function, by the limit of a program
+            and the arguments.
     """
 
     score: Callable[..., object]
@@ -49,10 +52,7 @@ class Scorer:
     runs_code: bool = False
     takes_row: bool = False
     arguments_problem: Callable[[Mapping[str, Json]], Wrong | None] = lambda _: None
-
-    def seconds(self, program_seconds: float) -> float:
-        """What programs of one response may take, with a time limit for each."""
-        return unit_tests.longest_seconds(program_seconds) if self.runs_code else 0.0
+    seconds: Callable[[float, Mapping[str, Json]], float] = lambda *_: 0.0
 
 
 SCORERS: dict[str, Scorer] = {
@@ -126,6 +126,7 @@ SCORERS: dict[str, Scorer] = {
         "all of it, by a model behind an HTTP interface",
         takes_row=True,
         arguments_problem=judge.judge_problem,
+        seconds=http_calls.longest_seconds,
     ),
     "http_score": Scorer(
         judge.http_score,
@@ -133,6 +134,7 @@ SCORERS: dict[str, Scorer] = {
         "all of it, by a service of one's own",
         takes_row=True,
         arguments_problem=judge.service_problem,
+        seconds=http_calls.longest_seconds,
     ),
     "code": Scorer(
         unit_tests.code,
@@ -140,6 +142,7 @@ SCORERS: dict[str, Scorer] = {
         "the last block of Python, by unit tests",
         ("codecontests", "apps", "codeforces", "taco"),
         runs_code=True,
+        seconds=lambda program_seconds, _: unit_tests.longest_seconds(program_seconds),
     ),
 }
 

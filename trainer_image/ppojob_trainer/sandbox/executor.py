@@ -1,8 +1,10 @@
 """One executor for every program that nobody vouches for."""
 
+import errno
 import math
 import secrets
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,9 @@ from ppojob_trainer.sandbox.levels import Level, Walls, walls_here
 from ppojob_trainer.sandbox.process import Limits, run_process
 
 _OPEN_FILES = 64
+_PASSING = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+"""Why no process can be started now, and perhaps soon."""
+_WAIT_SECONDS = 0.5
 _TRIAL = """
 import _socket, os
 reached = []
@@ -53,14 +58,18 @@ class Program:
         code: what nobody vouches for.
         prelude: our own code, which runs before it in the same module.
         stdin: what it can read from there.
-        value: an expression of our own, such as the call of a function, whose value is handed out
-            when the code has run. Empty: the code is a whole program.
+        function: an expression of our own that gives a function when the code has run; what it
+            returns is handed out. Empty: the code is a whole program.
+        arguments: of that function, a list in JSON.
+        integer_keys: whether the keys of the first argument, an object, are integers.
     """
 
     code: str
     prelude: str = ""
     stdin: str = ""
-    value: str = ""
+    function: str = ""
+    arguments: str = "[]"
+    integer_keys: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class Outcome:
 
     Attributes:
         stdout: what it wrote there.
-        answer: JSON of the expression's value; empty where there is none.
+        answer: JSON of what the function returned; empty where there is none.
         errors: its error output.
         is_well: whether it ended by itself, without an error, and within its limits.
         is_python: whether its code compiles, as far as its process says.
@@ -140,7 +149,9 @@ def _run(walls: Walls, limits: Limits, program: Program) -> Outcome:
     message = {
         "code": program.code,
         "prelude": program.prelude,
-        "value": program.value,
+        "function": program.function,
+        "arguments": program.arguments,
+        "integer_keys": program.integer_keys,
         "nonce": nonce,
         "modules": [path for path in sys.path if _is_installed(Path(path))],
         "memory_bytes": limits.memory_bytes,
@@ -151,7 +162,14 @@ def _run(walls: Walls, limits: Limits, program: Program) -> Outcome:
         "readable": walls.readable,
     }
     stdin = program.stdin.encode(errors="surrogatepass")
-    ended = run_process(walls.command, repr(message).encode(errors="surrogatepass"), stdin, limits)
+    body = repr(message).encode(errors="surrogatepass")
+    try:
+        ended = run_process(walls.command, body, stdin, limits)
+    except OSError as error:
+        if error.errno not in _PASSING:
+            raise
+        time.sleep(_WAIT_SECONDS)
+        ended = run_process(walls.command, body, stdin, limits)
     return Outcome(
         stdout=ended.stdout,
         answer=_answer(ended.answer, nonce.encode()),

@@ -42,7 +42,7 @@ def _main(message_fd: int, answer_fd: int) -> None:
     _confine(message)
     sys.path[:] = message["modules"]
     sys.argv[:] = [""]
-    module = ModuleType("solution" if message["value"] else "__main__")
+    module = ModuleType("solution" if message["function"] else "__main__")
     sys.modules[module.__name__] = module
     module.__dict__.update(exit=sys.exit, quit=sys.exit)  # without -S, site gives them
     exec(message["prelude"], module.__dict__)
@@ -50,14 +50,26 @@ def _main(message_fd: int, answer_fd: int) -> None:
         code = compile(message["code"], "<response>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         os._exit(NOT_PYTHON)
-    if message["value"]:
+    if message["function"]:
+        arguments = _arguments(message)
         exec(code, module.__dict__)
-        _answer(eval(message["value"], module.__dict__), message["nonce"], answer_fd)
+        value = eval(message["function"], module.__dict__)(*arguments)
+        _answer(value, message["nonce"], answer_fd)
         return
     try:
         exec(code, module.__dict__)
     except SystemExit:  # as for verl, such a program has ended well
         return
+
+
+def _arguments(message: dict[str, Any]) -> list[Any]:
+    """Those of the call, read where no name of the program means anything."""
+    import json
+
+    arguments: list[Any] = json.loads(message["arguments"])
+    if message["integer_keys"]:
+        arguments[0] = {int(key): value for key, value in arguments[0].items()}
+    return arguments
 
 
 def _answer(value: object, nonce: str, answer_fd: int) -> None:

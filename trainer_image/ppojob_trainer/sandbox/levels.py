@@ -2,6 +2,8 @@
 
 import ctypes
 import enum
+import errno
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -11,6 +13,11 @@ from ppojob_trainer.sandbox.system_calls import FilterError, filter_program
 
 _LANDLOCK_CREATE = 444
 _LANDLOCK_VERSION = 1
+_NO_LANDLOCK = {
+    errno.EPERM: "the container runtime's seccomp profile refuses landlock_* calls",
+    errno.ENOSYS: "the kernel has no Landlock",
+    errno.EOPNOTSUPP: "Landlock is turned off in the kernel",
+}
 
 
 class Level(enum.IntEnum):
@@ -68,9 +75,9 @@ def walls_here() -> Walls:
         instructions = filter_program()
     except FilterError as error:
         return Walls(0, b"", (), readable, str(error))
-    landlock = _landlock_version()
+    landlock, reason = _landlock()
     if not landlock:
-        return Walls(0, b"", (), readable, "the kernel has no Landlock, or it is turned off")
+        return Walls(0, b"", (), readable, reason)
     bubblewrap = shutil.which("bwrap")
     if bubblewrap is None:
         return Walls(landlock, instructions, (), readable, "bubblewrap is not installed")
@@ -90,7 +97,11 @@ def _bubblewrap(program: str, readable: tuple[str, ...]) -> tuple[str, ...]:
     return (*command, "--remount-ro", "/", "--")
 
 
-def _landlock_version() -> int:
+def _landlock() -> tuple[int, str]:
+    """The version of the kernel's interface, or why there is none."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION)
-    return int(max(0, version))
+    if version > 0:
+        return version, ""
+    error = ctypes.get_errno()
+    return 0, _NO_LANDLOCK.get(error, f"Landlock: {os.strerror(error)}")

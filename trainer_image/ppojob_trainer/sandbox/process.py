@@ -169,9 +169,12 @@ class _Traffic:
 def _watch(pid: int, traffic: _Traffic, limits: Limits) -> str:
     """Wait until a process ends or meets a limit; the limit."""
     deadline = time.monotonic() + limits.seconds
-    ended = os.pidfd_open(pid)
-    traffic.selector.register(ended, selectors.EVENT_READ)
-    try:
+    with contextlib.ExitStack() as opened:
+        opened.callback(traffic.selector.close)
+        with contextlib.suppress(OSError):  # where it is refused, the end is seen at the next look
+            ended = os.pidfd_open(pid)
+            opened.callback(os.close, ended)
+            traffic.selector.register(ended, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0:
             traffic.move(min(left, _LOOK_SECONDS))
             if traffic.taken_bytes > limits.output_bytes:
@@ -182,9 +185,6 @@ def _watch(pid: int, traffic: _Traffic, limits: Limits) -> str:
                 traffic.drain(limits.output_bytes)
                 return "output" if traffic.taken_bytes > limits.output_bytes else ""
         return "time"
-    finally:
-        traffic.selector.close()
-        os.close(ended)
 
 
 def _has_ended(pid: int) -> bool:
