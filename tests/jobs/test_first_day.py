@@ -41,7 +41,7 @@ FOREIGN = {
     "epsilon_high": "write spec.algorithm.policyLoss.clipHigh",
     "num_generations": "write spec.algorithm.samplesPerPrompt",
     "lr": "write spec.optimizer.learningRate",
-    "filterGroups": "not in this version",
+    "filterGroups": "write spec.algorithm.dynamicSampling",
     "lora_rank": "not in this version",
 }
 
