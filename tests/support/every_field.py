@@ -69,7 +69,7 @@ START: dict[str, Any] = {
 }
 """What other fields hang on, and text that has to fit other text."""
 
-NUMBERS = (0, 1, 2, 4, 8, 16, 0.5, 1.5, 1_024, 100_000)
+NUMBERS = (0, 1, 2, 4, 8, 16, 0.5, 1.5, 1_024, 100_000, 2_048)
 TEXTS = ("x", "/data/x", "1Gi", "example.com/x")
 MAPS = ({"cpu": "2"}, {"metadata": {"labels": {"a": "b"}}})
 

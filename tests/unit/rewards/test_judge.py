@@ -1,6 +1,8 @@
 """Scores over HTTP, from a real server on this machine."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -251,6 +253,16 @@ def spec(name: str, seconds: float = 5.0, **more: object) -> RewardSpec:
     error_score = {"errorScore": more.pop("error_score")} if "error_score" in more else {}
     settings = {"function": name, "timeLimitSeconds": seconds, "arguments": more} | error_score
     return RewardSpec.model_validate(settings)
+
+
+@pytest.mark.processes
+def test_who_calls_no_service_loads_no_http() -> None:
+    code = (
+        "import sys, ppojob_trainer.rewards.routing\n"
+        "print([name for name in ('http.client', 'urllib.request', 'ssl') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
 
 
 @pytest.mark.processes
