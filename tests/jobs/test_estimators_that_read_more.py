@@ -74,15 +74,20 @@ def test_remax_compares_with_a_greedy_response_whatever_is_killed(
 
 
 def test_gdpo_reads_what_each_reward_says(start: Callable[..., Run], job_of, output: Path):
-    keys = ["style", "words"]
-    start(job_of(1, type="gdpo", gdpo={"rewardKeys": keys}), output).succeed()
+    # Weights that never add up to nothing, whatever is drawn.
+    weights = {"style": 1.0, "words": 2.0}
+    gdpo = {"rewardKeys": list(weights), "rewardWeights": list(weights.values())}
+    start(job_of(1, type="gdpo", gdpo=gdpo), output).succeed()
     (line,) = run_folders.metrics(output)
     rows = rows_of(output, "rollouts", 1)
     # With two responses a prompt each reward of the better one is 1/sqrt(2): sums of signs.
     total, count = [], []
     for one, other in zip(rows[::2], rows[1::2], strict=True):
         values = [json.loads(row["reward_values"]) for row in (one, other)]
-        signs = sum(1 if values[0][key] > values[1][key] else -1 for key in keys)
+        signs = sum(
+            weight if values[0][key] > values[1][key] else -weight
+            for key, weight in weights.items()
+        )
         total += [signs * 0.5**0.5, -signs * 0.5**0.5]
         count += [one["response_tokens"], other["response_tokens"]]
     tokens = sum(count)
