@@ -36,7 +36,7 @@ KILLED = {
         "rpc.place_rows.answer.before@1=kill",
         "rpc.place_rows.answer.after@2=kill",
     ),
-    "everything at once": ("rpc.write_rows.answer.after@3=kill_group",),
+    "everything at once": ("rpc.generate.answer.before@3=kill_group",),
 }
 
 
