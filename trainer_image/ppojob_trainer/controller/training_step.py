@@ -2,9 +2,9 @@
 
 generate -> score, beside (old, reference log-probabilities, values) -> keep the rows -> advantages
 -> update critic -> update policy -> sync weights. Dynamic sampling does the first and the third, in
-rounds, before the passes. What a job does not need (a reference without KL,
-a critic without PPO, old log-probabilities when the step is one update) is decided when the step is
-built, never inside it.
+rounds, before the passes. What a job does not need (a reference without KL, a critic without PPO,
+old log-probabilities when the step is one update) is decided when the step is built, never inside
+it.
 """
 
 from collections.abc import Callable

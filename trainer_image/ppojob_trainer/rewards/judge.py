@@ -89,13 +89,13 @@ def judge(
         CallFailed: the row lacks what the prompt names, there was no answer, or no such number in
             it.
     """
-    body = {
+    body: Json = {
         "model": model,
         "messages": [{"role": "user", "content": _filled(prompt, response, ground_truth, row)}],
         "max_tokens": max_tokens,
         "temperature": temperature,
     }
-    said = _asked(url, json.dumps(body, sort_keys=True), key_variable, retries, attempt_seconds)
+    said = _asked(url, body, key_variable, retries, attempt_seconds)
     found = [match[1] for match in re.finditer(score_pattern, said)]
     number = float(found[-1]) if found else -1.0
     if not 0 <= number <= best:
@@ -190,16 +190,12 @@ def _filled(prompt: str, response: str, ground_truth: Json, row: Row) -> str:
     return _FIELD.sub(value, prompt)
 
 
-def _asked(url: str, body: str, key_variable: str, retries: int, attempt_seconds: float) -> str:
-    digest = hashlib.sha256(f"{url}\n{body}".encode()).digest()
+def _asked(url: str, body: Json, key_variable: str, retries: int, attempt_seconds: float) -> str:
+    digest = hashlib.sha256(f"{url}\n{json.dumps(body)}".encode()).digest()
     if digest in _SAID:
         return _SAID[digest]
     answer = post_json(
-        url,
-        json.loads(body),
-        key_variable=key_variable,
-        retries=retries,
-        attempt_seconds=attempt_seconds,
+        url, body, key_variable=key_variable, retries=retries, attempt_seconds=attempt_seconds
     )
     match answer:
         case {"choices": [{"message": {"content": str(said)}}, *_]}:
