@@ -26,12 +26,19 @@ def peers(i: int, values: list[float | None], groups: list[int]) -> list[int]:
 
 
 def on_tokens(values: list[float], mask: Mask) -> Column:
+    """Of scores on the tokens of their rows; where some are rejected, `mask` is what is left."""
     return [
         [value if m else 0.0 for m in trained] for value, trained in zip(values, mask, strict=True)
     ]
 
 
-def grpo(rewards: Column, mask: Mask, groups: list[int], normalize_by_std: bool = True) -> Column:
+def grpo(
+    rewards: Column,
+    mask: Mask,
+    groups: list[int],
+    normalize_by_std: bool = True,
+    kept: Mask | None = None,
+) -> Column:
     s = scores(rewards, mask)
     result = []
     for i, own in enumerate(s):
@@ -41,11 +48,15 @@ def grpo(rewards: Column, mask: Mask, groups: list[int], normalize_by_std: bool 
         group = [s[j] for j in peers(i, s, groups)]
         baseline, std = (0.0, 1.0) if len(group) == 1 else (mean(group), stdev(group))
         result.append((own - baseline) / (std + 1e-6 if normalize_by_std else 1.0))
-    return on_tokens(result, mask)
+    return on_tokens(result, kept or mask)
 
 
 def grpo_passk(
-    rewards: Column, mask: Mask, groups: list[int], normalize_by_std: bool = True
+    rewards: Column,
+    mask: Mask,
+    groups: list[int],
+    normalize_by_std: bool = True,
+    kept: Mask | None = None,
 ) -> Column:
     s = scores(rewards, mask)
     result = []
@@ -57,13 +68,13 @@ def grpo_passk(
         second, std = (group[1], stdev(group)) if len(group) > 1 else (0.0, 1.0)
         ahead = own - second if len(group) == 1 or own > second else 0.0
         result.append(ahead / (std + 1e-6 if normalize_by_std else 1.0))
-    return on_tokens(result, mask)
+    return on_tokens(result, kept or mask)
 
 
-def gpg(rewards: Column, mask: Mask, groups: list[int]) -> Column:
+def gpg(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
     known = [score for score in scores(rewards, mask) if score is not None]
     scale = len(known) / max(1, sum(score != 0.0 for score in known))
-    plain = grpo(rewards, mask, groups, normalize_by_std=False)
+    plain = grpo(rewards, mask, groups, normalize_by_std=False, kept=kept)
     return [[scale * value for value in row] for row in plain]
 
 
@@ -83,6 +94,7 @@ def gdpo(
     mask: Mask,
     groups: list[int],
     normalize_by_std: bool = True,
+    kept: Mask | None = None,
 ) -> Column:
     """Every reward by itself as in grpo, then their weighted sum, then all tokens of the batch."""
     total = [[0.0 for _ in row] for row in mask]
@@ -95,31 +107,31 @@ def gdpo(
         for i in range(len(mask)):
             for t in range(len(mask[i])):
                 total[i][t] += weight * compared[i][t]
-    return whiten(total, mask)
+    return whiten(total, kept or mask)
 
 
-def rloo(rewards: Column, mask: Mask, groups: list[int]) -> Column:
+def rloo(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
     s = scores(rewards, mask)
     result = []
     for i, own in enumerate(s):
         others = [s[j] for j in peers(i, s, groups) if j != i]
         baseline = mean(others) if others else 0.0
         result.append(0.0 if own is None else own - baseline)
-    return on_tokens(result, mask)
+    return on_tokens(result, kept or mask)
 
 
-def opo(rewards: Column, mask: Mask, groups: list[int]) -> Column:
+def opo(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
     s = scores(rewards, mask)
-    lengths = [sum(trained) for trained in mask]
+    lengths = [sum(trained) for trained in kept or mask]
     result = []
     for i, own in enumerate(s):
         group = peers(i, s, groups)
         baseline = 0.0
         if len(group) > 1:
             weighted = math.fsum(lengths[j] * s[j] for j in group)
-            baseline = weighted / sum(lengths[j] for j in group)
+            baseline = weighted / max(1, sum(lengths[j] for j in group))
         result.append(0.0 if own is None else own - baseline)
-    return on_tokens(result, mask)
+    return on_tokens(result, kept or mask)
 
 
 def whiten(values: Column, mask: Mask) -> Column:
@@ -157,8 +169,10 @@ def reinforce_plus_plus(rewards: Column, mask: Mask, groups: list[int], gamma: f
     return whiten(discounted_returns(rewards, mask, gamma), mask)
 
 
-def reinforce_plus_plus_baseline(rewards: Column, mask: Mask, groups: list[int]) -> Column:
-    return whiten(grpo(rewards, mask, groups, normalize_by_std=False), mask)
+def reinforce_plus_plus_baseline(
+    rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None
+) -> Column:
+    return whiten(grpo(rewards, mask, groups, normalize_by_std=False), kept or mask)
 
 
 def gae(

@@ -24,6 +24,16 @@ AGGREGATIONS = (
 )
 DISCOUNTS = ((1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (0.5, 0.0))
 VALUE_CLIPS = (0.5, 0.1, 3.0)
+GROUP_CASES = (
+    ("grpo", {}),
+    ("grpo", {"normalize_by_std": False}),
+    ("grpo_passk", {}),
+    ("grpo_passk", {"normalize_by_std": False}),
+    ("gpg", {}),
+    ("rloo", {}),
+    ("opo", {}),
+    ("reinforce_plus_plus_baseline", {}),
+)
 ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+", "abs+")
 
 
@@ -59,28 +69,13 @@ def compare_advantages(advantages: ModuleType, batch: Batch, dtype: torch.dtype)
         batch.lengths,
         batch.row_groups,
     )
-    group_cases = (
-        ("grpo", {}, literal.grpo(rewards, mask, groups)),
-        ("grpo", {"normalize_by_std": False}, literal.grpo(rewards, mask, groups, False)),
-        ("grpo_passk", {}, literal.grpo_passk(rewards, mask, groups)),
-        (
-            "grpo_passk",
-            {"normalize_by_std": False},
-            literal.grpo_passk(rewards, mask, groups, False),
-        ),
-        ("gpg", {}, literal.gpg(rewards, mask, groups)),
-        ("rloo", {}, literal.rloo(rewards, mask, groups)),
-        ("opo", {}, literal.opo(rewards, mask, groups)),
-        (
-            "reinforce_plus_plus_baseline",
-            {},
-            literal.reinforce_plus_plus_baseline(rewards, mask, groups),
-        ),
-    )
-    for name, options, expected in group_cases:
-        result = advantages.ADVANTAGES[name](*columns, **options)
-        assert_close(result.advantages, flatten(expected))
-        assert_close(result.returns, flatten(expected))
+    kept = torch.tensor(flatten(batch.kept), dtype=torch.bool)
+    for left, own in ((None, {}), (batch.kept, {"kept": kept})):
+        for name, options in GROUP_CASES:
+            result = advantages.ADVANTAGES[name](*columns, **options, **own)
+            expected = flatten(getattr(literal, name)(rewards, mask, groups, **options, kept=left))
+            assert_close(result.advantages, expected)
+            assert_close(result.returns, expected)
     greedy = [number % 3 - 0.5 for number in groups]
     result = advantages.ADVANTAGES["remax"](*columns, greedy_scores=torch.tensor(greedy))
     assert_close(result.advantages, flatten(literal.remax(rewards, mask, greedy)))
@@ -108,6 +103,11 @@ def _compare_gdpo(advantages: ModuleType, batch: Batch, columns: tuple[Tensor, .
             expected = literal.gdpo(rewards, weights, batch.mask, batch.groups, normalize)
             assert_close(result.advantages, flatten(expected), 1e-5)
             assert torch.equal(result.advantages, result.returns)
+    left = torch.tensor(flatten(batch.kept), dtype=torch.bool)
+    given = {"rewards": torch.tensor([earned], dtype=torch.float64), "weights": torch.ones(1)}
+    result = advantages.ADVANTAGES["gdpo"](*columns, **given, kept=left)
+    expected = literal.gdpo([earned], [1.0], batch.mask, batch.groups, kept=batch.kept)
+    assert_close(result.advantages, flatten(expected), 1e-5)
 
 
 def compare_gae(gae: ModuleType, batch: Batch, dtype: torch.dtype) -> None:

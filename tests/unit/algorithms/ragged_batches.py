@@ -40,6 +40,14 @@ class Batch:
         return torch.tensor([m for row in self.mask for m in row], dtype=torch.bool)
 
     @property
+    def kept(self) -> list[list[bool]]:
+        """What of the mask a rejection leaves: nothing of the second row, of others some."""
+        return [
+            [m and row != 1 and (row + 3 * token) % 4 != 1 for token, m in enumerate(trained)]
+            for row, trained in enumerate(self.mask)
+        ]
+
+    @property
     def row_groups(self) -> Tensor:
         return torch.tensor(self.groups, dtype=torch.int64)
 

@@ -14,7 +14,7 @@ from literal_comparison import assert_close
 from ragged_batches import DTYPES
 from torch import Tensor
 
-from ppojob_trainer.algorithms.advantages import ADVANTAGES
+from ppojob_trainer.algorithms.advantages import ADVANTAGES, OF_SCORES
 from ppojob_trainer.algorithms.aggregate import AGGREGATIONS, aggregate
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import KL, kl_estimate
@@ -76,6 +76,7 @@ def test_the_table_has_everything():
     assert {case["type"] for case in TABLE["losses"]} == POLICY_LOSSES.keys()
     estimators = {case["type"] for case in TABLE["estimators"]}
     assert estimators == ADVANTAGES.keys() | CRITIC_ADVANTAGES.keys()
+    assert {case["type"] for case in TABLE["estimators"] if "kept" in case} == estimators
     assert {case["estimator"] for case in TABLE["kl"]} == KL.keys()
     assert {case["mode"] for case in TABLE["aggregations"]} == AGGREGATIONS.keys()
 
@@ -115,11 +116,18 @@ def test_estimators(case: dict[str, Any], dtype: torch.dtype):
             name: torch.tensor(of_batches[number], dtype=dtype)
             for name, of_batches in case.get("given", {}).items()
         }
+        mask = stored.mask
+        if "kept" in case:
+            kept = torch.tensor([bool(k) for row in case["kept"][number] for k in row])
+            if case["type"] in OF_SCORES:
+                given["kept"] = kept
+            else:
+                mask = kept
         if case["type"] in CRITIC_ADVANTAGES:
-            columns = (stored["rewards"], stored["values"], stored.mask, stored.lengths)
+            columns = (stored["rewards"], stored["values"], mask, stored.lengths)
             ours = CRITIC_ADVANTAGES[case["type"]](*columns, **case["options"])
         else:
-            columns = (stored["rewards"], stored.mask, stored.lengths, stored.groups)
+            columns = (stored["rewards"], mask, stored.lengths, stored.groups)
             ours = ADVANTAGES[case["type"]](*columns, **case["options"], **given)
         assert_close(ours.advantages, theirs["advantages"])
         assert_close(ours.returns, theirs["returns"])

@@ -241,7 +241,7 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
         prompts_per_step=size,
         mini_batch_prompts=critic.mini_batch_prompts or policy.mini_batch_prompts,
         epochs=critic.epochs or algorithm.epochs,
-        columns=("returns", "mask") if rejects else ("returns",),
+        columns=("returns", "update_mask") if rejects else ("returns",),
     )
     return (value, policy)
 

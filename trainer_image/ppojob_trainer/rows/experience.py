@@ -30,6 +30,7 @@ class Experience:
         lengths: (rows,) int64, tokens of each response.
         mask: (tokens,) bool, True where the token is trained: the policy wrote it. What models say
             of the others (log-probabilities, values) is 0.
+        update_mask: (tokens,) bool, what of the mask the updates train on; None for all of it.
         rollout_logprobs: (tokens,) float32, log mu(a_t|s_t) as the sampler reported it.
         old_logprobs: (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update.
         ref_logprobs: (tokens,) float32, log pi_ref(a_t|s_t).
@@ -60,6 +61,7 @@ class Experience:
     token_rewards: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
+    update_mask: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.row_groups.shape != self.lengths.shape:
@@ -185,5 +187,6 @@ COLUMN_DTYPES = {
     **dict.fromkeys(TOKEN_COLUMNS, torch.float32),
     "response_tokens": torch.int64,
     "mask": torch.bool,
+    "update_mask": torch.bool,
 }
 """The dtype of each of them."""
