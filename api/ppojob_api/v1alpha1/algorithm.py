@@ -21,6 +21,8 @@ AlgorithmType = Literal[
     "gpg",
     "remax",
     "gdpo",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
 ]
 LossAggregation = Literal[
     "token_mean",
@@ -98,6 +100,8 @@ class Estimator:
         has_critic: it reads the values of a critic.
         has_greedy: it reads the score of a greedy response to each prompt.
         has_reward_keys: it reads several rewards of a row, those that its options name.
+        has_sum_pi_squared: it reads the squared probabilities of the policy before the update,
+            summed up over the vocabulary, at each token.
     """
 
     options: type[Section] | None = None
@@ -105,6 +109,7 @@ class Estimator:
     has_critic: bool = False
     has_greedy: bool = False
     has_reward_keys: bool = False
+    has_sum_pi_squared: bool = False
 
 
 ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
@@ -118,6 +123,8 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
     "gpg": Estimator(compares_group=True),
     "remax": Estimator(has_greedy=True),
     "gdpo": Estimator(GdpoSpec, compares_group=True, has_reward_keys=True),
+    "optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
+    "tir_optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
 }
 """Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
 

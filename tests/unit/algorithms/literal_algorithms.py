@@ -110,6 +110,49 @@ def gdpo(
     return whiten(total, kept or mask)
 
 
+def token_baseline(
+    rewards: Column,
+    mask: Mask,
+    groups: list[int],
+    logprobs: Column,
+    squares: Column,
+    weights: Column | None,
+    counts_trained: bool,
+) -> Column:
+    """What a token has to come, less the weighted mean of its peers at the same place."""
+    to_come, energy, places = discounted_returns(rewards, mask, 1.0), [], []
+    for i, trained in enumerate(mask):
+        total, number = 0.0, 0
+        energy.append([])
+        places.append([])
+        for t, m in enumerate(trained):
+            if m:
+                own = 1.0 - 2.0 * math.exp(logprobs[i][t]) + squares[i][t]
+                total += own * (weights[i][t] ** 2 if weights else 1.0)
+            energy[-1].append(total)
+            places[-1].append((number if counts_trained else t) if m else None)
+            number += m
+    result = []
+    for i, trained in enumerate(mask):
+        peers_of = [j for j in range(len(mask)) if groups[j] == groups[i]]
+        others = [p for j in peers_of if j != i for p in places[j] if p is not None]
+        row = []
+        for t, m in enumerate(trained):
+            if not m:
+                row.append(0.0)
+                continue
+            above, below = 0.0, 1e-8
+            for j in peers_of:
+                for k, place in enumerate(places[j]):
+                    if place == places[i][t]:
+                        above += to_come[j][k] * energy[j][k]
+                        below += energy[j][k]
+            is_alone = all(place < places[i][t] for place in others)
+            row.append(to_come[i][t] - (0.0 if is_alone else above / below))
+        result.append(row)
+    return result
+
+
 def rloo(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
     s = scores(rewards, mask)
     result = []
@@ -274,12 +317,13 @@ def kl(logprob: float, ref: float, estimator: str) -> float:
     return min(math.exp(d) - d - 1.0, 10.0)
 
 
-def logprob_and_entropy(
+def logprob_entropy_and_squares(
     logits: list[float], target: int, temperature: float
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
     scaled = [z / temperature for z in logits]
     top = max(scaled)
     norm = math.fsum(math.exp(z - top) for z in scaled)
     logprobs = [z - top - math.log(norm) for z in scaled]
     entropy = -math.fsum(math.exp(p) * p for p in logprobs if p > -math.inf)
-    return logprobs[target], entropy
+    squares = math.fsum(math.exp(p) ** 2 for p in logprobs)
+    return logprobs[target], entropy, squares

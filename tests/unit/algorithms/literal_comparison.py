@@ -110,6 +110,37 @@ def _compare_gdpo(advantages: ModuleType, batch: Batch, columns: tuple[Tensor, .
     assert_close(result.advantages, flatten(expected), 1e-5)
 
 
+def compare_token_baselines(module: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    columns = (
+        batch.flat_poisoned("rewards", dtype),
+        batch.flat_mask,
+        batch.lengths,
+        batch.row_groups,
+    )
+    probabilities = {
+        "old_logprobs": batch.flat_poisoned("old_logprobs", dtype),
+        "sum_pi_squared": batch.flat_poisoned("squares", dtype),
+    }
+    squared_away = [[abs(value) for value in row] for row in batch.new_values]
+    for weights in (None, squared_away):
+        given = None if weights is None else torch.tensor(flatten(weights), dtype=dtype)
+        for name, estimator in module.TOKEN_BASELINES.items():
+            result = estimator(*columns, **probabilities, rollout_weights=given)
+            expected = literal.token_baseline(
+                batch.rewards,
+                batch.mask,
+                batch.groups,
+                batch.old_logprobs,
+                batch.squares,
+                weights,
+                name.startswith("tir"),
+            )
+            # A place whose weights add up to next to nothing has a baseline of that.
+            assert_close(result.advantages, flatten(expected), 1e-5)
+            returns = literal.discounted_returns(batch.rewards, batch.mask, 1.0)
+            assert_close(result.returns, flatten(returns))
+
+
 def compare_gae(gae: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
     columns = (
         batch.flat_poisoned("rewards", dtype),
@@ -264,15 +295,16 @@ def compare_logprobs(fused: ModuleType, batch: Batch, dtype: torch.dtype) -> Non
     rows = [[*logits, 1.0] for logits in zip(*map(flatten, columns), strict=True)]
     targets = [i % 4 for i in range(len(rows))]
     for temperature in (1.0, 0.5, 1.7):
-        actual, entropy = fused.fused_logprobs(
+        actual, entropy, squares = fused.fused_logprobs(
             torch.tensor(rows, dtype=dtype).reshape(-1, 4),
             torch.eye(4, dtype=dtype),
             torch.tensor(targets, dtype=torch.int64),
-            fused.LogprobSettings(temperature, entropy="value"),
+            fused.LogprobSettings(temperature, entropy="value", squares=True),
         )
         expected = [
-            literal.logprob_and_entropy(row, target, temperature)
+            literal.logprob_entropy_and_squares(row, target, temperature)
             for row, target in zip(rows, targets, strict=True)
         ]
         assert_close(actual, [e[0] for e in expected])
         assert_close(entropy, [e[1] for e in expected])
+        assert_close(squares, [e[2] for e in expected])

@@ -28,6 +28,7 @@ from literal_comparison import (
     compare_logprobs,
     compare_policy_gradient,
     compare_policy_loss,
+    compare_token_baselines,
     compare_value_gradient,
     compare_value_loss,
 )
@@ -42,6 +43,7 @@ LOSSES = tuple(dict.fromkeys(case.name for case in CASES))
 COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], None]]] = {
     "advantages": ("advantages", compare_advantages),
     "gae": ("gae", compare_gae),
+    "token_baselines": ("token_baseline", compare_token_baselines),
     "policy_loss": ("clip", compare_policy_loss),
     "policy_gradient": ("clip", compare_policy_gradient),
     "value_loss": ("value_loss", compare_value_loss),
@@ -60,7 +62,8 @@ COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], Non
 
 # In the order in which they import each other, so that each finds the changed ones before it.
 ALGORITHMS = (
-    "masked", "group_scores", "advantages", "gae", "value_loss", "aggregate", "kl",
+    "masked", "group_scores", "advantages", "gae", "token_baseline", "value_loss", "aggregate",
+    "kl",
 )  # fmt: skip
 POLICY_LOSSES = (
     "inputs",
@@ -209,6 +212,39 @@ MISTAKES = (
      "int(lengths.max()) - 1 if", "gae"),
     ("discounted sum: longest segments only", "masked", "lengths > back",
      "lengths == lengths.max()", "gae"),
+    # token_baseline
+    ("token baseline: energy of one token", "token_baseline",
+     "summed = segment_sum(ahead, counts).repeat_interleave(counts) - behind + ahead",
+     "summed = ahead", "token_baselines"),
+    ("token baseline: energy from behind", "token_baseline",
+     "summed = segment_sum(ahead, counts).repeat_interleave(counts) - behind + ahead",
+     "summed = behind", "token_baselines"),
+    ("token baseline: energy without the token", "token_baseline", "- behind + ahead", "- behind",
+     "token_baselines"),
+    ("token baseline: probability once", "token_baseline", "1.0 - 2.0 * old", "1.0 - old",
+     "token_baselines"),
+    ("token baseline: squares taken off", "token_baseline", ".exp() + squares",
+     ".exp() - squares", "token_baselines"),
+    ("token baseline: weights not squared", "token_baseline", "rollout_weights.double().square()",
+     "rollout_weights.double()", "token_baselines"),
+    ("token baseline: no weights", "token_baseline", "energy if rollout_weights is None else",
+     "energy if True else", "token_baselines"),
+    ("token baseline: added", "token_baseline", "to_come - baseline", "to_come + baseline",
+     "token_baselines"),
+    ("token baseline: plain mean", "token_baseline", "(to_come * weights)[order]",
+     "to_come[order]", "token_baselines"),
+    ("token baseline: of all prompts", "token_baseline",
+     "(numbers.repeat_interleave(lengths) * width + places)", "places", "token_baselines"),
+    ("token baseline: tail keeps its own", "token_baseline",
+     "baseline[_goes_on_alone(mask, lengths, groups, places)[mask]] = 0.0", "",
+     "token_baselines"),
+    ("token baseline: tail begins late", "token_baseline", "places >= alone", "places > alone",
+     "token_baselines"),
+    ("token baseline: tail behind the longest row", "token_baseline", "topk(2).values[1]",
+     "topk(2).values[0]", "token_baselines"),
+    ("token baseline: tools move tokens", "token_baseline",
+     "places[mask] = _places(row_count(mask, lengths))", "places = _places(lengths)",
+     "token_baselines"),
     *POLICY_LOSS_MISTAKES,
     # value_loss
     ("value: without the half", "value_loss", "0.5 * torch.maximum", "torch.maximum", "value_loss"),
@@ -287,6 +323,7 @@ MISTAKES = (
     ("entropy has the wrong sign", "fused_logprobs", "log_s - u / s", "u / s - log_s", "logprobs"),
     ("entropy without probabilities", "fused_logprobs", "z.mul_(weights).sum", "z.sum",
      "logprobs"),
+    ("squares: of what is left of z", "fused_logprobs", "q / s.square()", "q / s", "logprobs"),
     ("largest logit forgotten", "fused_logprobs", "m + log_s, entropy", "log_s, entropy",
      "logprobs"),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import KL, kl_estimate
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
+from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 
 TABLE = json.loads(Path(__file__).with_name("verl_numbers.json").read_text(encoding="utf-8"))
 METRICS = ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower")
@@ -75,7 +76,7 @@ def results(part: str) -> list[Any]:
 def test_the_table_has_everything():
     assert {case["type"] for case in TABLE["losses"]} == POLICY_LOSSES.keys()
     estimators = {case["type"] for case in TABLE["estimators"]}
-    assert estimators == ADVANTAGES.keys() | CRITIC_ADVANTAGES.keys()
+    assert estimators == ADVANTAGES.keys() | CRITIC_ADVANTAGES.keys() | TOKEN_BASELINES.keys()
     assert {case["type"] for case in TABLE["estimators"] if "kept" in case} == estimators
     assert {case["estimator"] for case in TABLE["kl"]} == KL.keys()
     assert {case["mode"] for case in TABLE["aggregations"]} == AGGREGATIONS.keys()
@@ -126,6 +127,10 @@ def test_estimators(case: dict[str, Any], dtype: torch.dtype):
         if case["type"] in CRITIC_ADVANTAGES:
             columns = (stored["rewards"], stored["values"], mask, stored.lengths)
             ours = CRITIC_ADVANTAGES[case["type"]](*columns, **case["options"])
+        elif case["type"] in TOKEN_BASELINES:
+            columns = (stored["rewards"], mask, stored.lengths, stored.groups)
+            given["old_logprobs"] = stored["old_logprobs"]
+            ours = TOKEN_BASELINES[case["type"]](*columns, **given)
         else:
             columns = (stored["rewards"], mask, stored.lengths, stored.groups)
             ours = ADVANTAGES[case["type"]](*columns, **case["options"], **given)

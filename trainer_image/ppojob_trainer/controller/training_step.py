@@ -107,11 +107,11 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
 
     When the whole batch is one optimizer step they are the update's own: the ratio is one by
     definition, and a pass is saved. A KL in the reward needs them before, and so do a correction
-    for the engine and a choice of tokens by their entropy, which the pass tells as well; with
-    `bypass` the engine's stand for them.
+    for the engine, a choice of tokens by their entropy, and an estimator that reads probabilities,
+    which the pass tells as well; with `bypass` the engine's stand for them.
     """
     chooses = algorithm.is_corrected_before or algorithm.high_entropy_share < 1.0
-    if algorithm.kl.in_ == "reward" or chooses:
+    if algorithm.kl.in_ == "reward" or chooses or algorithm.estimator.has_sum_pi_squared:
         return True
     mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
     several_updates = mini_batch < algorithm.prompts_per_step or algorithm.epochs > 1

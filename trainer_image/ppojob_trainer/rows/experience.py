@@ -35,6 +35,8 @@ class Experience:
         old_logprobs: (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update.
         ref_logprobs: (tokens,) float32, log pi_ref(a_t|s_t).
         entropies: (tokens,) float32, of the policy before the update; None where nobody asks.
+        sum_pi_squared: (tokens,) float32, squared probabilities of the policy before the update,
+            summed up over the vocabulary; None likewise.
         loss_weights: (tokens,) float32, by which policy losses are multiplied; None for 1.
         values: (tokens,) float32, V(s_t) of the critic before the update.
         turn_rewards: (tokens,) float32, rewards of turns; None where rows have a single one.
@@ -55,6 +57,7 @@ class Experience:
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     entropies: Tensor | None = None
+    sum_pi_squared: Tensor | None = None
     loss_weights: Tensor | None = None
     values: Tensor | None = None
     turn_rewards: Tensor | None = None

@@ -19,6 +19,7 @@ from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
 from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
 from ppojob_trainer.algorithms.rollout_correction import Corrected, Correction, correct
 from ppojob_trainer.algorithms.rollout_diagnostics import diagnostics
+from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 from ppojob_trainer.algorithms.value_loss import explained_variance
 from ppojob_trainer.rpc.messages.training import Advantaged, SpreadOf
 from ppojob_trainer.rpc.messages.training import Advantages as Given
@@ -64,7 +65,8 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         kl = float(row_mean(kl_estimates, mask, lengths).mean())
     corrected, told = _correct(spec, batch)
     kept = mask if corrected is None else corrected.mask
-    estimated = _estimate(spec, batch, rewards, given, kept)
+    weights = None if corrected is None else corrected.weights
+    estimated = _estimate(spec, batch, rewards, given, kept, weights)
     rows.keep("token_rewards", rewards)
     rows.keep("advantages", estimated.advantages)
     rows.keep("returns", estimated.returns)
@@ -114,17 +116,21 @@ def place_rewards(
 
 def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
     """The columns that the job's rewards and estimator read."""
+    algorithm = spec.algorithm
     names = ["mask"]
-    if spec.algorithm.kl.in_ == "reward":
+    if algorithm.kl.in_ == "reward":
         names += ["old_logprobs", "ref_logprobs"]
+    if algorithm.estimator.has_sum_pi_squared:
+        names += ["sum_pi_squared", "old_logprobs"]
     if spec.critic is not None:
         names.append("values")
     if rows.mine.turn_rewards is not None:
         names.append("turn_rewards")
-    if spec.algorithm.high_entropy_share < 1.0:
+    if algorithm.high_entropy_share < 1.0:
         names.append("entropies")
-    if spec.algorithm.is_corrected_before:
-        names += ["rollout_logprobs", *({"old_logprobs"} - set(names))]
+    if algorithm.is_corrected_before:
+        names += ["rollout_logprobs", "old_logprobs"]
+    names = list(dict.fromkeys(names))
     index = rows.index
     return _Batch(
         lengths=torch.tensor(index.lengths, dtype=torch.int64),
@@ -169,7 +175,12 @@ def _choose_tokens(
 
 
 def _estimate(
-    spec: PPOJobSpec, batch: _Batch, rewards: Tensor, given: Given, kept: Tensor
+    spec: PPOJobSpec,
+    batch: _Batch,
+    rewards: Tensor,
+    given: Given,
+    kept: Tensor,
+    weights: Tensor | None,
 ) -> Advantages:
     """The job's estimator with its own options, and what else it reads.
 
@@ -179,6 +190,7 @@ def _estimate(
         rewards: (tokens,).
         given: what the controller knows of the whole batch.
         kept: (tokens,) bool, what of the mask is not rejected.
+        weights: (tokens,) of the rollout correction; None for 1.
     """
     algorithm = spec.algorithm
     own = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
@@ -191,6 +203,10 @@ def _estimate(
     mask, lengths = batch["mask"], batch.lengths
     if algorithm.estimator.has_critic:
         return CRITIC_ADVANTAGES[algorithm.type](rewards, batch["values"], kept, lengths, **own)
+    if algorithm.estimator.has_sum_pi_squared:
+        probabilities = {name: batch[name] for name in ("old_logprobs", "sum_pi_squared")}
+        columns = (rewards, kept, lengths, batch.groups)
+        return TOKEN_BASELINES[algorithm.type](*columns, **probabilities, rollout_weights=weights)
     if algorithm.type in OF_SCORES:
         own["kept"] = kept
     else:
