@@ -90,6 +90,7 @@ def test_token_baselines_read_probabilities_and_what_is_kept_whatever_is_killed(
         miniBatchPrompts=2,
         rolloutCorrection={"weights": "token", "rejection": rejection},
         kl={"in": "loss"},
+        entropyControl={"target": 100.0, "step": 0.01, "maxCoefficient": 0.015},
     )
     points = (
         "rpc.advantages.answer.after@2=kill",
@@ -101,6 +102,7 @@ def test_token_baselines_read_probabilities_and_what_is_kept_whatever_is_killed(
     for line in run_folders.metrics(output):
         assert 0.0 < line["rollout_corr/rollout_rs_masked_fraction"] < 1.0
         assert line["critic/advantages/max"] > 0.0 > line["critic/advantages/min"]
+        assert line["actor/entropy_coeff"] == {1: 0.0, 2: 0.01, 3: 0.015}[line["step"]]
     again = tmp_path / "again"
     start(job, again, options=("--replay", str(output))).succeed()
     assert run_folders.result(again) == run_folders.result(output)

@@ -183,6 +183,8 @@ def test_only_the_least_sure_tokens_have_a_loss(rows: BatchRows):
         ({"miniBatchPrompts": 1}, True),
         ({"rolloutCorrection": {}}, True),
         ({"highEntropyShare": 0.2}, True),
+        ({"entropyControl": {}}, True),
+        ({"type": "optimal_token_baseline"}, True),
         ({"epochs": 2, "policyLoss": {"type": "bypass"}}, False),
         ({"epochs": 2, "policyLoss": {"type": "bypass"}, "rolloutCorrection": {}}, False),
         ({"policyLoss": {"type": "bypass"}, "kl": {"in": "reward"}}, True),

@@ -53,6 +53,7 @@ class Policy:
         objective = PolicyObjective.of(
             self._spec.algorithm,
             request.kl_coefficient,
+            entropy_coefficient=request.entropy_coefficient,
             max_response_tokens=self._spec.data.max_response_tokens,
         )
         columns = ("old_logprobs", "ref_logprobs", "loss_weights", "advantages")
@@ -78,7 +79,7 @@ class Reference:
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     """Load the policy as the job begins with it."""
     dtype = torch.float32 if spec.model.dtype == "float32" else torch.bfloat16
-    entropy = "gradient" if spec.algorithm.entropy_coefficient else "value"
+    entropy = "gradient" if spec.algorithm.has_entropy_bonus else "value"
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
         head = _policy_head(spec, entropy)
