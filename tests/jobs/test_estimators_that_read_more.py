@@ -94,7 +94,7 @@ def test_token_baselines_read_probabilities_and_what_is_kept_whatever_is_killed(
     )
     points = (
         "rpc.advantages.answer.after@2=kill",
-        "rpc.forward.answer.after@7=kill",
+        "rpc.forward.answer.after@3=kill",
         "rpc.update.answer.after@5=kill",
     )
     start(job, output, **job_points.armed(once, *points)).succeed(500)

@@ -77,6 +77,7 @@ POLICY_LOSSES = (
     "gpg",
     "gspo",
     "sapo",
+    "vespo",
     "table",
 )
 # After the losses' inputs.

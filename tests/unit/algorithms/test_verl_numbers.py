@@ -1,7 +1,8 @@
 """Numbers that verl's own functions gave, stored in verl_numbers.json, agree with ours.
 
-Made outside of this tree by running verl at the commit that the file names. Rewards lie on trained
-tokens and every row has one, so that what departs from verl on purpose plays no part.
+A loss that verl has not is TRL's, in trl_numbers.json. Both were made outside of this tree by
+running the commit that the file names. Rewards lie on trained tokens and every row has one, so that
+what departs from verl on purpose plays no part.
 """
 
 import json
@@ -23,6 +24,7 @@ from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 
 TABLE = json.loads(Path(__file__).with_name("verl_numbers.json").read_text(encoding="utf-8"))
+OF_TRL = json.loads(Path(__file__).with_name("trl_numbers.json").read_text(encoding="utf-8"))
 METRICS = ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower")
 OTHER_METRICS = {
     # The mean of |log rho| there.
@@ -74,7 +76,8 @@ def results(part: str) -> list[Any]:
 
 
 def test_the_table_has_everything():
-    assert {case["type"] for case in TABLE["losses"]} == POLICY_LOSSES.keys()
+    both = (*TABLE["losses"], *OF_TRL["losses"])
+    assert {case["type"] for case in both} == POLICY_LOSSES.keys()
     estimators = {case["type"] for case in TABLE["estimators"]}
     assert estimators == ADVANTAGES.keys() | CRITIC_ADVANTAGES.keys() | TOKEN_BASELINES.keys()
     assert {case["type"] for case in TABLE["estimators"] if "kept" in case} == estimators
@@ -107,6 +110,29 @@ def test_losses(case: dict[str, Any], dtype: torch.dtype):
             is_drawn = (case["type"], metric) == ("clip_cov", "pg_clipfrac")
             ours = output.metrics["actor/pg_covfrac" if is_drawn else f"actor/{metric}"]
             assert_close(stored.total(ours, "token_mean"), [theirs[metric]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", OF_TRL["losses"], ids=lambda case: str(case["settings"]))
+def test_losses_of_trl(case: dict[str, Any], dtype: torch.dtype):
+    for number, stored in enumerate(batches(dtype)):
+        theirs = case["results"][number]
+        logprobs = stored["logprobs"].requires_grad_()
+        of_rows = torch.tensor(OF_TRL["advantages"][number], dtype=dtype)
+        inputs = LossInputs(
+            logprobs=logprobs,
+            old_logprobs=stored["old_logprobs"],
+            rollout_logprobs=stored["rollout_logprobs"],
+            advantages=of_rows.repeat_interleave(stored.lengths),
+            mask=stored.mask,
+            lengths=stored.lengths,
+            groups=stored.groups,
+        )
+        output = POLICY_LOSSES[case["type"]].compute(inputs, **case["settings"])
+        loss = stored.total(output.loss, case["aggregation"])
+        (gradient,) = torch.autograd.grad(loss, logprobs)
+        assert_close(loss, [theirs["loss"]])
+        assert_close(gradient, theirs["gradient"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
