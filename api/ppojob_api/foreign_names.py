@@ -95,6 +95,7 @@ tool_config_path function_tool_path multi_turn | not yet | tools and several tur
 model.path | spec.model.path
 model.tokenizer_path | spec.model.tokenizerPath
 custom_chat_template | spec.model.chatTemplate | a file
+calculate_sum_pi_squared | not needed | estimators that read it have it computed
 use_remove_padding | not needed | rows are packed and nothing is padded
 use_fused_kernels | spec.training.logprobChunkTokens | a number of tokens
 external_lib override_config | not yet | code and settings beside the model folder
@@ -381,12 +382,11 @@ spec.algorithm.type | gspo | grpo | with policyLoss.type: gspo
 spec.algorithm.type | grpo_vectorized | grpo
 spec.algorithm.type | rloo_vectorized | rloo
 spec.algorithm.type | maxrl dpo | not yet
-spec.algorithm.type | optimal_token_baseline tir_optimal_token_baseline | not yet
 spec.algorithm.policyLoss.type | vanilla regular ppo grpo dapo dual_clip | clip
 spec.algorithm.policyLoss.type | gmpo | geo_mean
 spec.algorithm.policyLoss.type | bypass_mode | bypass
 spec.algorithm.policyLoss.type | reinforce | bypass | with bypass.form: reinforce
-spec.algorithm.policyLoss.type | luspo vespo | not yet
+spec.algorithm.policyLoss.type | luspo | not yet
 spec.algorithm.lossAggregation | dapo bnpo | token_mean
 spec.algorithm.lossAggregation | seq-mean-token-sum | sequence_mean_token_sum
 spec.algorithm.lossAggregation | seq-mean-token-sum-norm dr_grpo | sequence_mean_token_sum_norm
@@ -394,7 +394,8 @@ spec.algorithm.lossAggregation | seq-mean-token-mean sequence_mean grpo | sequen
 spec.algorithm.lossAggregation | cispo | token_mean | with policyLoss.type: cispo
 spec.algorithm.lossAggregation | sapo | sequence_mean_token_mean | with policyLoss.type: sapo
 spec.algorithm.lossAggregation | gspo | sequence_mean_token_mean | with policyLoss.type: gspo
-spec.algorithm.lossAggregation | luspo vespo | not yet
+spec.algorithm.lossAggregation | vespo | token_mean | with policyLoss.type: vespo
+spec.algorithm.lossAggregation | luspo | not yet
 spec.algorithm.kl.estimator | kl | k1
 spec.algorithm.kl.estimator | mse | k2
 spec.algorithm.kl.estimator | low_var_kl | k3

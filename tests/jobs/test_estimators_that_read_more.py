@@ -1,4 +1,7 @@
-"""Estimators that read more than the scores: greedy responses (ReMax), several rewards (GDPO)."""
+"""Estimators that read more than the scores.
+
+Greedy responses (ReMax), several rewards (GDPO), probabilities (optimal token baselines).
+"""
 
 import json
 from collections.abc import Callable
@@ -26,8 +29,11 @@ def job_of(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path
     source = tmp_path / "judge.py"
     source.write_text(JUDGE)
 
-    def make(steps: int = STEPS, **algorithm: object) -> Path:
+    def make(
+        steps: int = STEPS, rest: dict[str, object] | None = None, **algorithm: object
+    ) -> Path:
         return tiny_job(
+            **(rest or {}),
             data={**tiny_data, "validation": []},
             algorithm={"promptsPerStep": PROMPTS, "samplesPerPrompt": SAMPLES, **algorithm},
             rewards=[{"function": "judge", "source": {"path": str(source)}}],
@@ -71,6 +77,35 @@ def test_remax_compares_with_a_greedy_response_whatever_is_killed(
     start(job, again, options=("--replay", str(output))).succeed()
     assert run_folders.result(again) == run_folders.result(output)
     assert run.process.returncode == 0
+
+
+def test_token_baselines_read_probabilities_and_what_is_kept_whatever_is_killed(
+    start: Callable[..., Run], job_of, tmp_path: Path, output: Path, once: Path
+):
+    """Under top-p engine and trainer differ, so some tokens are rejected; two updates a step."""
+    rejection = [{"mode": "token_k1", "low": 0.5, "high": 1.243}]
+    job = job_of(
+        rest={"roles": {"reference": {"colocateWith": "none"}}, "rollout": {"topP": 0.8}},
+        type="tir_optimal_token_baseline",
+        miniBatchPrompts=2,
+        rolloutCorrection={"weights": "token", "rejection": rejection},
+        kl={"in": "loss"},
+        entropyControl={"target": 100.0, "step": 0.01, "maxCoefficient": 0.015},
+    )
+    points = (
+        "rpc.advantages.answer.after@2=kill",
+        "rpc.forward.answer.after@3=kill",
+        "rpc.update.answer.after@5=kill",
+    )
+    start(job, output, **job_points.armed(once, *points)).succeed(500)
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    for line in run_folders.metrics(output):
+        assert 0.0 < line["rollout_corr/rollout_rs_masked_fraction"] < 1.0
+        assert line["critic/advantages/max"] > 0.0 > line["critic/advantages/min"]
+        assert line["actor/entropy_coeff"] == {1: 0.0, 2: 0.01, 3: 0.015}[line["step"]]
+    again = tmp_path / "again"
+    start(job, again, options=("--replay", str(output))).succeed()
+    assert run_folders.result(again) == run_folders.result(output)
 
 
 def test_gdpo_reads_what_each_reward_says(start: Callable[..., Run], job_of, output: Path):

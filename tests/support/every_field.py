@@ -25,6 +25,7 @@ START: dict[str, Any] = {
             "miniBatchPrompts": 8,
             "lossAggregation": "sequence_mean_token_sum_norm",
             "kl": {"in": "reward", "controller": "adaptive"},
+            "entropyControl": {"maxCoefficient": 1.0},
         },
         "optimizer": {"schedule": "cosine"},
         "critic": {"optimizer": {"schedule": "cosine"}, "miniBatchPrompts": 8},

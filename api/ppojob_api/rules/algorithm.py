@@ -111,6 +111,18 @@ ALGORITHM_RULES = (
         when: has(self.$FIELD)
         must: self.algorithm.type in $HAVE_CRITIC
 
+        spec.algorithm | entropyCoefficient | OutOfRange
+            entropyControl begins with it and keeps within minCoefficient
+            ${self.entropyControl.minCoefficient} and maxCoefficient
+            ${self.entropyControl.maxCoefficient}; a number between them
+        when: has(self.entropyControl)
+        must: self.entropyControl.minCoefficient <= self.entropyCoefficient
+            && self.entropyCoefficient <= self.entropyControl.maxCoefficient
+
+        spec.algorithm.entropyControl | maxCoefficient | OutOfRange
+            nothing is left to adapt; above minCoefficient ${self.minCoefficient}
+        must: self.minCoefficient < self.maxCoefficient
+
         spec.algorithm | lossScaleTokens | NoEffect
             it has no effect with another lossAggregation; remove it, or lossAggregation:
             sequence_mean_token_sum_norm

@@ -21,6 +21,8 @@ AlgorithmType = Literal[
     "gpg",
     "remax",
     "gdpo",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
 ]
 LossAggregation = Literal[
     "token_mean",
@@ -98,6 +100,8 @@ class Estimator:
         has_critic: it reads the values of a critic.
         has_greedy: it reads the score of a greedy response to each prompt.
         has_reward_keys: it reads several rewards of a row, those that its options name.
+        has_sum_pi_squared: it reads the squared probabilities of the policy before the update,
+            summed up over the vocabulary, at each token.
     """
 
     options: type[Section] | None = None
@@ -105,6 +109,7 @@ class Estimator:
     has_critic: bool = False
     has_greedy: bool = False
     has_reward_keys: bool = False
+    has_sum_pi_squared: bool = False
 
 
 ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
@@ -118,6 +123,8 @@ ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
     "gpg": Estimator(compares_group=True),
     "remax": Estimator(has_greedy=True),
     "gdpo": Estimator(GdpoSpec, compares_group=True, has_reward_keys=True),
+    "optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
+    "tir_optimal_token_baseline": Estimator(compares_group=True, has_sum_pi_squared=True),
 }
 """Every estimator by its `type`; what it computes stands in the trainer's table of that name."""
 
@@ -159,6 +166,23 @@ class KlSpec(Section):
 
     loss_term: KlLossSpec | None = None
     """A term of the loss as well, with `in: reward`. verl: use_kl_loss beside use_kl_in_reward."""
+
+
+class EntropyControlSpec(Section):
+    """Lead entropyCoefficient by steps, so that the entropy stays up (arXiv:2505.22312)."""
+
+    target: Annotated[float, Field(gt=0, le=1_000)] = 0.2
+    """Entropy in nats a token; below it there is a bonus, whose weight grows. The paper: 0.2."""
+
+    step: Annotated[float, Field(gt=0, le=1_000_000)] = 0.005
+    """By how much the weight grows in a step below the target, and falls in one above. The paper:
+    0.005; its published runs: 0.0001."""
+
+    min_coefficient: Coefficient = 0.0
+    """The least weight."""
+
+    max_coefficient: Coefficient = 0.1
+    """The largest weight. The published runs of the paper: 0.005."""
 
 
 class DynamicSamplingSpec(Section):
@@ -248,7 +272,10 @@ class AlgorithmSpec(Section):
     verl: loss_scale_factor, null (the padded length)."""
 
     entropy_coefficient: Coefficient = 0.0
-    """Weight of the entropy bonus. verl: entropy_coeff, 0."""
+    """Weight of the entropy bonus, the first one with entropyControl. verl: entropy_coeff, 0."""
+
+    entropy_control: EntropyControlSpec | None = None
+    """Adapt the weight of the entropy bonus to the entropy; absent: it stays."""
 
     high_entropy_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the batch's trained tokens, those of the highest entropy, that have a policy loss
@@ -266,6 +293,11 @@ class AlgorithmSpec(Section):
     def is_corrected_before(self) -> bool:
         """Whether a rollout correction compares the policy before the step with the engine."""
         return self.rollout_correction is not None and not self.is_bypass
+
+    @property
+    def has_entropy_bonus(self) -> bool:
+        """Whether the loss has a bonus for entropy, in some step at least."""
+        return self.entropy_control is not None or self.entropy_coefficient > 0.0
 
     @property
     def draw(self) -> tuple[str, int]:

@@ -20,6 +20,7 @@ PolicyLossType = Literal[
     "geo_mean",
     "dro",
     "cispo",
+    "vespo",
     "bypass",
 ]
 
@@ -28,6 +29,7 @@ WideClipRange = Annotated[float, Field(gt=0, le=1_000)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Covariance = Annotated[float, Field(ge=-1_000, le=1_000)]
 GateTemperature = Annotated[float, Field(gt=0, le=1_000)]
+KernelNumber = Annotated[float, Field(gt=0, le=1_000)]
 RatioLimit = Annotated[float, Field(gt=1, le=1_000_000)]
 
 
@@ -144,6 +146,22 @@ class CispoSpec(Section):
     """The weight is clipped above at 1 + clipHigh. verl: clip_ratio_high, 0.2."""
 
 
+class VespoSpec(Section):
+    """Settings of `type: vespo` (Shen et al. 2026, arXiv:2602.10693); defaults are TRL's."""
+
+    k_positive: KernelNumber = 2.0
+    """With an advantage of at least 0, the power of the response's ratio in its weight."""
+
+    lambda_positive: KernelNumber = 3.0
+    """Then, how fast the weight falls where the ratio grows."""
+
+    k_negative: KernelNumber = 3.0
+    """With a negative advantage, the power of the response's ratio in its weight."""
+
+    lambda_negative: KernelNumber = 2.0
+    """Then, how fast the weight falls where the ratio grows."""
+
+
 class BypassSpec(Section):
     """Settings of `type: bypass`: the sampler's log-probabilities stand for the old policy's."""
 
@@ -179,6 +197,7 @@ LOSSES: Final[Mapping[PolicyLossType, Loss]] = {
     "geo_mean": Loss(GeoMeanSpec, means_of_responses=True),
     "dro": Loss(DroSpec),
     "cispo": Loss(CispoSpec),
+    "vespo": Loss(VespoSpec),
     "bypass": Loss(BypassSpec),
 }
 """Every policy loss by its `type`; what it computes stands in the trainer's `POLICY_LOSSES`."""
@@ -232,6 +251,9 @@ class PolicyLossSpec(Section):
 
     cispo: CispoSpec | None = None
     """Settings of type cispo."""
+
+    vespo: VespoSpec | None = None
+    """Settings of type vespo."""
 
     bypass: BypassSpec | None = None
     """Settings of type bypass."""

@@ -26,12 +26,19 @@ def peers(i: int, values: list[float | None], groups: list[int]) -> list[int]:
 
 
 def on_tokens(values: list[float], mask: Mask) -> Column:
+    """Of scores on the tokens of their rows; where some are rejected, `mask` is what is left."""
     return [
         [value if m else 0.0 for m in trained] for value, trained in zip(values, mask, strict=True)
     ]
 
 
-def grpo(rewards: Column, mask: Mask, groups: list[int], normalize_by_std: bool = True) -> Column:
+def grpo(
+    rewards: Column,
+    mask: Mask,
+    groups: list[int],
+    normalize_by_std: bool = True,
+    kept: Mask | None = None,
+) -> Column:
     s = scores(rewards, mask)
     result = []
     for i, own in enumerate(s):
@@ -41,11 +48,15 @@ def grpo(rewards: Column, mask: Mask, groups: list[int], normalize_by_std: bool 
         group = [s[j] for j in peers(i, s, groups)]
         baseline, std = (0.0, 1.0) if len(group) == 1 else (mean(group), stdev(group))
         result.append((own - baseline) / (std + 1e-6 if normalize_by_std else 1.0))
-    return on_tokens(result, mask)
+    return on_tokens(result, kept or mask)
 
 
 def grpo_passk(
-    rewards: Column, mask: Mask, groups: list[int], normalize_by_std: bool = True
+    rewards: Column,
+    mask: Mask,
+    groups: list[int],
+    normalize_by_std: bool = True,
+    kept: Mask | None = None,
 ) -> Column:
     s = scores(rewards, mask)
     result = []
@@ -57,13 +68,13 @@ def grpo_passk(
         second, std = (group[1], stdev(group)) if len(group) > 1 else (0.0, 1.0)
         ahead = own - second if len(group) == 1 or own > second else 0.0
         result.append(ahead / (std + 1e-6 if normalize_by_std else 1.0))
-    return on_tokens(result, mask)
+    return on_tokens(result, kept or mask)
 
 
-def gpg(rewards: Column, mask: Mask, groups: list[int]) -> Column:
+def gpg(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
     known = [score for score in scores(rewards, mask) if score is not None]
     scale = len(known) / max(1, sum(score != 0.0 for score in known))
-    plain = grpo(rewards, mask, groups, normalize_by_std=False)
+    plain = grpo(rewards, mask, groups, normalize_by_std=False, kept=kept)
     return [[scale * value for value in row] for row in plain]
 
 
@@ -83,6 +94,7 @@ def gdpo(
     mask: Mask,
     groups: list[int],
     normalize_by_std: bool = True,
+    kept: Mask | None = None,
 ) -> Column:
     """Every reward by itself as in grpo, then their weighted sum, then all tokens of the batch."""
     total = [[0.0 for _ in row] for row in mask]
@@ -95,31 +107,74 @@ def gdpo(
         for i in range(len(mask)):
             for t in range(len(mask[i])):
                 total[i][t] += weight * compared[i][t]
-    return whiten(total, mask)
+    return whiten(total, kept or mask)
 
 
-def rloo(rewards: Column, mask: Mask, groups: list[int]) -> Column:
+def token_baseline(
+    rewards: Column,
+    mask: Mask,
+    groups: list[int],
+    logprobs: Column,
+    squares: Column,
+    weights: Column | None,
+    counts_trained: bool,
+) -> Column:
+    """What a token has to come, less the weighted mean of its peers at the same place."""
+    to_come, energy, places = discounted_returns(rewards, mask, 1.0), [], []
+    for i, trained in enumerate(mask):
+        total, number = 0.0, 0
+        energy.append([])
+        places.append([])
+        for t, m in enumerate(trained):
+            if m:
+                own = 1.0 - 2.0 * math.exp(logprobs[i][t]) + squares[i][t]
+                total += own * (weights[i][t] ** 2 if weights else 1.0)
+            energy[-1].append(total)
+            places[-1].append((number if counts_trained else t) if m else None)
+            number += m
+    result = []
+    for i, trained in enumerate(mask):
+        peers_of = [j for j in range(len(mask)) if groups[j] == groups[i]]
+        others = [p for j in peers_of if j != i for p in places[j] if p is not None]
+        row = []
+        for t, m in enumerate(trained):
+            if not m:
+                row.append(0.0)
+                continue
+            above, below = 0.0, 1e-8
+            for j in peers_of:
+                for k, place in enumerate(places[j]):
+                    if place == places[i][t]:
+                        above += to_come[j][k] * energy[j][k]
+                        below += energy[j][k]
+            is_alone = all(place < places[i][t] for place in others)
+            row.append(to_come[i][t] - (0.0 if is_alone else above / below))
+        result.append(row)
+    return result
+
+
+def rloo(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
     s = scores(rewards, mask)
     result = []
     for i, own in enumerate(s):
         others = [s[j] for j in peers(i, s, groups) if j != i]
         baseline = mean(others) if others else 0.0
         result.append(0.0 if own is None else own - baseline)
-    return on_tokens(result, mask)
+    return on_tokens(result, kept or mask)
 
 
-def opo(rewards: Column, mask: Mask, groups: list[int]) -> Column:
+def opo(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None) -> Column:
     s = scores(rewards, mask)
-    lengths = [sum(trained) for trained in mask]
+    lengths = [sum(trained) for trained in kept or mask]
     result = []
     for i, own in enumerate(s):
         group = peers(i, s, groups)
         baseline = 0.0
         if len(group) > 1:
             weighted = math.fsum(lengths[j] * s[j] for j in group)
-            baseline = weighted / sum(lengths[j] for j in group)
+            baseline = weighted / max(1, sum(lengths[j] for j in group))
         result.append(0.0 if own is None else own - baseline)
-    return on_tokens(result, mask)
+    return on_tokens(result, kept or mask)
 
 
 def whiten(values: Column, mask: Mask) -> Column:
@@ -157,8 +212,10 @@ def reinforce_plus_plus(rewards: Column, mask: Mask, groups: list[int], gamma: f
     return whiten(discounted_returns(rewards, mask, gamma), mask)
 
 
-def reinforce_plus_plus_baseline(rewards: Column, mask: Mask, groups: list[int]) -> Column:
-    return whiten(grpo(rewards, mask, groups, normalize_by_std=False), mask)
+def reinforce_plus_plus_baseline(
+    rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = None
+) -> Column:
+    return whiten(grpo(rewards, mask, groups, normalize_by_std=False), kept or mask)
 
 
 def gae(
@@ -260,12 +317,13 @@ def kl(logprob: float, ref: float, estimator: str) -> float:
     return min(math.exp(d) - d - 1.0, 10.0)
 
 
-def logprob_and_entropy(
+def logprob_entropy_and_squares(
     logits: list[float], target: int, temperature: float
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
     scaled = [z / temperature for z in logits]
     top = max(scaled)
     norm = math.fsum(math.exp(z - top) for z in scaled)
     logprobs = [z - top - math.log(norm) for z in scaled]
     entropy = -math.fsum(math.exp(p) * p for p in logprobs if p > -math.inf)
-    return logprobs[target], entropy
+    squares = math.fsum(math.exp(p) ** 2 for p in logprobs)
+    return logprobs[target], entropy, squares

@@ -24,6 +24,16 @@ AGGREGATIONS = (
 )
 DISCOUNTS = ((1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (0.5, 0.0))
 VALUE_CLIPS = (0.5, 0.1, 3.0)
+GROUP_CASES = (
+    ("grpo", {}),
+    ("grpo", {"normalize_by_std": False}),
+    ("grpo_passk", {}),
+    ("grpo_passk", {"normalize_by_std": False}),
+    ("gpg", {}),
+    ("rloo", {}),
+    ("opo", {}),
+    ("reinforce_plus_plus_baseline", {}),
+)
 ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+", "abs+")
 
 
@@ -59,28 +69,13 @@ def compare_advantages(advantages: ModuleType, batch: Batch, dtype: torch.dtype)
         batch.lengths,
         batch.row_groups,
     )
-    group_cases = (
-        ("grpo", {}, literal.grpo(rewards, mask, groups)),
-        ("grpo", {"normalize_by_std": False}, literal.grpo(rewards, mask, groups, False)),
-        ("grpo_passk", {}, literal.grpo_passk(rewards, mask, groups)),
-        (
-            "grpo_passk",
-            {"normalize_by_std": False},
-            literal.grpo_passk(rewards, mask, groups, False),
-        ),
-        ("gpg", {}, literal.gpg(rewards, mask, groups)),
-        ("rloo", {}, literal.rloo(rewards, mask, groups)),
-        ("opo", {}, literal.opo(rewards, mask, groups)),
-        (
-            "reinforce_plus_plus_baseline",
-            {},
-            literal.reinforce_plus_plus_baseline(rewards, mask, groups),
-        ),
-    )
-    for name, options, expected in group_cases:
-        result = advantages.ADVANTAGES[name](*columns, **options)
-        assert_close(result.advantages, flatten(expected))
-        assert_close(result.returns, flatten(expected))
+    kept = torch.tensor(flatten(batch.kept), dtype=torch.bool)
+    for left, own in ((None, {}), (batch.kept, {"kept": kept})):
+        for name, options in GROUP_CASES:
+            result = advantages.ADVANTAGES[name](*columns, **options, **own)
+            expected = flatten(getattr(literal, name)(rewards, mask, groups, **options, kept=left))
+            assert_close(result.advantages, expected)
+            assert_close(result.returns, expected)
     greedy = [number % 3 - 0.5 for number in groups]
     result = advantages.ADVANTAGES["remax"](*columns, greedy_scores=torch.tensor(greedy))
     assert_close(result.advantages, flatten(literal.remax(rewards, mask, greedy)))
@@ -108,6 +103,42 @@ def _compare_gdpo(advantages: ModuleType, batch: Batch, columns: tuple[Tensor, .
             expected = literal.gdpo(rewards, weights, batch.mask, batch.groups, normalize)
             assert_close(result.advantages, flatten(expected), 1e-5)
             assert torch.equal(result.advantages, result.returns)
+    left = torch.tensor(flatten(batch.kept), dtype=torch.bool)
+    given = {"rewards": torch.tensor([earned], dtype=torch.float64), "weights": torch.ones(1)}
+    result = advantages.ADVANTAGES["gdpo"](*columns, **given, kept=left)
+    expected = literal.gdpo([earned], [1.0], batch.mask, batch.groups, kept=batch.kept)
+    assert_close(result.advantages, flatten(expected), 1e-5)
+
+
+def compare_token_baselines(module: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    columns = (
+        batch.flat_poisoned("rewards", dtype),
+        batch.flat_mask,
+        batch.lengths,
+        batch.row_groups,
+    )
+    probabilities = {
+        "old_logprobs": batch.flat_poisoned("old_logprobs", dtype),
+        "sum_pi_squared": batch.flat_poisoned("squares", dtype),
+    }
+    squared_away = [[abs(value) for value in row] for row in batch.new_values]
+    for weights in (None, squared_away):
+        given = None if weights is None else torch.tensor(flatten(weights), dtype=dtype)
+        for name, estimator in module.TOKEN_BASELINES.items():
+            result = estimator(*columns, **probabilities, rollout_weights=given)
+            expected = literal.token_baseline(
+                batch.rewards,
+                batch.mask,
+                batch.groups,
+                batch.old_logprobs,
+                batch.squares,
+                weights,
+                name.startswith("tir"),
+            )
+            # A place whose weights add up to next to nothing has a baseline of that.
+            assert_close(result.advantages, flatten(expected), 1e-5)
+            returns = literal.discounted_returns(batch.rewards, batch.mask, 1.0)
+            assert_close(result.returns, flatten(returns))
 
 
 def compare_gae(gae: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
@@ -264,15 +295,16 @@ def compare_logprobs(fused: ModuleType, batch: Batch, dtype: torch.dtype) -> Non
     rows = [[*logits, 1.0] for logits in zip(*map(flatten, columns), strict=True)]
     targets = [i % 4 for i in range(len(rows))]
     for temperature in (1.0, 0.5, 1.7):
-        actual, entropy = fused.fused_logprobs(
+        actual, entropy, squares = fused.fused_logprobs(
             torch.tensor(rows, dtype=dtype).reshape(-1, 4),
             torch.eye(4, dtype=dtype),
             torch.tensor(targets, dtype=torch.int64),
-            fused.LogprobSettings(temperature, entropy="value"),
+            fused.LogprobSettings(temperature, entropy="value", squares=True),
         )
         expected = [
-            literal.logprob_and_entropy(row, target, temperature)
+            literal.logprob_entropy_and_squares(row, target, temperature)
             for row, target in zip(rows, targets, strict=True)
         ]
         assert_close(actual, [e[0] for e in expected])
         assert_close(entropy, [e[1] for e in expected])
+        assert_close(squares, [e[2] for e in expected])

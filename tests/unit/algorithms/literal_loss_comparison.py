@@ -46,6 +46,13 @@ def _sapo() -> Iterator[Case]:
         yield Case("sapo", options, partial(literal.sapo, positive=positive, negative=negative))
 
 
+def _vespo() -> Iterator[Case]:
+    for positive, negative in (((2.0, 3.0), (3.0, 2.0)), ((0.5, 1.0), (1.0, 0.25))):
+        options = dict(zip(("k_positive", "lambda_positive"), positive, strict=True))
+        options |= dict(zip(("k_negative", "lambda_negative"), negative, strict=True))
+        yield Case("vespo", options, partial(literal.vespo, positive=positive, negative=negative))
+
+
 def _dppo(by: str) -> Iterator[Case]:
     for low, high, top in ((0.15, 0.2, 20.0), (0.05, 0.01, 1.5)):
         options = {"divergence_low": low, "divergence_high": high, "ratio_limit": top}
@@ -89,6 +96,7 @@ CASES = (
     *_dppo("kl"),
     *_of_range("gspo", literal.gspo, (0.0003, 0.0004), (0.2, 0.28)),
     *_sapo(),
+    *_vespo(),
     Case("gpg", {}, literal.gpg),
     *_clip_cov(),
     *_kl_cov(),

@@ -117,6 +117,19 @@ def sapo(row: Row, frozen: list[float], whole: Whole, positive: float, negative:
     return tokens
 
 
+def vespo(row: Row, frozen: list[float], whole: Whole, positive: tuple, negative: tuple):
+    times = trained_times(row)
+    tokens = [Token() for _ in row.mask]
+    total = math.fsum(clamp(frozen[t] - row.old[t], -20.0, 20.0) for t in times)
+    log_w = clamp(total, math.log(1e-8), 20.0)
+    for t in times:
+        k, fall = positive if row.advantages[t] >= 0.0 else negative
+        weight = math.exp(k * log_w) * math.exp(max(fall * (1.0 - math.exp(log_w)), -700.0))
+        log_ratio = clamp(row.logprobs[t] - row.old[t], -20.0, 20.0)
+        tokens[t] = Token(-weight * row.advantages[t] * row.logprobs[t], log_ratio=log_ratio)
+    return tokens
+
+
 def gpg(row: Row, frozen: list[float], whole: Whole):
     tokens = [Token() for _ in row.mask]
     for t in trained_times(row):

@@ -40,6 +40,22 @@ class Batch:
         return torch.tensor([m for row in self.mask for m in row], dtype=torch.bool)
 
     @property
+    def squares(self) -> list[list[float]]:
+        """In the place of sums of squared probabilities; so large that no weight is near 0."""
+        return [
+            [1.0 + (1 + (7 * token + 3 * row) % 61) / 64 for token in range(len(trained))]
+            for row, trained in enumerate(self.mask)
+        ]
+
+    @property
+    def kept(self) -> list[list[bool]]:
+        """What of the mask a rejection leaves: nothing of the second row, of others some."""
+        return [
+            [m and row != 1 and (row + 3 * token) % 4 != 1 for token, m in enumerate(trained)]
+            for row, trained in enumerate(self.mask)
+        ]
+
+    @property
     def row_groups(self) -> Tensor:
         return torch.tensor(self.groups, dtype=torch.int64)
 

@@ -13,6 +13,7 @@ from ppojob_trainer.algorithms.aggregate import AGGREGATIONS
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import KL
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
+from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
@@ -32,7 +33,8 @@ def section_model(annotation: object) -> type[BaseModel] | None:
 
 
 @pytest.mark.parametrize(
-    "name", [*ADVANTAGES, *CRITIC_ADVANTAGES, *POLICY_LOSSES, *AGGREGATIONS, *KL]
+    "name",
+    [*ADVANTAGES, *CRITIC_ADVANTAGES, *TOKEN_BASELINES, *POLICY_LOSSES, *AGGREGATIONS, *KL],
 )
 def test_every_name_has_a_section(name: str):
     assert re.search(rf"^### `{re.escape(name)}`$", TEXT, re.MULTILINE)
@@ -47,7 +49,9 @@ def test_the_tables_hold_what_the_manifest_allows():
     assert choices(AlgorithmSpec, "type") == ESTIMATORS.keys()
     with_critic = {name for name, estimator in ESTIMATORS.items() if estimator.has_critic}
     assert with_critic == CRITIC_ADVANTAGES.keys()
-    assert ESTIMATORS.keys() - with_critic == ADVANTAGES.keys()
+    of_probabilities = {name for name, one in ESTIMATORS.items() if one.has_sum_pi_squared}
+    assert of_probabilities == TOKEN_BASELINES.keys()
+    assert ESTIMATORS.keys() - with_critic - of_probabilities == ADVANTAGES.keys()
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"spec\.algorithm\.([A-Za-z.]+\b)", TEXT))))

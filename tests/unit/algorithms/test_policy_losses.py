@@ -98,6 +98,8 @@ def test_gradients_equal_finite_differences_of_the_literal_forms(batch: Batch):
                 2.0 * 2.0 / 1.05,
             ],
         ),
+        # The ratio of the response is 1, and so is the weight, whatever the kernel.
+        ("vespo", {}, [1.0 - math.log(2.0), 1.0 + math.log(2.0), -2.0]),
         ("gpg", {}, [1.0 - math.log(2.0), 1.0 + math.log(2.0), -2.0]),
         # Weights 1.2, 0.5 (no lower bound) and 1.
         ("cispo", {}, [1.2 * (1.0 - math.log(2.0)), 0.5 * (1.0 + math.log(2.0)), -2.0]),

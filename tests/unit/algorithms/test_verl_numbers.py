@@ -1,7 +1,8 @@
 """Numbers that verl's own functions gave, stored in verl_numbers.json, agree with ours.
 
-Made outside of this tree by running verl at the commit that the file names. Rewards lie on trained
-tokens and every row has one, so that what departs from verl on purpose plays no part.
+A loss that verl has not is TRL's, in trl_numbers.json. Both were made outside of this tree by
+running the commit that the file names. Rewards lie on trained tokens and every row has one, so that
+what departs from verl on purpose plays no part.
 """
 
 import json
@@ -14,14 +15,16 @@ from literal_comparison import assert_close
 from ragged_batches import DTYPES
 from torch import Tensor
 
-from ppojob_trainer.algorithms.advantages import ADVANTAGES
+from ppojob_trainer.algorithms.advantages import ADVANTAGES, OF_SCORES
 from ppojob_trainer.algorithms.aggregate import AGGREGATIONS, aggregate
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import KL, kl_estimate
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
+from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 
 TABLE = json.loads(Path(__file__).with_name("verl_numbers.json").read_text(encoding="utf-8"))
+OF_TRL = json.loads(Path(__file__).with_name("trl_numbers.json").read_text(encoding="utf-8"))
 METRICS = ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower")
 OTHER_METRICS = {
     # The mean of |log rho| there.
@@ -73,9 +76,11 @@ def results(part: str) -> list[Any]:
 
 
 def test_the_table_has_everything():
-    assert {case["type"] for case in TABLE["losses"]} == POLICY_LOSSES.keys()
+    both = (*TABLE["losses"], *OF_TRL["losses"])
+    assert {case["type"] for case in both} == POLICY_LOSSES.keys()
     estimators = {case["type"] for case in TABLE["estimators"]}
-    assert estimators == ADVANTAGES.keys() | CRITIC_ADVANTAGES.keys()
+    assert estimators == ADVANTAGES.keys() | CRITIC_ADVANTAGES.keys() | TOKEN_BASELINES.keys()
+    assert {case["type"] for case in TABLE["estimators"] if "kept" in case} == estimators
     assert {case["estimator"] for case in TABLE["kl"]} == KL.keys()
     assert {case["mode"] for case in TABLE["aggregations"]} == AGGREGATIONS.keys()
 
@@ -108,6 +113,29 @@ def test_losses(case: dict[str, Any], dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", OF_TRL["losses"], ids=lambda case: str(case["settings"]))
+def test_losses_of_trl(case: dict[str, Any], dtype: torch.dtype):
+    for number, stored in enumerate(batches(dtype)):
+        theirs = case["results"][number]
+        logprobs = stored["logprobs"].requires_grad_()
+        of_rows = torch.tensor(OF_TRL["advantages"][number], dtype=dtype)
+        inputs = LossInputs(
+            logprobs=logprobs,
+            old_logprobs=stored["old_logprobs"],
+            rollout_logprobs=stored["rollout_logprobs"],
+            advantages=of_rows.repeat_interleave(stored.lengths),
+            mask=stored.mask,
+            lengths=stored.lengths,
+            groups=stored.groups,
+        )
+        output = POLICY_LOSSES[case["type"]].compute(inputs, **case["settings"])
+        loss = stored.total(output.loss, case["aggregation"])
+        (gradient,) = torch.autograd.grad(loss, logprobs)
+        assert_close(loss, [theirs["loss"]])
+        assert_close(gradient, theirs["gradient"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", results("estimators"))
 def test_estimators(case: dict[str, Any], dtype: torch.dtype):
     for number, (stored, theirs) in enumerate(zip(batches(dtype), case["results"], strict=True)):
@@ -115,11 +143,22 @@ def test_estimators(case: dict[str, Any], dtype: torch.dtype):
             name: torch.tensor(of_batches[number], dtype=dtype)
             for name, of_batches in case.get("given", {}).items()
         }
+        mask = stored.mask
+        if "kept" in case:
+            kept = torch.tensor([bool(k) for row in case["kept"][number] for k in row])
+            if case["type"] in OF_SCORES:
+                given["kept"] = kept
+            else:
+                mask = kept
         if case["type"] in CRITIC_ADVANTAGES:
-            columns = (stored["rewards"], stored["values"], stored.mask, stored.lengths)
+            columns = (stored["rewards"], stored["values"], mask, stored.lengths)
             ours = CRITIC_ADVANTAGES[case["type"]](*columns, **case["options"])
+        elif case["type"] in TOKEN_BASELINES:
+            columns = (stored["rewards"], mask, stored.lengths, stored.groups)
+            given["old_logprobs"] = stored["old_logprobs"]
+            ours = TOKEN_BASELINES[case["type"]](*columns, **given)
         else:
-            columns = (stored["rewards"], stored.mask, stored.lengths, stored.groups)
+            columns = (stored["rewards"], mask, stored.lengths, stored.groups)
             ours = ADVANTAGES[case["type"]](*columns, **case["options"], **given)
         assert_close(ours.advantages, theirs["advantages"])
         assert_close(ours.returns, theirs["returns"])

@@ -21,7 +21,10 @@ CANNOT_BE_SET = {
     # Beside another choice that the job makes.
     *(f"spec.algorithm.policyLoss.{name}" for name in ("clipLow", "clipHigh", "dualClip")),
     *(f"spec.algorithm.policyLoss.{name}" for name in ("dppoKl", "gspo", "sapo", "clipCov")),
-    *(f"spec.algorithm.policyLoss.{name}" for name in ("klCov", "geoMean", "dro", "cispo")),
+    *(
+        f"spec.algorithm.policyLoss.{name}"
+        for name in ("klCov", "geoMean", "dro", "cispo", "vespo")
+    ),
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.volcano"),
     *("spec.optimizer.warmupRatio", "spec.critic.optimizer.warmupRatio"),

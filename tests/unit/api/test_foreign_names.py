@@ -113,7 +113,7 @@ def test_sections_of_verl_are_read_to_their_last_field() -> None:
         ("algorithm.type", "dr_grpo", "grpo, with spec.algorithm.grpo.normalizeByStd: false"),
         ("algorithm.policyLoss.type", "vanilla", "clip"),
         ("algorithm.policyLoss.type", "bypass_mode", "bypass"),
-        ("algorithm.policyLoss.type", "vespo", ""),
+        ("algorithm.policyLoss.type", "luspo", ""),
         ("algorithm.type", "rloo_vectorized", "rloo"),
         (
             "algorithm.lossAggregation",

@@ -52,7 +52,9 @@ OURS = {
         )
         for side in ("Low", "High")
     ),
+    "spec.algorithm.entropyControl",
     "spec.algorithm.highEntropyShare",
+    "spec.algorithm.policyLoss.vespo",
     # It stands at that of a KL in the loss alone.
     *(f"spec.algorithm.kl.lossTerm.{field}" for field in ("estimator", "coefficient")),
     # verl has one key for a number or a pair.

@@ -38,9 +38,8 @@ def test_equals_the_definition_with_gradients(case, chunk, block, temperature, m
 
 def test_entropy_as_a_value_changes_no_gradient(case):
     hidden, weight, targets = case
-    plain, nothing = fused_logprobs(hidden, weight, targets, LogprobSettings())
+    (plain,) = fused_logprobs(hidden, weight, targets, LogprobSettings())
     valued, entropy = fused_logprobs(hidden, weight, targets, LogprobSettings(entropy="value"))
-    assert nothing is None
     assert not entropy.requires_grad
     torch.testing.assert_close(entropy, token_logprobs(hidden @ weight.T, targets)[1].detach())
     for ours, theirs in zip(
@@ -49,6 +48,30 @@ def test_entropy_as_a_value_changes_no_gradient(case):
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100, 0])
+@pytest.mark.parametrize("entropy", ["none", "value", "gradient"])
+def test_squares_equal_the_definition_and_change_nothing_else(case, chunk, entropy):
+    hidden, weight, targets = case
+    *plain, squares = fused_logprobs(
+        hidden, weight, targets, LogprobSettings(0.7, chunk, entropy, squares=True)
+    )
+    expected = torch.softmax(hidden @ weight.T / 0.7, dim=1).square().sum(1)
+    torch.testing.assert_close(squares, expected.detach(), rtol=1e-10, atol=1e-12)
+    assert not squares.requires_grad
+    without = fused_logprobs(hidden, weight, targets, LogprobSettings(0.7, chunk, entropy))
+    for ours, theirs in zip(plain, without, strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.requires_grad == theirs.requires_grad
+    total = sum(values.sum() for values in plain if values.requires_grad)
+    expected = sum(values.sum() for values in without if values.requires_grad)
+    for ours, theirs in zip(
+        torch.autograd.grad(total, (hidden, weight)),
+        torch.autograd.grad(expected, (hidden, weight)),
+        strict=True,
+    ):
+        assert torch.equal(ours, theirs)
 
 
 def test_large_logits_stay_finite():
@@ -69,7 +92,7 @@ def test_autocast_is_close_and_returns_float32(case):
     )
     expected = token_logprobs(hidden @ weight.T, targets)[0]
     with torch.autocast("cpu", torch.bfloat16):
-        got, _ = fused_logprobs(hidden, weight, targets, LogprobSettings(chunk_tokens=4))
+        (got,) = fused_logprobs(hidden, weight, targets, LogprobSettings(chunk_tokens=4))
     assert got.dtype == torch.float32
     assert 0 < (got - expected).abs().max() < 0.1
     ours = torch.autograd.grad(got.sum(), (hidden, weight))

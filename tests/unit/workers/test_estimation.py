@@ -87,7 +87,7 @@ def corrected_spec(**correction: object) -> PPOJobSpec:
     return SPEC.model_copy(update={"algorithm": AlgorithmSpec.model_validate(algorithm)})
 
 
-def test_a_correction_weighs_and_rejects_behind_the_advantages(rows: BatchRows):
+def test_a_correction_weighs_and_rejects_before_the_advantages(rows: BatchRows):
     """The engine gives tokens 0, 5 and 6 half and a quarter of the trainer's probability, and 4."""
     rows.mine.old_logprobs = torch.full((12,), -2.0)
     rows.mine.rollout_logprobs = torch.full((12,), -2.0)
@@ -101,10 +101,11 @@ def test_a_correction_weighs_and_rejects_behind_the_advantages(rows: BatchRows):
     rejection = ({"mode": "token_k1", "low": 0.4, "high": 3.0},)
     spec = corrected_spec(weights="token", weight_limit=3.0, rejection=rejection)
     answer = add_advantages(spec, rows, Advantages(scores, 0.0))
-    # Token 5 is the last of its row, which carried its score.
-    assert torch.equal(rows.mine.advantages, expected)
+    # Token 5 is the last of its row, which carried its score; its peers are compared with it.
+    kept = torch.tensor([token not in (5, 6) for token in range(12)])
+    assert torch.equal(rows.mine.advantages, torch.where(kept, expected, 0.0))
     assert answer.row_rewards == plain.row_rewards
-    assert rows.mine.mask.tolist() == [token not in (5, 6) for token in range(12)]
+    assert torch.equal(rows.mine.update_mask, kept)
     weights = [{0: 2.0, 5: 3.0, 6: 0.25}.get(token, 1.0) for token in range(12)]
     assert rows.mine.loss_weights.tolist() == pytest.approx(weights)
     assert answer.told["rollout_corr/rollout_rs_masked_fraction"] == 2 / 12
@@ -112,11 +113,51 @@ def test_a_correction_weighs_and_rejects_behind_the_advantages(rows: BatchRows):
     assert answer.told["rollout_corr/rollout_is_max"] == 3.0
 
 
+def reject(rows: BatchRows, *tokens: int) -> PPOJobSpec:
+    """A job that rejects these tokens, which the engine gives ten times the probability."""
+    rows.mine.old_logprobs = torch.full((12,), -3.0)
+    rows.mine.rollout_logprobs = torch.full((12,), -3.0)
+    rows.mine.rollout_logprobs[list(tokens)] += math.log(10.0)
+    return corrected_spec(rejection=({"mode": "token_k1", "high": 3.0},))
+
+
+def test_what_is_rejected_is_left_out_of_updates_alone(rows: BatchRows):
+    """A reference that is lost in the updates reads the rows again, with the mask of before."""
+    spec = reject(rows, 0, 4, 5)
+    add_advantages(spec, rows, Advantages([1, 0, 1, 0, 0, 1], 0.0))
+    assert rows.mine.mask.all()
+    seen = []
+
+    def predict(staged: Experience) -> tuple[torch.Tensor, ...]:
+        seen.append(staged.mask)
+        return (torch.zeros(staged.num_tokens),)
+
+    rows.fill("ref_logprobs", predict)
+    assert seen[0].all()
+    staged = rows.staged([0, 1, 2], ("advantages",))
+    assert staged.mask.tolist() == [token not in (0, 4, 5) for token in range(12)]
+
+
+def test_an_estimator_of_tokens_sees_what_is_kept_alone(rows: BatchRows):
+    """As in verl: REINFORCE++ loses the score of a row whose last token is rejected."""
+    spec = reject(rows, 1)
+    algorithm = {**spec.algorithm.model_dump(by_alias=True), "type": "reinforce_plus_plus"}
+    spec = spec.model_copy(update={"algorithm": AlgorithmSpec.model_validate(algorithm)})
+    answer = add_advantages(spec, rows, Advantages([7, 0, 0, 0, 1, 0], 0.0))
+    assert answer.returns.max == 1.0
+    assert answer.row_rewards == [7, 0, 0, 0, 1, 0]
+    # Whitened over the eleven tokens that are kept, of which two have a return of 1.
+    kept = rows.mine.advantages[rows.mine.update_mask]
+    assert len(kept) == 11
+    assert kept.sum().item() == pytest.approx(0.0, abs=1e-5)
+    assert kept.var().item() == pytest.approx(1.0, abs=1e-5)
+
+
 def test_an_empty_correction_measures_alone(rows: BatchRows):
     rows.mine.old_logprobs = torch.full((12,), -2.0)
     rows.mine.rollout_logprobs = torch.full((12,), -2.5)
     answer = add_advantages(corrected_spec(), rows, Advantages([1, 0, 1, 0, 0, 1], 0.0))
-    assert rows.mine.mask.all()
+    assert rows.mine.update_mask is None
     assert rows.mine.loss_weights is None
     assert answer.told["rollout_corr/kl"] == -0.5
     assert answer.told["rollout_corr/training_log_ppl"] == 2.0
@@ -142,6 +183,8 @@ def test_only_the_least_sure_tokens_have_a_loss(rows: BatchRows):
         ({"miniBatchPrompts": 1}, True),
         ({"rolloutCorrection": {}}, True),
         ({"highEntropyShare": 0.2}, True),
+        ({"entropyControl": {}}, True),
+        ({"type": "optimal_token_baseline"}, True),
         ({"epochs": 2, "policyLoss": {"type": "bypass"}}, False),
         ({"epochs": 2, "policyLoss": {"type": "bypass"}, "rolloutCorrection": {}}, False),
         ({"policyLoss": {"type": "bypass"}, "kl": {"in": "reward"}}, True),

@@ -10,8 +10,11 @@ of rows that answer one prompt, n the rows of a group. Shapes: `tokens` response
 rows, flat and in row order (see `masked`). Rows of a group need not be neighbours.
 
 Estimators that give every trained token of a row the same number are functions from the scores of
-the rows to that number; `_of_scores` makes
-estimators of them.
+the rows to that number; `_of_scores` makes estimators of them. Those of `OF_SCORES` have one more
+argument, `kept`: (tokens,) bool, what of the mask the updates train on, where a rollout correction
+rejects some. The scores are those of all trained tokens then, and rejected rows stay in their
+groups; lengths, whitening and the result are of what is kept. So it is in verl, whose other
+estimators see what is kept alone: they get it for the mask.
 
 Arithmetic is done in float64 and given back in the dtype of the rewards. A group of equal scores
 has advantage exactly 0 (see `group_scores`), so a step can leave it out of the update.
@@ -194,6 +197,7 @@ def gdpo(
     rewards: Tensor,
     weights: Tensor,
     normalize_by_std: bool = True,
+    kept: Tensor | None = None,
 ) -> Advantages:
     """Several rewards of a row, each compared within the group, added up and whitened.
 
@@ -212,7 +216,9 @@ def gdpo(
         rewards: (keys, rows) s_k of each row.
         weights: (keys,) w_k.
         normalize_by_std: divide by the group's standard deviation.
+        kept: see the module's notes.
     """
+    kept = mask if kept is None else kept
     counts = row_count(mask, lengths)
     has_some = counts > 0
     ends = mask.nonzero()[:, 0][counts.cumsum(0)[has_some] - 1]
@@ -220,9 +226,9 @@ def gdpo(
     for key, weight in zip(rewards.to(torch.float64), weights.to(torch.float64), strict=True):
         placed = torch.zeros_like(total)
         placed[ends] = key[has_some]
-        scores = GroupScores.of(placed, mask, lengths, groups)
+        scores = GroupScores.of(placed, mask, lengths, groups, kept)
         total += weight * scores.to_tokens(grpo(scores, normalize_by_std=normalize_by_std))
-    result = whiten(total, mask).to(token_rewards.dtype)
+    result = whiten(total, kept).to(token_rewards.dtype)
     return Advantages(result, result)
 
 
@@ -296,11 +302,17 @@ def _of_scores(
 
     @torch.no_grad()
     def estimate(
-        token_rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor, **options: object
+        token_rewards: Tensor,
+        mask: Tensor,
+        lengths: Tensor,
+        groups: Tensor,
+        *,
+        kept: Tensor | None = None,
+        **options: object,
     ) -> Advantages:
-        scores = GroupScores.of(token_rewards, mask, lengths, groups)
+        scores = GroupScores.of(token_rewards, mask, lengths, groups, kept)
         tokens = scores.to_tokens(values(scores, **options))
-        result = (whiten(tokens, mask) if whitened else tokens).to(token_rewards.dtype)
+        result = (whiten(tokens, scores.kept) if whitened else tokens).to(token_rewards.dtype)
         return Advantages(result, result)
 
     return estimate
@@ -318,3 +330,6 @@ ADVANTAGES: dict[str, Callable[..., Advantages]] = {
     "reinforce_plus_plus_baseline": _of_scores(reinforce_plus_plus_baseline, whitened=True),
 }
 """Every estimator without a critic by the name of `spec.algorithm.type`; `gae` has the others."""
+
+OF_SCORES = frozenset(ADVANTAGES) - {"remax", "reinforce_plus_plus"}
+"""Those that compare whole responses; they take `kept`."""

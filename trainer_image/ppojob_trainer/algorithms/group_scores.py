@@ -73,8 +73,8 @@ class GroupScores:
         groups: who belongs together.
         base: (members,) float64, the first score of the member's group.
         offset: (members,) float64, score minus `base`; exactly 0 in a group of equal scores.
-        counts: (members,) float64, trained tokens of the row.
-        mask: (tokens,) bool.
+        counts: (members,) float64, tokens of the row that are updated on.
+        kept: (tokens,) bool, those tokens.
         lengths: (rows,) int64.
     """
 
@@ -82,12 +82,17 @@ class GroupScores:
     base: Tensor
     offset: Tensor
     counts: Tensor
-    mask: Tensor
+    kept: Tensor
     lengths: Tensor
 
     @classmethod
     def of(
-        cls, token_rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor
+        cls,
+        token_rewards: Tensor,
+        mask: Tensor,
+        lengths: Tensor,
+        groups: Tensor,
+        kept: Tensor | None = None,
     ) -> "GroupScores":
         """Add up the rewards of the trained tokens of each row, and compare within groups.
 
@@ -96,13 +101,16 @@ class GroupScores:
             mask: (tokens,) bool.
             lengths: (rows,) int64.
             groups: (rows,) int64, the prompt of each row.
+            kept: (tokens,) bool, what of the mask is updated on; None for all. A row without such
+                tokens is compared with all the same: its score is true.
         """
-        counts = row_count(mask, lengths)
-        members = Members.of(groups, counts)
+        kept = mask if kept is None else kept
+        counts = row_count(kept, lengths)
+        members = Members.of(groups, row_count(mask, lengths))
         scores = row_sum(token_rewards.to(torch.float64), mask, lengths)[members.rows]
         base = members.spread(scores[members.first])
-        kept = counts[members.rows].to(torch.float64)
-        return cls(members, base, scores - base, kept, mask, lengths)
+        counted = counts[members.rows].to(torch.float64)
+        return cls(members, base, scores - base, counted, kept, lengths)
 
     @property
     def alone(self) -> Tensor:
@@ -123,7 +131,7 @@ class GroupScores:
         return torch.where(self.alone, self.base, self.offset - self.groups.spread(baseline))
 
     def to_tokens(self, values: Tensor) -> Tensor:
-        """Write each member's value on the trained tokens of its row, 0 elsewhere.
+        """Write each member's value on the tokens of its row that are updated on, 0 elsewhere.
 
         Args:
             values: (members,) float64.
@@ -133,4 +141,4 @@ class GroupScores:
         """
         rows = values.new_zeros(self.lengths.numel())
         rows[self.groups.rows] = values
-        return zero_outside(torch.repeat_interleave(rows, self.lengths), self.mask)
+        return zero_outside(torch.repeat_interleave(rows, self.lengths), self.kept)

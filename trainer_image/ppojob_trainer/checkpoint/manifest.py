@@ -59,6 +59,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         policy_version: version of the weights that the rollout engine holds.
         data: the order's cursor.
         kl_coefficient: of the KL controller; None where the job has none.
+        entropy_coefficient: of the entropy controller; None where the job has none.
         metrics_lines: lines of metrics.jsonl up to this step; fewer than that is a gap.
         tokens: prompt and response tokens of all steps so far.
         seconds: wall time of all steps so far, without what was thrown away.
@@ -73,6 +74,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tokens: int
     seconds: float
     roles: tuple[RoleState, ...]
+    entropy_coefficient: float | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

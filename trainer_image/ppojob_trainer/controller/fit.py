@@ -42,7 +42,7 @@ from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.samples import log_samples
-from ppojob_trainer.controller.training_step import StepResult, TrainingStep
+from ppojob_trainer.controller.training_step import Coefficients, StepResult, TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
@@ -175,9 +175,9 @@ class Loop:
         failpoints.hit(STEP_BEGIN)
         cursor = progress.data
         self.order.load_state_dict({"epoch": cursor.epoch, "cursor": cursor.cursor})
-        coefficient = progress.kl_coefficient or 0.0
+        coefficients = self._coefficients(progress)
         try:
-            result = self.training.run(step, self._draw, coefficient, timer)
+            result = self.training.run(step, self._draw, coefficients, timer)
         except RewardFailed as failure:
             raise self._saved(failure, progress) from failure
         self._log_samples(result.batch, step)
@@ -187,7 +187,7 @@ class Loop:
             epoch=self.order.epoch,
             max_prompt_tokens=self.spec.data.max_prompt_tokens,
         )
-        metrics |= self._kl_metrics(coefficient, result)
+        metrics |= self._kl_metrics(coefficients.kl, result)
         rows = step_rows(result)
         trained = msgspec.structs.replace(
             progress,
@@ -195,6 +195,7 @@ class Loop:
             policy_version=step,
             data=DataCursor(**self.order.state_dict(), sha256=cursor.sha256),
             kl_coefficient=self._next_kl(progress, result),
+            entropy_coefficient=self._next_entropy(coefficients.entropy, result),
             metrics_lines=progress.metrics_lines + 1,
             tokens=progress.tokens + rows.total_tokens,
             roles=tuple(updates.state_after(step) for updates in self.training.updates),
@@ -293,6 +294,18 @@ class Loop:
         caller = self.roles.caller
         taken, caller.traffic = caller.traffic, Traffic()
         return taken
+
+    def _coefficients(self, progress: Progress) -> Coefficients:
+        entropy = progress.entropy_coefficient
+        if entropy is None:
+            entropy = self.spec.algorithm.entropy_coefficient
+        return Coefficients(progress.kl_coefficient or 0.0, entropy)
+
+    def _next_entropy(self, coefficient: float, result: StepResult) -> float | None:
+        controller = self.training.entropy
+        if controller is None:
+            return None
+        return controller.after(coefficient, result.statistics["actor/entropy"])
 
     def _next_kl(self, progress: Progress, result: StepResult) -> float | None:
         kl, measured = self.spec.algorithm.kl, result.advantaged.kl

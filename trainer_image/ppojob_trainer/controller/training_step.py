@@ -9,9 +9,10 @@ it.
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, Estimator
+from ppojob_trainer.algorithms.entropy_controller import EntropyController
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.dynamic_sampling import Draw, DynamicSampling
@@ -107,15 +108,30 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
 
     When the whole batch is one optimizer step they are the update's own: the ratio is one by
     definition, and a pass is saved. A KL in the reward needs them before, and so do a correction
-    for the engine and a choice of tokens by their entropy, which the pass tells as well; with
-    `bypass` the engine's stand for them.
+    for the engine, a choice of tokens by their entropy, a bonus that depends on it, and an
+    estimator that reads probabilities, which the pass tells as well; with `bypass` the engine's
+    stand for them.
     """
-    chooses = algorithm.is_corrected_before or algorithm.high_entropy_share < 1.0
-    if algorithm.kl.in_ == "reward" or chooses:
+    reads_entropy = algorithm.high_entropy_share < 1.0 or algorithm.entropy_control is not None
+    reads_more = algorithm.is_corrected_before or algorithm.estimator.has_sum_pi_squared
+    if algorithm.kl.in_ == "reward" or reads_entropy or reads_more:
         return True
     mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
     several_updates = mini_batch < algorithm.prompts_per_step or algorithm.epochs > 1
     return several_updates and not algorithm.is_bypass
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Weights of the terms of the policy's loss that are led from step to step.
+
+    Attributes:
+        kl: of the KL to the reference.
+        entropy: of the entropy bonus.
+    """
+
+    kl: float = 0.0
+    entropy: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -150,6 +166,7 @@ class TrainingStep:
         estimator: what the advantages are estimated of.
         reward_keys: the rewards that it names.
         penalty: what long responses lose of their score; None for nothing.
+        entropy: weighs the entropy bonus by the entropy; None where its weight is the job's.
         sampling: makes the batch of groups with signal; None where all prompts are trained on.
     """
 
@@ -165,15 +182,18 @@ class TrainingStep:
     estimator: Estimator
     reward_keys: tuple[str, ...] = ()
     penalty: OverlongPenalty | None = None
+    entropy: EntropyController | None = None
     sampling: DynamicSampling | None = None
 
-    def run(self, step: int, draw: Draw, kl_coefficient: float, timer: StepTimer) -> StepResult:
+    def run(
+        self, step: int, draw: Draw, coefficients: Coefficients, timer: StepTimer
+    ) -> StepResult:
         """Do the step; afterwards the rollout engine holds the weights of version `step`.
 
         Args:
             step: number of the step, from 1.
             draw: the job's prompts, in their order.
-            kl_coefficient: for this step.
+            coefficients: as the steps before have left them.
             timer: takes the seconds of each stage.
 
         """
@@ -205,12 +225,13 @@ class TrainingStep:
             if self.sampling is None:
                 self.stages.keep(batch, step)
         with timer("adv"):
-            advantaged = self._advantages(batch, greedy, step, kl_coefficient)
+            advantaged = self._advantages(batch, greedy, step, coefficients.kl)
+        coefficients = self._with_bonus(coefficients, before)
         statistics: dict[str, float] = {}
         for updates in self.updates:
             if step >= updates.first_step:
                 with timer(updates.timer):
-                    statistics |= self._update(updates, batch, step, kl_coefficient)
+                    statistics |= self._update(updates, batch, step, coefficients)
         with timer("update_weights"):
             id_ = RequestId(0, step, "sync_weights")
             self.roles.ask_all(self.actor, SYNC_WEIGHTS, SyncWeights(step), id_)
@@ -227,6 +248,14 @@ class TrainingStep:
         with timer("gen"):
             self.stages.generate(batch, step, greedy)
         return batch, greedy
+
+    def _with_bonus(self, coefficients: Coefficients, before: dict[str, float]) -> Coefficients:
+        """The coefficients, that of the entropy bonus as the entropy of this step wants it."""
+        if self.entropy is None:
+            return coefficients
+        bonus = self.entropy.bonus(coefficients.entropy, before["actor/entropy"])
+        before["actor/entropy_coeff"] = bonus
+        return replace(coefficients, entropy=bonus)
 
     def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> dict[str, float]:
         self.flow.bring_rows(forward.host, batch, step)
@@ -266,13 +295,13 @@ class TrainingStep:
         )
 
     def _update(
-        self, updates: Updates, batch: Batch, step: int, kl_coefficient: float
+        self, updates: Updates, batch: Batch, step: int, coefficients: Coefficients
     ) -> dict[str, float]:
         self.flow.bring_columns(updates.host, batch, step, updates.columns)
         measured = []
         order = updates.mini_batches(lambda epoch: self.mini_batch_order(step, epoch))
         for index, positions in enumerate(order):
-            request = Update(updates.model, positions, kl_coefficient)
+            request = Update(updates.model, positions, coefficients.kl, coefficients.entropy)
             id_ = RequestId(0, step, f"update/{updates.model}", index)
             measured.append(self.roles.ask_all(updates.host, UPDATE, request, id_)[0])
         return step_statistics(measured)

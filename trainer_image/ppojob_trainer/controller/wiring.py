@@ -9,6 +9,7 @@ from ppojob_api import contract
 from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.algorithms.entropy_controller import EntropyController
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
@@ -173,6 +174,7 @@ def _training_step(
         estimator=spec.algorithm.estimator,
         reward_keys=tuple(spec.algorithm.gdpo.reward_keys) if spec.algorithm.gdpo else (),
         penalty=_penalty(spec),
+        entropy=_entropy_controller(spec),
         sampling=_sampling(spec, stages),
     )
 
@@ -182,6 +184,15 @@ def _penalty(spec: PPOJobSpec) -> OverlongPenalty | None:
     if penalty is None:
         return None
     return OverlongPenalty(spec.data.max_response_tokens, penalty.buffer_tokens, penalty.factor)
+
+
+def _entropy_controller(spec: PPOJobSpec) -> EntropyController | None:
+    control = spec.algorithm.entropy_control
+    if control is None:
+        return None
+    return EntropyController(
+        control.target, control.step, control.min_coefficient, control.max_coefficient
+    )
 
 
 def _sampling(spec: PPOJobSpec, stages: RolloutStages) -> DynamicSampling | None:
@@ -241,7 +252,7 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
         prompts_per_step=size,
         mini_batch_prompts=critic.mini_batch_prompts or policy.mini_batch_prompts,
         epochs=critic.epochs or algorithm.epochs,
-        columns=("returns", "mask") if rejects else ("returns",),
+        columns=("returns", "update_mask") if rejects else ("returns",),
     )
     return (value, policy)
 

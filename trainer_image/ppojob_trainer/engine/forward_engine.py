@@ -44,11 +44,12 @@ class ForwardEngine:
         self._world = world or World.alone(model.device)
         use_packed_attention(model)
 
-    def predict(self, experience: Experience) -> TokenOutputs:
-        """Compute the head's outputs without gradient or dropout; all ranks do so together.
+    def predict(self, experience: Experience, head: Head | None = None) -> TokenOutputs:
+        """Compute a head's outputs without gradient or dropout; all ranks do so together.
 
         Args:
             experience: this rank's rows, maybe none.
+            head: what is asked; None for the engine's own.
 
         Returns:
             Tensors (tokens,) float32, in row order; 0 where a token is not trained.
@@ -58,7 +59,8 @@ class ForwardEngine:
         with torch.no_grad():
             # At least one pass tells how many outputs there are.
             for rows in self._passes(experience, torch.arange(experience.num_rows), at_least=1):
-                values = self._forward(experience.select(rows) if len(rows) else one_token())
+                batch = experience.select(rows) if len(rows) else one_token()
+                values = self._forward(batch, head)
                 outputs = outputs or tuple(torch.empty(experience.num_tokens) for _ in values)
                 place = experience.token_index(rows)
                 for output, value in zip(outputs, values, strict=True):
@@ -98,11 +100,11 @@ class ForwardEngine:
         plan += [[] for _ in range(count - len(plan))]
         return [rows[torch.tensor(batch, dtype=torch.int64)] for batch in plan]
 
-    def _forward(self, rows: Experience) -> TokenOutputs:
+    def _forward(self, rows: Experience, head: Head | None = None) -> TokenOutputs:
         device = self.model.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._training.autocast == "bfloat16"):
             return packed_outputs(
-                self.model, self._head, rows, share_prompts=self._training.share_prompts
+                self.model, head or self._head, rows, share_prompts=self._training.share_prompts
             )
 
 

@@ -27,11 +27,13 @@ class LogprobSettings:
         temperature: above 0; logits are divided by it.
         chunk_tokens: a tile holds at most this many tokens times V logits; 0 for no limit.
         entropy: "none", "value" (without gradient) or "gradient".
+        squares: whether Σ p² is asked for too, without gradient.
     """
 
     temperature: float = 1.0
     chunk_tokens: int = 256
     entropy: str = "none"
+    squares: bool = False
 
     def __post_init__(self) -> None:
         if not self.temperature > 0.0:
@@ -46,8 +48,10 @@ class LogprobSettings:
 
 def fused_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, settings: LogprobSettings
-) -> tuple[Tensor, Tensor | None]:
-    """Compute log p of each target, and the entropy of p: z_a - log Σ exp z, and -Σ p log p.
+) -> tuple[Tensor, ...]:
+    """Compute log p of each target, and of p what is asked for.
+
+    `log p_a = z_a - log Σ exp z`, the entropy `-Σ p log p`, and `Σ p²`.
 
     Products run in autocast's type where it is on, else in that of `hidden`; everything after them
     in float32 (float64 stays).
@@ -59,14 +63,15 @@ def fused_logprobs(
         settings: temperature, tile size, entropy.
 
     Returns:
-        logprobs (N,) and entropy (N,), or None where none was asked for.
+        logprobs, then entropy and Σ p², each where it was asked for; (N,) each.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    logprobs, entropy = _FusedLogprobs.apply(  # type: ignore[no-untyped-call]
+    logprobs, entropy, squares = _FusedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, targets, settings, dtype
     )
-    return logprobs, None if settings.entropy == "none" else entropy
+    further = ((entropy, settings.entropy != "none"), (squares, settings.squares))
+    return (logprobs, *(values for values, is_asked in further if is_asked))
 
 
 class _FusedLogprobs(torch.autograd.Function):
@@ -80,15 +85,15 @@ class _FusedLogprobs(torch.autograd.Function):
         targets: Tensor,
         settings: LogprobSettings,
         dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         with torch.autocast(hidden.device.type, enabled=False):
             states = hidden.to(dtype)
-            target_logits, normalizer, entropy = _reduce(states, weight, targets, settings)
+            target_logits, normalizer, entropy, squares = _reduce(states, weight, targets, settings)
         ctx.save_for_backward(states, weight, targets, normalizer, entropy)
         ctx.settings, ctx.hidden_dtype = settings, hidden.dtype
-        if settings.entropy != "gradient":
-            ctx.mark_non_differentiable(entropy)
-        return target_logits - normalizer, entropy
+        fixed = (squares,) if settings.entropy == "gradient" else (squares, entropy)
+        ctx.mark_non_differentiable(*fixed)
+        return target_logits - normalizer, entropy, squares
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -137,16 +142,16 @@ def _logits(states: Tensor, matrix: Tensor, temperature: float) -> Tensor:
 
 def _reduce(
     states: Tensor, weight: Tensor, targets: Tensor, settings: LogprobSettings
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Fold tiles into z of the targets, log Σ exp z, and the entropy (zeros if unasked); (N,) each.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Fold tiles into z of the targets, log Σ exp z, entropy, Σ p² (zeros if unasked); (N,) each.
 
-    Running values a token: m the largest z so far, s = Σ exp(z - m), u = Σ exp(z - m) (z - m).
-    Entropy is log s - u / s.
+    Running values a token: m the largest z so far, s = Σ exp(z - m), u = Σ exp(z - m) (z - m),
+    q = Σ exp(2 (z - m)). Entropy is log s - u / s, Σ p² is q / s².
     """
     count, dtype = states.shape[0], _wide(states.dtype)
     target_logits = torch.zeros(count, dtype=dtype, device=states.device)
     m = torch.full_like(target_logits, -torch.inf)
-    s, u = torch.zeros_like(m), torch.zeros_like(m)
+    s, u, q = torch.zeros_like(m), torch.zeros_like(m), torch.zeros_like(m)
     for tokens, vocab in _tiles(count, weight.shape[0], settings.chunk_tokens):
         z = _logits(states[tokens], weight[vocab].to(states.dtype), settings.temperature)
         place = targets[tokens] - vocab.start
@@ -156,6 +161,8 @@ def _reduce(
         largest = torch.maximum(m[tokens], z.amax(dim=1))
         fall = m[tokens] - largest
         z.sub_(largest[:, None])
+        if settings.squares:
+            q[tokens] = q[tokens] * (2.0 * fall).exp() + (2.0 * z).exp_().sum(dim=1)
         if settings.entropy == "none":
             s[tokens] = s[tokens] * fall.exp() + z.exp_().sum(dim=1)
         else:
@@ -167,7 +174,7 @@ def _reduce(
         m[tokens] = largest
     log_s = s.log()
     entropy = torch.zeros_like(m) if settings.entropy == "none" else log_s - u / s
-    return target_logits, m + log_s, entropy
+    return target_logits, m + log_s, entropy, q / s.square()
 
 
 def _logit_gradient(

@@ -32,16 +32,15 @@ class Head(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PolicyHead:
-    """Outputs log pi(a_t|s_t) and, unless settings say none, the entropy of pi(.|s_t).
+    """Outputs log pi(a_t|s_t) and what the settings ask of pi(.|s_t): entropy, squares.
 
     Attributes:
-        settings: temperature, tile size, entropy.
+        settings: temperature, tile size, what is asked.
     """
 
     settings: LogprobSettings
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
-        """`(logprobs, entropy)` or `(logprobs,)`, each (tokens,)."""
+        """`(logprobs, entropy, squares)`, the last two where they are asked for."""
         weight = model.get_output_embeddings().weight
-        logprobs, entropy = fused_logprobs(hidden, weight, targets, self.settings)
-        return (logprobs,) if entropy is None else (logprobs, entropy)
+        return fused_logprobs(hidden, weight, targets, self.settings)

@@ -86,6 +86,7 @@ class PolicyObjective:
         spec: AlgorithmSpec,
         kl_coefficient: float | None = None,
         *,
+        entropy_coefficient: float | None = None,
         max_response_tokens: int | None = None,
     ) -> PolicyObjective:
         """The objective that a job asks for.
@@ -93,6 +94,7 @@ class PolicyObjective:
         Args:
             spec: the job's algorithm.
             kl_coefficient: β of this step; None for that of the spec.
+            entropy_coefficient: c_H of this step; likewise.
             max_response_tokens: what stands for `lossScaleTokens` where it is absent.
         """
         correction = None
@@ -105,7 +107,9 @@ class PolicyObjective:
                 spec.loss_aggregation, spec.loss_scale_tokens or max_response_tokens
             ),
             correction=correction,
-            entropy_coefficient=spec.entropy_coefficient,
+            entropy_coefficient=(
+                spec.entropy_coefficient if entropy_coefficient is None else entropy_coefficient
+            ),
             kl=KlTerm.of(spec.kl, kl_coefficient),
         )
 

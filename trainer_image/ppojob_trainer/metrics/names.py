@@ -177,6 +177,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("actor/entropy_threshold", "nats a token", "entropy from which on tokens are trained"),
     Metric("actor/entropy_loss", "nats", "entropy as the loss aggregates it"),
     Metric("actor/kl_loss", "nats a token", "mean KL to the reference, where the loss holds it"),
+    Metric(
+        "actor/entropy_coeff", "1", "weight of the entropy bonus, where entropyControl leads it"
+    ),
     Metric("actor/kl_coef", "1", "coefficient of the KL term in the loss"),
     Metric(
         "actor/reward_kl_penalty", "nats a token", "mean KL to the reference, taken off the reward"

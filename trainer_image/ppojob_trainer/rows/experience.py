@@ -30,10 +30,13 @@ class Experience:
         lengths: (rows,) int64, tokens of each response.
         mask: (tokens,) bool, True where the token is trained: the policy wrote it. What models say
             of the others (log-probabilities, values) is 0.
+        update_mask: (tokens,) bool, what of the mask the updates train on; None for all of it.
         rollout_logprobs: (tokens,) float32, log mu(a_t|s_t) as the sampler reported it.
         old_logprobs: (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update.
         ref_logprobs: (tokens,) float32, log pi_ref(a_t|s_t).
         entropies: (tokens,) float32, of the policy before the update; None where nobody asks.
+        sum_pi_squared: (tokens,) float32, squared probabilities of the policy before the update,
+            summed up over the vocabulary; None likewise.
         loss_weights: (tokens,) float32, by which policy losses are multiplied; None for 1.
         values: (tokens,) float32, V(s_t) of the critic before the update.
         turn_rewards: (tokens,) float32, rewards of turns; None where rows have a single one.
@@ -54,12 +57,14 @@ class Experience:
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     entropies: Tensor | None = None
+    sum_pi_squared: Tensor | None = None
     loss_weights: Tensor | None = None
     values: Tensor | None = None
     turn_rewards: Tensor | None = None
     token_rewards: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
+    update_mask: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.row_groups.shape != self.lengths.shape:
@@ -185,5 +190,6 @@ COLUMN_DTYPES = {
     **dict.fromkeys(TOKEN_COLUMNS, torch.float32),
     "response_tokens": torch.int64,
     "mask": torch.bool,
+    "update_mask": torch.bool,
 }
 """The dtype of each of them."""

@@ -56,14 +56,22 @@ class BatchRows:
     def staged(self, positions: Sequence[int], columns: Sequence[str]) -> Experience:
         """The rows of a mini-batch that this rank computes, in the order of the mini-batch.
 
+        What a rejection left out of the updates is left out of their mask. The mask of the rows
+        themselves stays, so a model that reads them again reads what it read before.
+
         Args:
             positions: batch positions of the mini-batch's groups.
             columns: what goes along with tokens and mask, where the job has it.
         """
         index = self.index.select(positions)
         plan = self._balanced(index)
-        present = [name for name in columns if getattr(self.mine, name) is not None]
-        return move_rows(self.link, index, plan, self._held(positions), present)
+        present = [
+            name for name in (*columns, "update_mask") if getattr(self.mine, name) is not None
+        ]
+        staged = move_rows(self.link, index, plan, self._held(positions), present)
+        if staged.update_mask is not None:
+            staged.mask = staged.update_mask
+        return staged
 
     def fill(
         self, column: str, compute: Callable[[Experience], TokenOutputs], *further: str

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.algorithms.advantages import ADVANTAGES, Advantages
+from ppojob_trainer.algorithms.advantages import ADVANTAGES, OF_SCORES, Advantages
 from ppojob_trainer.algorithms.entropy_mask import high_entropy
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
 from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
-from ppojob_trainer.algorithms.rollout_correction import Correction, correct
+from ppojob_trainer.algorithms.rollout_correction import Corrected, Correction, correct
 from ppojob_trainer.algorithms.rollout_diagnostics import diagnostics
+from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 from ppojob_trainer.algorithms.value_loss import explained_variance
 from ppojob_trainer.rpc.messages.training import Advantaged, SpreadOf
 from ppojob_trainer.rpc.messages.training import Advantages as Given
@@ -62,15 +63,18 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         kl_estimates = kl_estimate(old, reference, estimator, mask=mask)
         rewards = apply_kl_penalty(rewards, kl_estimates, given.kl_coefficient)
         kl = float(row_mean(kl_estimates, mask, lengths).mean())
-    estimated = _estimate(spec, batch, rewards, given)
+    corrected, told = _correct(spec, batch)
+    kept = mask if corrected is None else corrected.mask
+    weights = None if corrected is None else corrected.weights
+    estimated = _estimate(spec, batch, rewards, given, kept, weights)
     rows.keep("token_rewards", rewards)
     rows.keep("advantages", estimated.advantages)
     rows.keep("returns", estimated.returns)
-    told = _choose_tokens(spec, rows, batch)
+    told |= _choose_tokens(spec, rows, batch, corrected)
     answer = Advantaged(
         row_rewards=row_sum(rewards, mask, lengths).tolist(),
-        advantages=_spread(estimated.advantages, mask),
-        returns=_spread(estimated.returns, mask),
+        advantages=_spread(estimated.advantages, kept),
+        returns=_spread(estimated.returns, kept),
         zero_signal_groups=_share_without_signal(batch, estimated.advantages),
         tokens_owned=rows.tokens_owned(),
         tokens_computed=rows.tokens_computed(),
@@ -81,8 +85,8 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         return answer
     return msgspec.structs.replace(
         answer,
-        values=_spread(batch["values"], mask),
-        explained_variance=float(explained_variance(batch["values"], estimated.returns, mask)),
+        values=_spread(batch["values"], kept),
+        explained_variance=float(explained_variance(batch["values"], estimated.returns, kept)),
     )
 
 
@@ -112,17 +116,21 @@ def place_rewards(
 
 def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
     """The columns that the job's rewards and estimator read."""
+    algorithm = spec.algorithm
     names = ["mask"]
-    if spec.algorithm.kl.in_ == "reward":
+    if algorithm.kl.in_ == "reward":
         names += ["old_logprobs", "ref_logprobs"]
+    if algorithm.estimator.has_sum_pi_squared:
+        names += ["sum_pi_squared", "old_logprobs"]
     if spec.critic is not None:
         names.append("values")
     if rows.mine.turn_rewards is not None:
         names.append("turn_rewards")
-    if spec.algorithm.high_entropy_share < 1.0:
+    if algorithm.high_entropy_share < 1.0:
         names.append("entropies")
-    if spec.algorithm.is_corrected_before:
-        names += ["rollout_logprobs", *({"old_logprobs"} - set(names))]
+    if algorithm.is_corrected_before:
+        names += ["rollout_logprobs", "old_logprobs"]
+    names = list(dict.fromkeys(names))
     index = rows.index
     return _Batch(
         lengths=torch.tensor(index.lengths, dtype=torch.int64),
@@ -131,34 +139,59 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
     )
 
 
-def _choose_tokens(spec: PPOJobSpec, rows: BatchRows, batch: _Batch) -> dict[str, float]:
+def _correct(spec: PPOJobSpec, batch: _Batch) -> tuple[Corrected | None, dict[str, float]]:
+    """Compare the policy before the step with the engine; answers what is told of it as well."""
+    algorithm = spec.algorithm
+    if not algorithm.is_corrected_before:
+        return None, {}
+    assert algorithm.rollout_correction is not None, "it is corrected by something"
+    correction = Correction.of(**algorithm.rollout_correction.model_dump(by_alias=False))
+    columns = (batch["old_logprobs"], batch["rollout_logprobs"], batch["mask"], batch.lengths)
+    corrected = correct(correction, *columns)
+    return corrected, diagnostics(correction, corrected, *columns)
+
+
+def _choose_tokens(
+    spec: PPOJobSpec, rows: BatchRows, batch: _Batch, corrected: Corrected | None
+) -> dict[str, float]:
     """Weigh tokens, and leave some out, by engine and entropy; answers what is told of it.
 
-    Advantages know nothing of it: a reward is true whatever the engine's numbers, so a response
-    that is rejected is still compared with. verl rejects before it estimates.
+    What is left out is no part of `update_mask`: the mask of the rows stays, for a reference that
+    is lost in the updates reads them once more.
     """
     algorithm, told = spec.algorithm, dict[str, float]()
     mask, weights = batch["mask"], None
-    if algorithm.is_corrected_before:
-        assert algorithm.rollout_correction is not None, "it is corrected by something"
-        correction = Correction.of(**algorithm.rollout_correction.model_dump(by_alias=False))
-        columns = (batch["old_logprobs"], batch["rollout_logprobs"], mask, batch.lengths)
-        corrected = correct(correction, *columns)
-        told |= diagnostics(correction, corrected, *columns)
+    if corrected is not None:
         mask, weights = corrected.mask, corrected.weights
     if algorithm.high_entropy_share < 1.0:
         chosen, threshold = high_entropy(batch["entropies"], mask, algorithm.high_entropy_share)
         told["actor/entropy_threshold"] = threshold
         weights = chosen.float() if weights is None else weights * chosen
     if mask is not batch["mask"]:
-        rows.keep("mask", mask)
+        rows.keep("update_mask", mask)
     if weights is not None:
         rows.keep("loss_weights", weights)
     return told
 
 
-def _estimate(spec: PPOJobSpec, batch: _Batch, rewards: Tensor, given: Given) -> Advantages:
-    """The job's estimator with its own options, and what else it reads."""
+def _estimate(
+    spec: PPOJobSpec,
+    batch: _Batch,
+    rewards: Tensor,
+    given: Given,
+    kept: Tensor,
+    weights: Tensor | None,
+) -> Advantages:
+    """The job's estimator with its own options, and what else it reads.
+
+    Args:
+        spec: the job.
+        batch: the columns.
+        rewards: (tokens,).
+        given: what the controller knows of the whole batch.
+        kept: (tokens,) bool, what of the mask is not rejected.
+        weights: (tokens,) of the rollout correction; None for 1.
+    """
     algorithm = spec.algorithm
     own = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
     if algorithm.estimator.has_greedy:
@@ -169,7 +202,15 @@ def _estimate(spec: PPOJobSpec, batch: _Batch, rewards: Tensor, given: Given) ->
         own["rewards"] = torch.tensor(given.rewards)
     mask, lengths = batch["mask"], batch.lengths
     if algorithm.estimator.has_critic:
-        return CRITIC_ADVANTAGES[algorithm.type](rewards, batch["values"], mask, lengths, **own)
+        return CRITIC_ADVANTAGES[algorithm.type](rewards, batch["values"], kept, lengths, **own)
+    if algorithm.estimator.has_sum_pi_squared:
+        probabilities = {name: batch[name] for name in ("old_logprobs", "sum_pi_squared")}
+        columns = (rewards, kept, lengths, batch.groups)
+        return TOKEN_BASELINES[algorithm.type](*columns, **probabilities, rollout_weights=weights)
+    if algorithm.type in OF_SCORES:
+        own["kept"] = kept
+    else:
+        mask = kept
     return ADVANTAGES[algorithm.type](rewards, mask, lengths, batch.groups, **own)
 
 

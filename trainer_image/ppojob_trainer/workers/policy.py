@@ -1,5 +1,7 @@
 """The policy in training and the frozen reference: what a step asks of each."""
 
+from functools import partial
+
 import torch
 from transformers import PreTrainedModel
 
@@ -35,9 +37,14 @@ class Policy:
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `old_logprobs`; measure the policy that the step begins with on all rows."""
-        engine = self.learner.engine
-        kept = ("entropies",) if self._spec.algorithm.high_entropy_share < 1.0 else ()
-        staged, (logprobs, entropy) = rows.fill("old_logprobs", engine.predict, *kept)
+        engine, algorithm = self.learner.engine, self._spec.algorithm
+        if algorithm.estimator.has_sum_pi_squared:
+            head = _policy_head(self._spec, "value", squares=True)
+            kept = ["entropies", "sum_pi_squared"]
+        else:
+            head, kept = None, ["entropies"] if algorithm.high_entropy_share < 1.0 else []
+        predict = partial(engine.predict, head=head)
+        staged, (logprobs, entropy, *_) = rows.fill("old_logprobs", predict, *kept)
         sums = token_sums(sampling_diagnostics(logprobs, entropy, staged), staged.mask)
         return engine.over_ranks(PassStatistics(token_sums=sums, tokens=int(staged.mask.sum())))
 
@@ -46,6 +53,7 @@ class Policy:
         objective = PolicyObjective.of(
             self._spec.algorithm,
             request.kl_coefficient,
+            entropy_coefficient=request.entropy_coefficient,
             max_response_tokens=self._spec.data.max_response_tokens,
         )
         columns = ("old_logprobs", "ref_logprobs", "loss_weights", "advantages")
@@ -71,7 +79,7 @@ class Reference:
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     """Load the policy as the job begins with it."""
     dtype = torch.float32 if spec.model.dtype == "float32" else torch.bfloat16
-    entropy = "gradient" if spec.algorithm.entropy_coefficient else "value"
+    entropy = "gradient" if spec.algorithm.has_entropy_bonus else "value"
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
         head = _policy_head(spec, entropy)
@@ -96,7 +104,7 @@ def open_reference(spec: PPOJobSpec, world: World) -> Reference:
     return Reference(ForwardEngine(model, _policy_head(spec, "none"), spec.training, world))
 
 
-def _policy_head(spec: PPOJobSpec, entropy: str) -> PolicyHead:
+def _policy_head(spec: PPOJobSpec, entropy: str, *, squares: bool = False) -> PolicyHead:
     """Log-probabilities at the temperature that responses are sampled with.
 
     They are of all tokens. What the sampler reports under top-p and top-k is renormalised over the
@@ -105,7 +113,7 @@ def _policy_head(spec: PPOJobSpec, entropy: str) -> PolicyHead:
     Args:
         spec: the job.
         entropy: "none", "value" or "gradient".
+        squares: whether the sum of the squared probabilities is told as well.
     """
-    return PolicyHead(
-        LogprobSettings(spec.rollout.temperature, spec.training.logprob_chunk_tokens, entropy)
-    )
+    chunk = spec.training.logprob_chunk_tokens
+    return PolicyHead(LogprobSettings(spec.rollout.temperature, chunk, entropy, squares))

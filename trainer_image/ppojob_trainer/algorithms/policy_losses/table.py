@@ -13,6 +13,7 @@ from ppojob_trainer.algorithms.policy_losses.gpg import gpg
 from ppojob_trainer.algorithms.policy_losses.gspo import gspo
 from ppojob_trainer.algorithms.policy_losses.inputs import PolicyLoss
 from ppojob_trainer.algorithms.policy_losses.sapo import sapo
+from ppojob_trainer.algorithms.policy_losses.vespo import vespo
 
 _KL: Final = "actor/ppo_kl"
 _CLIPPED: Final = "actor/pg_clipfrac"
@@ -32,6 +33,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "geo_mean": PolicyLoss(geo_mean, (_CLIPPED, _KL), is_of_rows=True),
     "dro": PolicyLoss(dro, (_KL,), vanishes_without_advantage=False),
     "cispo": PolicyLoss(cispo, (_CLIPPED, _KL)),
+    "vespo": PolicyLoss(vespo, (_KL,)),
     "bypass": PolicyLoss(bypass, (_CLIPPED, _CLIPPED_LOWER, _KL)),
 }
 """Every policy loss by the name of `spec.algorithm.policyLoss.type`."""

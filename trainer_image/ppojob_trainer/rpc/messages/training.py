@@ -73,8 +73,10 @@ class Update(msgspec.Struct, frozen=True):
         model: `policy` or `critic`.
         prompts: the mini-batch.
         kl_coefficient: of this step; the critic has no use for it.
+        entropy_coefficient: likewise.
     """
 
     model: str
     prompts: list[int]
     kl_coefficient: float = 0.0
+    entropy_coefficient: float = 0.0

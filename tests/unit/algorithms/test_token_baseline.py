@@ -1,0 +1,75 @@
+import pytest
+import torch
+from literal_comparison import compare_token_baselines
+from ragged_batches import DTYPES, Batch, for_any_batch
+
+from ppojob_trainer.algorithms import token_baseline
+from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
+
+# One prompt, responses of 2 and 3 tokens with scores 1 and 3 on their last tokens.
+LENGTHS = torch.tensor([2, 3])
+REWARDS = torch.tensor([0.0, 1.0, 0.0, 0.0, 3.0])
+ALL = torch.ones(5, dtype=torch.bool)
+ONE_GROUP = torch.tensor([7, 7])
+# With π = 1/2 a token weighs Σπ².
+PROBABILITIES = {
+    "old_logprobs": torch.full((5,), 0.5).log(),
+    "sum_pi_squared": torch.tensor([0.25, 0.5, 0.5, 0.25, 0.5]),
+}
+
+
+def advantages(
+    name: str, mask: torch.Tensor = ALL, groups: torch.Tensor = ONE_GROUP, **own: torch.Tensor
+) -> list[float]:
+    estimator = TOKEN_BASELINES[name]
+    return estimator(REWARDS, mask, LENGTHS, groups, **PROBABILITIES, **own).advantages.tolist()
+
+
+@for_any_batch
+def test_equal_to_the_literal_form(batch: Batch):
+    for dtype in DTYPES:
+        compare_token_baselines(token_baseline, batch, dtype)
+
+
+@pytest.mark.parametrize("name", TOKEN_BASELINES)
+def test_by_hand(name: str):
+    # Weights 0.25, 0.75 and 0.5, 0.75, 1.25. First place: (1 * 0.25 + 3 * 0.5) / 0.75 = 7 / 3;
+    # second: (1 * 0.75 + 3 * 0.75) / 1.5 = 2; at the third the longer row goes on alone.
+    expected = [1 - 7 / 3, 1 - 2, 3 - 7 / 3, 3 - 2, 3.0]
+    assert advantages(name) == pytest.approx(expected, abs=1e-6)
+    # Weights of the engine count squared: 2 makes the first row's 1, 3.
+    heavy = torch.tensor([2.0, 2.0, 1.0, 1.0, 1.0])
+    expected = [1 - 2.5 / 1.5, 1 - 5.25 / 3.75, 3 - 2.5 / 1.5, 3 - 5.25 / 3.75, 3.0]
+    assert advantages(name, rollout_weights=heavy) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", TOKEN_BASELINES)
+def test_a_row_alone_in_its_group_has_no_baseline(name: str):
+    assert advantages(name, groups=torch.tensor([0, 1])) == [1, 1, 3, 3, 3]
+
+
+def test_what_a_tool_has_written_moves_no_token():
+    """The longer row begins with a token that a tool has written."""
+    mask = torch.tensor([True, True, False, True, True])
+    # Its weights are 0.25 and 0.75, at places 1 and 2 of all tokens, 0 and 1 of its own.
+    # Place 0: the first row is the only one there, and place 1: (0.75 + 3 * 0.25) / 1 = 1.5.
+    plain = [0.0, 1 - 1.5, 0.0, 3 - 1.5, 3.0]
+    assert advantages("optimal_token_baseline", mask) == pytest.approx(plain, abs=1e-6)
+    # (1 * 0.25 + 3 * 0.25) / 0.5 = 2 and (0.75 + 3 * 0.75) / 1.5 = 2.
+    of_turns = [-1.0, -1.0, 0.0, 1.0, 1.0]
+    assert advantages("tir_optimal_token_baseline", mask) == pytest.approx(of_turns, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", TOKEN_BASELINES)
+def test_dtype_is_kept_and_nothing_trained_gives_zeros(name: str, dtype: torch.dtype):
+    rewards = REWARDS.to(dtype).requires_grad_()
+    estimator = TOKEN_BASELINES[name]
+    result = estimator(rewards, ~ALL, LENGTHS, ONE_GROUP, **PROBABILITIES)
+    assert result.advantages.dtype == result.returns.dtype == dtype
+    assert not result.advantages.requires_grad
+    assert result.advantages.tolist() == [0.0] * 5
+    none = {key: torch.zeros(0) for key in PROBABILITIES}
+    empty = torch.zeros(0)
+    columns = (empty, empty.bool(), empty.long(), empty.long())
+    assert estimator(*columns, **none).advantages.shape == (0,)
