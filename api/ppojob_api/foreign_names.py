@@ -295,7 +295,7 @@ reward_pretrain | spec.rewardModel.path | a folder
 remote_rm_url | spec.rewards[].function | http_score, with arguments: {url: ...}
 agent_func_path | not yet | tools and several turns
 prompt_data | spec.data.train | a list of {path: FILE}
-prompt_data_probs | not yet | shares of data sets
+prompt_data_probs | spec.data.train[].weight | one for each file
 input_key | spec.data.promptKey
 label_key | spec.data.answerKey
 apply_chat_template | not needed | prompts that are messages go through the template

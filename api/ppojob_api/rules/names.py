@@ -84,10 +84,10 @@ NAME_RULES = (
     *rules(
         """
         spec.data.train[] spec.data.validation[] | path | BadForm | here
-            format auto knows a file by its ending; a name that ends in $ENDINGS, or format: parquet
-            or jsonl
+            format auto knows a file by its ending; a name that ends in $ENDINGS, a folder that ends
+            in /, or format: parquet or jsonl
         when: self.format == 'auto'
-        must: self.path.matches(r'(?i)($ENDING_PATTERNS)$')
+        must: self.path.matches(r'(?i)($ENDING_PATTERNS|/)$')
 
         spec | data.train data.validation | Duplicate | here
             the file is in the list twice; each file once

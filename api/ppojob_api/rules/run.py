@@ -124,6 +124,14 @@ SAMPLING_RULES = rules(
     when: has(self.seed)
     must: self.shuffle
 
+    spec.data | train | Conflict
+        a weight is a share beside other weights; a weight for each training file, or for none
+    must: self.train.all(file, has(file.weight)) || self.train.all(file, !has(file.weight))
+
+    spec.data.validation[] | weight | NoEffect | here
+        every validation reads all its rows; remove it
+    must: !has(self.weight)
+
     spec | steps.validateEvery data.maxValidationRows | NoEffect | here
         it has no effect without data.validation; remove it, or give data.validation
     when: self.data.validation.size() == 0

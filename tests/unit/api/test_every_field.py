@@ -25,6 +25,7 @@ CANNOT_BE_SET = {
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.volcano"),
     *("spec.optimizer.warmupRatio", "spec.critic.optimizer.warmupRatio"),
+    "spec.data.validation.weight",
     *("spec.data.seed", "spec.rollout.kvCacheGib", "spec.pods.tolerations.value"),
     *("spec.steps.epochs", "spec.steps.validateOnly", "spec.checkpoint.resume"),
     *(f"spec.pods.env.{name}" for name in ("value", "secret")),

@@ -25,6 +25,7 @@ SECTIONS = {
 # What verl has no key for.
 OURS = {
     *("spec.data.answerKey", "spec.data.dataSource", "spec.data.textPrompts"),
+    *(f"spec.data.{name}" for name in ("curriculum.key", "curriculum.order")),
     "spec.rewards.source.configMap",
     *("spec.rewards.timeLimitSeconds", "spec.rewards.errorScore"),
     "spec.rewards.weight",

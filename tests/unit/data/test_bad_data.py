@@ -10,7 +10,7 @@ import pytest
 from golden_lines import assert_lines, read_lines
 from prompt_files import PromptFiles, Row, good_row
 
-from ppojob_trainer.data import file_checks, json_lines
+from ppojob_trainer.data import file_checks, json_array, json_lines
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.problems import LISTED_PROBLEMS
@@ -38,10 +38,11 @@ def line(content: bytes) -> Case:
 
 def no_files(files: PromptFiles) -> list[str]:
     (files.folder / "folder").mkdir()
+    (files.folder / "folder" / "notes.txt").write_text("prompts")
     files.raw("empty.jsonl", b"")
     files.raw("empty.parquet", b"")
-    names = ("none.parquet", "*.parquet", "folder", "empty.jsonl", "empty.parquet")
-    return files.errors(*(files.folder / name for name in names))
+    names = ("none.parquet", "none-*.parquet", "folder", "folder/", "empty.jsonl", "empty.parquet")
+    return files.errors(*(f"{files.folder}/{name}" for name in names))
 
 
 def no_parquet(files: PromptFiles) -> list[str]:
@@ -131,6 +132,17 @@ def too_long(files: PromptFiles) -> list[str]:
     return files.errors(path, maxPromptTokens=3, overlongPrompts="drop")
 
 
+def array(content: bytes) -> Case:
+    return lambda files: files.errors(files.raw("a.json", content))
+
+
+def no_difficulty(files: PromptFiles) -> list[str]:
+    levels: list[object] = [2, None, "hard", True, float("nan")]
+    wrong = [good_row(f"{n} + 1", extra_info={"level": n}) for n in levels[:4]]
+    path = files.table("b.parquet", good_row(extra_info={"level": float("inf")}))
+    return files.errors(files.lines("a.jsonl", *wrong), path, curriculum={"key": "level"})
+
+
 def two_kinds(files: PromptFiles) -> list[str]:
     chats = files.lines("a.jsonl", good_row(), good_row())
     texts = files.lines("b.jsonl", good_row(prompt="3 + 5"), good_row(prompt="1 + 5"))
@@ -179,6 +191,11 @@ CASES: dict[str, Case] = {
     "NaN in JSON": line(b'{"prompt": NaN}\n'),
     "nested deeply": line(b'{"prompt": "a", "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"),
     "cut line": line(b'{"prompt": "a"'),
+    "array: what is no row": array(b'[{"prompt": "a"}, 7]'),
+    "array: cut": array(b'[{"prompt": "a"}, {"pro'),
+    "array: no rows": array(b"[]"),
+    "array: no UTF-8": array(b'[{"prompt": "\xff\xfe"}]'),
+    "no difficulty": no_difficulty,
     "missing columns": missing_columns,
     "data source": rows(good_row(data_source=None)),
     "unknown data source": rows(good_row(data_source="ppojob/subtraction")),
@@ -249,6 +266,7 @@ def test_bad_prompts_in_both_formats(name: str, files: PromptFiles) -> None:
 
 
 LIMITS: dict[str, tuple[ModuleType, str, int, Case]] = {
+    "array: too long": (json_array, "MAX_ARRAY_BYTES", 10, array(b'[{"prompt": "a"}]')),
     "line without end": (json_lines, "MAX_CELL_BYTES", 1_000, rows(good_row("3 + 5" * 1_000))),
 }
 

@@ -37,7 +37,7 @@ from ppojob_trainer.controller.training_step import (
     needs_old_logprobs,
 )
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.order import PromptOrder, epoch_order
+from ppojob_trainer.data.passes import epoch_order
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
@@ -69,7 +69,7 @@ def build_loop(
     journal = Journal(root / JOURNAL_NAME)
     began = journal.began()
     prompts = open_prompts(config, began, stack)
-    order = PromptOrder(len(prompts.train), spec.data.seed or 0, shuffle=spec.data.shuffle)
+    order = prompts.train.order(spec.data, spec.algorithm.draw[1])
     roles = _roles(environment, stop, stack)
     actor = roles.group("actorRollout")
     tape = _tape(spec, journal, run_folder, store.settings, prompts)
