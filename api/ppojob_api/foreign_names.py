@@ -263,7 +263,8 @@ sync_ref_model ref_model_mixup_alpha ref_model_sync_steps | not yet | a moving r
 vllm_importance_sampling_correction | spec.algorithm.rolloutCorrection.weights
 vllm_importance_sampling_cap | spec.algorithm.rolloutCorrection.weightLimit
 off_policy_mask_threshold | not yet | masks of responses with negative advantages
-multi_objective_aggregation use_bias_correction_kl | not yet
+multi_objective_aggregation | spec.algorithm.type | where normalize_then_sum is gdpo
+use_bias_correction_kl | not yet
 use_vllm | spec.rollout.engine | where true is vllm
 vllm_mode | not needed | engine and trainer share the ranks of actorRollout
 vllm_server_base_url vllm_server_host vllm_server_port | not yet | servers of others

@@ -107,6 +107,9 @@ class RewardSource(Section):
     path: Path | None = None
     """Python file. verl: custom_reward_function.path."""
 
+    package: Name | None = None
+    """Module of a package that the image of the reward pods has: our_package.rewards."""
+
     config_map: ConfigMapSource | None = None
     """Python file in a ConfigMap."""
 
@@ -178,4 +181,8 @@ class RewardSpec(Section):
 
     error_score: RewardWeight | None = None
     """Score of a response at which a call raises, takes too long, or returns no score; its value
-    `failed` is 1 then. Absent: it fails the job."""
+    `failed` is 1 then. Absent: as onError says."""
+
+    on_error: Literal["fail", "drop"] = "fail"
+    """What such a call does where errorScore gives no score. drop: the response is not trained on,
+    as if it had not been drawn; its value `dropped` is 1."""

@@ -101,10 +101,13 @@ def test_files_have_their_share_of_every_batch(files: PromptFiles, mixed: list[P
             of_files = [sum(low <= index < high for index in batch) for low, high in EDGES]
             assert of_files == [1, 2, 1]
         assert {index for batch in batches for index in batch} == {0, 1, 2, *range(10, 23)}
-        with pytest.raises(ConfigError, match=r"train\[1\].weight: got 2.0 for .*b.jsonl"):
+        with pytest.raises(ConfigError, match=r"train\[1\].weight: got 2.0 for .*: 8 of"):
             dataset.order(spec, 16)
     report = check_files(spec, files.chat, rewards=SumsOnly(), draw=("promptsPerStep", 16))
-    assert [line.partition(": ")[0] for line in report.errors] == ["spec.data.train[1].weight"]
+    assert [line.partition(": ")[0] for line in report.errors] == [
+        "spec.data.train[0].weight",
+        "spec.data.train[1].weight",
+    ]
 
 
 EDGES = ((0, 10), (10, 15), (15, 23))

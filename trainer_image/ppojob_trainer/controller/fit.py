@@ -180,6 +180,7 @@ class Loop:
             result = self.training.run(step, self._draw, coefficient, timer)
         except RewardFailed as failure:
             raise self._saved(failure, progress) from failure
+        self.records.keep_advantages(result, step)
         self._log_samples(result.batch, step)
         metrics = training_metrics(
             result,

@@ -173,8 +173,13 @@ def _training_step(
         estimator=spec.algorithm.estimator,
         reward_keys=tuple(spec.algorithm.gdpo.reward_keys) if spec.algorithm.gdpo else (),
         penalty=_penalty(spec),
+        drops=_drops(spec),
         sampling=_sampling(spec, stages),
     )
+
+
+def _drops(spec: PPOJobSpec) -> bool:
+    return any(reward.on_error == "drop" for reward in spec.rewards)
 
 
 def _penalty(spec: PPOJobSpec) -> OverlongPenalty | None:
@@ -241,7 +246,7 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
         prompts_per_step=size,
         mini_batch_prompts=critic.mini_batch_prompts or policy.mini_batch_prompts,
         epochs=critic.epochs or algorithm.epochs,
-        columns=("returns", "mask") if rejects else ("returns",),
+        columns=("returns", "mask") if rejects or _drops(spec) else ("returns",),
     )
     return (value, policy)
 

@@ -52,6 +52,8 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         given: what the controller knows of the whole batch.
     """
     batch = _gather(spec, rows)
+    if given.dropped:
+        _leave_out(rows, batch, given.dropped)
     mask, lengths = batch["mask"], batch.lengths
     rewards = place_rewards(given.scores, mask, lengths, batch.columns.get("turn_rewards"))
     kl: float | None = None
@@ -76,6 +78,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         tokens_computed=rows.tokens_computed(),
         told=told,
         kl=kl,
+        row_advantages=row_mean(estimated.advantages, mask, lengths).tolist(),
     )
     if spec.critic is None:
         return answer
@@ -84,6 +87,14 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         values=_spread(batch["values"], mask),
         explained_variance=float(explained_variance(batch["values"], estimated.returns, mask)),
     )
+
+
+def _leave_out(rows: BatchRows, batch: _Batch, dropped: Sequence[int]) -> None:
+    """Train on no token of some rows: a row without one is no member of its group either."""
+    is_kept = torch.ones(len(batch.lengths), dtype=torch.bool)
+    is_kept[list(dropped)] = False
+    batch.columns["mask"] = batch["mask"] & is_kept.repeat_interleave(batch.lengths)
+    rows.keep("mask", batch["mask"])
 
 
 def place_rewards(
