@@ -198,7 +198,8 @@ enable_resource_pool | spec.roles.rewardModel.colocateWith
 reward_model.nnodes reward_model.n_gpus_per_node | spec.roles.rewardModel
 launch_reward_fn_async | not needed | reward functions always work beside the passes of the models
 sandbox_fusion.memory_limit_mb | spec.sandbox.memoryMib
-sandbox_fusion.url sandbox_fusion.max_concurrent | not needed | reward pods have a sandbox
+sandbox_fusion.url | spec.sandbox.url
+sandbox_fusion.max_concurrent | spec.roles.reward.cpu | calls of a pod at one time
 experiment_name project_name | metadata.name
 n_gpus_per_node | spec.roles.actorRollout.gpusPerReplica
 device | spec.roles.actorRollout.gpusPerReplica | where 0 is the CPU

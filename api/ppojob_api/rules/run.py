@@ -201,6 +201,16 @@ SAMPLING_RULES = rules(
         code that comes with a model: not in this version; false
     must: !self.trustRemoteCode
 
+    spec.sandbox | url | BadForm | here
+        it is no address of a service; http://HOST/run_code, or https://
+    when: has(self.url)
+    must: self.url.startsWith('http://') || self.url.startsWith('https://')
+
+    spec.sandbox | level | NoEffect | here
+        it has no effect with url: the service has walls of its own; remove it
+    when: has(self.url)
+    must: self.level == 'restricted'
+
     spec.rewardModel spec.rewards[] | weight | NoEffect
         a reward of weight 0 has no effect; another weight, or remove the reward
     must: self.weight != 0.0

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ppojob_api.v1alpha1.section import (
+    PRINTABLE,
     Arguments,
     AutoFloatType,
     Count,
@@ -156,6 +157,10 @@ class SandboxSpec(Section):
 
     time_limit_seconds: Annotated[float, Field(ge=1, le=3_600)] = 10.0
     """Of a program, in wall time and in processor time: one test of a response. verl: 10."""
+
+    url: Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)] | None = None
+    """A SandboxFusion service that runs that code instead: http://HOST:8080/run_code. Absent: the
+    reward pods do. verl: sandbox_fusion.url."""
 
 
 class RewardSpec(Section):

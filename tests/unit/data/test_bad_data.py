@@ -8,9 +8,10 @@ from types import ModuleType
 import pyarrow as pa
 import pytest
 from golden_lines import assert_lines, read_lines
-from prompt_files import PromptFiles, Row, good_row
+from prompt_files import PromptFiles, Row, SumsOnly, good_row
 
-from ppojob_trainer.data import file_checks, json_array, json_lines
+from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data import file_checks, json_array, json_lines, parquet_rows
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.problems import LISTED_PROBLEMS
@@ -53,6 +54,31 @@ def no_parquet(files: PromptFiles) -> list[str]:
         "junk": b"PAR1" + b"\xff" * 60 + (40).to_bytes(4, "little") + b"PAR1",
     }
     return files.errors(*(files.raw(name, content) for name, content in contents.items()))
+
+
+def encrypted(files: PromptFiles) -> list[str]:
+    return files.errors(files.raw("a.parquet", b"PARE" + b"\x17" * 60 + b"PARE"))
+
+
+def too_long_by_default(files: PromptFiles) -> list[str]:
+    rows = [good_row(), good_row("3 + 5 " * 40), good_row("4 + 5 " * 40)]
+    return files.errors(files.lines("a.jsonl", *rows), maxPromptTokens=60)
+
+
+def some_dropped(files: PromptFiles) -> list[str]:
+    path = files.lines("a.jsonl", good_row(), good_row("3 + 5 " * 40))
+    report = files.report(path, maxPromptTokens=60, overlongPrompts="drop")
+    return [line.replace(f"{files.folder}/", "") for line in report.warnings]
+
+
+def shares(files: PromptFiles) -> list[str]:
+    train = [
+        {"path": str(files.lines("a.jsonl", good_row("1"))), "weight": 1},
+        {"path": str(files.lines("b.jsonl", *(good_row(str(n)) for n in range(9)))), "weight": 1},
+    ]
+    spec = DataSpec.model_validate({"train": train})
+    found = check_files(spec, files.chat, rewards=SumsOnly(), draw=("promptsPerStep", 4)).errors
+    return [line.replace(f"{files.folder}/", "") for line in found]
 
 
 def no_rows(files: PromptFiles) -> list[str]:
@@ -180,7 +206,11 @@ def trained_on(files: PromptFiles) -> list[str]:
 CASES: dict[str, Case] = {
     "no files": no_files,
     "no parquet": no_parquet,
+    "encrypted": encrypted,
     "no rows": no_rows,
+    "too long": too_long_by_default,
+    "a share that is more than a file has": shares,
+    "some too long (a warning)": some_dropped,
     "corrupt page": corrupt_page,
     "unknown codec": unknown_codec,
     "one name twice": one_name_twice,
@@ -266,6 +296,12 @@ def test_bad_prompts_in_both_formats(name: str, files: PromptFiles) -> None:
 
 
 LIMITS: dict[str, tuple[ModuleType, str, int, Case]] = {
+    "a large cell of parquet": (
+        parquet_rows,
+        "MAX_CELL_BYTES",
+        1_000,
+        table(good_row(), good_row("3 + 5" * 1_000), good_row()),
+    ),
     "array: too long": (json_array, "MAX_ARRAY_BYTES", 10, array(b'[{"prompt": "a"}]')),
     "line without end": (json_lines, "MAX_CELL_BYTES", 1_000, rows(good_row("3 + 5" * 1_000))),
 }

@@ -213,7 +213,10 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         commit = "a" * 40
         name = self.path.rpartition("/")[2].partition("?")[0]
-        if self.path.startswith("/api/datasets/owner/name"):
+        if "/tree/" in self.path:
+            files = [{"type": "file", "path": name, "size": 1, "oid": name} for name in FILES]
+            body = json.dumps(files).encode()
+        elif self.path.startswith("/api/datasets/owner/name"):
             told = [{"rfilename": name} for name in FILES]
             body = json.dumps({"id": "owner/name", "sha": commit, "siblings": told}).encode()
         elif self.path.startswith("/datasets/owner/name/resolve/") and name in FILES:
@@ -251,12 +254,12 @@ def test_a_repository_is_fetched_without_what_is_no_data(hub: str, tmp_path: Pat
         text=True,
         env={**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"},
     )
-    command = [sys.executable, "-m", "ppojob_cli", "data", "hf", "--output", str(tmp_path / "out")]
-    told = call([*command, "owner/name"])
+    command = [sys.executable, "-m", "ppojob_cli", "data", "hf", "--output"]
+    told = call([*command, str(tmp_path / "out"), "owner/name"])
     assert told.returncode == 0, told.stderr
     assert told.stdout == f"{tmp_path}/out/train.jsonl: 1 rows of id, question, golden_answers\n"
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.jsonl"]
-    missing = call([*command, "owner/other"])
+    missing = call([*command, str(tmp_path / "other"), "owner/other"])
     assert missing.returncode == 2
     assert missing.stderr.startswith("owner/other: got no answer that helps from the hub: ")
     assert "hf download --repo-type dataset owner/other" in missing.stderr

@@ -18,6 +18,7 @@ from ppojob_trainer.data.row_file import BadRow, RowFile
 
 _LISTED_COLUMNS = 20
 _MAGIC = b"PAR1"
+_ENCRYPTED_MAGIC = b"PARE"
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _ENDINGS = {
     "auto": (".parquet", *_JSON_ENDINGS),
@@ -143,6 +144,9 @@ def _open_parquet(path: str) -> pq.ParquetFile | DataProblem:
         head = file.read(8)
         file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
         tail = file.read(8)
+    if head[:4] == _ENCRYPTED_MAGIC:
+        got, why = "an encrypted parquet file", "no key is asked for here"
+        return DataProblem(path, got, why, "the file decrypted", DataReason.NOT_PARQUET)
     if head[:4] != _MAGIC or tail[-4:] != _MAGIC:
         why = "no parquet file" if head[:4] != _MAGIC else "the end of the file is missing"
         return DataProblem(

@@ -32,6 +32,7 @@ from ppojob_trainer.rewards.custom import (
 from ppojob_trainer.rewards.neighbours import Neighbours
 from ppojob_trainer.rewards.results import BadResult, read_result, read_results
 from ppojob_trainer.rewards.routing import SCORERS
+from ppojob_trainer.rewards.sandbox_fusion import FusionSandbox
 from ppojob_trainer.rewards.wire import (
     CallBatch,
     Called,
@@ -44,7 +45,7 @@ from ppojob_trainer.rewards.wire import (
     SandboxSettings,
     ScorerRequest,
 )
-from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused
+from ppojob_trainer.sandbox.executor import Runner, Sandbox, SandboxRefused
 from ppojob_trainer.sandbox.levels import Level
 from ppojob_trainer.sandbox.process import Limits
 
@@ -77,7 +78,7 @@ class Functions:
         self._functions: list[_Function] = []
         self._settings: SandboxSettings
         self._is_routed = False
-        self._opened: Sandbox | None = None
+        self._opened: Runner | None = None
         self._neighbours = Neighbours()
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
@@ -189,12 +190,15 @@ class Functions:
             got = f"{spec.name} with {refused.got}"
             raise BadFunction("RewardFunction", got, refused.why, refused.allowed) from None
 
-    def _sandbox(self) -> Sandbox:
+    def _sandbox(self) -> Runner:
         """The same for all calls; opened when the first needs it."""
         if self._opened is None:
             settings = self._settings
             limits = Limits(settings.seconds, settings.memory_bytes)
-            self._opened = Sandbox(limits, least=Level[settings.level.upper()])
+            if settings.url:
+                self._opened = FusionSandbox(settings.url, limits)
+            else:
+                self._opened = Sandbox(limits, least=Level[settings.level.upper()])
             sys.stdout.write(f"{self._opened.description}\n")  # it goes to the log of the pod
         return self._opened
 

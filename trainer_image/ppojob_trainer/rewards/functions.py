@@ -39,7 +39,9 @@ class Function:
 
 def sandbox_settings(spec: SandboxSpec) -> SandboxSettings:
     """Where children run the code of responses."""
-    return SandboxSettings(spec.level, spec.memory_mib << 20, spec.time_limit_seconds)
+    return SandboxSettings(
+        spec.level, spec.memory_mib << 20, spec.time_limit_seconds, spec.url or ""
+    )
 
 
 def functions_of(rewards: Sequence[RewardSpec], program_seconds: float) -> list[Function]:

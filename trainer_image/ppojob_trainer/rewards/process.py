@@ -19,6 +19,7 @@ from ppojob_trainer.rewards.children import ATTEMPTS, Answer, Children
 from ppojob_trainer.rewards.functions import Function, functions_of, sandbox_settings
 from ppojob_trainer.rewards.records import DROPPED, RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
+from ppojob_trainer.rewards.sandbox_fusion import ANSWER_SECONDS
 from ppojob_trainer.rewards.wire import (
     CallBatch,
     Called,
@@ -66,7 +67,8 @@ class ScoringPool(Closeable):
         log: logging.Logger | None = None,
     ) -> None:
         settings = sandbox_settings(sandbox or SandboxSpec())
-        self._functions = functions_of(rewards, settings.seconds)
+        program_seconds = settings.seconds + (ANSWER_SECONDS if settings.url else 0.0)
+        self._functions = functions_of(rewards, program_seconds)
         self._is_routed = not rewards
         self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)

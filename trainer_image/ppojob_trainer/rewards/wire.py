@@ -30,6 +30,7 @@ class SandboxSettings(msgspec.Struct, frozen=True):
     level: str
     memory_bytes: int
     seconds: float
+    url: str = ""
 
 
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
