@@ -114,7 +114,8 @@ NAME_RULES = (
         must: self.onError == 'fail'
 
         spec.rewards[] | source.configMap | NotInThisVersion
-            code from a ConfigMap: not in this version; source: {path: FILE}
+            code from a ConfigMap by its name: not in this version; source: {path: FILE}, of a
+            ConfigMap that spec.pods[].volumes mounts in the pods of the role reward
         when: has(self.source)
         must: !has(self.source.configMap)
 

@@ -27,8 +27,8 @@ _FOUND: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTAL
 BLOCKS = dict(reversed(_FOUND))  # the first of each language
 _YAML = [YAML(typ="safe").load(text) for language, text in _FOUND if language == "yaml"]
 SETTINGS = [section["data"] for section in _YAML if "data" in section]
-CUSTOM, JUDGE = (section["rewards"] for section in _YAML if "rewards" in section)
-(KEY,) = (section["pods"] for section in _YAML if "pods" in section)
+CUSTOM, MOUNTED, JUDGE = (section["rewards"] for section in _YAML if "rewards" in section)
+VOLUMES, KEY = (section["pods"] for section in _YAML if "pods" in section)
 SHAPES = [text for language, text in _FOUND if language == "jsonl"]
 
 
@@ -90,6 +90,24 @@ def test_the_function_scores(tmp_path: Path) -> None:
     assert [result.score for result in results] == [1.0, 1.0, 0.1, 0.0]
     assert [result.extras["acc"] for result in results] == [1.0, 0.0, 0.0, 0.0]
     assert [result.extras["numbers"] for result in results] == [3.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.processes
+def test_the_function_of_many_responses_scores(tmp_path: Path) -> None:
+    (code,) = [text for language, text in _FOUND if language == "python"][1:]
+    (tmp_path / "ends.py").write_text(code)
+    settings = {"function": "score", "source": {"path": str(tmp_path / "ends.py")}}
+    items = [RewardItem(n, "my/sums", text, "12", {}) for n, text in enumerate(("= 12", "no"))]
+    with ScoringPool([RewardSpec.model_validate(settings)]) as pool:
+        assert [result.score for result in pool.score(items)] == [1.0, 0.0]
+
+
+def test_a_function_may_be_that_of_a_config_map() -> None:
+    (one,), (pods,) = MOUNTED, VOLUMES
+    (volume,) = PodSettings.model_validate(pods).volumes
+    path = RewardSpec.model_validate(one).source
+    assert path is not None
+    assert str(path.path).startswith(f"{volume.mount_path}/")
 
 
 def test_the_judge_has_a_scorers_arguments() -> None:
