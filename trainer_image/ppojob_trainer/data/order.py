@@ -61,6 +61,7 @@ class PromptOrder:
         begin = self._cursor
         self._cursor += size
         if self._mixture is not None:
+            assert size == self._mixture.batch, "a mixture has places for batches of one size"
             return self._mixture.drawn(self._epoch, begin)
         if not self._shuffle:
             return list(range(begin, self._cursor))
