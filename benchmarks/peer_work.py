@@ -23,7 +23,6 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.order import PromptOrder
 
 
 def read_job(path: Path) -> RunConfig:
@@ -92,7 +91,7 @@ def write_work(config: RunConfig, num_steps: int, output: Path) -> int:
         prompts = stack.enter_context(
             PromptDataset.open(spec.data.train, spec.data, chat, max_rows=spec.data.max_train_rows)
         )
-        order = PromptOrder(len(prompts), spec.data.seed or 0, shuffle=spec.data.shuffle)
+        order = prompts.order(spec.data, spec.algorithm.prompts_per_step)
         lines = [json.dumps({"settings": settings(config)})]
         for _ in range(num_steps):
             for row in prompts.rows(order.next_batch(spec.algorithm.prompts_per_step)):

@@ -32,7 +32,7 @@ PACKAGES = ("api", "cli", "operator", "trainer_image")
 RENAMED: Mapping[str, str] = {}
 """What a metric, a column of rows or a failpoint was called before -> what it is called here."""
 
-ADDED = ("response_ids", "rollout_logprobs", "segments", "reward_values")
+ADDED = ("response_ids", "rollout_logprobs", "segments", "reward_values", "extra_info")
 """Columns of rows that only this revision has, and that repeat nothing."""
 
 KILLS = (

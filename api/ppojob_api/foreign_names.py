@@ -199,7 +199,8 @@ enable_resource_pool | spec.roles.rewardModel.colocateWith
 reward_model.nnodes reward_model.n_gpus_per_node | spec.roles.rewardModel
 launch_reward_fn_async | not needed | reward functions always work beside the passes of the models
 sandbox_fusion.memory_limit_mb | spec.sandbox.memoryMib
-sandbox_fusion.url sandbox_fusion.max_concurrent | not needed | reward pods have a sandbox
+sandbox_fusion.url | spec.sandbox.url
+sandbox_fusion.max_concurrent | spec.roles.reward.cpu | calls of a pod at one time
 experiment_name project_name | metadata.name
 n_gpus_per_node | spec.roles.actorRollout.gpusPerReplica
 device | spec.roles.actorRollout.gpusPerReplica | where 0 is the CPU
@@ -264,7 +265,8 @@ sync_ref_model ref_model_mixup_alpha ref_model_sync_steps | not yet | a moving r
 vllm_importance_sampling_correction | spec.algorithm.rolloutCorrection.weights
 vllm_importance_sampling_cap | spec.algorithm.rolloutCorrection.weightLimit
 off_policy_mask_threshold | not yet | masks of responses with negative advantages
-multi_objective_aggregation use_bias_correction_kl | not yet
+multi_objective_aggregation | spec.algorithm.type | where normalize_then_sum is gdpo
+use_bias_correction_kl | not yet
 use_vllm | spec.rollout.engine | where true is vllm
 vllm_mode | not needed | engine and trainer share the ranks of actorRollout
 vllm_server_base_url vllm_server_host vllm_server_port | not yet | servers of others
@@ -296,7 +298,7 @@ reward_pretrain | spec.rewardModel.path | a folder
 remote_rm_url | spec.rewards[].function | http_score, with arguments: {url: ...}
 agent_func_path | not yet | tools and several turns
 prompt_data | spec.data.train | a list of {path: FILE}
-prompt_data_probs | not yet | shares of data sets
+prompt_data_probs | spec.data.train[].weight | one for each file
 input_key | spec.data.promptKey
 label_key | spec.data.answerKey
 apply_chat_template | not needed | prompts that are messages go through the template

@@ -11,6 +11,7 @@ from ppojob_cli.input_error import InputError, told
 if TYPE_CHECKING:
     from ppojob_trainer.data.generate import Task
     from ppojob_trainer.data.prompt_files import TaskRow
+    from ppojob_trainer.data.search_r1_files import SearchForm
 
 P = ParamSpec("P")
 
@@ -19,7 +20,7 @@ _output = click.option(
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Folder for train.parquet and test.parquet.",
+    help="Folder for train.parquet, test.parquet, or both.",
 )
 _seed = click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of items and order."
@@ -153,6 +154,108 @@ def math(output: Path, source: Path) -> None:
     _write(output, math_rows(train, boxed_answer), math_rows(test, boxed_answer))
 
 
+_file = click.option(
+    "--input",
+    "source",
+    required=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The file, .jsonl, .json or .parquet.",
+)
+
+
+@data.command()
+@_output
+@_input
+@click.option(
+    "--data-source",
+    default="nq",
+    show_default=True,
+    help="Of rows without a column of that name; searchR1_ goes before it.",
+)
+@click.option(
+    "--prompt-form",
+    "form",
+    default="direct",
+    show_default=True,
+    type=click.Choice(["direct", "search"]),
+    help="search: Search-R1's own words, for a policy that has a search engine.",
+)
+def searchr1(output: Path, source: Path, data_source: str, form: "SearchForm") -> None:
+    """Search-R1 from local files (question and golden_answers), such as nq_hotpotqa."""
+    from ppojob_trainer.data.search_r1_files import search_r1_rows
+
+    train, test = _splits(source, "Search-R1")
+    _write(
+        output,
+        search_r1_rows(train, data_source, form),
+        search_r1_rows(test, data_source, form),
+    )
+
+
+@data.command("dapo-math")
+@_output
+@_file
+def dapo_math(output: Path, source: Path) -> None:
+    """DAPO-Math-17k from a local file, each problem once; writes train.parquet alone."""
+    from ppojob_trainer.data.dapo_files import DAPO_SOURCE, problem_rows
+
+    _write_splits(output, {"train": problem_rows(source, DAPO_SOURCE)})
+
+
+@data.command()
+@_output
+@_file
+@click.option(
+    "--data-source",
+    default="aime",
+    show_default=True,
+    help="Tells years apart in validation metrics: aime2024.",
+)
+def aime(output: Path, source: Path, data_source: str) -> None:
+    """AIME from a local file, in DAPO's wording, each problem once; writes test.parquet alone.
+
+    Ask for several responses of each with spec.rollout.validation.samples.
+    """
+    from ppojob_trainer.data.dapo_files import AIME_SOURCE, problem_rows
+
+    if not data_source.startswith(AIME_SOURCE):
+        raise InputError(
+            f"--data-source: got {data_source}: its reward is known by its beginning; a name that "
+            f"begins with {AIME_SOURCE}"
+        )
+    _write_splits(output, {"test": problem_rows(source, data_source)})
+
+
+@data.command()
+@click.argument("source", metavar="FOLDER|HUB_ID")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder for what is fetched from the hub.",
+)
+@click.option(
+    "--files",
+    "pattern",
+    default="*",
+    show_default=True,
+    metavar="PATTERN",
+    help="Which files of the repository: data/train-*.",
+)
+def hf(source: str, output: Path | None, pattern: str) -> None:
+    """A data set of the Hugging Face hub: fetches its files, and tells rows and columns of each.
+
+    Nothing is converted: spec.data reads the files, with promptKey, answerKey and dataSource.
+    """
+    from ppojob_cli.hub_data import described, fetched
+
+    folder = Path(source)
+    if not folder.is_dir():
+        folder = fetched(source, output, pattern)
+    for line in described(folder):
+        click.echo(line)
+
+
 def _splits(source: Path, data_set: str) -> tuple[Path, Path]:
     from ppojob_trainer.data.published_files import source_file
 
@@ -173,9 +276,13 @@ def _make(output: Path, task: "Callable[..., Task]", options: dict[str, Any]) ->
 
 
 def _write(output: Path, train: "Iterable[TaskRow]", test: "Iterable[TaskRow]") -> None:
+    _write_splits(output, {"train": train, "test": test})
+
+
+def _write_splits(output: Path, splits: "dict[str, Iterable[TaskRow]]") -> None:
     from ppojob_trainer.data.prompt_files import write_splits
 
     with told():
-        written = write_splits(output, {"train": train, "test": test})
+        written = write_splits(output, splits)
     for path, count in written.items():
         click.echo(f"{path}: {count} rows")

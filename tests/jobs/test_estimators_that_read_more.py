@@ -115,6 +115,9 @@ def test_gdpo_reads_what_each_reward_says(start: Callable[..., Run], job_of, out
     start(job_of(1, type="gdpo", gdpo=gdpo), output).succeed()
     (line,) = run_folders.metrics(output)
     rows = rows_of(output, "rollouts", 1)
+    told = rows_of(output, "advantages", 1)
+    assert [row["score"] for row in told] == [row["score"] for row in rows]
+    assert {row["prompt_id"] for row in told} == {row["prompt_id"] for row in rows}
     # With two responses a prompt each reward of the better one is 1/sqrt(2): sums of signs.
     total, count = [], []
     for one, other in zip(rows[::2], rows[1::2], strict=True):

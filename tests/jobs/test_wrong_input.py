@@ -25,7 +25,7 @@ from ppojob_cli import run as run_command
 from ppojob_cli.validate import load_job
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.models import memory
-from ppojob_trainer.rewards import process as scoring
+from ppojob_trainer.rewards import children as scoring
 
 LINES = read_lines(Path(__file__).with_suffix(".txt"))
 
@@ -113,6 +113,18 @@ def reward(source: str) -> Spoil:
     return lambda wrong: wrong.reward.write_text(source)
 
 
+def share(wrong: RefusedJob) -> None:
+    files = [wrong.files / f"{name}.jsonl" for name in ("few", "many")]
+    for path, count in zip(files, (1, 60), strict=True):
+        rows = (good_row(f"{number} + 1", data_source="tiny") for number in range(count))
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    wrong.set("spec.data.train", [{"path": str(path), "weight": 1} for path in files])
+
+
+def package(wrong: RefusedJob) -> None:
+    wrong.set("spec.rewards", [{"function": "score", "source": {"package": "no.such"}}])
+
+
 NO_FUNCTION = reward("letters = 1")
 """Keeps a job from starting that is told something else."""
 
@@ -141,6 +153,8 @@ CASES: dict[str, Spoil] = {
     "rows twice (a warning)": rows_twice,
     "reward function without its package": reward("import no_such_package\n"),
     "reward file that kills its process": reward("import os\nos.kill(os.getpid(), 9)\n"),
+    "a share that is more than a file has": share,
+    "reward function of no package": package,
     "all at once": all_at_once,
 }
 

@@ -74,18 +74,18 @@ class PromptFiles:
         pq.write_table(table, self.folder / name, **options)
         return self.folder / name
 
-    def spec(self, *paths: Path, **settings: object) -> DataSpec:
+    def spec(self, *paths: Path | str, **settings: object) -> DataSpec:
         files = [{"path": str(path)} for path in paths]
         return DataSpec.model_validate({"train": files, **settings})
 
-    def report(self, *paths: Path, batch: int = 1, **settings: object) -> DataReport:
+    def report(self, *paths: Path | str, batch: int = 1, **settings: object) -> DataReport:
         """What the checks say of files."""
         spec = self.spec(*paths, **settings)
         report = check_files(spec, self.chat, rewards=SumsOnly(), draw=("promptsPerStep", batch))
         assert not any("Traceback" in line or "\n" in line for line in report.errors)
         return report
 
-    def errors(self, *paths: Path, batch: int = 1, **settings: object) -> list[str]:
+    def errors(self, *paths: Path | str, batch: int = 1, **settings: object) -> list[str]:
         """The errors among that, without the folder."""
         report = self.report(*paths, batch=batch, **settings)
         return [line.replace(f"{self.folder}/", "") for line in report.errors]

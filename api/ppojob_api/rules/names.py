@@ -32,8 +32,12 @@ _PATHS = (
 )
 
 
-def _source_path(reward: str) -> str:
-    return f"(has({reward}.source) && has({reward}.source.path) ? {reward}.source.path : '')"
+def _source(reward: str) -> str:
+    """CEL for where the code of a reward comes from; empty for what is built in."""
+    return (
+        f"(has({reward}.source) && has({reward}.source.path) ? {reward}.source.path :"
+        f" has({reward}.source) && has({reward}.source.package) ? {reward}.source.package : '')"
+    )
 
 
 NAME_RULES = (
@@ -82,24 +86,36 @@ NAME_RULES = (
         )
     ),
     *rules(
-        """
+        r"""
         spec.data.train[] spec.data.validation[] | path | BadForm | here
-            format auto knows a file by its ending; a name that ends in $ENDINGS, or format: parquet
-            or jsonl
+            format auto knows a file by its ending; a name that ends in $ENDINGS, a folder that ends
+            in /, or format: parquet or jsonl
         when: self.format == 'auto'
-        must: self.path.matches(r'(?i)($ENDING_PATTERNS)$')
+        must: self.path.matches(r'(?i)($ENDING_PATTERNS|/)$')
 
         spec | data.train data.validation | Duplicate | here
             the file is in the list twice; each file once
         must: self.$FIELD.all(file, self.$FIELD.exists_one(other, other.path == file.path))
 
         spec.rewards[] | source | Conflict
-            the code has one source; exactly one of path and configMap
+            the code has one source; exactly one of path, package and configMap
         when: has(self.source)
-        must: has(self.source.path) != has(self.source.configMap)
+        must: (has(self.source.path) ? 1 : 0) + (has(self.source.package) ? 1 : 0)
+            + (has(self.source.configMap) ? 1 : 0) == 1
+
+        spec.rewards[] | source.package | BadForm | here
+            it names no module; names of Python with dots between them
+        when: has(self.source) && has(self.source.package)
+        must: self.source.package.matches(r'^[^\W\d]\w*([.][^\W\d]\w*)*$')
+
+        spec.rewards[] | onError | NoEffect | here
+            errorScore stands for a call that fails; remove one of the two
+        when: has(self.errorScore)
+        must: self.onError == 'fail'
 
         spec.rewards[] | source.configMap | NotInThisVersion
-            code from a ConfigMap: not in this version; source: {path: FILE}
+            code from a ConfigMap by its name: not in this version; source: {path: FILE}, of a
+            ConfigMap that spec.pods[].volumes mounts in the pods of the role reward
         when: has(self.source)
         must: !has(self.source.configMap)
 
@@ -110,7 +126,7 @@ NAME_RULES = (
         spec | rewards | Duplicate | here
             two rewards are the same function; each function once, with the sum of the weights
         must: self.rewards.all(one, self.rewards.exists_one(other,
-            other.function == one.function && $OTHER_PATH == $ONE_PATH))
+            other.function == one.function && $OTHER_SOURCE == $ONE_SOURCE))
 
         spec.rewards[] | function | NotOneOf | here
             no scorer of this name is built in; one of $SCORERS, or a source
@@ -125,8 +141,8 @@ NAME_RULES = (
         ENDING_PATTERNS="|".join(map(re.escape, DATA_ENDINGS)),
         IDENTIFIER=r"^[^\W\d]\w*$",
         KEYWORDS=words(keyword.kwlist),
-        OTHER_PATH=_source_path("other"),
-        ONE_PATH=_source_path("one"),
+        OTHER_SOURCE=_source("other"),
+        ONE_SOURCE=_source("one"),
         SCORERS=", ".join(BUILT_IN_SCORERS),
         SCORER_WORDS=words(BUILT_IN_SCORERS),
     ),

@@ -124,6 +124,14 @@ SAMPLING_RULES = rules(
     when: has(self.seed)
     must: self.shuffle
 
+    spec.data | train | Conflict
+        a weight is a share beside other weights; a weight for each training file, or for none
+    must: self.train.all(file, has(file.weight)) || self.train.all(file, !has(file.weight))
+
+    spec.data.validation[] | weight | NoEffect | here
+        every validation reads all its rows; remove it
+    must: !has(self.weight)
+
     spec | steps.validateEvery data.maxValidationRows | NoEffect | here
         it has no effect without data.validation; remove it, or give data.validation
     when: self.data.validation.size() == 0
@@ -192,6 +200,16 @@ SAMPLING_RULES = rules(
     spec.model | trustRemoteCode | NotInThisVersion
         code that comes with a model: not in this version; false
     must: !self.trustRemoteCode
+
+    spec.sandbox | url | BadForm | here
+        it is no address of a service; http://HOST/run_code, or https://
+    when: has(self.url)
+    must: self.url.startsWith('http://') || self.url.startsWith('https://')
+
+    spec.sandbox | level | NoEffect | here
+        it has no effect with url: the service has walls of its own; remove it
+    when: has(self.url)
+    must: self.level == 'restricted'
 
     spec.rewardModel spec.rewards[] | weight | NoEffect
         a reward of weight 0 has no effect; another weight, or remove the reward

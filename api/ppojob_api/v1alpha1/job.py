@@ -111,6 +111,11 @@ class PPOJobSpec(Section):
     recovery: RecoverySpec = RecoverySpec()
     """How hard to try when processes are lost."""
 
+    @property
+    def drops_responses(self) -> bool:
+        """Whether responses at which a reward function fails are left out of training."""
+        return any(reward.on_error == "drop" for reward in self.rewards)
+
 
 class PPOJob(Section):
     """A reinforcement-learning post-training job of a language model."""

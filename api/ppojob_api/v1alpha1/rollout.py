@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ppojob_api.v1alpha1.section import (
+    PRINTABLE,
     Arguments,
     AutoFloatType,
     Count,
@@ -107,6 +108,9 @@ class RewardSource(Section):
     path: Path | None = None
     """Python file. verl: custom_reward_function.path."""
 
+    package: Name | None = None
+    """Module of a package that the image of the reward pods has: our_package.rewards."""
+
     config_map: ConfigMapSource | None = None
     """Python file in a ConfigMap."""
 
@@ -154,6 +158,10 @@ class SandboxSpec(Section):
     time_limit_seconds: Annotated[float, Field(ge=1, le=3_600)] = 10.0
     """Of a program, in wall time and in processor time: one test of a response. verl: 10."""
 
+    url: Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)] | None = None
+    """A SandboxFusion service that runs that code instead: http://HOST:8080/run_code. Absent: the
+    reward pods do. verl: sandbox_fusion.url."""
+
 
 class RewardSpec(Section):
     """One reward function; several are summed by weight."""
@@ -178,4 +186,8 @@ class RewardSpec(Section):
 
     error_score: RewardWeight | None = None
     """Score of a response at which a call raises, takes too long, or returns no score; its value
-    `failed` is 1 then. Absent: it fails the job."""
+    `failed` is 1 then. Absent: as onError says."""
+
+    on_error: Literal["fail", "drop"] = "fail"
+    """What such a call does where errorScore gives no score. drop: the response is not trained on,
+    as if it had not been drawn; its value `dropped` is 1."""

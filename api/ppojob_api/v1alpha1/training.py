@@ -42,20 +42,39 @@ class ModelSpec(Section):
 
 
 class DataFile(Section):
-    """One file of rows in verl's columns."""
+    """A file of rows, or several that count as one."""
 
     path: Path
-    """Parquet or JSON-lines file."""
+    """Parquet or JSON file, a pattern such as data/train-*.parquet, or a folder: a path that ends
+    in /."""
 
     format: Literal["auto", "parquet", "jsonl"] = "auto"
-    """auto: by the file's ending."""
+    """auto: by the file's ending. jsonl: one object a line, or one array of objects."""
+
+    weight: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Its share of every batch, beside the weights of the other training files, which have one
+    too then; absent: rows count, wherever they are."""
+
+    max_rows: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    """Use only its first rows; absent: all."""
+
+
+class CurriculumSpec(Section):
+    """An order of the training rows by how hard they are."""
+
+    key: Name
+    """Column, or entry of extra_info, that holds a number for each row."""
+
+    order: Literal["ascending", "descending"] = "ascending"
+    """ascending: the smallest number first, in every epoch."""
 
 
 class DataSpec(Section):
     """Where prompts come from and how they become tokens."""
 
     train: Annotated[Items[DataFile], Field(min_length=1, max_length=256)]
-    """Training files, read one after the other. verl: data.train_files."""
+    """Training files, read one after the other; with weights each has its share of every batch.
+    verl: data.train_files."""
 
     validation: Annotated[Items[DataFile], Field(max_length=256)] = ()
     """Held-out files. verl: data.val_files."""
@@ -94,6 +113,9 @@ class DataSpec(Section):
 
     seed: Seed | None = None
     """Seed of the order; absent: spec.seed. verl: data.seed."""
+
+    curriculum: CurriculumSpec | None = None
+    """Rows in the order of a number; absent: as shuffle says. Equal rows are shuffled."""
 
     overlong_prompts: Literal[
         "error", "drop", "truncate_left", "truncate_right", "truncate_middle"

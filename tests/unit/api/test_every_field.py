@@ -16,6 +16,7 @@ JOB, UNMOVED = every_field()
 CANNOT_BE_SET = {
     # Not in this version, or nothing to choose from.
     *("spec.model.trustRemoteCode", "spec.roles.rollout", "spec.rewards.source.configMap"),
+    *("spec.rewards.source.package", "spec.rewards.onError", "spec.sandbox.url"),
     *(f"spec.roles.{role}.parallelism.tensor" for role in ("actorRollout", "reference", "critic")),
     *("spec.roles.rewardModel.parallelism.tensor", "spec.rollout.parallelism.tensor"),
     # Beside another choice that the job makes.
@@ -28,6 +29,7 @@ CANNOT_BE_SET = {
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.volcano"),
     *("spec.optimizer.warmupRatio", "spec.critic.optimizer.warmupRatio"),
+    "spec.data.validation.weight",
     *("spec.data.seed", "spec.rollout.kvCacheGib", "spec.pods.tolerations.value"),
     *("spec.steps.epochs", "spec.steps.validateOnly", "spec.checkpoint.resume"),
     *(f"spec.pods.env.{name}" for name in ("value", "secret")),

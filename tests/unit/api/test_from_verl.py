@@ -25,8 +25,10 @@ SECTIONS = {
 # What verl has no key for.
 OURS = {
     *("spec.data.answerKey", "spec.data.dataSource", "spec.data.textPrompts"),
+    *(f"spec.data.{name}" for name in ("curriculum.key", "curriculum.order")),
     "spec.rewards.source.configMap",
-    *("spec.rewards.timeLimitSeconds", "spec.rewards.errorScore"),
+    *(f"spec.rewards.{name}" for name in ("timeLimitSeconds", "errorScore", "onError")),
+    "spec.rewards.source.package",
     "spec.rewards.weight",
     "spec.optimizer.epsilon",
     "spec.critic.optimizer.epsilon",

@@ -29,7 +29,7 @@ from ppojob_trainer.workers.rows_file import rows_table, trajectories
 
 SAMPLES = 2
 TRUTHS: list[Json] = ["0", None, {"two": [2]}, "3", 4]
-PROMPTS = [PromptRow(7 * n, (n, n), "p", f"source {n}", TRUTHS[n], {}) for n in range(5)]
+PROMPTS = [PromptRow(7 * n, (n, n), "p", f"source {n}", TRUTHS[n], {"n": n}) for n in range(5)]
 TWO_TURNS = Trajectory(
     (Segment((3, 1), (-0.5, -0.25), 4), Segment((8, 9)), Segment((7,), (-0.1,), 5)), "length"
 )
@@ -115,6 +115,7 @@ def test_rows_are_written_alike_in_one_part_and_in_many(written):
     assert (row["prompt"], row["response"]) == ("[3, 3] False", "[7, 1] True")
     assert (row["step"], row["score"], row["ground_truth"]) == (1, 3.5, "3")
     assert (row["length"], row["reward_extra/prompt"], row["pred"]) == (7.0, 0.5, "b")
+    assert row["extra_info"] == '{"n":3}'
     assert [row["late"] for row in rows] == [None] * 9 + [1.0]
     assert [row["mixed"] for row in rows[:2]] == ["0.0", "text"]
     assert [row["ground_truth"] for row in rows[::2]] == ["0", None, '{"two": [2]}', "3", "4"]

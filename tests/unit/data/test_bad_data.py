@@ -8,9 +8,10 @@ from types import ModuleType
 import pyarrow as pa
 import pytest
 from golden_lines import assert_lines, read_lines
-from prompt_files import PromptFiles, Row, good_row
+from prompt_files import PromptFiles, Row, SumsOnly, good_row
 
-from ppojob_trainer.data import file_checks, json_lines
+from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data import file_checks, json_array, json_lines, parquet_rows
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.problems import LISTED_PROBLEMS
@@ -38,10 +39,11 @@ def line(content: bytes) -> Case:
 
 def no_files(files: PromptFiles) -> list[str]:
     (files.folder / "folder").mkdir()
+    (files.folder / "folder" / "notes.txt").write_text("prompts")
     files.raw("empty.jsonl", b"")
     files.raw("empty.parquet", b"")
-    names = ("none.parquet", "*.parquet", "folder", "empty.jsonl", "empty.parquet")
-    return files.errors(*(files.folder / name for name in names))
+    names = ("none.parquet", "none-*.parquet", "folder", "folder/", "empty.jsonl", "empty.parquet")
+    return files.errors(*(f"{files.folder}/{name}" for name in names))
 
 
 def no_parquet(files: PromptFiles) -> list[str]:
@@ -52,6 +54,31 @@ def no_parquet(files: PromptFiles) -> list[str]:
         "junk": b"PAR1" + b"\xff" * 60 + (40).to_bytes(4, "little") + b"PAR1",
     }
     return files.errors(*(files.raw(name, content) for name, content in contents.items()))
+
+
+def encrypted(files: PromptFiles) -> list[str]:
+    return files.errors(files.raw("a.parquet", b"PARE" + b"\x17" * 60 + b"PARE"))
+
+
+def too_long_by_default(files: PromptFiles) -> list[str]:
+    rows = [good_row(), good_row("3 + 5 " * 40), good_row("4 + 5 " * 40)]
+    return files.errors(files.lines("a.jsonl", *rows), maxPromptTokens=60)
+
+
+def some_dropped(files: PromptFiles) -> list[str]:
+    path = files.lines("a.jsonl", good_row(), good_row("3 + 5 " * 40))
+    report = files.report(path, maxPromptTokens=60, overlongPrompts="drop")
+    return [line.replace(f"{files.folder}/", "") for line in report.warnings]
+
+
+def shares(files: PromptFiles) -> list[str]:
+    train = [
+        {"path": str(files.lines("a.jsonl", good_row("1"))), "weight": 1},
+        {"path": str(files.lines("b.jsonl", *(good_row(str(n)) for n in range(9)))), "weight": 1},
+    ]
+    spec = DataSpec.model_validate({"train": train})
+    found = check_files(spec, files.chat, rewards=SumsOnly(), draw=("promptsPerStep", 4)).errors
+    return [line.replace(f"{files.folder}/", "") for line in found]
 
 
 def no_rows(files: PromptFiles) -> list[str]:
@@ -131,6 +158,17 @@ def too_long(files: PromptFiles) -> list[str]:
     return files.errors(path, maxPromptTokens=3, overlongPrompts="drop")
 
 
+def array(content: bytes) -> Case:
+    return lambda files: files.errors(files.raw("a.json", content))
+
+
+def no_difficulty(files: PromptFiles) -> list[str]:
+    levels: list[object] = [2, None, "hard", True, float("nan")]
+    wrong = [good_row(f"{n} + 1", extra_info={"level": n}) for n in levels[:4]]
+    path = files.table("b.parquet", good_row(extra_info={"level": float("inf")}))
+    return files.errors(files.lines("a.jsonl", *wrong), path, curriculum={"key": "level"})
+
+
 def two_kinds(files: PromptFiles) -> list[str]:
     chats = files.lines("a.jsonl", good_row(), good_row())
     texts = files.lines("b.jsonl", good_row(prompt="3 + 5"), good_row(prompt="1 + 5"))
@@ -168,7 +206,11 @@ def trained_on(files: PromptFiles) -> list[str]:
 CASES: dict[str, Case] = {
     "no files": no_files,
     "no parquet": no_parquet,
+    "encrypted": encrypted,
     "no rows": no_rows,
+    "too long": too_long_by_default,
+    "a share that is more than a file has": shares,
+    "some too long (a warning)": some_dropped,
     "corrupt page": corrupt_page,
     "unknown codec": unknown_codec,
     "one name twice": one_name_twice,
@@ -179,6 +221,11 @@ CASES: dict[str, Case] = {
     "NaN in JSON": line(b'{"prompt": NaN}\n'),
     "nested deeply": line(b'{"prompt": "a", "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"),
     "cut line": line(b'{"prompt": "a"'),
+    "array: what is no row": array(b'[{"prompt": "a"}, 7]'),
+    "array: cut": array(b'[{"prompt": "a"}, {"pro'),
+    "array: no rows": array(b"[]"),
+    "array: no UTF-8": array(b'[{"prompt": "\xff\xfe"}]'),
+    "no difficulty": no_difficulty,
     "missing columns": missing_columns,
     "data source": rows(good_row(data_source=None)),
     "unknown data source": rows(good_row(data_source="ppojob/subtraction")),
@@ -249,6 +296,13 @@ def test_bad_prompts_in_both_formats(name: str, files: PromptFiles) -> None:
 
 
 LIMITS: dict[str, tuple[ModuleType, str, int, Case]] = {
+    "a large cell of parquet": (
+        parquet_rows,
+        "MAX_CELL_BYTES",
+        1_000,
+        table(good_row(), good_row("3 + 5" * 1_000), good_row()),
+    ),
+    "array: too long": (json_array, "MAX_ARRAY_BYTES", 10, array(b'[{"prompt": "a"}]')),
     "line without end": (json_lines, "MAX_CELL_BYTES", 1_000, rows(good_row("3 + 5" * 1_000))),
 }
 

@@ -15,6 +15,7 @@ from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
+from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
@@ -24,13 +25,17 @@ from ppojob_trainer.sandbox.executor import Sandbox
 PAGE = (Path(__file__).parents[3] / "docs" / "data-and-rewards.md").read_text()
 _FOUND: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 BLOCKS = dict(reversed(_FOUND))  # the first of each language
-_, JUDGE, KEY = [text for language, text in _FOUND if language == "yaml"]
+_YAML = [YAML(typ="safe").load(text) for language, text in _FOUND if language == "yaml"]
+SETTINGS = [section["data"] for section in _YAML if "data" in section]
+CUSTOM, MOUNTED, JUDGE = (section["rewards"] for section in _YAML if "rewards" in section)
+VOLUMES, KEY = (section["pods"] for section in _YAML if "pods" in section)
+SHAPES = [text for language, text in _FOUND if language == "jsonl"]
 
 
 def rewards(folder: Path) -> list[RewardSpec]:
     path = folder / "sums.py"
     path.write_text(BLOCKS["python"])
-    (settings,) = YAML(typ="safe").load(BLOCKS["yaml"])["rewards"]
+    (settings,) = CUSTOM
     return [RewardSpec.model_validate(settings | {"source": {"path": str(path)}})]
 
 
@@ -49,6 +54,34 @@ def test_rows_are_read_as_json_lines_and_as_parquet(tmp_path: Path, chat: ChatTo
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("form", ["lines", "array", "parquet"])
+def test_a_row_of_each_shape_is_read(form: str, tmp_path: Path, chat: ChatTokenizer) -> None:
+    assert len(SHAPES) == 3
+    for number, (settings, text) in enumerate(zip(SETTINGS, SHAPES, strict=False)):
+        rows = [json.loads(row) for row in text.splitlines()]
+        path = tmp_path / f"{number}.{'parquet' if form == 'parquet' else 'json'}"
+        if form == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        else:
+            path.write_text(text if form == "lines" else json.dumps(rows, indent=2))
+        spec = DataSpec.model_validate({"train": [{"path": str(path)}], **settings})
+        with PromptDataset.open(spec.train, spec, chat) as dataset:
+            (row,) = rows
+            found = dataset[0]
+            assert found.data_source == settings["dataSource"]
+            assert found.ground_truth == row.get("answer")
+            assert found.extra_info == ({"level": 1} if "level" in row else {})
+            if "text" in row:
+                assert found.prompt == row["text"]
+            else:
+                assert found.prompt == [{"role": "user", "content": "What is 3 + 9?"}]
+
+
+def test_the_order_that_it_shows_is_one() -> None:
+    assert DataSpec.model_validate(SETTINGS[3]).curriculum is not None
+
+
+@pytest.mark.processes
 def test_the_function_scores(tmp_path: Path) -> None:
     responses = ["3 + 9 = 12.", "It is 13", "It is -12", "No idea"]
     items = [RewardItem(n, "my/sums", text, "12", {}) for n, text in enumerate(responses)]
@@ -59,10 +92,28 @@ def test_the_function_scores(tmp_path: Path) -> None:
     assert [result.extras["numbers"] for result in results] == [3.0, 1.0, 1.0, 0.0]
 
 
+@pytest.mark.processes
+def test_the_function_of_many_responses_scores(tmp_path: Path) -> None:
+    (code,) = [text for language, text in _FOUND if language == "python"][1:]
+    (tmp_path / "ends.py").write_text(code)
+    settings = {"function": "score", "source": {"path": str(tmp_path / "ends.py")}}
+    items = [RewardItem(n, "my/sums", text, "12", {}) for n, text in enumerate(("= 12", "no"))]
+    with ScoringPool([RewardSpec.model_validate(settings)]) as pool:
+        assert [result.score for result in pool.score(items)] == [1.0, 0.0]
+
+
+def test_a_function_may_be_that_of_a_config_map() -> None:
+    (one,), (pods,) = MOUNTED, VOLUMES
+    (volume,) = PodSettings.model_validate(pods).volumes
+    path = RewardSpec.model_validate(one).source
+    assert path is not None
+    assert str(path.path).startswith(f"{volume.mount_path}/")
+
+
 def test_the_judge_has_a_scorers_arguments() -> None:
-    (settings,) = YAML(typ="safe").load(JUDGE)["rewards"]
+    (settings,) = JUDGE
     one = RewardSpec.model_validate(settings)
-    (pods,) = YAML(typ="safe").load(KEY)["pods"]
+    (pods,) = KEY
     assert PodSettings.model_validate(pods).env[0].name == one.arguments["key_variable"]
     arguments = one.arguments | {"key_variable": ""}
     assert load_scorer(one.function, arguments, Sandbox)

@@ -9,9 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_files import PromptFiles, Row, encode_chat, good_row
+from prompt_files import PromptFiles, Row, SumsOnly, encode_chat, good_row
 from small_disks import small_disk
 
+from ppojob_api.v1alpha1.training import DataFile, DataSpec
+from ppojob_trainer.data.checks import check_files
+from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.data.scan import truncate
 from ppojob_trainer.errors import ConfigError, StorageError
@@ -60,6 +63,83 @@ def test_the_first_rows_only(files: PromptFiles, mixed: list[Path]) -> None:
             last = min(most, 23) - 1
             assert len(dataset) == last + 1
             assert dataset[last].extra_info == {"index": last}
+
+
+def test_a_folder_and_a_pattern_are_their_files_by_name(files: PromptFiles) -> None:
+    (files.folder / "rows").mkdir()
+    files.lines("rows/b.jsonl", *ROWS[5:8])
+    files.table("rows/a.parquet", *ROWS[:5])
+    files.raw("rows/README.md", b"rows")
+    files.raw("rows/.hidden.jsonl", b"")
+    files.raw("rows/c.json", json.dumps(ROWS[8:10], indent=1).encode())
+    for path, expected in (("rows/", range(10)), ("rows/[bc].json*", range(5, 10))):
+        spec = DataSpec(train=(DataFile(path=f"{files.folder}/{path}"),))
+        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+            found = [row.extra_info["index"] for row in dataset.rows(range(len(dataset)))]
+            assert found == list(expected)
+
+
+def drawn(dataset: PromptDataset, spec: DataSpec, batch: int, count: int) -> list[list[object]]:
+    order = dataset.order(spec, batch)
+    return [
+        [row.extra_info["index"] for row in dataset.rows(order.next_batch(batch))]
+        for _ in range(count)
+    ]
+
+
+def test_files_have_their_share_of_every_batch(files: PromptFiles, mixed: list[Path]) -> None:
+    train = [
+        {"path": str(mixed[0]), "weight": 1, "maxRows": 3},
+        {"path": str(mixed[1]), "weight": 2},
+        {"path": str(mixed[2]), "weight": 1},
+    ]
+    spec = DataSpec.model_validate({"train": train})
+    with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+        assert len(dataset) == 3 + 5 + 8
+        batches = drawn(dataset, spec, 4, 12)
+        for batch in batches:
+            of_files = [sum(low <= index < high for index in batch) for low, high in EDGES]
+            assert of_files == [1, 2, 1]
+        assert {index for batch in batches for index in batch} == {0, 1, 2, *range(10, 23)}
+        with pytest.raises(ConfigError, match=r"train\[1\].weight: got 2.0 for .*: 8 of"):
+            dataset.order(spec, 16)
+    report = check_files(spec, files.chat, rewards=SumsOnly(), draw=("promptsPerStep", 16))
+    assert [line.partition(": ")[0] for line in report.errors] == [
+        "spec.data.train[0].weight",
+        "spec.data.train[1].weight",
+    ]
+
+
+EDGES = ((0, 10), (10, 15), (15, 23))
+
+
+@pytest.mark.parametrize("place", ["column", "extra_info"])
+def test_rows_come_by_difficulty(files: PromptFiles, place: str) -> None:
+    levels = [3, 1, 2.5, 1, 0, 3]
+    rows = [
+        {**good_row(str(number), extra_info={"index": number}), "level": level}
+        if place == "column"
+        else good_row(str(number), extra_info={"index": number, "level": level})
+        for number, level in enumerate(levels)
+    ]
+    path = files.table("a.parquet", *rows)
+    for order, expected in (("ascending", sorted(levels)), ("descending", sorted(levels)[::-1])):
+        spec = files.spec(path, curriculum={"key": "level", "order": order})
+        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+            batches = drawn(dataset, spec, 3, 2)
+        assert [levels[index] for batch in batches for index in batch] == expected  # type: ignore[call-overload]
+
+
+def test_the_order_of_files_and_what_is_left_of_them_is_in_the_digest(files, mixed) -> None:
+    def digest(**settings: object) -> str:
+        train = [{"path": str(mixed[0])}, {"path": str(mixed[1])}]
+        for name, values in settings.items():
+            train = [one | {name: value} for one, value in zip(train, values, strict=True)]
+        spec = DataSpec.model_validate({"train": train})
+        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+            return dataset.digest
+
+    assert digest(maxRows=[3, 4]) != digest(maxRows=[4, 3])
 
 
 def test_text_prompts_get_no_template(files: PromptFiles) -> None:

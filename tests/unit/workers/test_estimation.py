@@ -48,6 +48,20 @@ def test_a_group_whose_signal_lies_on_no_trained_token_gives_none(rows: BatchRow
     assert estimated(rows, [1, 0, 1, 0, 0, 1]).zero_signal_groups == 1 / 3
 
 
+def test_a_row_that_is_left_out_is_compared_with_nothing(rows: BatchRows):
+    """Its group is that of the other rows, and its tokens are not trained."""
+    answer = add_advantages(SPEC, rows, Advantages([3, 7, 1, 0, 5, 5], 0.0, dropped=[1, 4, 5]))
+    assert rows.mine.mask.tolist() == [True] * 2 + [False] * 2 + [True] * 4 + [False] * 4
+    assert answer.row_rewards == [3, 0, 1, 0, 0, 0]
+    alone = rows.mine.advantages.clone()
+    rows.mine.mask[:] = True
+    rows.mine.mask[[2, 3, 8, 9, 10, 11]] = False
+    add_advantages(SPEC, rows, Advantages([3, -100, 1, 0, 100, 5], 0.0))
+    assert torch.equal(alone, rows.mine.advantages)
+    assert (alone[rows.mine.mask] != 0).any()
+    assert not alone[~rows.mine.mask].any()
+
+
 def test_tokens_of_a_rank_count_the_prompt_once_a_row(rows: BatchRows):
     answer = estimated(rows, [1, 0, 1, 1, 0, 0])
     assert answer.tokens_owned == answer.tokens_computed == [2 * (4 + 5 + 6) + 12]

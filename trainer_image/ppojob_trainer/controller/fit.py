@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -29,6 +29,7 @@ from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.evaluation import Evaluation
+from ppojob_trainer.controller.learning_signal import LearningSignal
 from ppojob_trainer.controller.progress import Progress as Reporter
 from ppojob_trainer.controller.records import (
     Records,
@@ -100,6 +101,7 @@ class Loop:
     stop_requested: Callable[[], bool]
     tell_progress: Callable[[], None]
     _unvalidated: StepTrained | None = None
+    _signal: LearningSignal = field(default_factory=LearningSignal)
 
     def fit(self) -> Progress:
         """Train to the end, or until asked to stop; everything done is committed.
@@ -180,6 +182,10 @@ class Loop:
             result = self.training.run(step, self._draw, coefficients, timer)
         except RewardFailed as failure:
             raise self._saved(failure, progress) from failure
+        self.records.keep_advantages(result, step)
+        zero = result.advantaged.zero_signal_groups
+        if (told := self._signal.warning(step, zero, result.batch.scores)) is not None:
+            _log.warning("%s", told)
         self._log_samples(result.batch, step)
         metrics = training_metrics(
             result,

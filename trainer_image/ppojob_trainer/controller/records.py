@@ -1,5 +1,6 @@
 """What a job leaves for people: metrics and rows a step, cut back when steps are thrown away."""
 
+import logging
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.row_tape import ROW_FOLDERS, BatchKey
 from ppojob_trainer.controller.training_step import StepResult
+from ppojob_trainer.errors import StorageError
 from ppojob_trainer.metrics.sinks import Sinks
 from ppojob_trainer.metrics.step_metrics import (
     Spread,
@@ -24,9 +26,13 @@ from ppojob_trainer.metrics.step_metrics import (
 )
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
+from ppojob_trainer.rows.row_files import write_advantages
 from ppojob_trainer.rpc.client import Traffic
 from ppojob_trainer.rpc.messages.training import Advantaged, SpreadOf
 
+_log = logging.getLogger(__name__)
+
+ADVANTAGES_FOLDER = "advantages"
 ROWS_CUT_POINT = durable.point("rows.cut", *durable.REMOVE_ACTS)
 _FOLDER = re.compile(r"step-(\d{6,})(?:-round-(\d+))?\.parquet")
 
@@ -51,6 +57,34 @@ class Records:
         """The metrics of the steps that stand, in ascending order."""
         decoder = msgspec.json.Decoder(dict[str, float | None])
         return map(decoder.decode, durable.read_lines(self.run_folder / METRICS_FILE))
+
+    def keep_advantages(self, result: StepResult, step: int) -> None:
+        """Write what became of the rows of a step: rewards with penalties, and advantages.
+
+        A disk that refuses costs the job nothing: nobody goes on from this file.
+        """
+        batch, advantaged = result.batch, result.advantaged
+        rows = []
+        for row, score in enumerate(batch.scores):
+            position, sample = divmod(row, batch.samples)
+            origin = None if batch.origins is None else batch.origins[position]
+            rows.append(
+                {
+                    "step": step,
+                    "round": 0 if origin is None else origin.round,
+                    "row": (origin.position if origin else position) * batch.samples + sample,
+                    "prompt_id": batch.prompts[position].index,
+                    "sample": sample,
+                    "score": score,
+                    "reward": advantaged.row_rewards[row],
+                    "advantage": advantaged.row_advantages[row],
+                }
+            )
+        path = self.run_folder / ADVANTAGES_FOLDER / f"step-{step:06d}.parquet"
+        try:
+            write_advantages(path, rows)
+        except StorageError as problem:
+            _log.warning("no advantages of step %d on the disk: %s", step, problem)
 
     def cut_rows(self, progress: Progress, replayed: Collection[BatchKey]) -> None:
         """Forget the rows beyond a state whose ranks have forgotten them too.

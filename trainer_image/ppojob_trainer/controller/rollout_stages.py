@@ -133,6 +133,7 @@ class RolloutStages:
             scores=batch.scores,
             data_sources=[prompt.data_source for prompt in batch.prompts],
             ground_truths=[msgspec.json.encode(prompt.ground_truth) for prompt in batch.prompts],
+            extra_infos=[msgspec.json.encode(prompt.extra_info) for prompt in batch.prompts],
             extras=batch.extras,
             value_kinds=batch.value_kinds(),
             round=batch.round,
@@ -179,5 +180,6 @@ def _part(whole: WriteRows, samples: int, part: int, first: int, last: int) -> W
         scores=whole.scores[rows],
         data_sources=whole.data_sources[first:last],
         ground_truths=whole.ground_truths[first:last],
+        extra_infos=whole.extra_infos[first:last],
         extras=whole.extras[rows],
     )

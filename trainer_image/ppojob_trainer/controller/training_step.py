@@ -20,10 +20,12 @@ from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_flow import RowFlow
+from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.step_metrics import Spread
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rewards.overlong import OverlongPenalty
+from ppojob_trainer.rewards.records import DROPPED
 from ppojob_trainer.rpc.messages.rollout import SyncWeights
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages, Forward, Update
 from ppojob_trainer.rpc.methods import ADVANTAGES, FORWARD, SYNC_WEIGHTS, UPDATE
@@ -134,6 +136,27 @@ class Coefficients:
     entropy: float = 0.0
 
 
+def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
+    """The rows that are not trained on: a reward failed there, or at what they are compared with.
+
+    Raises:
+        RewardFailed: no row would be left.
+    """
+    alone = {row for row, values in enumerate(batch.values()) if values.get(DROPPED)}
+    compared = [] if greedy is None else greedy.values()
+    unknown = {position for position, values in enumerate(compared) if values.get(DROPPED)}
+    dropped = [
+        row for row in range(batch.num_rows) if row in alone or row // batch.samples in unknown
+    ]
+    if len(dropped) == batch.num_rows:
+        raise RewardFailed(
+            "spec.rewards[].onError",
+            f"got drop for all {batch.num_rows} responses of step {step}: nothing is left to train "
+            "on; functions that score some of them",
+        )
+    return dropped
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What a step leaves behind for the records.
@@ -167,6 +190,7 @@ class TrainingStep:
         reward_keys: the rewards that it names.
         penalty: what long responses lose of their score; None for nothing.
         entropy: weighs the entropy bonus by the entropy; None where its weight is the job's.
+        drops: whether responses at which a reward function failed are left out.
         sampling: makes the batch of groups with signal; None where all prompts are trained on.
     """
 
@@ -183,6 +207,7 @@ class TrainingStep:
     reward_keys: tuple[str, ...] = ()
     penalty: OverlongPenalty | None = None
     entropy: EntropyController | None = None
+    drops: bool = False
     sampling: DynamicSampling | None = None
 
     def run(
@@ -273,6 +298,7 @@ class TrainingStep:
             kl_coefficient=kl_coefficient,
             greedy_scores=[] if greedy is None else self._penalised(greedy),
             rewards=[batch.numbers(key, step, REWARD_KEYS) for key in self.reward_keys],
+            dropped=dropped_rows(batch, greedy, step) if self.drops else [],
         )
         id_ = RequestId(0, step, "advantages")
         return self.roles.ask_all(self.actor, ADVANTAGES, request, id_)[0]

@@ -38,7 +38,7 @@ from ppojob_trainer.controller.training_step import (
     needs_old_logprobs,
 )
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.order import PromptOrder, epoch_order
+from ppojob_trainer.data.passes import epoch_order
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
@@ -70,7 +70,7 @@ def build_loop(
     journal = Journal(root / JOURNAL_NAME)
     began = journal.began()
     prompts = open_prompts(config, began, stack)
-    order = PromptOrder(len(prompts.train), spec.data.seed or 0, shuffle=spec.data.shuffle)
+    order = prompts.train.order(spec.data, spec.algorithm.draw[1])
     roles = _roles(environment, stop, stack)
     actor = roles.group("actorRollout")
     tape = _tape(spec, journal, run_folder, store.settings, prompts)
@@ -175,6 +175,7 @@ def _training_step(
         reward_keys=tuple(spec.algorithm.gdpo.reward_keys) if spec.algorithm.gdpo else (),
         penalty=_penalty(spec),
         entropy=_entropy_controller(spec),
+        drops=spec.drops_responses,
         sampling=_sampling(spec, stages),
     )
 
@@ -252,7 +253,7 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
         prompts_per_step=size,
         mini_batch_prompts=critic.mini_batch_prompts or policy.mini_batch_prompts,
         epochs=critic.epochs or algorithm.epochs,
-        columns=("returns", "update_mask") if rejects else ("returns",),
+        columns=("returns", "update_mask") if rejects or spec.drops_responses else ("returns",),
     )
     return (value, policy)
 

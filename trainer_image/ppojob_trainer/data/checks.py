@@ -9,9 +9,11 @@ import numpy.typing as npt
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.columns import ColumnNames
-from ppojob_trainer.data.file_checks import open_row_file
+from ppojob_trainer.data.file_checks import files_of, open_row_file
+from ppojob_trainer.data.mixture import mixture_problems
 from ppojob_trainer.data.problems import DataProblem, DataReason
-from ppojob_trainer.data.scan import RewardChecks, Scan, Scanner
+from ppojob_trainer.data.row_checks import RewardChecks
+from ppojob_trainer.data.scan import Scan, Scanner
 
 Keys = npt.NDArray[np.uint64]
 
@@ -58,6 +60,10 @@ def check_files(
     errors = train.errors.lines() + validation.errors.lines()
     if not train.errors and train.kept < draw[1]:
         errors.append(str(_too_few(train.kept, *draw)))
+    weights = [file.weight for file in spec.train if file.weight is not None]
+    if weights and not train.errors:
+        paths = [file.path for file in spec.train]
+        errors += map(str, mixture_problems(paths, train.kept_of, weights, draw[1]))
     warnings = train.warnings.lines() + validation.warnings.lines()
     for scan in (train, validation):
         warnings += [str(problem) for problem in _duplicates(scan)]
@@ -69,11 +75,16 @@ def unusable_files(spec: DataSpec) -> list[str]:
     """Say which files cannot be opened, where rows cannot be judged for want of a tokenizer."""
     problems = []
     for file in (*spec.train, *spec.validation):
-        opened = open_row_file(file.path, file.format, ColumnNames.of(spec))
-        if isinstance(opened, DataProblem):
-            problems.append(str(opened))
-        else:
-            opened.close()
+        paths = files_of(file.path, file.format)
+        if isinstance(paths, DataProblem):
+            problems.append(str(paths))
+            continue
+        for path in paths:
+            opened = open_row_file(path, file.format, ColumnNames.of(spec))
+            if isinstance(opened, DataProblem):
+                problems.append(str(opened))
+            else:
+                opened.close()
     return problems
 
 

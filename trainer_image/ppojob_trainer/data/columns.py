@@ -40,6 +40,7 @@ class ColumnNames:
         answer: the ground truth, where the files are not in verl's columns.
         constant_source: name of the task of all rows, where no column has it.
         is_text_a_message: whether a prompt that is text becomes a message of the user.
+        difficulty: the number that orders the rows, a column or an entry of extra_info.
     """
 
     prompt: str = "prompt"
@@ -47,6 +48,7 @@ class ColumnNames:
     answer: str | None = None
     constant_source: str | None = None
     is_text_a_message: bool = False
+    difficulty: str | None = None
 
     @classmethod
     def of(cls, spec: DataSpec) -> "ColumnNames":
@@ -57,6 +59,7 @@ class ColumnNames:
             answer=spec.answer_key,
             constant_source=spec.data_source,
             is_text_a_message=spec.text_prompts == "user_message",
+            difficulty=spec.curriculum.key if spec.curriculum else None,
         )
 
     @property
@@ -68,7 +71,10 @@ class ColumnNames:
     @property
     def read(self) -> tuple[str, ...] | None:
         """Columns that are read; None for all."""
-        return None if self.answer else (*self.required, REWARD_COLUMN, EXTRA_COLUMN)
+        if self.answer:
+            return None
+        others = (REWARD_COLUMN, EXTRA_COLUMN, *((self.difficulty,) if self.difficulty else ()))
+        return (*self.required, *(name for name in others if name not in self.required))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +86,14 @@ class Cells:
         data_source: name of the task.
         ground_truth: what the reward function compares with; None when absent.
         extra_info: whatever else the row tells.
+        difficulty: what orders the row among others; 0 where nothing does.
     """
 
     prompt: Prompt
     data_source: str
     ground_truth: Json
     extra_info: dict[str, Json]
+    difficulty: float = 0.0
 
 
 class BadCell(Exception):  # noqa: N818  the cell is bad
@@ -144,13 +152,28 @@ def read_cells(row: Row, names: ColumnNames) -> Cells:
         )
     data_source = _clean(data_source, names.data_source)
     if names.answer is not None:
-        truth = _json(row[names.answer], names.answer)
-        return Cells(prompt, data_source, truth, _others(row, others))
-    return Cells(
-        prompt,
-        data_source,
-        _ground_truth(row.get(REWARD_COLUMN)),
-        _mapping(row.get(EXTRA_COLUMN), EXTRA_COLUMN),
+        truth, info = _json(row[names.answer], names.answer), _others(row, others)
+    else:
+        truth = _ground_truth(row.get(REWARD_COLUMN))
+        info = _mapping(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
+    return Cells(prompt, data_source, truth, info, _difficulty(row, info, names.difficulty))
+
+
+def _difficulty(row: Row, info: Mapping[str, Json], name: str | None) -> float:
+    """The number that orders a row: a column's, or that of an entry of extra_info."""
+    if name is None:
+        return 0.0
+    value = row.get(name, info.get(name))
+    if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):
+        number = float(value)
+        if math.isfinite(number):
+            return number
+    raise BadCell(
+        name,
+        "nothing" if value is None else shown(value),
+        "spec.data.curriculum orders the rows by it",
+        "a finite number, in a column or in extra_info",
+        DataReason.BAD_VALUE,
     )
 
 

@@ -9,8 +9,12 @@ import msgspec
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.mixture import Mixture, mixture_problems
+from ppojob_trainer.data.order import PromptOrder
+from ppojob_trainer.data.passes import Passes
 from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
-from ppojob_trainer.data.scan import RewardChecks, Scan, Scanner
+from ppojob_trainer.data.row_checks import RewardChecks
+from ppojob_trainer.data.scan import Scan, Scanner
 from ppojob_trainer.errors import ConfigError
 
 
@@ -30,6 +34,8 @@ class PromptDataset(Closeable):
         self._store = store
         self.warnings = scan.warnings.lines()
         self.digest = digest
+        self._rows_of = tuple(scan.kept_of)
+        self._difficulties = scan.difficulties
 
     @classmethod
     def open(
@@ -61,7 +67,7 @@ class PromptDataset(Closeable):
             scan = Scanner(data_spec, chat, rewards, max_rows, store=store).scan(files)
             if scan.errors:
                 raise ConfigError(scan.errors.lines())
-            return cls(scan, store, _digest(scan, data_spec, chat))
+            return cls(scan, store, _digest(scan, files, data_spec, chat))
         except BaseException:
             store.close()
             raise
@@ -74,6 +80,33 @@ class PromptDataset(Closeable):
         """One row."""
         return self._store.read(index)
 
+    def order(self, spec: DataSpec, batch: int) -> PromptOrder:
+        """The order in which batches of prompts are drawn.
+
+        Args:
+            spec: weights of the training files, curriculum, seed.
+            batch: prompts that are drawn at once.
+
+        Raises:
+            ConfigError: a file has too few rows for its share of a batch.
+        """
+        seed = spec.seed or 0
+        weights = [file.weight for file in spec.train if file.weight is not None]
+        if not weights and spec.curriculum is None:
+            return PromptOrder(len(self), seed, shuffle=spec.shuffle)
+        rows = self._rows_of if weights else (len(self),)
+        weights = weights or [1.0]
+        if problems := mixture_problems([file.path for file in spec.train], rows, weights, batch):
+            raise ConfigError(map(str, problems))
+        passes = Passes(
+            seed,
+            shuffle=spec.shuffle,
+            difficulties=self._difficulties,
+            descending=spec.curriculum is not None and spec.curriculum.order == "descending",
+        )
+        mixture = Mixture(rows, tuple(weights), batch, passes)
+        return PromptOrder(len(self), seed, mixture=mixture)
+
     def rows(self, indices: Iterable[int]) -> list[PromptRow]:
         """Several rows, in the order of their numbers as given."""
         return [self._store.read(index) for index in indices]
@@ -83,7 +116,7 @@ class PromptDataset(Closeable):
         self._store.close()
 
 
-def _digest(scan: Scan, spec: DataSpec, chat: ChatTokenizer) -> str:
+def _digest(scan: Scan, files: Sequence[DataFile], spec: DataSpec, chat: ChatTokenizer) -> str:
     settings = spec.model_dump(
         mode="json",
         include={
@@ -96,9 +129,12 @@ def _digest(scan: Scan, spec: DataSpec, chat: ChatTokenizer) -> str:
     )
     own = spec.model_dump(
         mode="json",
-        include={"text_prompts", "answer_key", "data_source"},
+        include={"text_prompts", "answer_key", "data_source", "curriculum"},
         exclude_defaults=True,
     )
     settings |= own
+    limits = [file.max_rows for file in files]
+    if any(limit is not None for limit in limits):
+        settings["max_rows"] = limits
     told = [scan.digests, scan.total, scan.kept, settings, chat.digest]
     return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()

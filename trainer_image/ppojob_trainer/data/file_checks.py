@@ -1,5 +1,6 @@
-"""What is wrong with a data file before its first row is read."""
+"""Which files a job names, and what is wrong with one before its first row is read."""
 
+import glob
 import os
 import stat
 from pathlib import Path
@@ -9,17 +10,55 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppojob_trainer.data.columns import COLUMNS_ALLOWED, ColumnNames
+from ppojob_trainer.data.json_array import JsonArray, begins_array
 from ppojob_trainer.data.json_lines import JsonLines
 from ppojob_trainer.data.parquet_rows import ParquetRows
 from ppojob_trainer.data.problems import DataProblem, DataReason
-from ppojob_trainer.data.row_file import RowFile
+from ppojob_trainer.data.row_file import BadRow, RowFile
 
 _LISTED_COLUMNS = 20
 _MAGIC = b"PAR1"
+_ENCRYPTED_MAGIC = b"PARE"
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
+_ENDINGS = {
+    "auto": (".parquet", *_JSON_ENDINGS),
+    "parquet": (".parquet",),
+    "jsonl": _JSON_ENDINGS,
+}
+_WILDCARDS = "*?["
 _REWRITE = "a parquet file; write it again"
 
 Format = Literal["auto", "parquet", "jsonl"]
+
+
+def files_of(path: str, form: Format) -> list[str] | DataProblem:
+    """The files that a path of the job stands for, in the order of their names.
+
+    Args:
+        path: a file, a folder that ends in ``/``, or a pattern: ``data/train-*.parquet``.
+        form: of the files; of a folder those are taken whose ending fits it.
+    """
+    if path.endswith("/") and os.path.isdir(path):
+        try:
+            found = [entry.path for entry in os.scandir(path) if _is_data(entry, _ENDINGS[form])]
+        except PermissionError:
+            return _no_permission(path, "it may not be listed")
+        wanted = f"a folder with files that end in {', '.join(_ENDINGS[form])}"
+        got = "no data file in this folder"
+    elif any(sign in path for sign in _WILDCARDS) and not os.path.exists(path):
+        found = [name for name in glob.glob(path) if os.path.isfile(name)]
+        got, wanted = "no file of this pattern", "a pattern that files fit, such as data/*.parquet"
+    else:
+        return [path]
+    if found:
+        return sorted(found)
+    why = f"looked for as uid {os.getuid()} in {Path.cwd()}"
+    return DataProblem(path, got, why, wanted, DataReason.FILE_MISSING)
+
+
+def _is_data(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
+    is_hidden = entry.name.startswith(".")
+    return entry.is_file() and not is_hidden and entry.name.endswith(endings)
 
 
 def open_row_file(path: str, form: Format, names: ColumnNames) -> RowFile | DataProblem:
@@ -36,7 +75,7 @@ def open_row_file(path: str, form: Format, names: ColumnNames) -> RowFile | Data
     if form == "auto":
         form = "jsonl" if path.endswith(_JSON_ENDINGS) else "parquet"
     if form == "jsonl":
-        return JsonLines(path)
+        return _open_json(path)
     opened = _open_parquet(path)
     if isinstance(opened, DataProblem):
         return opened
@@ -58,13 +97,17 @@ def _path_problem(path: str) -> DataProblem | None:
             path,
             "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror),
             f"looked for as uid {os.getuid()} in {Path.cwd()}",
-            "a parquet or JSON-lines file; wildcards are not expanded",
+            "a parquet or JSON-lines file, or a folder that ends in /",
             DataReason.FILE_MISSING,
         )
     if not stat.S_ISREG(facts.st_mode):
         kind = "a folder" if stat.S_ISDIR(facts.st_mode) else "no regular file"
         return DataProblem(
-            path, kind, "rows are read from files", "one file each", DataReason.NOT_A_FILE
+            path,
+            kind,
+            "rows are read from files",
+            "a file, or / at the end for all files of a folder",
+            DataReason.NOT_A_FILE,
         )
     if not os.access(path, os.R_OK):
         return _no_permission(
@@ -75,6 +118,15 @@ def _path_problem(path: str) -> DataProblem | None:
             path, "0 bytes", "there are no rows in it", "at least one row", DataReason.EMPTY_DATASET
         )
     return None
+
+
+def _open_json(path: str) -> RowFile | DataProblem:
+    if not begins_array(path):
+        return JsonLines(path)
+    array = JsonArray.read(path)
+    if not isinstance(array, BadRow):
+        return array
+    return DataProblem(array.place, array.got, array.why, array.allowed, array.reason_code)
 
 
 def _no_permission(path: str, facts: str) -> DataProblem:
@@ -92,6 +144,9 @@ def _open_parquet(path: str) -> pq.ParquetFile | DataProblem:
         head = file.read(8)
         file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
         tail = file.read(8)
+    if head[:4] == _ENCRYPTED_MAGIC:
+        got, why = "an encrypted parquet file", "no key is asked for here"
+        return DataProblem(path, got, why, "the file decrypted", DataReason.NOT_PARQUET)
     if head[:4] != _MAGIC or tail[-4:] != _MAGIC:
         why = "no parquet file" if head[:4] != _MAGIC else "the end of the file is missing"
         return DataProblem(

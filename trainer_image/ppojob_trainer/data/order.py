@@ -1,10 +1,9 @@
-"""In which order prompts are drawn: a pure function of (seed, epoch)."""
+"""In which order prompts are drawn: a pure function of (seed, epoch, cursor)."""
 
-from functools import lru_cache
 from typing import TypedDict
 
-import numpy as np
-import numpy.typing as npt
+from ppojob_trainer.data.mixture import Mixture
+from ppojob_trainer.data.passes import epoch_order
 
 
 class OrderState(TypedDict):
@@ -12,19 +11,6 @@ class OrderState(TypedDict):
 
     epoch: int
     cursor: int
-
-
-@lru_cache(maxsize=4)
-def epoch_order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Permutation of ``range(num_rows)`` that belongs to one epoch.
-
-    Rows are sorted by raw 64-bit draws of Philox keyed with (seed, epoch). The stream of a bit
-    generator is fixed for all time, which NumPy does not promise of ``permutation``.
-    """
-    draws = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(num_rows)
-    order = np.argsort(draws, kind="stable").astype(np.int64)
-    order.setflags(write=False)
-    return order
 
 
 class PromptOrder:
@@ -37,14 +23,19 @@ class PromptOrder:
         num_rows: rows of the data set.
         seed: seed of the order.
         shuffle: False for the order of the files.
+        mixture: says the order instead, for batches of its size; None for one without weights and
+            curriculum.
     """
 
-    def __init__(self, num_rows: int, seed: int, *, shuffle: bool = True) -> None:
+    def __init__(
+        self, num_rows: int, seed: int, *, shuffle: bool = True, mixture: Mixture | None = None
+    ) -> None:
         if num_rows < 1:
             raise ValueError(f"num_rows: got {num_rows}: there is nothing to draw; at least 1")
         self._num_rows = num_rows
         self._seed = seed
         self._shuffle = shuffle
+        self._mixture = mixture
         self._epoch = 0
         self._cursor = 0
 
@@ -69,6 +60,9 @@ class PromptOrder:
             self._cursor = 0
         begin = self._cursor
         self._cursor += size
+        if self._mixture is not None:
+            assert size == self._mixture.batch, "a mixture has places for batches of one size"
+            return self._mixture.drawn(self._epoch, begin)
         if not self._shuffle:
             return list(range(begin, self._cursor))
         order = epoch_order(self._num_rows, self._seed, self._epoch)

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppojob_trainer.data.problems import DataReason
-from ppojob_trainer.data.row_file import BadRow, Row, Undecodable
+from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row, Undecodable
 
 _BATCH_ROWS = 64
 _SHOWN_CHARACTERS = 80
@@ -39,10 +39,15 @@ class ParquetRows:
 
     def rows(self) -> Iterator[Row | BadRow]:
         """Yield every row in order; a damaged row group is one ``BadRow`` and ends the file."""
+        number = 0
         for group in range(self._file.num_row_groups):
             try:
                 for batch in self._batches(group, self._columns):
-                    yield from _python_rows(batch)
+                    rows = _python_rows(batch)
+                    yield from (
+                        rows if batch.nbytes <= MAX_CELL_BYTES else self._bounded(number, rows)
+                    )
+                    number += batch.num_rows
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 yield self._damage(group, error)
                 return
@@ -71,6 +76,20 @@ class ParquetRows:
             batch_size=_BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False
         )
         return batches
+
+    def _bounded(self, first: int, rows: list[Row]) -> Iterator[Row | BadRow]:
+        """Rows of a batch that is so large that one of them may be too large."""
+        for number, row in enumerate(rows, start=first):
+            if len(repr(row)) <= MAX_CELL_BYTES:
+                yield row
+                continue
+            yield BadRow(
+                self.place(number),
+                f"more than {MAX_CELL_BYTES} bytes",
+                "too large for one row",
+                f"rows of at most {MAX_CELL_BYTES} bytes",
+                DataReason.TOO_LARGE,
+            )
 
     def _damage(self, group: int, error: Exception) -> BadRow:
         """Find the first column that cannot be read."""

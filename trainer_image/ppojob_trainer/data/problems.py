@@ -34,6 +34,7 @@ class DataReason(StrEnum):
     OVERLONG_PROMPT = "OverlongPrompt"
     NO_ROWS_LEFT = "NoRowsLeft"
     FEWER_ROWS_THAN_BATCH = "FewerRowsThanBatch"
+    BAD_SHARE = "BadShare"
     DUPLICATE_ROW = "DuplicateRow"
     EXTENSION_TYPE = "ExtensionType"
     SPECIAL_TOKEN = "SpecialToken"

@@ -13,6 +13,20 @@ from ppojob_trainer.errors import ConfigError
 _ENDINGS = (".jsonl", ".parquet", ".json")
 
 
+class AllColumns(ColumnNames):
+    """Every column of a file, whose names differ from one publisher to the next."""
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    @property
+    def read(self) -> tuple[str, ...] | None:
+        """All."""
+        return None
+
+
 def source_file(folder: Path, split: str) -> Path | None:
     """The file of a split in a folder: ``train.jsonl``, ``test.parquet`` and the like."""
     found = (folder / f"{split}{ending}" for ending in _ENDINGS)

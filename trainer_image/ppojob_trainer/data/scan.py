@@ -5,14 +5,19 @@ import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.columns import GROUND_TRUTH, BadCell, Cells, ColumnNames, read_cells
-from ppojob_trainer.data.file_checks import extension_columns, open_row_file
+from ppojob_trainer.data.columns import BadCell, Cells, ColumnNames, read_cells
+from ppojob_trainer.data.file_checks import extension_columns, files_of, open_row_file
 from ppojob_trainer.data.problems import DataProblem, DataReason, Findings
 from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
+from ppojob_trainer.data.row_checks import (
+    RewardChecks,
+    truthless,
+    unrewarded,
+    with_control_token,
+)
 from ppojob_trainer.data.row_file import BadRow, RowFile
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.json_value import Json
@@ -20,18 +25,6 @@ from ppojob_trainer.json_value import Json
 _BATCH_ROWS = 256
 _READ_BYTES = 1 << 20
 _KEYS = 8
-
-
-class RewardChecks(Protocol):
-    """What the reward side knows about rows: which it can score."""
-
-    def data_source_problem(self, data_source: str) -> str | None:
-        """Say what is allowed, where no scorer knows the data source."""
-        ...
-
-    def ground_truth_problem(self, data_source: str, ground_truth: Json) -> str | None:
-        """Say what is allowed, where the ground truth is not of the scorer's form."""
-        ...
 
 
 @dataclass(slots=True)
@@ -42,6 +35,8 @@ class Scan:
         files: in order.
         digests: SHA-256 of each file's bytes, in hex.
         kept: rows to draw from.
+        kept_of: of them those of each entry of the list of files.
+        difficulties: what a curriculum orders them by.
         total: rows seen.
         dropped: rows left out as too long.
         prompt_kind: "text" or "messages", as the first readable row has it.
@@ -56,6 +51,8 @@ class Scan:
     files: list[RowFile] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     kept: int = 0
+    kept_of: list[int] = field(default_factory=list)
+    difficulties: "array[float]" = field(default_factory=lambda: array("d"))
     total: int = 0
     dropped: int = 0
     errors: Findings = field(default_factory=Findings)
@@ -80,6 +77,7 @@ class _Candidate:
     """A readable row on its way through the tokenizer."""
 
     number: int
+    entry: int
     file: RowFile
     place: str
     cells: Cells
@@ -130,28 +128,46 @@ class Scanner:
 
     def _rows(self, scan: Scan, files: Sequence[DataFile]) -> Iterator[_Candidate]:
         names = ColumnNames.of(self.spec)
-        self._open(scan, files, names)
+        scan.kept_of = [0] * len(files)
+        # All are opened before the first row is read: what is wrong with them is told at once.
+        opened = [self._open(scan, data_file, names) for data_file in files]
         first = 0
-        for file in scan.files:
-            yield from self._rows_of(scan, file, names, first)
-            first += file.num_rows
+        for entry, (data_file, of_entry) in enumerate(zip(files, opened, strict=True)):
+            left = data_file.max_rows
+            for file in of_entry:
+                before = scan.total
+                yield from self._rows_of(scan, file, names, first, entry, left)
+                left = None if left is None else left - (scan.total - before)
+                first += file.num_rows
 
-    def _open(self, scan: Scan, files: Sequence[DataFile], names: ColumnNames) -> None:
-        for data_file in files:
-            opened = open_row_file(data_file.path, data_file.format, names)
+    def _open(self, scan: Scan, data_file: DataFile, names: ColumnNames) -> list[RowFile]:
+        paths, found = files_of(data_file.path, data_file.format), list[RowFile]()
+        if isinstance(paths, DataProblem):
+            scan.errors.add(paths)
+            return []
+        for path in paths:
+            opened = open_row_file(path, data_file.format, names)
             if isinstance(opened, DataProblem):
                 scan.errors.add(opened)
                 continue
-            scan.files.append(opened)
-            scan.digests.append(file_digest(data_file.path))
+            found.append(opened)
+            scan.digests.append(file_digest(path))
             for column, extension in extension_columns(opened):
                 scan.warnings.add(_extension_warning(opened.path, column, extension))
+        scan.files += found
+        return found
 
     def _rows_of(
-        self, scan: Scan, file: RowFile, names: ColumnNames, first: int
+        self,
+        scan: Scan,
+        file: RowFile,
+        names: ColumnNames,
+        first: int,
+        entry: int,
+        most: int | None,
     ) -> Iterator[_Candidate]:
         for in_file, row in enumerate(file.rows()):
-            if scan.total == self.max_rows:
+            if scan.total == self.max_rows or in_file == most:
                 return
             scan.total += 1
             place = file.place(in_file)
@@ -163,7 +179,7 @@ class Scanner:
             except BadCell as bad:
                 _add_cell(scan.errors, bad, file.path, place)
                 continue
-            yield _Candidate(first + in_file, file, place, cells)
+            yield _Candidate(first + in_file, entry, file, place, cells)
         if file.num_rows == 0:
             scan.errors.add(
                 DataProblem(
@@ -180,21 +196,24 @@ class Scanner:
         encoded = self.chat.encode_prompts(prompts, self.spec.apply_chat_template_kwargs)
         for candidate, ids in zip(candidates, encoded, strict=True):
             self._check_kind(scan, candidate)
-            self._check_reward(scan, candidate)
-            self._warn_of_control_tokens(scan, candidate, control)
+            self._check_row(scan, candidate, control)
             if self.with_keys:
                 _add_keys(scan, candidate)
             if isinstance(ids, BadChatTemplate):
                 self._add_refusal(scan, candidate, ids)
             elif self._keeps(scan, candidate, len(ids)):
-                self._keep(scan, candidate.cells, ids)
+                self._keep(scan, candidate, ids)
 
-    def _keep(self, scan: Scan, cells: Cells, ids: list[int]) -> None:
+    def _keep(self, scan: Scan, candidate: _Candidate, ids: list[int]) -> None:
+        cells = candidate.cells
         if self.store is not None:
             cut = truncate(ids, self.spec.max_prompt_tokens, self.spec.overlong_prompts)
             told = cells.prompt, cells.data_source, cells.ground_truth, cells.extra_info
             self.store.append(PromptRow(scan.kept, cut, *told))
         scan.kept += 1
+        scan.kept_of[candidate.entry] += 1
+        if self.spec.curriculum is not None:
+            scan.difficulties.append(cells.difficulty)
 
     def _keeps(self, scan: Scan, candidate: _Candidate, length: int) -> bool:
         limit = self.spec.max_prompt_tokens
@@ -240,53 +259,17 @@ class Scanner:
             )
             _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
 
-    def _check_reward(self, scan: Scan, candidate: _Candidate) -> None:
+    def _check_row(self, scan: Scan, candidate: _Candidate, control: tuple[str, ...]) -> None:
+        """What rewards and tokenizer say of a row."""
         cells = candidate.cells
-        if self.rewards is None:
-            if cells.ground_truth is None:
-                bad = BadCell(
-                    self.spec.answer_key or GROUND_TRUTH,
-                    "nothing",
-                    "reward functions are given None",
-                    "fine where they need no ground truth",
-                    DataReason.GROUND_TRUTH,
-                )
-                _add_cell(scan.warnings, bad, candidate.file.path, candidate.place)
-            return
-        allowed = self.rewards.data_source_problem(cells.data_source)
-        if allowed is not None:
-            column, got = self.spec.data_source_key, repr(cells.data_source)
-            why, reason = "no scorer knows it", DataReason.UNKNOWN_DATA_SOURCE
-        else:
-            allowed = self.rewards.ground_truth_problem(cells.data_source, cells.ground_truth)
-            column, got = self.spec.answer_key or GROUND_TRUTH, _short(cells.ground_truth)
-            why, reason = (
-                f"the reward of {cells.data_source} needs it",
-                DataReason.GROUND_TRUTH,
-            )
-        if allowed is not None:
-            bad = BadCell(column, got, why, allowed, reason)
-            _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
-
-    def _warn_of_control_tokens(
-        self, scan: Scan, candidate: _Candidate, control: tuple[str, ...]
-    ) -> None:
-        prompt = candidate.cells.prompt
-        if isinstance(prompt, str):
-            return  # text prompts bring their own control tokens
-        for message in prompt:
-            content = str(message["content"])
-            found = next((token for token in control if token in content), None)
-            if found is not None:
-                bad = BadCell(
-                    self.spec.prompt_key,
-                    repr(found),
-                    "a control token within a message is tokenised as one",
-                    "fine where it is meant",
-                    DataReason.SPECIAL_TOKEN,
-                )
-                _add_cell(scan.warnings, bad, candidate.file.path, candidate.place)
-                return
+        found = (
+            (scan.errors, unrewarded(cells, self.rewards, self.spec)),
+            (scan.warnings, truthless(cells, self.spec) if self.rewards is None else None),
+            (scan.warnings, with_control_token(cells.prompt, control, self.spec)),
+        )
+        for findings, bad in found:
+            if bad is not None:
+                _add_cell(findings, bad, candidate.file.path, candidate.place)
 
     def _add_refusal(self, scan: Scan, candidate: _Candidate, error: BadChatTemplate) -> None:
         scan.errors.add(
@@ -377,11 +360,6 @@ def _extension_warning(path: str, column: str, extension: str) -> DataProblem:
         "fine; plain columns say the same",
         DataReason.EXTENSION_TYPE,
     )
-
-
-def _short(value: Json) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _add_keys(scan: Scan, candidate: _Candidate) -> None:

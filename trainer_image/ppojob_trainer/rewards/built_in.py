@@ -10,7 +10,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.custom import BadFunction
 from ppojob_trainer.rewards.records import Row
 from ppojob_trainer.rewards.routing import SCORERS
-from ppojob_trainer.sandbox.executor import Sandbox
+from ppojob_trainer.sandbox.executor import Runner
 
 _LONG = 80
 """Characters of a default value that messages show whole."""
@@ -19,7 +19,7 @@ _LONG = 80
 def load_scorer(
     name: str,
     arguments: Mapping[str, Json],
-    sandbox: Callable[[], Sandbox],
+    sandbox: Callable[[], Runner],
     *,
     late: bool = False,
 ) -> Callable[..., object]:

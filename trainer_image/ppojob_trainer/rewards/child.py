@@ -11,7 +11,9 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,12 +21,22 @@ from ppojob_api.problem import printable
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import read_frame, write_frame
 from ppojob_trainer.rewards.built_in import load_scorer
-from ppojob_trainer.rewards.custom import BadFunction, load_function, of_the_response, user_frames
+from ppojob_trainer.rewards.custom import (
+    BadFunction,
+    load_from_package,
+    load_function,
+    of_the_response,
+    takes_batch,
+    user_frames,
+)
 from ppojob_trainer.rewards.neighbours import Neighbours
-from ppojob_trainer.rewards.results import BadResult, read_result
+from ppojob_trainer.rewards.results import BadResult, read_result, read_results
 from ppojob_trainer.rewards.routing import SCORERS
+from ppojob_trainer.rewards.sandbox_fusion import FusionSandbox
 from ppojob_trainer.rewards.wire import (
+    CallBatch,
     Called,
+    CalledBatch,
     CallFunction,
     FunctionProblem,
     FunctionSpec,
@@ -33,7 +45,7 @@ from ppojob_trainer.rewards.wire import (
     SandboxSettings,
     ScorerRequest,
 )
-from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused
+from ppojob_trainer.sandbox.executor import Runner, Sandbox, SandboxRefused
 from ppojob_trainer.sandbox.levels import Level
 from ppojob_trainer.sandbox.process import Limits
 
@@ -49,12 +61,14 @@ class _Function:
         arguments: JSON object.
         folder: where its file lies; empty for a built-in scorer.
         wanted: what it takes of the response besides the text.
+        is_batched: whether it takes all responses at once.
     """
 
     call: Callable[..., object]
     arguments: bytes
     folder: str
     wanted: frozenset[str] = frozenset()
+    is_batched: bool = False
 
 
 class Functions:
@@ -64,10 +78,20 @@ class Functions:
         self._functions: list[_Function] = []
         self._settings: SandboxSettings
         self._is_routed = False
-        self._opened: Sandbox | None = None
+        self._opened: Runner | None = None
         self._neighbours = Neighbours()
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
+
+    def answer(self, request: ScorerRequest) -> Loaded | Called | CalledBatch:
+        """Do what is asked for."""
+        match request:
+            case LoadFunctions():
+                return self.load(request)
+            case CallBatch():
+                return self.call_batch(request)
+            case CallFunction():
+                return self.call(request)
 
     def load(self, request: LoadFunctions) -> Loaded:
         """Load all; say what is wrong with each that cannot be used."""
@@ -82,44 +106,83 @@ class Functions:
                 problems.append(
                     FunctionProblem(position, bad.reason_code, bad.got, bad.why, bad.allowed)
                 )
-        return Loaded(problems)
+        batched = [n for n, function in enumerate(self._functions) if function.is_batched]
+        return Loaded(problems, [] if problems else batched)
 
     def call(self, request: CallFunction) -> Called:
         """Call a function with objects decoded for this call alone."""
         function = self._functions[request.function]
-        arguments = {name: getattr(request, name) for name in function.wanted}
-        arguments |= msgspec.json.decode(function.arguments)
+        given = {
+            "data_source": request.data_source,
+            "solution_str": request.response,
+            "ground_truth": msgspec.json.decode(request.ground_truth),
+            "extra_info": msgspec.json.decode(request.extra_info),
+        }
+        return self._answered(
+            request.number, lambda: read_result(self._value(function, request, given))
+        )
+
+    def call_batch(self, request: CallBatch) -> CalledBatch:
+        """Call a function once for many responses, and judge what it says of each."""
+        function = self._functions[request.function]
+        given = {
+            "data_sources": request.data_sources,
+            "solution_strs": request.responses,
+            "ground_truths": msgspec.json.decode(request.ground_truths),
+            "extra_infos": msgspec.json.decode(request.extra_infos),
+        }
+        count, found = len(request.responses), list[object]()
+
+        def called() -> tuple[float, dict[str, float | str]]:
+            found.extend(read_results(self._value(function, request, given), count))
+            return 0.0, {}
+
+        whole = self._answered(request.number, called)
+        if whole.reason_code:
+            return CalledBatch(request.number, failure=whole)
+        calls = [self._answered(request.number, partial(read_result, one)) for one in found]
+        return CalledBatch(request.number, calls)
+
+    def _value(
+        self, function: _Function, request: CallFunction | CallBatch, given: dict[str, Any]
+    ) -> object:
+        """What a function says, with arguments that were decoded for this call alone."""
+        told = {name: getattr(request, name) for name in function.wanted}
+        told |= msgspec.json.decode(function.arguments)
+        self._neighbours.enter(function.folder)
+        value = function.call(**given, **told)
+        return self._loop.run(value) if inspect.iscoroutine(value) else value
+
+    def _answered(
+        self, number: int, call: Callable[[], tuple[float, dict[str, float | str]]]
+    ) -> Called:
+        """The answer to a call, whatever happens in it."""
         try:
-            self._neighbours.enter(function.folder)
-            value = function.call(
-                data_source=request.data_source,
-                solution_str=request.response,
-                ground_truth=msgspec.json.decode(request.ground_truth),
-                extra_info=msgspec.json.decode(request.extra_info),
-                **arguments,
-            )
-            if inspect.iscoroutine(value):
-                value = self._loop.run(value)
-            score, extras = read_result(value)
+            score, extras = call()
         except BadResult as bad:
-            return Called(request.number, reason_code=bad.reason_code, got=bad.got, why=bad.why)
+            return Called(number, reason_code=bad.reason_code, got=bad.got, why=bad.why)
         except BaseException as error:  # SystemExit and its kin are answers too
-            return _raised(request.number, error)
-        return Called(request.number, score, extras)
+            return _raised(number, error)
+        return Called(number, score, extras)
 
     def _load(self, position: int, spec: FunctionSpec) -> _Function:
         arguments = msgspec.json.decode(spec.arguments)
-        if not spec.path:
+        if spec.is_built_in:
             called = load_scorer(spec.name, arguments, self._sandbox, late=self._is_routed)
             return _Function(called, spec.arguments, "")
-        folder = str(Path(spec.path).resolve().parent)
-        self._neighbours.enter(folder)
-        function = load_function(spec.path, spec.name, arguments, position)
-        return _Function(function, spec.arguments, folder, of_the_response(function))
+        folder = ""
+        if spec.path:
+            folder = str(Path(spec.path).resolve().parent)
+            self._neighbours.enter(folder)
+            function = load_function(spec.path, spec.name, arguments, position)
+        else:
+            function = load_from_package(spec.package, spec.name, arguments)
+        wanted, is_batched = of_the_response(function), takes_batch(function)
+        return _Function(function, spec.arguments, folder, wanted, is_batched)
 
     def _check_sandbox(self, spec: FunctionSpec) -> None:
         """A scorer that is asked for by name, and runs code, needs a sandbox from the start."""
-        if spec.path or not SCORERS[spec.name].runs_code:
+        if not spec.is_built_in or not SCORERS[spec.name].runs_code:
             return
         try:
             self._sandbox()
@@ -127,12 +190,15 @@ class Functions:
             got = f"{spec.name} with {refused.got}"
             raise BadFunction("RewardFunction", got, refused.why, refused.allowed) from None
 
-    def _sandbox(self) -> Sandbox:
+    def _sandbox(self) -> Runner:
         """The same for all calls; opened when the first needs it."""
         if self._opened is None:
             settings = self._settings
             limits = Limits(settings.seconds, settings.memory_bytes)
-            self._opened = Sandbox(limits, least=Level[settings.level.upper()])
+            if settings.url:
+                self._opened = FusionSandbox(settings.url, limits)
+            else:
+                self._opened = Sandbox(limits, least=Level[settings.level.upper()])
             sys.stdout.write(f"{self._opened.description}\n")  # it goes to the log of the pod
         return self._opened
 
@@ -144,11 +210,7 @@ def serve(requests: int, answers: int) -> None:
     decoder = msgspec.msgpack.Decoder(ScorerRequest)
     while (body := read_frame(requests)) is not None:
         request = decoder.decode(body)
-        answer = (
-            functions.load(request)
-            if isinstance(request, LoadFunctions)
-            else functions.call(request)
-        )
+        answer = functions.answer(request)
         _flush()
         if os.getpid() != own:  # the function forked, and its child came back here as well
             os._exit(0)
@@ -161,7 +223,7 @@ def _raised(number: int, error: BaseException) -> Called:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # an exception whose own text raises
         text = type(error).__name__
-    frames = " < ".join(reversed(user_frames(error))) or "no frame"
+    frames = " < ".join(reversed(user_frames(error, __file__))) or "no frame"
     return Called(
         number,
         reason_code=reason,

@@ -7,15 +7,19 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 
 from ppojob_api.problem import printable
 from ppojob_trainer.json_value import Json
 
 SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
+BATCH_SIGNATURE = "(data_sources, solution_strs, ground_truths, extra_infos, **arguments)"
 _SHOWN_FRAMES = 5
 _EVENT_LOOP = Path(asyncio.__file__).parent
 _OF_THE_ROW = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
 _OF_THE_RESPONSE = frozenset({"response_tokens", "finish_reason"})
+_OF_THE_ROWS = frozenset({"data_sources", "solution_strs", "ground_truths", "extra_infos"})
+_OF_THE_RESPONSES = frozenset({"response_tokens", "finish_reasons"})
 
 
 class BadFunction(Exception):  # noqa: N818  the function is bad
@@ -50,6 +54,30 @@ def load_function(
     Raises:
         BadFunction: the file cannot be imported, or holds no such function.
     """
+    return _taken(path, name, _module_of_file(path, position), arguments)
+
+
+def load_from_package(
+    package: str, name: str, arguments: Mapping[str, Json]
+) -> Callable[..., object]:
+    """Import a module of an installed package and take a function from it.
+
+    Args:
+        package: the module, ``rewards`` or ``our_package.rewards``.
+        name: the function in it.
+        arguments: keyword arguments that every call will have.
+
+    Raises:
+        BadFunction: there is no such module, it cannot be imported, or holds no such function.
+    """
+    try:
+        module = importlib.import_module(package)
+    except BaseException as error:  # as in a file
+        raise _package_problem(package, error) from None
+    return _taken(package, name, module, arguments)
+
+
+def _module_of_file(path: str, position: int) -> ModuleType:
     file = Path(path)
     if not file.is_file():
         raise BadFunction("RewardModule", path, "no such file", "a Python file")
@@ -63,6 +91,12 @@ def load_function(
         spec.loader.exec_module(module)
     except BaseException as error:  # the file is the user's: it may even call sys.exit
         raise _import_problem(path, error) from None
+    return module
+
+
+def _taken(
+    path: str, name: str, module: ModuleType, arguments: Mapping[str, Json]
+) -> Callable[..., object]:
     if name not in vars(module):
         names = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
         raise BadFunction(
@@ -74,18 +108,29 @@ def load_function(
     return _checked(path, name, vars(module)[name], arguments)
 
 
+def takes_batch(function: Callable[..., object]) -> bool:
+    """Whether a function takes all responses at once: its signature names them so."""
+    return "solution_strs" in _parameters(function)
+
+
 def of_the_response(function: Callable[..., object]) -> frozenset[str]:
-    """What a function is told of the response besides its text: what its signature names."""
+    """What a function is told of responses besides their text: what its signature names."""
+    known = _OF_THE_RESPONSES if takes_batch(function) else _OF_THE_RESPONSE
+    return known & _parameters(function)
+
+
+def _parameters(function: Callable[..., object]) -> frozenset[str]:
     try:
-        return _OF_THE_RESPONSE & inspect.signature(function).parameters.keys()
-    except ValueError:  # a builtin without a signature
+        return frozenset(inspect.signature(function).parameters)
+    except (ValueError, TypeError):  # a builtin without a signature
         return frozenset()
 
 
-def user_frames(error: BaseException) -> list[str]:
+def user_frames(error: BaseException, caller: str) -> list[str]:
     """The last five frames of an exception, as ``file:line name``, those of the caller left out."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if Path(frame.filename).parent != _EVENT_LOOP]
+    frames = traceback.extract_tb(error.__traceback__)
+    others = [frame for frame in frames if frame.filename != caller]
+    own = [frame for frame in others if Path(frame.filename).parent != _EVENT_LOOP]
     return [_shown(frame) for frame in own[-_SHOWN_FRAMES:]]
 
 
@@ -109,7 +154,8 @@ def _checked(
         raise BadFunction(
             "RewardFunction", f"{name} = {type(function).__name__}", "not callable", "a function"
         )
-    for taken in sorted(_OF_THE_ROW & arguments.keys()):
+    of_the_row = _OF_THE_ROWS if takes_batch(function) else _OF_THE_ROW
+    for taken in sorted(of_the_row & arguments.keys()):
         raise BadFunction(
             "RewardArguments",
             f"{name} with {taken}",
@@ -117,18 +163,32 @@ def _checked(
             "arguments of other names",
         )
     try:
-        given = _OF_THE_ROW | arguments.keys() | of_the_response(function)
+        given = of_the_row | arguments.keys() | of_the_response(function)
         inspect.signature(function).bind(**dict.fromkeys(given))
     except TypeError as error:
         raise BadFunction(
             "RewardFunction",
             f"{name}{inspect.signature(function)}",
             f"{path}: it cannot be called with {', '.join(sorted(given))}: {error}",
-            f"def {name}{SIGNATURE}",
+            f"def {name}{BATCH_SIGNATURE if takes_batch(function) else SIGNATURE}",
         ) from None
     except ValueError:
         return function  # a builtin without a signature is found out by calling it
     return function
+
+
+def _package_problem(package: str, error: BaseException) -> BadFunction:
+    is_itself = isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(
+        f"{error.name}."
+    )
+    if is_itself:
+        return BadFunction(
+            "RewardModule",
+            package,
+            "no such module is installed",
+            "a module of a package in the reward pod's image, such as our_package.rewards",
+        )
+    return _import_problem(package, error)
 
 
 def _import_problem(path: str, error: BaseException) -> BadFunction:

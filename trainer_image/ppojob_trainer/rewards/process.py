@@ -3,75 +3,37 @@
 import itertools
 import logging
 import math
-import queue
 import threading
-from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 
 from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.children.frames import FrameError
-from ppojob_trainer.children.process import (
-    BoundedProcess,
-    ChildDied,
-    ChildKilled,
-    ChildTimeout,
-)
+from ppojob_trainer.children.process import ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
-from ppojob_trainer.rewards.records import RewardItem, RewardResult
+from ppojob_trainer.errors import NonFiniteReward, RewardFailed
+from ppojob_trainer.rewards.children import ATTEMPTS, Answer, Children
+from ppojob_trainer.rewards.functions import Function, functions_of, sandbox_settings
+from ppojob_trainer.rewards.records import DROPPED, RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
+from ppojob_trainer.rewards.sandbox_fusion import ANSWER_SECONDS
 from ppojob_trainer.rewards.wire import (
+    CallBatch,
     Called,
+    CalledBatch,
     CallFunction,
-    FunctionSpec,
-    Loaded,
     LoadFunctions,
-    SandboxSettings,
 )
 
-START_SECONDS = 120.0
-"""A reward file may import large libraries."""
 DEFAULT_MEMORY_BYTES = 4 * 1024**3
-BUILT_IN_SECONDS = 60.0
-"""Where rows are routed; the first call of a scorer may import a library in it."""
 DIED = "RewardDied"
 TOLD_CHARACTERS = 2_000
 """Of a response that could not be scored."""
-ATTEMPTS = 2
-"""Processes that a call, or the loading of functions, may end before it is to blame."""
-
-
-_FIELDS = {
-    "RewardModule": "source.path",
-    "RewardFunction": "function",
-    "RewardArguments": "arguments",
-}
-"""Fields of a reward that the reason codes of `BadFunction` are about."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Function:
-    """A reward function of the job.
-
-    Attributes:
-        label: how messages name it.
-        name: how its values are named; of several functions of one name, the later are numbered.
-        spec: what the child loads.
-        weight: factor of its score.
-        seconds: time limit of a call.
-        error_score: what stands for a call that fails; None where it fails the job.
-    """
-
-    label: str
-    name: str
-    spec: FunctionSpec
-    weight: float
-    seconds: float
-    error_score: float | None = None
+BATCH_BYTES = 16 * 1024**2
+"""Of responses and ground truths that one call takes; what is beyond is another call's."""
 
 
 class ScoringPool(Closeable):
@@ -104,26 +66,21 @@ class ScoringPool(Closeable):
         variables: Sequence[str] = (),
         log: logging.Logger | None = None,
     ) -> None:
-        self._sandbox = _sandbox_settings(sandbox or SandboxSpec())
-        self._functions = _functions(rewards, self._sandbox.seconds)
+        settings = sandbox_settings(sandbox or SandboxSpec())
+        program_seconds = settings.seconds + (ANSWER_SECONDS if settings.url else 0.0)
+        self._functions = functions_of(rewards, program_seconds)
         self._is_routed = not rewards
-        self._memory_bytes = memory_bytes
-        self._variables = tuple(variables)
         self._log = log or logging.getLogger(__name__)
-        self._idle: queue.SimpleQueue[BoundedProcess | None] = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="scoring")
         self._numbers = itertools.count(1)
-        self._children: set[BoundedProcess] = set()
-        self._lock = threading.Lock()
-        self._is_closed = False
-        try:
-            first = self._start()
-        except BaseException:
-            self._threads.shutdown()
-            raise
-        self._idle.put(first)
-        for _ in range(processes - 1):
-            self._idle.put(None)  # started when there is work for it
+        specs = [function.spec for function in self._functions]
+        self._children = Children(
+            LoadFunctions(specs, settings, self._is_routed),
+            processes=processes,
+            memory_bytes=memory_bytes,
+            variables=variables,
+            log=self._log,
+        )
+        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="scoring")
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
         """Score responses, several at one time; the answer is in their order.
@@ -134,49 +91,88 @@ class ScoringPool(Closeable):
             NonFiniteReward: the same for NaN and infinity.
         """
         stop = threading.Event()
+        at_once = {
+            position: self._threads.submit(self._score_all, position, items, stop)
+            for position in sorted(self._children.batched)
+        }
         futures = [self._threads.submit(self._score_one, item, stop) for item in items]
         try:
-            return [future.result() for future in futures]
+            of_all = {position: future.result() for position, future in at_once.items()}
+            found = [future.result() for future in futures]
         finally:
             stop.set()
-            for future in futures:
-                future.cancel()
+            waiting: list[Future[Any]] = [*at_once.values(), *futures]
+            for each in waiting:
+                each.cancel()
+        for position, told in of_all.items():
+            for answers, answer in zip(found, told, strict=True):
+                answers[position] = answer
+        return [
+            _combined([(self._functions[which], answers[which]) for which in sorted(answers)])
+            for answers in found
+        ]
 
     def close(self) -> None:
         """End all children, at once also those that are at work. Idempotent."""
-        with self._lock:
-            self._is_closed = True
-            children = list(self._children)
-        for child in children:
-            child.abort()
+        self._children.abort()
         self._threads.shutdown(cancel_futures=True)
-        for child in children:
-            child.kill()
+        self._children.close()
 
-    def _score_one(self, item: RewardItem, stop: threading.Event) -> RewardResult:
+    def _score_one(self, item: RewardItem, stop: threading.Event) -> dict[int, Called]:
+        """What the functions that take one response say of it, by their position."""
         if stop.is_set():
             raise RewardFailed(f"row {item.row}", "not scored: another response failed")
-        chosen = self._chosen(item)
-        answers: list[tuple[_Function, Called]] = []
-        for position in chosen:
-            function = self._functions[position]
-            answer = self._call(position, function, item)
-            if function.error_score is not None:
-                answer = self._forgiven(function, function.error_score, item, answer)
-            elif answer.reason_code:
-                stop.set()
-                raise _failure(function, item, answer)
-            answers.append((function, answer))
-        return _combined(answers)
+        answers = {}
+        for position in self._chosen(item):
+            if position not in self._children.batched:
+                function = self._functions[position]
+                answer = self._call(position, function, item)
+                answers[position] = self._taken(function, [item], answer, stop)
+        return answers
 
-    def _forgiven(
-        self, function: _Function, error_score: float, item: RewardItem, answer: Called
+    def _score_all(
+        self, position: int, items: Sequence[RewardItem], stop: threading.Event
+    ) -> list[Called]:
+        """What a function that takes many responses says of each."""
+        function, answers = self._functions[position], list[Called]()
+        for some in _runs(items):
+            whole = self._call_batch(position, function, some)
+            if whole.failure is not None:
+                answers += [self._taken(function, some, whole.failure, stop)] * len(some)
+                continue
+            answers += [
+                self._taken(function, [item], answer, stop)
+                for item, answer in zip(some, whole.calls, strict=True)
+            ]
+        return answers
+
+    def _taken(
+        self,
+        function: Function,
+        items: Sequence[RewardItem],
+        answer: Called,
+        stop: threading.Event,
     ) -> Called:
+        """The answer to a call, or what counts where it failed.
+
+        Raises:
+            RewardFailed: it failed, and nothing counts instead.
+        """
+        if function.error_score is not None or function.drops:
+            return self._forgiven(function, items, answer)
+        if answer.reason_code:
+            stop.set()
+            raise _failure(function, items, answer)
+        return answer
+
+    def _forgiven(self, function: Function, items: Sequence[RewardItem], answer: Called) -> Called:
         """What counts where failed calls have a score of their own; how many is a metric."""
         if not answer.reason_code:
             return Called(answer.number, answer.score, {**answer.extras, "failed": 0.0})
-        self._log.warning("%s; it counts as %g", _failure(function, item, answer), error_score)
-        return Called(answer.number, error_score, {"failed": 1.0})
+        score = function.error_score or 0.0
+        counts = "it is left out" if function.drops else f"it counts as {score:g}"
+        self._log.warning("%s; %s", _failure(function, items, answer), counts)
+        return Called(answer.number, score, {"failed": 1.0})
 
     def _chosen(self, item: RewardItem) -> list[int]:
         if not self._is_routed:
@@ -190,161 +186,103 @@ class ScoringPool(Closeable):
             )
         return [list(SCORERS).index(name)]
 
-    def _call(self, position: int, function: _Function, item: RewardItem) -> Called:
-        """Call one function; what goes wrong becomes an answer.
+    def _call(self, position: int, function: Function, item: RewardItem) -> Called:
+        """Call one function for one response; what goes wrong becomes an answer."""
+
+        def request() -> CallFunction:
+            return CallFunction(
+                next(self._numbers),
+                position,
+                item.data_source,
+                item.response,
+                msgspec.json.encode(item.ground_truth),
+                msgspec.json.encode(item.extra_info),
+                item.response_tokens,
+                item.finish_reason,
+            )
+
+        answer = self._asked(request, function.seconds, Called)
+        return answer if isinstance(answer, Called) else _unanswered(answer, function.seconds)
+
+    def _call_batch(
+        self, position: int, function: Function, items: Sequence[RewardItem]
+    ) -> CalledBatch:
+        """Call one function once for all responses; what goes wrong becomes an answer."""
+
+        def request() -> CallBatch:
+            return CallBatch(
+                next(self._numbers),
+                position,
+                [item.data_source for item in items],
+                [item.response for item in items],
+                msgspec.json.encode([item.ground_truth for item in items]),
+                msgspec.json.encode([item.extra_info for item in items]),
+                [item.response_tokens for item in items],
+                [item.finish_reason for item in items],
+            )
+
+        answer = self._asked(request, function.seconds, CalledBatch)
+        if isinstance(answer, CalledBatch):
+            return answer
+        return CalledBatch(0, failure=_unanswered(answer, function.seconds))
+
+    def _asked(
+        self,
+        request: Callable[[], CallFunction | CallBatch],
+        seconds: float,
+        answer: type[Answer],
+    ) -> Answer | Exception:
+        """Ask a child, and say why there is no answer where there is none.
 
         A process can die of something else than its call (the kernel is out of memory, somebody
         sends a signal): only a call that ends a second process too is to blame.
         """
-        for _ in range(ATTEMPTS):
-            answer = self._call_once(position, function, item)
-            if answer.reason_code != DIED:
-                break
-        return answer
-
-    def _call_once(self, position: int, function: _Function, item: RewardItem) -> Called:
-        """Call one function in an idle child, or in a new one."""
-        number = next(self._numbers)
-        request = CallFunction(
-            number,
-            position,
-            item.data_source,
-            item.response,
-            msgspec.json.encode(item.ground_truth),
-            msgspec.json.encode(item.extra_info),
-            item.response_tokens,
-            item.finish_reason,
-        )
-        child = self._idle.get()
-        try:
-            if child is None or not child.is_alive:
-                child = self._start()
-            body = child.call(msgspec.msgpack.encode(request), function.seconds)
-            answer = msgspec.msgpack.decode(body, type=Called)
-            if answer.number != number:
-                child.kill()
-                return Called(number, reason_code=DIED, got="an answer to another call")
-            return answer
-        except ChildTimeout:
-            return Called(
-                number,
-                reason_code="RewardTimeout",
-                got=f"no score after {function.seconds:g} s",
-                why="killed with everything it had started",
-            )
-        except (ChildDied, FrameError, msgspec.MsgspecError) as death:
-            return Called(number, reason_code=DIED, got="no score", why=f"its process {death}")
-        finally:
-            self._idle.put(child)
-
-    def _start(self) -> BoundedProcess:
-        """Start a child; a second one where something killed the first, which is nobody's input."""
+        end: Exception = ChildDied("was never asked")
         for _ in range(ATTEMPTS):
             try:
-                return self._start_once()
-            except ChildKilled as killed:
-                end = killed
-        raise RewardFailed(
-            "spec.rewards",
-            f"got files whose import {end}, in {ATTEMPTS} processes: memory is short, or something "
-            "kills them; more memory, or files that need less",
-        )
-
-    def _start_once(self) -> BoundedProcess:
-        with self._lock:
-            if self._is_closed:
-                raise RewardFailed("scoring", "the pool has been closed")
-            child = BoundedProcess(
-                "ppojob_trainer.rewards.child",
-                memory_bytes=self._memory_bytes,
-                log=self._log,
-                variables=self._variables,
-            )
-            self._children = {old for old in self._children if old.is_alive} | {child}
-        try:
-            specs = [function.spec for function in self._functions]
-            request = LoadFunctions(specs, self._sandbox, self._is_routed)
-            body = child.call(msgspec.msgpack.encode(request), START_SECONDS)
-            loaded = msgspec.msgpack.decode(body, type=Loaded)
-        except ChildKilled:
-            raise
-        except (ChildTimeout, ChildDied) as error:
-            child.kill()
-            reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
-            raise ConfigError(
-                f"spec.rewards: got files whose import {reason}: functions cannot be loaded; "
-                "files that can be imported"
-            ) from None
-        if loaded.problems:
-            child.kill()
-            raise ConfigError(
-                f"spec.rewards[{problem.position}].{_FIELDS[problem.reason_code]}: "
-                f"got {problem.got}: {problem.why}; {problem.allowed}"
-                for problem in loaded.problems
-            )
-        return child
+                return self._children.call(request(), seconds, answer)
+            except ChildTimeout as timeout:
+                return timeout
+            except (ChildDied, FrameError, msgspec.MsgspecError) as death:
+                end = death
+        return end
 
 
-def _sandbox_settings(spec: SandboxSpec) -> SandboxSettings:
-    return SandboxSettings(spec.level, spec.memory_mib << 20, spec.time_limit_seconds)
+def _unanswered(end: Exception, seconds: float) -> Called:
+    if isinstance(end, ChildTimeout):
+        got, why = f"no score after {seconds:g} s", "killed with everything it had started"
+        return Called(0, reason_code="RewardTimeout", got=got, why=why)
+    return Called(0, reason_code=DIED, got="no score", why=f"its process {end}")
 
 
-def _functions(rewards: Sequence[RewardSpec], program_seconds: float) -> list[_Function]:
-    """What the children load: the job's functions, or every scorer where rows are routed."""
-    if not rewards:
-        return [
-            _Function(
-                name,
-                name,
-                FunctionSpec(name, "", b"{}"),
-                1.0,
-                BUILT_IN_SECONDS + scorer.seconds(program_seconds, {}),
-            )
-            for name, scorer in SCORERS.items()
-        ]
-    names = _numbered([reward.function for reward in rewards])
-    return [
-        _Function(
-            f"spec.rewards[{position}].function",
-            name,
-            FunctionSpec(
-                reward.function,
-                (reward.source.path or "") if reward.source else "",
-                msgspec.json.encode(reward.arguments),
-            ),
-            reward.weight,
-            reward.time_limit_seconds + _further_seconds(reward, program_seconds),
-            reward.error_score,
-        )
-        for position, (reward, name) in enumerate(zip(rewards, names, strict=True))
-    ]
+def _runs(items: Sequence[RewardItem]) -> Iterator[list[RewardItem]]:
+    """Cut rows into runs that one call can take; most often they are one."""
+    run, filled = list[RewardItem](), 0
+    for item in items:
+        told = [item.response, item.ground_truth, item.extra_info, item.data_source]
+        size = len(msgspec.json.encode(told))
+        if run and filled + size > BATCH_BYTES:
+            yield run
+            run, filled = [], 0
+        run.append(item)
+        filled += size
+    if run:
+        yield run
 
 
-def _further_seconds(reward: RewardSpec, program_seconds: float) -> float:
-    """What programs of a response, or calls of a service, may take beside the function."""
-    scorer = None if reward.source else SCORERS.get(reward.function)
-    return scorer.seconds(program_seconds, reward.arguments) if scorer else 0.0
-
-
-def _numbered(names: list[str]) -> list[str]:
-    """``score``, ``score.2``, ``score.3``: files may have functions of one name."""
-    counts: Counter[str] = Counter()
-    numbered = []
-    for name in names:
-        counts[name] += 1
-        numbered.append(name if counts[name] == 1 else f"{name}.{counts[name]}")
-    return numbered
-
-
-def _failure(function: _Function, item: RewardItem, answer: Called) -> RewardFailed:
-    where = f"{function.label} {function.spec.name!r}: row {item.row}"
-    response = item.response[:TOLD_CHARACTERS]
-    if answer.reason_code == "NonFiniteReward":
-        value = _number(answer.got)
-        return NonFiniteReward(where, value, answer.why, row=item.row, response=response)
+def _failure(function: Function, items: Sequence[RewardItem], answer: Called) -> RewardFailed:
+    """Why a call failed, which was for one response or for several."""
+    name = f"{function.label} {function.spec.name!r}"
     why = f": {answer.why}" if answer.why else ""
     reason = f"{answer.reason_code}: got {answer.got}{why}"
-    return RewardFailed(where, reason, row=item.row, response=response)
+    first = items[0]
+    if len(items) > 1:
+        return RewardFailed(f"{name}: rows {first.row} to {items[-1].row}", reason)
+    where, response = f"{name}: row {first.row}", first.response[:TOLD_CHARACTERS]
+    if answer.reason_code == "NonFiniteReward":
+        value = _number(answer.got)
+        return NonFiniteReward(where, value, answer.why, row=first.row, response=response)
+    return RewardFailed(where, reason, row=first.row, response=response)
 
 
 def _number(text: str) -> float:
@@ -354,7 +292,7 @@ def _number(text: str) -> float:
         return math.inf
 
 
-def _combined(answers: list[tuple[_Function, Called]]) -> RewardResult:
+def _combined(answers: list[tuple[Function, Called]]) -> RewardResult:
     """The weighted sum, and the values that go with it.
 
     Values of one function keep their names; of several they are ``<function>/<name>``, with each
@@ -371,4 +309,7 @@ def _combined(answers: list[tuple[_Function, Called]]) -> RewardResult:
     shared = (answer.extras for _, answer in answers)
     given = next((found["acc"] for found in shared if "acc" in found), None)
     extras["acc"] = score if given is None else given
+    if any(function.drops for function, _ in answers):
+        failed = [answer.extras.get("failed") for function, answer in answers if function.drops]
+        extras[DROPPED] = float(1.0 in failed)
     return RewardResult(score, extras)

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from ppojob_trainer.json_value import Json
+
+DROPPED: Final = "dropped"
+"""Value of a response that is left out of training, 1, and of one that is not, 0: of all where a
+function says `onError: drop`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,13 @@ class _OnDevice(Protocol):
     def is_cuda(self) -> bool: ...
 
 
+@runtime_checkable
+class _Listed(Protocol):
+    """An array or a tensor."""
+
+    def tolist(self) -> object: ...
+
+
 def read_result(value: object) -> tuple[float, dict[str, float | str]]:
     """Take a number, or a mapping with one under "score" and named values besides.
 
@@ -70,6 +77,22 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
             raise BadResult("BadRewardResult", shown(key), "names of values are text")
         extras[_text(key)] = _extra(extra, key)
     return score, extras
+
+
+def read_results(value: object, count: int) -> list[object]:
+    """Take a list, or a one-dimensional array, of one result for each response.
+
+    Raises:
+        BadResult: it is anything else.
+    """
+    listed = value.tolist() if isinstance(value, _Listed) else value
+    if not isinstance(listed, list | tuple):
+        why = f"not a list: a list of {count} numbers, or dicts with a score"
+        raise BadResult("BadRewardResult", f"{type(value).__name__} {shown(value)}", why)
+    if len(listed) != count:
+        why = f"there are {count} responses: one score for each"
+        raise BadResult("BadRewardResult", f"{len(listed)} scores {shown(value)}", why)
+    return list(listed)
 
 
 def shown(value: object) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.sandbox.executor import Outcome, Program, Sandbox
+from ppojob_trainer.sandbox.executor import Outcome, Program, Runner
 
 SCORED_TESTS = 10
 """Tests whose share is the score, as in verl."""
@@ -43,7 +43,7 @@ class _Test:
     expected: Json
 
 
-def code(response: str, ground_truth: Json, sandbox: Sandbox) -> dict[str, float]:
+def code(response: str, ground_truth: Json, sandbox: Runner) -> dict[str, float]:
     """Score the last fenced block of Python, or the whole response where there is none.
 
     The score is the share of the first ten tests that pass, however many there are; that is verl's

@@ -10,11 +10,18 @@ class FunctionSpec(msgspec.Struct, frozen=True):
         name: of a built-in scorer, or of the function in ``path``.
         path: Python file of the user; empty for a built-in scorer.
         arguments: JSON object of keyword arguments.
+        package: module of an installed package, where the function is not in a file.
     """
 
     name: str
     path: str
     arguments: bytes
+    package: str = ""
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it is a scorer of ours."""
+        return not self.path and not self.package
 
 
 class SandboxSettings(msgspec.Struct, frozen=True):
@@ -23,6 +30,7 @@ class SandboxSettings(msgspec.Struct, frozen=True):
     level: str
     memory_bytes: int
     seconds: float
+    url: str = ""
 
 
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
@@ -51,9 +59,15 @@ class FunctionProblem(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Answer to ``LoadFunctions``: empty when all is well."""
+    """Answer to ``LoadFunctions``.
+
+    Attributes:
+        problems: empty when all is well.
+        batched: positions of the functions that take all responses at once.
+    """
 
     problems: list[FunctionProblem]
+    batched: list[int] = []
 
 
 class CallFunction(msgspec.Struct, frozen=True, tag=True):
@@ -100,6 +114,44 @@ class Called(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+class CallBatch(msgspec.Struct, frozen=True, tag=True):
+    """Score responses with one call of a function; each list has an entry for each of them.
+
+    Attributes:
+        number: of the call; the answer repeats it.
+        function: position in ``LoadFunctions``.
+        data_sources: of the rows.
+        responses: texts to score.
+        ground_truths: JSON list.
+        extra_infos: JSON list of objects.
+        response_tokens: lengths of the responses.
+        finish_reasons: ``stop`` or ``length``.
+    """
+
+    number: int
+    function: int
+    data_sources: list[str]
+    responses: list[str]
+    ground_truths: bytes
+    extra_infos: bytes
+    response_tokens: list[int]
+    finish_reasons: list[str]
+
+
+class CalledBatch(msgspec.Struct, frozen=True):
+    """Answer to ``CallBatch``.
+
+    Attributes:
+        number: that of the call.
+        calls: one for each response, in order; empty where the whole call gave no answer.
+        failure: why not.
+    """
+
+    number: int
+    calls: list[Called] = []
+    failure: Called | None = None
+
+
 class NotScored(msgspec.Struct, frozen=True):
     """Why responses have no scores.
 
@@ -114,4 +166,4 @@ class NotScored(msgspec.Struct, frozen=True):
     response: str = ""
 
 
-ScorerRequest = LoadFunctions | CallFunction
+ScorerRequest = LoadFunctions | CallFunction | CallBatch

@@ -34,16 +34,34 @@ SCHEMA: Final = pa.schema(
         ("response_ids", pa.list_(pa.int32())),
         ("rollout_logprobs", pa.list_(pa.float32())),
         ("segments", pa.list_(pa.struct([("tokens", pa.int32()), ("version", pa.int32())]))),
+        ("extra_info", pa.string()),
         ("reward_values", pa.string()),
     ]
 )
-"""Columns of every part. A `ground_truth` that is no text is JSON, and null where there is none.
+"""Columns of every part. A `ground_truth` that is no text is JSON, and null where there is none;
+`extra_info` is a JSON object.
 
 `segments` says which tokens of a response belong together: `version` is that of the weights that
 drew them, and null where they were given (by a tool, say) and are not trained. `reward_values` is
 the JSON object of what the scorers said beside the score; behind these columns stands one for each
 of its values.
 """
+
+ADVANTAGES: Final = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("round", pa.int64()),
+        ("row", pa.int64()),
+        ("prompt_id", pa.int64()),
+        ("sample", pa.int32()),
+        ("score", pa.float64()),
+        ("reward", pa.float64()),
+        ("advantage", pa.float64()),
+    ]
+)
+"""What became of the rows of a step that were trained on: `step`, `round` and `row` are those of
+their parts. `reward` is the score with its penalties (length, KL), `advantage` the mean over the
+trained tokens."""
 
 _VERDICT: Final = ("row", "score", "response_tokens", "truncated", "reward_values")
 _TOKENS: Final = ("row", "truncated", "response_ids", "rollout_logprobs", "segments")
@@ -78,6 +96,21 @@ def write_part(folder: Path, part: int, table: pa.Table) -> Path:
     path = folder / f"part-{part:05d}.parquet"
     durable.write_file(path, sink.getvalue().to_pybytes(), ROWS_POINT)
     return path
+
+
+def write_advantages(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write what became of a step's rows; nobody needs it to go on, so it is not synced.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    aside = path.with_suffix(".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows, schema=ADVANTAGES), aside)
+        aside.replace(path)
+    except OSError as error:
+        durable.raise_storage_error(path, "write", error)
 
 
 def read_verdicts(parts: Iterable[Path]) -> Verdicts:

@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ppojob_trainer.sandbox import inside
 from ppojob_trainer.sandbox.levels import Level, Walls, walls_here
@@ -91,6 +92,19 @@ class Outcome:
     is_well: bool
     is_python: bool
     stopped: str
+
+
+class Runner(Protocol):
+    """Runs programs somewhere: in our own sandbox, or in a service."""
+
+    @property
+    def description(self) -> str:
+        """What stands around them, for logs."""
+        ...
+
+    def run(self, program: Program) -> Outcome:
+        """Run a program until it ends or meets a limit."""
+        ...
 
 
 class Sandbox:

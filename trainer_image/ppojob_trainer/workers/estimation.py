@@ -53,6 +53,8 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         given: what the controller knows of the whole batch.
     """
     batch = _gather(spec, rows)
+    if spec.drops_responses:
+        _leave_out(rows, batch, given.dropped)
     mask, lengths = batch["mask"], batch.lengths
     rewards = place_rewards(given.scores, mask, lengths, batch.columns.get("turn_rewards"))
     kl: float | None = None
@@ -80,6 +82,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         tokens_computed=rows.tokens_computed(),
         told=told,
         kl=kl,
+        row_advantages=row_mean(estimated.advantages, mask, lengths).tolist(),
     )
     if spec.critic is None:
         return answer
@@ -88,6 +91,14 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         values=_spread(batch["values"], kept),
         explained_variance=float(explained_variance(batch["values"], estimated.returns, kept)),
     )
+
+
+def _leave_out(rows: BatchRows, batch: _Batch, dropped: Sequence[int]) -> None:
+    """Train on no token of some rows: a row without one is no member of its group either."""
+    is_kept = torch.ones(len(batch.lengths), dtype=torch.bool)
+    is_kept[list(dropped)] = False
+    batch.columns["mask"] = batch["mask"] & is_kept.repeat_interleave(batch.lengths)
+    rows.keep("update_mask", batch["mask"])
 
 
 def place_rewards(

@@ -29,6 +29,7 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
         tokens = rows.experience.prompts[begin + position]
         prompt = chat.decode(tokens.tolist(), skip_special_tokens=False)
         truth = json.loads(request.ground_truths[position])
+        extra_info = request.extra_infos[position].decode()
         for sample in range(rows.samples):
             told = position * rows.samples + sample
             row = begin * rows.samples + told
@@ -51,6 +52,7 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                     "response_ids": response,
                     "rollout_logprobs": logprobs,
                     "segments": [{"tokens": n, "version": v} for n, v in rows.segments[row]],
+                    "extra_info": extra_info,
                     "reward_values": request.extras[told].decode(),
                     **{columns[name].name: _cell(columns[name], values[name]) for name in values},
                 }

@@ -125,6 +125,7 @@ class WriteRows(msgspec.Struct, frozen=True):
         extras: the scorers' further values as JSON, in row order.
         value_kinds: of those values in the whole batch, so that all parts have the same columns.
         round: generation round of the step, from 0.
+        extra_infos: JSON objects, of their prompts.
     """
 
     purpose: str
@@ -138,3 +139,4 @@ class WriteRows(msgspec.Struct, frozen=True):
     extras: list[bytes]
     value_kinds: dict[str, ValueKind]
     round: int = 0
+    extra_infos: list[bytes] = []

@@ -21,12 +21,14 @@ class Advantages(msgspec.Struct, frozen=True):
         kl_coefficient: of this step.
         greedy_scores: (prompts,) of greedy responses; empty where nobody reads them.
         rewards: (keys, rows) the rewards that the estimator names; empty likewise.
+        dropped: rows that are not trained on.
     """
 
     scores: list[float]
     kl_coefficient: float
     greedy_scores: list[float] = []
     rewards: list[list[float]] = []
+    dropped: list[int] = []
 
 
 class SpreadOf(msgspec.Struct, frozen=True, array_like=True):
@@ -52,6 +54,7 @@ class Advantaged(msgspec.Struct, frozen=True):
         zero_signal_groups: share of the prompts whose rows have no advantage other than 0.
         tokens_owned: (ranks,) tokens of the rows that each rank generated.
         tokens_computed: (ranks,) tokens of the rows that each rank computes where the batch is one.
+        row_advantages: (rows,) mean over the trained tokens of each.
     """
 
     row_rewards: list[float]
@@ -64,6 +67,7 @@ class Advantaged(msgspec.Struct, frozen=True):
     kl: float | None = None
     values: SpreadOf | None = None
     explained_variance: float | None = None
+    row_advantages: list[float] = []
 
 
 class Update(msgspec.Struct, frozen=True):

@@ -1,0 +1,96 @@
+"""Data sets of the Hugging Face hub: their files, as `spec.data` reads them."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+import pyarrow.parquet as pq
+
+from ppojob_api.problem import printable, shown
+from ppojob_cli.input_error import InputError
+from ppojob_trainer.data.file_checks import open_row_file
+from ppojob_trainer.data.problems import DataProblem
+from ppojob_trainer.data.published_files import AllColumns
+from ppojob_trainer.data.row_file import BadRow
+
+ENDINGS: Final = (".parquet", ".jsonl", ".ndjson", ".json")
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
+    """Fetch the data files of a repository; what was fetched before is not fetched again.
+
+    Args:
+        hub_id: `<owner>/<name>`.
+        output: the folder for them.
+        pattern: of the names in the repository.
+
+    Raises:
+        InputError: there is no such repository, or it cannot be reached.
+    """
+    if not _HUB_ID.fullmatch(hub_id):
+        raise InputError(
+            f"{printable(hub_id)}: got {shown(hub_id)}: there is no such folder, and it is no hub"
+            " id; a folder, or <owner>/<name> on the hub"
+        )
+    if output is None:
+        raise InputError(f"--output: got nothing: {hub_id} is fetched to a folder; --output DIR")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    wanted = [f"{pattern}{ending}" for ending in ENDINGS]
+    wanted += [pattern] if pattern.endswith(ENDINGS) else []
+    try:
+        snapshot_download(hub_id, repo_type="dataset", local_dir=output, allow_patterns=wanted)
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        why = printable(next(iter(str(error).splitlines()), type(error).__name__)).rstrip(".")
+        raise InputError(
+            f"{hub_id}: got no answer that helps from the hub: {why}; a folder on this machine,"
+            f" fetched where the hub can be reached: hf download --repo-type dataset {hub_id}"
+            " --local-dir DIR"
+        ) from None
+    shutil.rmtree(output / ".cache", ignore_errors=True)
+    return output
+
+
+def described(folder: Path) -> Iterator[str]:
+    """A line for each data file below a folder: its rows and columns.
+
+    Raises:
+        InputError: there are none.
+    """
+    files = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and any(fnmatch(path.name, f"*{ending}") for ending in ENDINGS)
+    ]
+    if not files:
+        raise InputError(
+            f"{folder}: got no data file: nothing could be read; files that end in"
+            f" {', '.join(ENDINGS)}"
+        )
+    for path in files:
+        yield f"{path}: {_content(path)}"
+
+
+def _content(path: Path) -> str:
+    """Rows and columns, or what is wrong with the file."""
+    opened = open_row_file(str(path), "auto", AllColumns())
+    if isinstance(opened, DataProblem):
+        return f"not read: {opened.got}: {opened.why}"
+    try:
+        if path.suffix == ".parquet":
+            columns = pq.read_schema(path).names
+        else:
+            first = next(iter(opened.rows()), {})
+            if isinstance(first, BadRow):
+                return f"not read: {first.got}: {first.why}"
+            columns = list(first)
+            for _ in opened.rows():
+                pass
+        return f"{opened.num_rows} rows of {', '.join(map(str, columns))}"
+    finally:
+        opened.close()

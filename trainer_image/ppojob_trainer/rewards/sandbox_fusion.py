@@ -1,0 +1,115 @@
+"""Code of responses in a SandboxFusion service, by its HTTP interface (``/run_code``).
+
+Its walls are its own affair. As in our own sandbox, what is expected never goes there: the service
+hands back what a program printed, or what a called function returned, and the verdict is made here.
+https://github.com/bytedance/SandboxFusion
+"""
+
+import secrets
+from typing import Any
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.http_calls import RETRIES, CallFailed, post_json
+from ppojob_trainer.sandbox.executor import Outcome, Program
+from ppojob_trainer.sandbox.inside import NOT_PYTHON
+from ppojob_trainer.sandbox.process import Limits
+
+ANSWER_SECONDS = 20.0
+"""What an answer may take beside the limit of its program: the way, and a queue."""
+
+_WRAPPER = """
+import json, os, sys
+from types import ModuleType
+
+message = {message!r}
+module = ModuleType("solution" if message["function"] else "__main__")
+sys.modules[module.__name__] = module
+module.__dict__.update(exit=sys.exit, quit=sys.exit)
+exec(message["prelude"], module.__dict__)
+try:
+    code = compile(message["code"], "<response>", "exec", dont_inherit=True)
+except (SyntaxError, ValueError, RecursionError, MemoryError):
+    os._exit({not_python})
+if message["function"]:
+    arguments = json.loads(message["arguments"])
+    if message["integer_keys"]:
+        arguments[0] = {{int(key): value for key, value in arguments[0].items()}}
+    exec(code, module.__dict__)
+    value = eval(message["function"], module.__dict__)(*arguments)
+    print()
+    print(message["nonce"] + json.dumps(value))
+else:
+    try:
+        exec(code, module.__dict__)
+    except SystemExit:
+        pass
+"""
+
+
+class FusionSandbox:
+    """Runs programs in the service.
+
+    Args:
+        url: of `/run_code`.
+        limits: of each program.
+    """
+
+    def __init__(self, url: str, limits: Limits) -> None:
+        self._url = url
+        self._limits = limits
+        self.description = f"sandbox: the service at {url}"
+
+    def run(self, program: Program) -> Outcome:
+        """Run a program until it ends or meets a limit.
+
+        Raises:
+            CallFailed: the service gave no answer, or could not run it: that is no verdict.
+        """
+        nonce = secrets.token_hex(16)
+        answer = post_json(
+            self._url,
+            {
+                "language": "python",
+                "code": _wrapped(program, nonce),
+                "stdin": program.stdin,
+                "compile_timeout": self._limits.seconds,
+                "run_timeout": self._limits.seconds,
+                "memory_limit_MB": self._limits.memory_bytes >> 20,
+                "files": {},
+                "fetch_files": [],
+            },
+            retries=RETRIES,
+            attempt_seconds=self._limits.seconds + ANSWER_SECONDS,
+        )
+        return self._outcome(answer, nonce)
+
+    def _outcome(self, answer: Json, nonce: str) -> Outcome:
+        told = answer if isinstance(answer, dict) else {}
+        ended = told.get("run_result")
+        if told.get("status") not in ("Success", "Failed") or not isinstance(ended, dict):
+            said = f"{told.get('status')}: {told.get('message')}"[:200]
+            raise CallFailed(f"{self._url} ran nothing: {said}")
+        is_late = ended.get("status") == "TimeLimitExceeded"
+        code, printed = ended.get("return_code"), str(ended.get("stdout") or "")
+        lines = printed.splitlines()
+        last = lines[-1] if lines else ""
+        return Outcome(
+            stdout=printed.encode(errors="surrogatepass"),
+            answer=last.removeprefix(nonce).encode() if last.startswith(nonce) else b"",
+            errors=str(ended.get("stderr") or "").encode(errors="surrogatepass"),
+            is_well=ended.get("status") == "Finished" and code == 0,
+            is_python=code != NOT_PYTHON,
+            stopped="time" if is_late else "",
+        )
+
+
+def _wrapped(program: Program, nonce: str) -> str:
+    message: dict[str, Any] = {
+        "code": program.code,
+        "prelude": program.prelude,
+        "function": program.function,
+        "arguments": program.arguments,
+        "integer_keys": program.integer_keys,
+        "nonce": nonce,
+    }
+    return _WRAPPER.format(message=message, not_python=NOT_PYTHON)
