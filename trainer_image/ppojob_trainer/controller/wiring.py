@@ -73,7 +73,14 @@ def build_loop(
     roles = _roles(environment, stop, stack)
     actor = roles.group("actorRollout")
     tape = _tape(spec, journal, run_folder, store.settings, prompts)
-    stages = RolloutStages(roles, actor, _scoring(environment, roles, began), tape)
+    stages = RolloutStages(
+        roles,
+        actor,
+        _scoring(environment, roles, began),
+        tape,
+        has_turns=spec.agent is not None,
+        tools=_hosts(environment, roles).get("tools"),
+    )
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
     records = Records(_sinks(spec, run_folder, shown, stack), run_folder)
     total_steps = steps_of_run(spec, len(prompts.train))

@@ -6,7 +6,8 @@ partial rollouts drive the same methods themselves.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -170,11 +171,34 @@ class RolloutEngine(Protocol):
         ...
 
 
+@contextmanager
+def generation_phase(engine: RolloutEngine) -> Iterator[Callable[[Request], None]]:
+    """A generation phase: what is given submits a request.
+
+    It starts on an idle engine with an empty prefix cache, so that its result is a function of
+    weights and requests alone. After an error its requests are aborted and the engine is idle.
+
+    Raises:
+        RolloutError: If the engine is busy.
+    """
+    if engine.has_work():
+        raise RolloutError("generate: the engine still holds requests; it needs an idle one")
+    engine.reset_cache()
+    asked: list[str] = []
+
+    def submit(request: Request) -> None:
+        engine.submit(request)
+        asked.append(request.request_id)
+
+    try:
+        yield submit
+    except BaseException:
+        _drain(engine, asked)
+        raise
+
+
 def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finished]:
     """Draw all of `requests` and return them in their order: one generation phase.
-
-    The phase starts on an idle engine with an empty prefix cache, so that its result is a function
-    of weights and requests alone.
 
     Args:
         engine: An idle engine.
@@ -182,22 +206,15 @@ def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finishe
 
     Raises:
         RolloutError: If the engine is busy or loses a request.
-        ValueError: If an engine refuses a request. After any error, requests of this phase are
-            aborted and the engine is idle again.
+        ValueError: If an engine refuses a request.
     """
-    if engine.has_work():
-        raise RolloutError("generate: the engine still holds requests; it needs an idle one")
-    engine.reset_cache()
     finished: dict[str, Finished] = {}
-    try:
+    with generation_phase(engine) as submit:
         for request in requests:
-            engine.submit(request)
+            submit(request)
         while engine.has_work():
             for response in engine.step():
                 finished[response.request_id] = response
-    except BaseException:
-        _drain(engine, [request.request_id for request in requests])
-        raise
     lost = [request.request_id for request in requests if request.request_id not in finished]
     if lost:
         raise RolloutError(f"generate: the engine lost {len(lost)} requests, first {lost[0]!r}")

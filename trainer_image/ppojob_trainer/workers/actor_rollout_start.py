@@ -49,6 +49,7 @@ def open_actor_rollout_worker(
             rank=rank.rank,
             run_folder=environment.run_folder,
             engine=engine,
+            generation=Generation(spec, engine, chat, caller, open_turns(spec, chat)),
             policy=policy,
             stages=open_stages(
                 environment, world, trained={"policy": policy}, make_room=engine.sleep

@@ -24,6 +24,7 @@ class OwnedRows:
         experience: tokens, masks and log-probabilities.
         segments: (rows,) tokens and policy version of each segment; None for those that were given.
         truncated: (rows,) whether the response ran into the limit.
+        figures: (rows,) JSON of each row's figures; empty for rows of one turn.
     """
 
     first: int
@@ -32,6 +33,7 @@ class OwnedRows:
     experience: Experience
     truncated: list[bool]
     segments: list[list[tuple[int, int | None]]]
+    figures: list[bytes]
 
     def response(self, row: int) -> tuple[list[int], list[float]]:
         """The token ids of one response, and what they were drawn with."""
@@ -84,6 +86,7 @@ def own_rows(
         experience=experience,
         truncated=[trajectory.finish_reason == "length" for trajectory in trajectories],
         segments=[[(len(s.tokens), s.policy_version) for s in t.segments] for t in trajectories],
+        figures=[trajectory.figures for trajectory in trajectories],
     )
 
 

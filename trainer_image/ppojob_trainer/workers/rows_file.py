@@ -51,6 +51,7 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                     "response_ids": response,
                     "rollout_logprobs": logprobs,
                     "segments": [{"tokens": n, "version": v} for n, v in rows.segments[row]],
+                    "figures": rows.figures[row].decode() or None,
                     "reward_values": request.extras[told].decode(),
                     **{columns[name].name: _cell(columns[name], values[name]) for name in values},
                 }

@@ -1,0 +1,162 @@
+"""Drives an engine through rows of several turns, by the engine's own clock.
+
+What an engine draws depends, in its last bits, on which rows share its steps. So when an answer
+comes must not decide when its row goes on: the answer to a turn that ended with engine step k is
+admitted behind step k + d, never earlier and never later, in the order of the rows. If it is early
+it waits; if it is late the engine waits; if no row runs, the clock jumps. The latency of tools is
+hidden behind the d steps, and no bit depends on it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ppojob_trainer.agents.episode import CallReader, Episode, TurnWriter
+from ppojob_trainer.errors import PPOJobError
+from ppojob_trainer.rollout.protocol import (
+    Finished,
+    Request,
+    RolloutEngine,
+    generation_phase,
+)
+from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
+
+
+class ToolFailed(PPOJobError):
+    """A call failed, and the job says that it fails with it."""
+
+
+class Tools(Protocol):
+    """Makes calls elsewhere, many at one time."""
+
+    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Any:
+        """Begin to make the calls of one turn of a row.
+
+        Args:
+            number: of the row.
+            turn: how many answers it had before.
+            calls: at least one.
+        """
+        ...
+
+    def answers(self, begun: Any) -> Sequence[ToolAnswer]:
+        """Wait for the calls; one answer each."""
+        ...
+
+    def give_up(self, begun: Any) -> None:
+        """Wait for the calls no longer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Runs generation phases.
+
+    Attributes:
+        engine: draws.
+        tools: make the calls.
+        read: finds calls in what the model wrote.
+        write: says what stands between two turns.
+        delay: d, steps that the engine takes for other rows before a row goes on; infinity: until
+            no row runs.
+        fails: whether a failed call fails the job.
+    """
+
+    engine: RolloutEngine
+    tools: Tools
+    read: CallReader
+    write: TurnWriter
+    delay: float
+    fails: bool = False
+
+    def run(self, episodes: Sequence[Episode]) -> None:
+        """Run rows to their ends: one generation phase.
+
+        Args:
+            episodes: with distinct names; they are over afterwards.
+
+        Raises:
+            RolloutError: the engine is busy.
+            ToolFailed: a call failed, and `fails` is set.
+        """
+        with generation_phase(self.engine) as submit:
+            phase = _Phase(self, episodes, submit)
+            try:
+                phase.run()
+            finally:
+                phase.give_up()
+
+
+@dataclass
+class _Phase:
+    """A phase under way.
+
+    Attributes:
+        driver: whose.
+        episodes: the rows.
+        send: gives the engine a request.
+    """
+
+    driver: Driver
+    episodes: Sequence[Episode]
+    send: Callable[[Request], None]
+    _clock: int = 0
+    _running: dict[str, int] = field(default_factory=dict)
+    """Rows by the id of their request."""
+    _waiting: dict[int, tuple[float, Any]] = field(default_factory=dict)
+    """By row: when it is due, and its calls."""
+
+    def run(self) -> None:
+        """Run all rows to their ends."""
+        for number in range(len(self.episodes)):
+            self._submit(number)
+        while self._running or self._waiting:
+            self._admit()
+            if self.driver.engine.has_work():
+                self._step()
+
+    def give_up(self) -> None:
+        """Wait for no call; after an error there may be some."""
+        for _, begun in self._waiting.values():
+            self.driver.tools.give_up(begun)
+
+    def _submit(self, number: int) -> None:
+        """Have the engine begin the next turn of a row."""
+        request = self.episodes[number].request()
+        self._running[request.request_id] = number
+        self.send(request)
+
+    def _step(self) -> None:
+        """One step of the engine; begins the calls of turns that ended."""
+        finished = self.driver.engine.step()
+        self._clock += 1
+        for response in finished:
+            self._take(response)
+
+    def _admit(self) -> None:
+        """Let rows go on that are due, in their order; where none runs, those that are due next."""
+        now = float(self._clock)
+        if self._waiting and not self._running:
+            now = max(now, min(due for due, _ in self._waiting.values()))
+            self._clock = self._clock if math.isinf(now) else int(now)
+        for number in sorted(n for n, (due, _) in self._waiting.items() if due <= now):
+            _, begun = self._waiting.pop(number)
+            answers = self.driver.tools.answers(begun)
+            self._refuse_failures(answers)
+            if self.episodes[number].answer(answers, self.driver.write):
+                self._submit(number)
+
+    def _take(self, response: Finished) -> None:
+        number = self._running.pop(response.request_id)
+        episode = self.episodes[number]
+        if calls := episode.take(response, self.driver.read):
+            begun = self.driver.tools.start(number, episode.turn, calls)
+            self._waiting[number] = self._clock + self.driver.delay, begun
+
+    def _refuse_failures(self, answers: Sequence[ToolAnswer]) -> None:
+        failed = next((answer for answer in answers if answer.failure), None)
+        if failed is not None and self.driver.fails:
+            raise ToolFailed(
+                f"spec.agent.toolFailure: got fail: a call failed ({failed.failure}): {failed.text}"
+            )
