@@ -189,7 +189,7 @@ def test_a_turn_that_ran_into_its_limit_makes_no_call() -> None:
 
 
 def test_an_answer_that_does_not_fit_ends_the_row() -> None:
-    trajectories, figures = run(Workers(), limits=Limits(12, parallel_calls=2))
+    trajectories, _ = run(Workers(), limits=Limits(12, parallel_calls=2))
     assert all(len(t.tokens) <= 12 for t in trajectories)
     ended = [t for t in trajectories if t.finish_reason == "length" and t.tokens[-1] % 8 == 0]
     assert ended, "no row ended by its answer"

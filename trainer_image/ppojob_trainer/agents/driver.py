@@ -23,7 +23,7 @@ from ppojob_trainer.rollout.protocol import (
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
 
 
-class ToolFailed(PPOJobError):
+class ToolFailed(PPOJobError):  # noqa: N818  it says what happened
     """A call failed, and the job says that it fails with it."""
 
 

@@ -220,14 +220,18 @@ class Batch:
 
 
 def created_tools(extra_info: Mapping[str, Json]) -> dict[str, bytes]:
-    """What a row's tools are made with, JSON by tool: verl's `tools_kwargs.<tool>.create_kwargs`."""
+    """What a row's tools are made with, JSON by tool: verl's `tools_kwargs.<tool>.create_kwargs`.
+
+    Whatever has another form is nobody's, as in verl.
+    """
     told = extra_info.get("tools_kwargs")
     if not isinstance(told, dict):
         return {}
-    created = {
-        tool: own.get("create_kwargs") for tool, own in told.items() if isinstance(own, dict)
+    return {
+        tool: msgspec.json.encode(own["create_kwargs"])
+        for tool, own in told.items()
+        if isinstance(own, dict) and isinstance(own.get("create_kwargs"), dict)
     }
-    return {tool: msgspec.json.encode(own) for tool, own in created.items() if own is not None}
 
 
 def shares(rows: int, parts: int) -> list[tuple[int, int]]:

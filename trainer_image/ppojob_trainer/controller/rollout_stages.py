@@ -33,18 +33,18 @@ class RolloutStages:
         actor: owns the rows.
         scoring: says what they are worth.
         tape: keeps them.
+        chunk_bytes: of what an owner is told at once of rows to write.
         has_turns: whether rows have several turns.
         tools: makes the calls of rows; None where there are no tools.
-        chunk_bytes: of what an owner is told at once of rows to write.
     """
 
     roles: Roles
     actor: RoleGroup
     scoring: Scoring
     tape: RowTape
+    chunk_bytes: int = CHUNK_BYTES
     has_turns: bool = False
     tools: RoleGroup | None = None
-    chunk_bytes: int = CHUNK_BYTES
 
     def generate(self, batch: Batch, step: int, greedy: Batch | None = None) -> None:
         """Have the rows generated, each run of prompts on its owner; fills in lengths.

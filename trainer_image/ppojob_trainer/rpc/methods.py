@@ -12,6 +12,7 @@ import msgspec
 from ppojob_trainer import failpoints
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rpc.identity import PodIdentity
+from ppojob_trainer.rpc.messages.agents import Act, Acted
 from ppojob_trainer.rpc.messages.pods import PodStatus, StartRanks
 from ppojob_trainer.rpc.messages.rollout import Generate, Generated, LoadRows, SyncWeights
 from ppojob_trainer.rpc.messages.rows import (
@@ -80,6 +81,7 @@ PUT_TEXTS = Method(
 )
 """No work, though it changes something: taken in beside work, and safe to repeat by its name."""
 SCORE = Method("score", Score, Scored, limit_bytes=256 * MEBI)
+ACT = Method("act", Act, Acted, callers=RANK_ROLES)
 SCORE_BY_MODEL = Method("score_by_model", ScoreByModel, ModelScored, limit_bytes=256 * MEBI)
 PLACE_ROWS = Method("place_rows", PlaceRows, Nothing)
 OPEN_CHANNEL = Method("open_channel", OpenChannel, Nothing)

@@ -14,6 +14,7 @@ from ppojob_trainer.rollout.factory import build_engine
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
+from ppojob_trainer.workers.generation import Generation, open_turns
 from ppojob_trainer.workers.policy import open_policy
 from ppojob_trainer.workers.rank_start import open_role_world
 from ppojob_trainer.workers.reward_model import open_reward_model

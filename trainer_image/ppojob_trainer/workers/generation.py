@@ -1,5 +1,6 @@
 """How a rank makes the rows of a request: one response each, or conversations with tools."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -86,9 +87,8 @@ class Generation:
         """
         rows = [row for batch in batches for row in self._rows(batch)]
         made = iter(self._single(rows) if self.turns is None else self._talk(rows, self.turns))
-        return [
-            [next(made) for _ in batch.prompts for _ in range(batch.samples)] for batch in batches
-        ]
+        sizes = [len(batch.prompts) * batch.samples for batch in batches]
+        return [list(itertools.islice(made, size)) for size in sizes]
 
     def _single(self, rows: list[_Row]) -> list[Trajectory]:
         requests = [
@@ -98,13 +98,10 @@ class Generation:
         return [Trajectory.of(response) for response in generate(self.engine, requests)]
 
     def _talk(self, rows: list[_Row], turns: Turns) -> list[Trajectory]:
-        told = rows[0].batch.conversations if rows else None
-        assert told is not None or not rows, "the controller knows of conversations"
+        told = next((row.batch.conversations.tools for row in rows if row.batch.conversations), [])
         tools = RemoteTools(
             caller=self.caller,
-            peers=[Peer("tools rank", at.host, at.port, "tools") for at in told.tools]
-            if told
-            else [],
+            peers=[Peer("tools rank", at.host, at.port, "tools") for at in told],
             rows=[(batch_of(row.batch), row.number) for row in rows],
             created=[row.prompt.created for row in rows],
         )
