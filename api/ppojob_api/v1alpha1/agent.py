@@ -70,15 +70,16 @@ class AgentSpec(Section):
     """Of an answer; longer ones are cut. verl: max_tool_response_length, 256."""
 
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
-    """Which part of a long answer stays: its beginning (left), both ends, or its end. verl: middle."""
+    """Where a long answer is cut: left leaves its end, right its beginning, middle both ends.
+    verl: middle."""
 
     turn_tokens: Tokens | None = None
     """Tokens of one turn of the model; absent: what the row has left."""
 
-    tool_steps: Annotated[int, Field(ge=0, le=1_000_000)] | Literal["barrier"] = 32
+    tool_steps: Annotated[int, Field(ge=-1, le=1_000_000)] = 32
     """Steps that the engine takes for other rows while a call is made. Whether an answer comes
-    early or late within them changes no bit. 0: it waits at once; barrier: a turn begins when all
-    rows have ended theirs."""
+    early or late within them changes no bit. 0: it waits at once; -1: a turn begins when all rows
+    have ended theirs."""
 
     tool_failure: Literal["answer", "mask", "fail"] = "answer"
     """What becomes of a row whose tool fails: the model is told and goes on, the row is not trained
