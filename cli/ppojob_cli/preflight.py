@@ -28,7 +28,7 @@ from ppojob_trainer.data.checks import check_files, unusable_files
 from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.tokenizer_fit import check_tokenizer_fit
-from ppojob_trainer.pod_environment import reward_variables
+from ppojob_trainer.pod_environment import variables_of_code
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.row_checks import row_checks
 
@@ -171,7 +171,7 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
     if not spec.rewards:
         return []  # scorers that are built in
     try:
-        ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=reward_variables()).close()
+        ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=variables_of_code("reward")).close()
     except (ConfigError, RewardFailed) as problem:
         return str(problem).splitlines()
     return []

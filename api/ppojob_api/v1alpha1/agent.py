@@ -58,20 +58,22 @@ class AgentSpec(Section):
     """How the model writes a call. verl: multi_turn.format, hermes."""
 
     max_assistant_turns: Turns | None = None
-    """Turns of the model in a row; absent: as many as fit. verl: null."""
+    """Turns of the model in a row; absent: as many as fit.
+    verl: max_assistant_turns, null."""
 
     max_user_turns: Turns | None = None
-    """Answers to the model in a row; absent: as many as fit. verl: null."""
+    """Answers to the model in a row; absent: as many as fit. verl: max_user_turns, null."""
 
     max_parallel_calls: Annotated[int, Field(ge=1, le=64)] = 1
-    """Calls of one turn that are made; further ones are left out. verl: 1."""
+    """Calls of one turn that are made; further ones are left out.
+    verl: max_parallel_calls, 1."""
 
     max_tool_response_characters: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     """Of an answer; longer ones are cut. verl: max_tool_response_length, 256."""
 
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
     """Where a long answer is cut: left leaves its end, right its beginning, middle both ends.
-    verl: middle."""
+    verl: tool_response_truncate_side, middle."""
 
     turn_tokens: Tokens | None = None
     """Tokens of one turn of the model; absent: what the row has left."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import msgspec
 
 from ppojob_trainer.errors import RewardFailed
-from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, reward_variables
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, variables_of_code
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
 from ppojob_trainer.rewards.wire import NotScored
@@ -89,6 +89,6 @@ def open_reward_worker(
         spec.rewards,
         sandbox=spec.sandbox,
         processes=spec.roles.reward.cpu,
-        variables=reward_variables(),
+        variables=variables_of_code("reward"),
     ) as pool:
         yield RewardWorker(pool)
