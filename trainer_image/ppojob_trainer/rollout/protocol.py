@@ -25,6 +25,31 @@ class RolloutError(PPOJobError):
 
 
 @dataclass(frozen=True, slots=True)
+class StopTexts:
+    """Texts that end a response, where no single token does (``</search>``).
+
+    The token that completes one is the last, and stays whole.
+
+    Attributes:
+        texts: At least one, none empty.
+        decode: Text of token ids.
+    """
+
+    texts: tuple[str, ...]
+    decode: Callable[[Sequence[int]], str]
+
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Whether the last of `tokens` completes one of the texts.
+
+        Only as many tokens are looked at as may hold one: a token has a byte at least, and one
+        more is looked at for a character that begins before the text.
+        """
+        window = max(len(text.encode()) for text in self.texts) + 4
+        tail = self.decode(tokens[-window:])
+        return any(text in tail for text in self.texts)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one response are drawn.
 
@@ -36,8 +61,9 @@ class SamplingParams:
         top_p: Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
         top_k: Keep this many of the most likely tokens; -1 keeps all.
         max_tokens: The response ends after this many tokens ("length").
-        stop_token_ids: The response ends with the first of these ("stop"). Engines know no other
-            end: a model's own end-of-sequence ids count only if they are listed here.
+        stop_token_ids: The response ends with the first of these ("stop"); a model's own
+            end-of-sequence ids count only if they are listed here.
+        stop_texts: The response ends with the first of these texts ("stop"); None for no text.
     """
 
     temperature: float
@@ -45,6 +71,11 @@ class SamplingParams:
     top_k: int
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
+    stop_texts: StopTexts | None = None
+
+    def ends_with(self, tokens: Sequence[int]) -> bool:
+        """Whether the last of a response's tokens ends it by a text."""
+        return self.stop_texts is not None and self.stop_texts.ends(tokens)
 
     def __post_init__(self) -> None:
         # Engines lift temperatures in between in silence, or divide by almost nothing.
