@@ -1,7 +1,8 @@
 """Tiny models and tokenizers in Hugging Face form, made in milliseconds.
 
 Run for a model as a process that starts jobs wants it, without loading torch itself:
-`python tiny_models.py policy FOLDER DROPOUT`, `talker FOLDER DROPOUT` or `classifier POLICY FOLDER`.
+`python tiny_models.py policy FOLDER DROPOUT`, `talker FOLDER DROPOUT` or
+`classifier POLICY FOLDER`.
 """
 
 import sys
