@@ -31,7 +31,6 @@ class ChatTokenizer(Closeable):
         began: what a template's ``strftime_now`` tells, in unix seconds, and it tells it in UTC:
             the time at which a run began, or whoever goes on with it, on another day or machine,
             sees other prompts. None for the time of this call.
-        tools: schemas of the tools that a model may call; the template's variable ``tools``.
 
     Attributes:
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
@@ -49,7 +48,6 @@ class ChatTokenizer(Closeable):
         *,
         setting: str = "spec.model.chatTemplate",
         began: float | None = None,
-        tools: Sequence[Json] = (),
     ) -> None:
         model = Path(model_folder)
         files = read_tokenizer_files(
@@ -59,7 +57,6 @@ class ChatTokenizer(Closeable):
         )
         self._files = files
         self._setting = setting
-        self._tools = list(tools)
         self._renderer: TemplateRenderer | None = None
         if files.chat_template is not None:
             self._renderer = TemplateRenderer(
@@ -72,8 +69,7 @@ class ChatTokenizer(Closeable):
     def digest(self) -> str:
         """SHA-256, in hex, of all that decides which ids a text gets."""
         told = [self._files.tokenizer.to_str(), dict(self._files.special_tokens)]
-        told += [self._files.chat_template, *([self._tools] if self._tools else [])]
-        body = msgspec.json.encode(told, order="sorted")
+        body = msgspec.json.encode([*told, self._files.chat_template], order="sorted")
         return hashlib.sha256(body).hexdigest()
 
     @property
@@ -128,8 +124,7 @@ class ChatTokenizer(Closeable):
                 f"spec.data.applyChatTemplateKwargs: got {', '.join(taken)}: set by the trainer "
                 "itself; other variables of the template"
             )
-        tools = {"tools": self._tools} if self._tools else {}
-        variables = {**self._files.special_tokens, **tools, **given}
+        variables = {**self._files.special_tokens, **given}
         rendered = self._template().render(conversations, variables, open_turn=open_turn)
         texts = [outcome if isinstance(outcome, str) else "" for outcome in rendered]
         encodings = self._files.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
