@@ -31,6 +31,7 @@ from ppojob_trainer.models.tokenizer_fit import check_tokenizer_fit
 from ppojob_trainer.pod_environment import variables_of_code
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.row_checks import row_checks
+from ppojob_trainer.tools.schemas import tool_schemas
 
 
 @dataclass(slots=True)
@@ -122,7 +123,8 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
         found.errors += unusable_files(spec.data)  # that the folder is missing has been said
         return None
     try:
-        chat = ChatTokenizer(spec.model.path, folder, spec.model.chat_template)
+        tools = tool_schemas(spec.agent)
+        chat = ChatTokenizer(spec.model.path, folder, spec.model.chat_template, tools=tools)
     except ConfigError as problem:
         found.errors += [*problem.problems, *unusable_files(spec.data)]
         return None
@@ -171,7 +173,9 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
     if not spec.rewards:
         return []  # scorers that are built in
     try:
-        ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=variables_of_code("reward")).close()
+        ScoringPool(
+            spec.rewards, sandbox=spec.sandbox, variables=variables_of_code("reward")
+        ).close()
     except (ConfigError, RewardFailed) as problem:
         return str(problem).splitlines()
     return []

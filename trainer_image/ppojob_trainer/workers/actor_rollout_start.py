@@ -37,7 +37,13 @@ def open_actor_rollout_worker(
         )
         stack.callback(engine.close)
         chat = stack.enter_context(
-            ChatTokenizer(Path(spec.model.path), Path(spec.model.tokenizer_path or spec.model.path))
+            ChatTokenizer(
+                spec.model.path,
+                spec.model.tokenizer_path or spec.model.path,
+                spec.model.chat_template,
+                # The time is the prompts': what stands between turns does not tell it.
+                began=0.0,
+            )
         )
         caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
         stack.callback(caller.close)

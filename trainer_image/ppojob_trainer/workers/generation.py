@@ -1,21 +1,33 @@
 """How a rank makes the rows of a request: one response each, or conversations with tools."""
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec, ValidationSamplingSpec
 from ppojob_trainer.agents.driver import Driver
 from ppojob_trainer.agents.episode import CallReader, Episode, Limits, TurnWriter
+from ppojob_trainer.agents.formats.calls import Call
+from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.rollout.protocol import Request, RolloutEngine, SamplingParams, generate
+from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.rollout.protocol import (
+    Request,
+    RolloutEngine,
+    SamplingParams,
+    StopTexts,
+    generate,
+)
 from ppojob_trainer.rollout.seeds import Purpose, sample_seed
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.client import Caller, Peer
+from ppojob_trainer.rpc.messages.agents import ToolCall
 from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
+from ppojob_trainer.tools.schemas import tool_schemas
 
 TRAIN = "train"
 GREEDY = "greedy"
@@ -32,6 +44,8 @@ class Turns:
         limits: where a row ends.
         delay: engine steps that calls may take; infinity: until no row runs.
         fails: whether a failed call fails the job.
+        stop_token_ids: end a turn, besides the model's own end tokens.
+        stop_texts: do so, too.
     """
 
     read: CallReader
@@ -39,6 +53,8 @@ class Turns:
     limits: Limits
     delay: float
     fails: bool
+    stop_token_ids: tuple[int, ...] = ()
+    stop_texts: StopTexts | None = None
 
 
 @dataclass(frozen=True)
@@ -133,13 +149,15 @@ class Generation:
             chosen = rollout
         elif purpose == GREEDY:
             chosen = ValidationSamplingSpec()
-        ends = (*self.chat.eos_token_ids, *rollout.stop_token_ids)
+        of_turns = self.turns.stop_token_ids if self.turns else ()
+        ends = (*self.chat.eos_token_ids, *rollout.stop_token_ids, *of_turns)
         return SamplingParams(
             temperature=chosen.temperature,
             top_p=chosen.top_p,
             top_k=chosen.top_k,
             max_tokens=self.spec.data.max_response_tokens,
             stop_token_ids=tuple(dict.fromkeys(ends)),
+            stop_texts=self.turns.stop_texts if self.turns else None,
         )
 
 
@@ -151,6 +169,36 @@ def batch_of(batch: Generate) -> BatchName:
 
 def open_turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
     """What the rows of a job need, where they are conversations."""
-    if spec.agent is None:
+    agent = spec.agent
+    if agent is None:
         return None
-    raise NotImplementedError(chat)
+    form = FORMATS[agent.format]
+    schemas = tool_schemas(agent)
+    template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
+
+    def with_marks(tokens: Sequence[int]) -> str:
+        return chat.decode(tokens, skip_special_tokens=False)
+
+    def read(tokens: Sequence[int]) -> list[ToolCall]:
+        text = chat.decode(tokens, skip_special_tokens=not form.keeps_special_tokens)
+        spoken = form.parse(text, schemas)
+        # What names no tool is no call, as in verl.
+        return [
+            ToolCall(call.name, call.arguments) for call in spoken.calls if isinstance(call, Call)
+        ]
+
+    def write(written: Sequence[int], answers: Sequence[str]) -> list[int]:
+        messages = [{"role": "tool", "content": answer} for answer in answers]
+        return template.delta(messages, schemas, written=written)
+
+    return Turns(
+        read=read,
+        write=write,
+        limits=Limits.of(agent, spec.data.max_response_tokens),
+        delay=math.inf if agent.tool_steps < 0 else agent.tool_steps,
+        fails=agent.tool_failure == "fail",
+        stop_token_ids=tuple(
+            id_ for id_, token in chat.added_tokens.items() if token.content in form.stop_tokens
+        ),
+        stop_texts=StopTexts(form.stop_texts, with_marks) if form.stop_texts else None,
+    )
