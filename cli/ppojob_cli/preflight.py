@@ -173,9 +173,8 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
     if not spec.rewards:
         return []  # scorers that are built in
     try:
-        ScoringPool(
-            spec.rewards, sandbox=spec.sandbox, variables=variables_of_code("reward")
-        ).close()
+        variables = variables_of_code("reward")
+        ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=variables).close()
     except (ConfigError, RewardFailed) as problem:
         return str(problem).splitlines()
     return []

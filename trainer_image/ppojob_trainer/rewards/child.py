@@ -7,7 +7,6 @@ to end (``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian``
 
 import asyncio
 import inspect
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from ppojob_api.problem import printable
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.frames import read_frame, write_frame
+from ppojob_trainer.children.neighbours import Neighbours
+from ppojob_trainer.children.serving import answer_requests
+from ppojob_trainer.children.user_code import raised
 from ppojob_trainer.rewards.built_in import load_scorer
-from ppojob_trainer.rewards.custom import BadFunction, load_function, of_the_response, user_frames
-from ppojob_trainer.rewards.neighbours import Neighbours
+from ppojob_trainer.rewards.custom import BadFunction, load_function, of_the_response
 from ppojob_trainer.rewards.results import BadResult, read_result
 from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rewards.wire import (
@@ -30,14 +29,10 @@ from ppojob_trainer.rewards.wire import (
     FunctionSpec,
     Loaded,
     LoadFunctions,
-    SandboxSettings,
     ScorerRequest,
 )
 from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused
-from ppojob_trainer.sandbox.levels import Level
-from ppojob_trainer.sandbox.process import Limits
-
-_LINE_CHARACTERS = 600
+from ppojob_trainer.sandbox.settings import SandboxSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,53 +125,28 @@ class Functions:
     def _sandbox(self) -> Sandbox:
         """The same for all calls; opened when the first needs it."""
         if self._opened is None:
-            settings = self._settings
-            limits = Limits(settings.seconds, settings.memory_bytes)
-            self._opened = Sandbox(limits, least=Level[settings.level.upper()])
-            sys.stdout.write(f"{self._opened.description}\n")  # it goes to the log of the pod
+            self._opened = self._settings.open()
         return self._opened
 
 
 def serve(requests: int, answers: int) -> None:
     """Answer requests until the parent closes its end."""
     functions = Functions()
-    own = os.getpid()
     decoder = msgspec.msgpack.Decoder(ScorerRequest)
-    while (body := read_frame(requests)) is not None:
+
+    def answer(body: bytes) -> bytes:
         request = decoder.decode(body)
-        answer = (
-            functions.load(request)
-            if isinstance(request, LoadFunctions)
-            else functions.call(request)
-        )
-        _flush()
-        if os.getpid() != own:  # the function forked, and its child came back here as well
-            os._exit(0)
-        write_frame(answers, msgspec.msgpack.encode(answer))
+        if isinstance(request, LoadFunctions):
+            return msgspec.msgpack.encode(functions.load(request))
+        return msgspec.msgpack.encode(functions.call(request))
+
+    answer_requests(requests, answers, answer)
 
 
 def _raised(number: int, error: BaseException) -> Called:
     reason = "RewardMemory" if isinstance(error, MemoryError) else "RewardRaised"
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:  # an exception whose own text raises
-        text = type(error).__name__
-    frames = " < ".join(reversed(user_frames(error))) or "no frame"
-    return Called(
-        number,
-        reason_code=reason,
-        got=printable(text, _LINE_CHARACTERS),
-        why=printable(f"it raised at {frames}", _LINE_CHARACTERS),
-    )
-
-
-def _flush() -> None:
-    """Send what was printed before the answer; a function may have closed the stream."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (ValueError, OSError, AttributeError):
-            continue
+    got, why = raised(error)
+    return Called(number, reason_code=reason, got=got, why=why)
 
 
 if __name__ == "__main__":

@@ -3,23 +3,23 @@
 import itertools
 import logging
 import math
-import queue
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
 
 from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.children.frames import FrameError
-from ppojob_trainer.children.process import (
-    BoundedProcess,
-    ChildDied,
-    ChildKilled,
-    ChildTimeout,
+from ppojob_trainer.children.pool import (
+    ATTEMPTS,
+    DEFAULT_MEMORY_BYTES,
+    START_SECONDS,
+    ChildPool,
+    NotStarted,
 )
+from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildKilled, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
 from ppojob_trainer.rewards.records import RewardItem, RewardResult
@@ -30,19 +30,14 @@ from ppojob_trainer.rewards.wire import (
     FunctionSpec,
     Loaded,
     LoadFunctions,
-    SandboxSettings,
 )
+from ppojob_trainer.sandbox.settings import SandboxSettings
 
-START_SECONDS = 120.0
-"""A reward file may import large libraries."""
-DEFAULT_MEMORY_BYTES = 4 * 1024**3
 BUILT_IN_SECONDS = 60.0
 """Where rows are routed; the first call of a scorer may import a library in it."""
 DIED = "RewardDied"
 TOLD_CHARACTERS = 2_000
 """Of a response that could not be scored."""
-ATTEMPTS = 2
-"""Processes that a call, or the loading of functions, may end before it is to blame."""
 
 
 _FIELDS = {
@@ -104,26 +99,22 @@ class ScoringPool(Closeable):
         variables: Sequence[str] = (),
         log: logging.Logger | None = None,
     ) -> None:
-        self._sandbox = _sandbox_settings(sandbox or SandboxSpec())
+        self._sandbox = SandboxSettings.of(sandbox or SandboxSpec())
         self._functions = _functions(rewards, self._sandbox.seconds)
         self._is_routed = not rewards
-        self._memory_bytes = memory_bytes
-        self._variables = tuple(variables)
         self._log = log or logging.getLogger(__name__)
-        self._idle: queue.SimpleQueue[BoundedProcess | None] = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="scoring")
         self._numbers = itertools.count(1)
-        self._children: set[BoundedProcess] = set()
-        self._lock = threading.Lock()
-        self._is_closed = False
         try:
-            first = self._start()
-        except BaseException:
-            self._threads.shutdown()
-            raise
-        self._idle.put(first)
-        for _ in range(processes - 1):
-            self._idle.put(None)  # started when there is work for it
+            self._children = ChildPool(
+                "ppojob_trainer.rewards.child",
+                count=processes,
+                load=self._load,
+                memory_bytes=memory_bytes,
+                variables=variables,
+                log=self._log,
+            )
+        except NotStarted as problem:
+            raise _not_started(problem) from None
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
         """Score responses, several at one time; the answer is in their order.
@@ -134,7 +125,7 @@ class ScoringPool(Closeable):
             NonFiniteReward: the same for NaN and infinity.
         """
         stop = threading.Event()
-        futures = [self._threads.submit(self._score_one, item, stop) for item in items]
+        futures = [self._children.submit(self._score_one, item, stop) for item in items]
         try:
             return [future.result() for future in futures]
         finally:
@@ -144,14 +135,7 @@ class ScoringPool(Closeable):
 
     def close(self) -> None:
         """End all children, at once also those that are at work. Idempotent."""
-        with self._lock:
-            self._is_closed = True
-            children = list(self._children)
-        for child in children:
-            child.abort()
-        self._threads.shutdown(cancel_futures=True)
-        for child in children:
-            child.kill()
+        self._children.close()
 
     def _score_one(self, item: RewardItem, stop: threading.Event) -> RewardResult:
         if stop.is_set():
@@ -215,16 +199,15 @@ class ScoringPool(Closeable):
             item.response_tokens,
             item.finish_reason,
         )
-        child = self._idle.get()
-        try:
-            if child is None or not child.is_alive:
-                child = self._start()
-            body = child.call(msgspec.msgpack.encode(request), function.seconds)
+
+        def read(body: bytes) -> Called:
             answer = msgspec.msgpack.decode(body, type=Called)
             if answer.number != number:
-                child.kill()
-                return Called(number, reason_code=DIED, got="an answer to another call")
+                raise ChildDied("gave an answer to another call")
             return answer
+
+        try:
+            return self._children.call(msgspec.msgpack.encode(request), function.seconds, read)
         except ChildTimeout:
             return Called(
                 number,
@@ -234,59 +217,37 @@ class ScoringPool(Closeable):
             )
         except (ChildDied, FrameError, msgspec.MsgspecError) as death:
             return Called(number, reason_code=DIED, got="no score", why=f"its process {death}")
-        finally:
-            self._idle.put(child)
+        except NotStarted as problem:
+            raise _not_started(problem) from None
 
-    def _start(self) -> BoundedProcess:
-        """Start a child; a second one where something killed the first, which is nobody's input."""
-        for _ in range(ATTEMPTS):
-            try:
-                return self._start_once()
-            except ChildKilled as killed:
-                end = killed
-        raise RewardFailed(
-            "spec.rewards",
-            f"got files whose import {end}, in {ATTEMPTS} processes: memory is short, or something "
-            "kills them; more memory, or files that need less",
-        )
-
-    def _start_once(self) -> BoundedProcess:
-        with self._lock:
-            if self._is_closed:
-                raise RewardFailed("scoring", "the pool has been closed")
-            child = BoundedProcess(
-                "ppojob_trainer.rewards.child",
-                memory_bytes=self._memory_bytes,
-                log=self._log,
-                variables=self._variables,
-            )
-            self._children = {old for old in self._children if old.is_alive} | {child}
+    def _load(self, child: BoundedProcess) -> None:
+        specs = [function.spec for function in self._functions]
+        request = LoadFunctions(specs, self._sandbox, self._is_routed)
         try:
-            specs = [function.spec for function in self._functions]
-            request = LoadFunctions(specs, self._sandbox, self._is_routed)
             body = child.call(msgspec.msgpack.encode(request), START_SECONDS)
             loaded = msgspec.msgpack.decode(body, type=Loaded)
         except ChildKilled:
             raise
         except (ChildTimeout, ChildDied) as error:
-            child.kill()
             reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
             raise ConfigError(
                 f"spec.rewards: got files whose import {reason}: functions cannot be loaded; "
                 "files that can be imported"
             ) from None
         if loaded.problems:
-            child.kill()
             raise ConfigError(
                 f"spec.rewards[{problem.position}].{_FIELDS[problem.reason_code]}: "
                 f"got {problem.got}: {problem.why}; {problem.allowed}"
                 for problem in loaded.problems
             )
-        return child
 
 
-def _sandbox_settings(spec: SandboxSpec) -> SandboxSettings:
-    return SandboxSettings(spec.level, spec.memory_mib << 20, spec.time_limit_seconds)
+def _not_started(problem: NotStarted) -> RewardFailed:
+    return RewardFailed(
+        "spec.rewards",
+        f"got files whose import {problem}: memory is short, or something kills them; more memory, "
+        "or files that need less",
+    )
 
 
 def _functions(rewards: Sequence[RewardSpec], program_seconds: float) -> list[_Function]:

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from ppojob_trainer.sandbox.settings import SandboxSettings
+
 
 class FunctionSpec(msgspec.Struct, frozen=True):
     """One reward function.
@@ -15,14 +17,6 @@ class FunctionSpec(msgspec.Struct, frozen=True):
     name: str
     path: str
     arguments: bytes
-
-
-class SandboxSettings(msgspec.Struct, frozen=True):
-    """``spec.sandbox``, for the scorers that run the code of responses."""
-
-    level: str
-    memory_bytes: int
-    seconds: float
 
 
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):

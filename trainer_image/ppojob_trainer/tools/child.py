@@ -1,0 +1,130 @@
+"""The child that calls tools.
+
+It trusts nothing of them: every call gets objects of its own, whatever a tool raises is an answer,
+and what it prints cannot reach the pipes. Loops, bombs and deaths are the parent's and the
+guardian's to end (``ppojob_trainer.tools.pool``, ``ppojob_trainer.children.guardian``).
+"""
+
+import asyncio
+import inspect
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ppojob_trainer.children import guardian
+from ppojob_trainer.children.neighbours import Neighbours
+from ppojob_trainer.children.serving import answer_requests
+from ppojob_trainer.children.user_code import raised
+from ppojob_trainer.rewards.results import BadResult
+from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused
+from ppojob_trainer.tools.answers import for_the_model, read_answer
+from ppojob_trainer.tools.built_in import TOOLS
+from ppojob_trainer.tools.built_in.tool import Call
+from ppojob_trainer.tools.custom import BadTool, Tool, load_tool
+from ppojob_trainer.tools.wire import (
+    CallTool,
+    LoadTools,
+    ToolCalled,
+    ToolCode,
+    ToolProblem,
+    ToolRequest,
+    ToolsLoaded,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A tool, and where its file lies; empty for one that is built in."""
+
+    call: Tool
+    folder: str
+
+
+class Tools:
+    """The loaded tools, called by position."""
+
+    def __init__(self) -> None:
+        self._tools: list[_Loaded] = []
+        self._settings: LoadTools
+        self._opened: Sandbox | None = None
+        self._neighbours = Neighbours()
+        # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
+        self._loop = asyncio.Runner()
+
+    def load(self, request: LoadTools) -> ToolsLoaded:
+        """Load all; say what is wrong with each that cannot be used."""
+        self._settings = request
+        problems = []
+        for position, code in enumerate(request.tools):
+            try:
+                self._tools.append(self._load(position, code))
+            except BadTool as bad:
+                problems.append(ToolProblem(position, bad.field, bad.got, bad.why, bad.allowed))
+        return ToolsLoaded(problems)
+
+    def call(self, request: CallTool) -> ToolCalled:
+        """Call a tool with objects decoded for this call alone."""
+        tool = self._tools[request.tool]
+        try:
+            arguments = msgspec.json.decode(request.arguments)
+            created = msgspec.json.decode(request.created)
+            self._neighbours.enter(tool.folder)
+            value = tool.call(arguments, created, request.instance)
+            if inspect.isawaitable(value):
+                value = self._loop.run(_result(value))
+            text, reward = read_answer(value)
+            text = for_the_model(text, self._settings.most_characters, self._settings.side)
+        except BadResult as bad:
+            return ToolCalled(request.number, raised=f"got {bad.got}: {bad.why}")
+        except BaseException as error:  # SystemExit and its kin are answers too
+            text, where = raised(error)
+            return ToolCalled(request.number, raised=text, where=where)
+        return ToolCalled(request.number, text, reward)
+
+    def _load(self, position: int, code: ToolCode) -> _Loaded:
+        if not code.path:
+            return _Loaded(self._built_in(code.name), "")
+        folder = str(Path(code.path).resolve().parent)
+        self._neighbours.enter(folder)
+        return _Loaded(load_tool(code, position), folder)
+
+    def _built_in(self, name: str) -> Tool:
+        tool = TOOLS[name]
+        if tool.runs_code:
+            try:
+                self._sandbox()
+            except SandboxRefused as refused:
+                got = f"{name} with {refused.got}"
+                raise BadTool("name", got, refused.why, refused.allowed) from None
+        return lambda arguments, created, _: tool.answer(Call(arguments, created, self._sandbox))
+
+    def _sandbox(self) -> Sandbox:
+        """The same for all calls."""
+        if self._opened is None:
+            self._opened = self._settings.sandbox.open()
+        return self._opened
+
+
+async def _result(value: object) -> object:
+    assert inspect.isawaitable(value)
+    return await value
+
+
+def serve(requests: int, answers: int) -> None:
+    """Answer requests until the parent closes its end."""
+    tools = Tools()
+    decoder = msgspec.msgpack.Decoder(ToolRequest)
+
+    def answer(body: bytes) -> bytes:
+        request = decoder.decode(body)
+        if isinstance(request, LoadTools):
+            return msgspec.msgpack.encode(tools.load(request))
+        return msgspec.msgpack.encode(tools.call(request))
+
+    answer_requests(requests, answers, answer)
+
+
+if __name__ == "__main__":
+    sys.exit(guardian.run(serve, sys.argv[1:]))
