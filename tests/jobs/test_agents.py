@@ -85,10 +85,6 @@ def undisturbed_talk() -> dict[str, dict[str, object]]:
     return {}
 
 
-def result_without_tools_file(output: Path) -> dict[str, object]:
-    return run_folders.result(output)
-
-
 def test_what_is_trained_kept_and_told(talking_job, start, output: Path):
     start(talking_job(), output).succeed()
     table = pq.read_table(output / "rollouts" / "step-000001.parquet").to_pylist()
@@ -107,7 +103,7 @@ def test_what_is_trained_kept_and_told(talking_job, start, output: Path):
             start_of = part.stop
             drawn_with = row["rollout_logprobs"][part]
             assert all(value < 0 for value in drawn_with) == (segment["version"] is not None)
-    line = run_folders.metrics(output)[0]
+    line = run_folders.metrics(output)[1]
     assert line["num_turns/max"] > 2
     assert line["tool_call_counts/mean"] > 0
     assert 0 < line["response/given_share"] < 1
