@@ -14,6 +14,7 @@ from tiny_models import TWO_LAYERS, make_model
 
 from ppojob_trainer.agents.driver import Driver, ToolFailed
 from ppojob_trainer.agents.episode import Episode, Limits
+from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import RolloutError, SamplingParams
@@ -39,15 +40,28 @@ def rows(limits: Limits = LIMITS, number: int = ROWS) -> list[Episode]:
     ]
 
 
-def read(tokens: Sequence[int]) -> list[ToolCall]:
-    """Two calls where the turn ends with a multiple of eight."""
-    if tokens[-1] % 8:
-        return []
-    return [ToolCall("sum", str(sum(tokens) + more)) for more in range(2)]
+class Form:
+    """Two calls where a turn ends with a multiple of sixteen, a reply where it is one of eight."""
+
+    def read(self, tokens: Sequence[int]) -> Turn:
+        if tokens[-1] % 8:
+            return Turn()
+        if tokens[-1] % 16:
+            return Turn(reply=f"{tokens[-1]}")
+        return Turn(tuple(ToolCall("sum", str(sum(tokens) + more)) for more in range(2)))
+
+    def answered(self, _: Sequence[int], answers: Sequence[str]) -> list[int]:
+        return [5, *(int(answer) % VOCAB for answer in answers), 6]
+
+    def replied(self, _: Sequence[int], reply: str) -> list[int]:
+        return [7, int(reply), 9]
 
 
-def write(_: Sequence[int], answers: Sequence[str]) -> list[int]:
-    return [5, *(int(answer) % VOCAB for answer in answers), 6]
+class Silent(Form):
+    """No turn wants anything."""
+
+    def read(self, tokens: Sequence[int]) -> Turn:
+        return Turn()
 
 
 @dataclass
@@ -90,7 +104,7 @@ def run(
     tools: Workers, delay: float = 8, limits: Limits = LIMITS, *, fails: bool = False
 ) -> tuple[list[Trajectory], list[RowFigures]]:
     episodes = rows(limits)
-    Driver(engine(), tools, read, write, delay, fails=fails).run(episodes)
+    Driver(engine(), tools, Form(), delay, fails=fails).run(episodes)
     return [e.trajectory for e in episodes], [e.figures for e in episodes]
 
 
@@ -120,7 +134,7 @@ def test_what_is_trained_is_what_was_drawn_after_the_very_tokens_of_the_row() ->
         submit(request)
 
     model.step, model.submit = noted_step, noted_submit
-    Driver(model, Workers(), read, write, 2).run(episodes)
+    Driver(model, Workers(), Form(), 2).run(episodes)
     for episode in episodes:
         found = episode.trajectory
         trained = [segment.tokens for segment in found.segments if segment.is_trained]
@@ -153,9 +167,9 @@ def test_log_probabilities_of_later_turns_are_those_of_a_forward_over_the_whole_
 
 def test_rows_without_calls_are_those_of_a_single_turn() -> None:
     episodes, alone = rows(), rows()
-    Driver(engine(), Workers(), lambda tokens: [], write, 8).run(episodes)
+    Driver(engine(), Workers(), Silent(), 8).run(episodes)
     for one in alone:
-        Driver(engine(), Workers(), lambda tokens: [], write, math.inf).run([one])
+        Driver(engine(), Workers(), Silent(), math.inf).run([one])
     assert [e.trajectory.tokens for e in episodes] == [e.trajectory.tokens for e in alone]
     assert all(e.figures == RowFigures(2, 0, 0, [], 0) for e in episodes)
 
@@ -179,13 +193,13 @@ def test_limits_of_turns(limits: Limits, most_turns: int, most_answers: int) -> 
 
 def test_a_turn_that_ran_into_its_limit_makes_no_call() -> None:
     tools = Workers()
-    trajectories, figures = run(tools, limits=Limits(40, turn_tokens=1))
+    trajectories, _ = run(tools, limits=Limits(40, turn_tokens=1))
     reasons = {t.finish_reason for t in trajectories}
     assert reasons == {"stop", "length"}
-    for trajectory, figure in zip(trajectories, figures, strict=True):
-        if trajectory.finish_reason == "length":
-            assert trajectory.segments[-1].is_trained
-        assert figure.num_turns == 2 + 2 * figure.tool_calls
+    for trajectory in trajectories:
+        given = sum(not segment.is_trained for segment in trajectory.segments)
+        assert len(trajectory.segments) == 2 * given + 1
+        assert trajectory.segments[-1].is_trained
 
 
 def test_an_answer_that_does_not_fit_ends_the_row() -> None:
@@ -218,14 +232,15 @@ def test_failures_are_told_masked_or_end_the_job() -> None:
 def test_a_phase_that_fails_leaves_an_idle_engine_and_no_call() -> None:
     model, tools = engine(), Workers()
 
-    def broken(*_: object) -> list[int]:
-        raise ZeroDivisionError
+    class Broken(Form):
+        def answered(self, *_: object) -> list[int]:
+            raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Driver(model, tools, read, broken, 4).run(rows())
+        Driver(model, tools, Broken(), 4).run(rows())
     assert not model.has_work()
     assert tools.given_up > 0
-    Driver(model, Workers(), read, write, 4).run(rows())
+    Driver(model, Workers(), Form(), 4).run(rows())
     model.submit(rows()[0].request())
     with pytest.raises(RolloutError, match="still holds requests"):
-        Driver(model, Workers(), read, write, 4).run(rows())
+        Driver(model, Workers(), Form(), 4).run(rows())

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ppojob_trainer.agents.episode import CallReader, Episode, TurnWriter
+from ppojob_trainer.agents.episode import Episode
+from ppojob_trainer.agents.turn_form import Turn, TurnForm
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.rollout.protocol import (
     Finished,
@@ -56,8 +57,7 @@ class Driver:
     Attributes:
         engine: draws.
         tools: make the calls.
-        read: finds calls in what the model wrote.
-        write: says what stands between two turns.
+        form: reads turns, and writes what stands between them.
         delay: d, steps that the engine takes for other rows before a row goes on; infinity: until
             no row runs.
         fails: whether a failed call fails the job.
@@ -65,8 +65,7 @@ class Driver:
 
     engine: RolloutEngine
     tools: Tools
-    read: CallReader
-    write: TurnWriter
+    form: TurnForm
     delay: float
     fails: bool = False
 
@@ -88,6 +87,15 @@ class Driver:
                 phase.give_up()
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A row between two turns of the model: when it is due, what it wanted, and its calls."""
+
+    due: float
+    wanted: Turn
+    begun: Any
+
+
 @dataclass
 class _Phase:
     """A phase under way.
@@ -104,8 +112,8 @@ class _Phase:
     _clock: int = 0
     _running: dict[str, int] = field(default_factory=dict)
     """Rows by the id of their request."""
-    _waiting: dict[int, tuple[float, Any]] = field(default_factory=dict)
-    """By row: when it is due, and its calls."""
+    _waiting: dict[int, _Waiting] = field(default_factory=dict)
+    """By row."""
 
     def run(self) -> None:
         """Run all rows to their ends."""
@@ -118,8 +126,9 @@ class _Phase:
 
     def give_up(self) -> None:
         """Wait for no call; after an error there may be some."""
-        for _, begun in self._waiting.values():
-            self.driver.tools.give_up(begun)
+        for waiting in self._waiting.values():
+            if waiting.wanted.calls:
+                self.driver.tools.give_up(waiting.begun)
 
     def _submit(self, number: int) -> None:
         """Have the engine begin the next turn of a row."""
@@ -138,21 +147,30 @@ class _Phase:
         """Let rows go on that are due, in their order; where none runs, those that are due next."""
         now = float(self._clock)
         if self._waiting and not self._running:
-            now = max(now, min(due for due, _ in self._waiting.values()))
+            now = max(now, min(waiting.due for waiting in self._waiting.values()))
             self._clock = self._clock if math.isinf(now) else int(now)
-        for number in sorted(n for n, (due, _) in self._waiting.items() if due <= now):
-            _, begun = self._waiting.pop(number)
-            answers = self.driver.tools.answers(begun)
-            self._refuse_failures(answers)
-            if self.episodes[number].answer(answers, self.driver.write):
+        for number in sorted(n for n, waiting in self._waiting.items() if waiting.due <= now):
+            if self._goes_on(self.episodes[number], self._waiting[number]):
                 self._submit(number)
+            del self._waiting[number]
+
+    def _goes_on(self, episode: Episode, waiting: _Waiting) -> bool:
+        if not waiting.wanted.calls:
+            return episode.reply(waiting.wanted.reply, self.driver.form)
+        answers = self.driver.tools.answers(waiting.begun)
+        self._refuse_failures(answers)
+        return episode.answer(answers, self.driver.form)
 
     def _take(self, response: Finished) -> None:
         number = self._running.pop(response.request_id)
         episode = self.episodes[number]
-        if calls := episode.take(response, self.driver.read):
-            begun = self.driver.tools.start(number, episode.turn, calls)
-            self._waiting[number] = self._clock + self.driver.delay, begun
+        wanted = episode.take(response, self.driver.form)
+        if not wanted.calls and not wanted.reply:
+            return
+        begun = None
+        if wanted.calls:
+            begun = self.driver.tools.start(number, episode.turn, wanted.calls)
+        self._waiting[number] = _Waiting(self._clock + self.driver.delay, wanted, begun)
 
     def _refuse_failures(self, answers: Sequence[ToolAnswer]) -> None:
         failed = next((answer for answer in answers if answer.failure), None)

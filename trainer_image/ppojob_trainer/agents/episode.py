@@ -8,36 +8,15 @@ tokens, or when an answer would not fit.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import msgspec
 
 from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_trainer.agents.turn_form import Turn, TurnForm
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, SamplingParams
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
-from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
-
-
-class CallReader(Protocol):
-    """Reads the calls out of what the model wrote in a turn."""
-
-    def __call__(self, tokens: Sequence[int]) -> list[ToolCall]:
-        """The calls, in order; none where the turn has none."""
-        ...
-
-
-class TurnWriter(Protocol):
-    """Says what stands between two turns of the model."""
-
-    def __call__(self, written: Sequence[int], answers: Sequence[str]) -> list[int]:
-        """Token ids from the end of what the model wrote to where it goes on.
-
-        Args:
-            written: the turn that the answers follow.
-            answers: texts of the tools, in the order of the calls.
-        """
-        ...
+from ppojob_trainer.rpc.messages.agents import ToolAnswer
 
 
 @dataclass(frozen=True)
@@ -114,29 +93,37 @@ class Episode:
             seed=self.seed_of(self._drawn),
         )
 
-    def take(self, response: Finished, read: CallReader) -> list[ToolCall]:
-        """Take in a turn of the model; answers the calls to be made, none where the row is over."""
+    def take(self, response: Finished, form: TurnForm) -> Turn:
+        """Take in a turn of the model; answers what it wants, nothing where the row is over."""
         self._drawn += 1
         self._finish_reason = response.finish_reason
         if response.tokens:
             self._add(Segment(response.tokens, response.logprobs, response.policy_version))
         limits = self.limits
         if response.finish_reason != "stop" or self._tokens >= limits.response_tokens:
-            return []
+            return Turn()
         if _is_reached(self._drawn, limits.assistant_turns):
-            return []
+            return Turn()
         if _is_reached(self._answered, limits.user_turns):
-            return []
-        return read(response.tokens)[: limits.parallel_calls]
+            return Turn()
+        wanted = form.read(response.tokens)
+        return replace(wanted, calls=wanted.calls[: limits.parallel_calls])
 
-    def answer(self, answers: Sequence[ToolAnswer], write: TurnWriter) -> bool:
+    def answer(self, answers: Sequence[ToolAnswer], form: TurnForm) -> bool:
         """Take in what the calls of its last turn gave.
 
         Returns:
             Whether the model goes on; it does not where the answers would leave it no token.
         """
         self._answers += answers
-        given = write(self._segments[-1].tokens, [answer.text for answer in answers])
+        texts = [answer.text for answer in answers]
+        return self._goes_on(form.answered(self._segments[-1].tokens, texts))
+
+    def reply(self, reply: str, form: TurnForm) -> bool:
+        """Take in what the model is told where it called no tool; as `answer`."""
+        return self._goes_on(form.replied(self._segments[-1].tokens, reply))
+
+    def _goes_on(self, given: Sequence[int]) -> bool:
         if self._tokens + len(given) >= self.limits.response_tokens:
             self._finish_reason = "length"
             return False

@@ -5,7 +5,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.tools.built_in import TOOLS
 
 
-def tool_schemas(agent: AgentSpec | None) -> list[Json]:
+def tool_schemas(agent: AgentSpec | None) -> list[dict[str, Json]]:
     """The tools of a job in OpenAI's form, as chat templates take them; empty without tools."""
     return [tool_schema(tool) for tool in agent.tools] if agent is not None else []
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec, ValidationSamplingSpec
 from ppojob_trainer.agents.driver import Driver
-from ppojob_trainer.agents.episode import CallReader, Episode, Limits, TurnWriter
-from ppojob_trainer.agents.formats.calls import Call
+from ppojob_trainer.agents.episode import Episode, Limits
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.remote_tools import RemoteTools
+from ppojob_trainer.agents.turn_form import ChatForm, TurnForm
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.rollout.protocol import (
@@ -24,7 +24,6 @@ from ppojob_trainer.rollout.protocol import (
 from ppojob_trainer.rollout.seeds import Purpose, sample_seed
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.client import Caller, Peer
-from ppojob_trainer.rpc.messages.agents import ToolCall
 from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.tools.schemas import tool_schemas
@@ -39,8 +38,7 @@ class Turns:
     """What rows of several turns need.
 
     Attributes:
-        read: finds calls in what the model wrote.
-        write: says what stands between two turns.
+        form: reads turns, and writes what stands between them.
         limits: where a row ends.
         delay: engine steps that calls may take; infinity: until no row runs.
         fails: whether a failed call fails the job.
@@ -48,8 +46,7 @@ class Turns:
         stop_texts: do so, too.
     """
 
-    read: CallReader
-    write: TurnWriter
+    form: TurnForm
     limits: Limits
     delay: float
     fails: bool
@@ -125,7 +122,7 @@ class Generation:
             Episode(row.name, tuple(row.prompt.tokens), row.sampling, row.seed_of, turns.limits)
             for row in rows
         ]
-        driver = Driver(self.engine, tools, turns.read, turns.write, turns.delay, turns.fails)
+        driver = Driver(self.engine, tools, turns.form, turns.delay, turns.fails)
         driver.run(episodes)
         return [episode.trajectory for episode in episodes]
 
@@ -179,21 +176,8 @@ def open_turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
     def with_marks(tokens: Sequence[int]) -> str:
         return chat.decode(tokens, skip_special_tokens=False)
 
-    def read(tokens: Sequence[int]) -> list[ToolCall]:
-        text = chat.decode(tokens, skip_special_tokens=not form.keeps_special_tokens)
-        spoken = form.parse(text, schemas)
-        # What names no tool is no call, as in verl.
-        return [
-            ToolCall(call.name, call.arguments) for call in spoken.calls if isinstance(call, Call)
-        ]
-
-    def write(written: Sequence[int], answers: Sequence[str]) -> list[int]:
-        messages = [{"role": "tool", "content": answer} for answer in answers]
-        return template.delta(messages, schemas, written=written)
-
     return Turns(
-        read=read,
-        write=write,
+        form=ChatForm(chat, template, form, schemas),
         limits=Limits.of(agent, spec.data.max_response_tokens),
         delay=math.inf if agent.tool_steps < 0 else agent.tool_steps,
         fails=agent.tool_failure == "fail",

@@ -67,6 +67,10 @@ class Format:
         stop_texts: end a turn, besides the end tokens of the model. Most formats need none: a model
             that has called ends its turn.
         stop_tokens: texts of tokens that do.
+        answer: how the answer of a tool stands behind a turn, where that is not the chat template's
+            to say.
+        invalid: what a turn is told that should have had a call and has none; where that is
+            nothing, such a turn is the last.
     """
 
     parse: Callable[[str, Tools], Spoken]
@@ -74,6 +78,8 @@ class Format:
     keeps_special_tokens: bool = False
     stop_texts: tuple[str, ...] = ()
     stop_tokens: tuple[str, ...] = ()
+    answer: Callable[[str], str] | None = None
+    invalid: str = ""
 
 
 def encoded(value: Json) -> str:

@@ -6,7 +6,17 @@ The first of them that is whole counts, also within thoughts. A query is a call 
 
 from ppojob_trainer.agents.formats.calls import BadCall, Call, Spoken, Tools, blocks, encoded
 
+INVALID = (
+    "\nThat was neither a search nor an answer. A query stands between <search> and </search>, a "
+    "final answer between <answer> and </answer>. I try again.\n"
+)
+"""What a turn is told that has neither; Search-R1 has other words of the same meaning."""
 _TAGS = ("search", "answer")
+
+
+def information(answer: str) -> str:
+    """The answer of a search, as the paper puts it behind one."""
+    return f"\n\n<information>{answer.strip()}</information>\n\n"
 
 
 def search_r1(text: str, _tools: Tools = ()) -> Spoken:

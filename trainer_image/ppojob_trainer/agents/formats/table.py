@@ -10,7 +10,7 @@ from ppojob_trainer.agents.formats.kimi import kimi
 from ppojob_trainer.agents.formats.llama3_json import llama3_json
 from ppojob_trainer.agents.formats.minimax import minimax
 from ppojob_trainer.agents.formats.qwen3_coder import qwen3_coder
-from ppojob_trainer.agents.formats.search_r1 import search_r1
+from ppojob_trainer.agents.formats.search_r1 import INVALID, information, search_r1
 from ppojob_trainer.agents.formats.seed import seed
 
 FORMATS: dict[str, Format] = {
@@ -72,6 +72,8 @@ FORMATS: dict[str, Format] = {
         search_r1,
         "<search>1 and 2</search>",
         stop_texts=("</search>", "</answer>"),
+        answer=information,
+        invalid=INVALID,
     ),
 }
 """Every format by the name of `spec.agent.format`, which is verl's of `multi_turn.format`."""
