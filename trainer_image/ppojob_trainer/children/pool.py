@@ -54,18 +54,19 @@ class ChildPool(Closeable):
         self._memory_bytes = memory_bytes
         self._variables = tuple(variables)
         self._log = log
-        self._idle: queue.SimpleQueue[BoundedProcess | None] = queue.SimpleQueue()
+        # The last that was at work is the next: others are started where there is work for them.
+        self._idle: queue.LifoQueue[BoundedProcess | None] = queue.LifoQueue()
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="children")
         self._children: set[BoundedProcess] = set()
         self._lock = threading.Lock()
         self._is_closed = False
         try:
-            self._idle.put(self._start())
+            first = self._start()
         except BaseException:
             self._threads.shutdown()
             raise
-        for _ in range(count - 1):
-            self._idle.put(None)  # started when there is work for it
+        for one in (*[None] * (count - 1), first):
+            self._idle.put(one)
 
     def submit(self, act: Callable[P, T], *given: P.args, **named: P.kwargs) -> Future[T]:
         """Do something on a thread of the pool; it may `call`."""

@@ -10,6 +10,7 @@ import inspect
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -32,6 +33,11 @@ from ppojob_trainer.tools.wire import (
     ToolRequest,
     ToolsLoaded,
 )
+
+# Taken before a tool is loaded, which may put something else in their place.
+_decode: Final = msgspec.msgpack.Decoder(ToolRequest).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_json: Final = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,8 @@ class Tools:
         """Call a tool with objects decoded for this call alone."""
         tool = self._tools[request.tool]
         try:
-            arguments = msgspec.json.decode(request.arguments)
-            created = msgspec.json.decode(request.created)
+            arguments = _decode_json(request.arguments)
+            created = _decode_json(request.created)
             self._neighbours.enter(tool.folder)
             value = tool.call(arguments, created, request.instance)
             if inspect.isawaitable(value):
@@ -115,13 +121,12 @@ async def _result(value: object) -> object:
 def serve(requests: int, answers: int) -> None:
     """Answer requests until the parent closes its end."""
     tools = Tools()
-    decoder = msgspec.msgpack.Decoder(ToolRequest)
 
     def answer(body: bytes) -> bytes:
-        request = decoder.decode(body)
-        if isinstance(request, LoadTools):
-            return msgspec.msgpack.encode(tools.load(request))
-        return msgspec.msgpack.encode(tools.call(request))
+        request = _decode(body)
+        return _encode(
+            tools.load(request) if isinstance(request, LoadTools) else tools.call(request)
+        )
 
     answer_requests(requests, answers, answer)
 

@@ -68,8 +68,8 @@ class ToolPool(Closeable):
 
     Whatever a tool or a model does is an answer. When a call is too slow, or its process dies, that
     process and everything it started are killed, and the next call gets another. A call whose
-    process was killed by a SIGKILL is made once more, in what is left of its time: somebody else
-    may have sent it.
+    process dies is made once more, in what is left of its time: somebody else may have killed it,
+    or an earlier call have spoilt it.
 
     Args:
         agent: ``spec.agent``.
@@ -173,9 +173,11 @@ class ToolPool(Closeable):
         began = time.monotonic()
         try:
             return self._children.call(body, limit, read)
-        except ChildKilled:
+        except ChildDied:
             left = limit - (time.monotonic() - began)
-            return self._children.call(body, max(left, 0.0), read)
+            if left <= 0:
+                raise
+            return self._children.call(body, left, read)
 
     def _failed(self, failure: str, call: Wanted, why: str = "") -> Made:
         agent = self._agent
