@@ -9,6 +9,7 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_cli.agent_checks import check_agent
 from ppojob_cli.commit_checks import check_commits, uncommitted_warning
 from ppojob_cli.machine_checks import (
     check_gpus,
@@ -131,6 +132,12 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
     with chat:
         fit = check_tokenizer_fit(chat, model.vocabulary, Path(folder), spec.rollout.stop_token_ids)
         found.errors += render_problems(fit)
+        try:
+            errors, warnings = check_agent(spec, chat)
+        except ConfigError as problem:
+            errors, warnings = list(problem.problems), []
+        found.errors += errors
+        found.warnings += warnings
         report = check_files(
             spec.data,
             chat,

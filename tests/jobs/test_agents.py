@@ -1,6 +1,7 @@
 """Jobs whose rows are conversations: a model that calls a tool by chance, and is trained on it."""
 
-from collections.abc import Callable
+import subprocess
+import sys
 from pathlib import Path
 
 import job_points
@@ -45,49 +46,44 @@ def talking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def talking_job(talking_folder: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Writes the manifest of a job with a tool."""
-
-    def make(
-        tool_steps: int = 8, seconds: float = 0.0, function: str = "add", **changes: object
-    ) -> Path:
-        tools = tmp_path / "tools.py"
-        tools.write_text(TOOLS.format(seconds=seconds, calls=str(tmp_path / "calls")))
-        number = {"type": "integer"}
-        tool = {
-            "name": "add",
-            "description": "Adds two numbers.",
-            "parameters": {"type": "object", "properties": {"a": number, "b": number}},
-            "source": {"path": str(tools), "function": function},
-        }
-        spec = tiny_jobs.make_manifest(talking_folder)["spec"]
-        rollout = {**spec["rollout"], "stopTokenIds": STOPS, "maxSequences": 8}
-        data = {**spec["data"], "maxResponseTokens": 96}
-        reward = {"function": "talk", "source": {"path": str(talking_folder / "talk.py")}}
-        sections = {
-            "agent": {"tools": [tool], "toolSteps": tool_steps, "turnTokens": 24},
-            "rollout": rollout,
-            "data": data,
-            "rewards": [reward],
-            "steps": {"total": 4, "validateEvery": 4},
-            "checkpoint": {"every": 2},
-            "recovery": {"restartsWithoutProgress": 100},
-        }
-        return tiny_jobs.write_manifest(tmp_path, talking_folder, **{**sections, **changes})
-
-    return make
+def manifest(
+    folder: Path, talking: Path, seconds: float = 0.0, function: str = "add", **changes: object
+) -> Path:
+    """Write the manifest of a job with a tool, and the tool."""
+    folder.mkdir(exist_ok=True)
+    tools = folder / "tools.py"
+    tools.write_text(TOOLS.format(seconds=seconds, calls=str(folder / "calls")))
+    number = {"type": "integer"}
+    tool = {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {"type": "object", "properties": {"a": number, "b": number}},
+        "source": {"path": str(tools), "function": function},
+    }
+    spec = tiny_jobs.make_manifest(talking)["spec"]
+    sections = {
+        "agent": {"tools": [tool], "toolSteps": 8, "turnTokens": 24},
+        "rollout": {**spec["rollout"], "stopTokenIds": STOPS, "maxSequences": 8},
+        "data": {**spec["data"], "maxResponseTokens": 96},
+        "rewards": [{"function": "talk", "source": {"path": str(talking / "talk.py")}}],
+        "steps": {"total": 4, "validateEvery": 4},
+        "checkpoint": {"every": 2},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    return tiny_jobs.write_manifest(folder, talking, **{**sections, **changes})
 
 
 @pytest.fixture(scope="session")
-def undisturbed_talk() -> dict[str, dict[str, object]]:
-    """Results by name, of jobs that nobody disturbed."""
-    return {}
+def undisturbed_talk(talking_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a job that nobody disturbed, whose tool is quick."""
+    folder = tmp_path_factory.mktemp("talk")
+    command = [sys.executable, "-m", "ppojob_cli", "run", manifest(folder, talking_folder)]
+    subprocess.run([*command, "--output", folder / "run"], check=True, capture_output=True)
+    return folder / "run"
 
 
-def test_what_is_trained_kept_and_told(talking_job, start, output: Path):
-    start(talking_job(), output).succeed()
-    table = pq.read_table(output / "rollouts" / "step-000001.parquet").to_pylist()
+def test_what_is_trained_kept_and_told(undisturbed_talk: Path):
+    table = pq.read_table(undisturbed_talk / "rollouts" / "step-000001.parquet").to_pylist()
     assert len(table) == ROWS
     talked = [row for row in table if len(row["segments"]) > 1]
     assert talked, "no row called its tool"
@@ -103,7 +99,7 @@ def test_what_is_trained_kept_and_told(talking_job, start, output: Path):
             start_of = part.stop
             drawn_with = row["rollout_logprobs"][part]
             assert all(value < 0 for value in drawn_with) == (segment["version"] is not None)
-    line = run_folders.metrics(output)[1]
+    line = run_folders.metrics(undisturbed_talk)[1]
     assert line["num_turns/max"] > 2
     assert line["tool_call_counts/mean"] > 0
     assert 0 < line["response/given_share"] < 1
@@ -111,13 +107,11 @@ def test_what_is_trained_kept_and_told(talking_job, start, output: Path):
     assert any("add" in text for text in [row["response"] for row in talked])
 
 
-def test_neither_latency_nor_its_jitter_changes_a_bit(talking_job, start, tmp_path: Path):
-    results = []
-    for name, seconds in (("quick", 0.0), ("slow", 0.2)):
-        output = tmp_path / name
-        start(talking_job(seconds=seconds), output).succeed()
-        results.append(run_folders.result(output))
-    assert results[0] == results[1]
+def test_neither_latency_nor_its_jitter_changes_a_bit(
+    talking_folder: Path, start, tmp_path: Path, output: Path, undisturbed_talk: Path
+):
+    start(manifest(tmp_path / "slow", talking_folder, seconds=0.2), output).succeed()
+    assert run_folders.result(output) == run_folders.result(undisturbed_talk)
 
 
 KILLED = {
@@ -130,13 +124,9 @@ KILLED = {
 
 @pytest.mark.parametrize("points", KILLED.values(), ids=KILLED)
 def test_killed_anywhere_a_conversation_ends_as_if_nothing_had_been(
-    points, talking_job, start, tmp_path: Path, output: Path, once: Path, undisturbed_talk
+    points, talking_folder, start, tmp_path: Path, output: Path, once: Path, undisturbed_talk: Path
 ):
-    job = talking_job(seconds=0.05)
-    if not undisturbed_talk:
-        alone = tmp_path / "alone"
-        start(job, alone).succeed()
-        undisturbed_talk["result"] = run_folders.result(alone)
+    job = manifest(tmp_path / "job", talking_folder, seconds=0.05)
     run = start(job, output, **job_points.armed(once, *points))
     if "kill_group" in points[0]:
         assert run.wait() == 3
@@ -144,24 +134,21 @@ def test_killed_anywhere_a_conversation_ends_as_if_nothing_had_been(
         run = start(job, output)
     run.succeed()
     assert job_points.fired(once) == {point.partition("@")[0] for point in points}
-    assert run_folders.result(output) == undisturbed_talk["result"]
-
-
-def test_a_lost_tools_pod_costs_no_step(talking_job, start, output: Path, once: Path):
-    start(talking_job(), output, **job_points.armed(once, "rpc.act.answer.before@4=kill")).succeed()
-    journal = (output / "checkpoints" / "journal.jsonl").read_text()
-    assert journal.count('"rewound"') == 1, "only the start counts as one"
+    assert run_folders.result(output) == run_folders.result(undisturbed_talk)
+    if points == KILLED["tools"]:
+        journal = (output / "checkpoints" / "journal.jsonl").read_text()
+        assert journal.count('"rewound"') == 1, "a lost tools pod costs no step"
 
 
 def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
-    talking_job, start, tmp_path: Path, output: Path, once: Path
+    talking_folder, start, tmp_path: Path, output: Path, once: Path
 ):
-    job = talking_job(function="draw", checkpoint={})
+    job = manifest(tmp_path / "job", talking_folder, function="draw", checkpoint={})
     points = ("controller.step.computed@3=kill", "rpc.update.answer.before@7=kill")
     start(job, output, **job_points.armed(once, *points)).succeed()
     assert job_points.fired(once) == {point.partition("@")[0] for point in points}
-    calls = (tmp_path / "calls").read_text()
+    calls = (tmp_path / "job" / "calls").read_text()
     again = tmp_path / "again"
     start(job, again, options=("--replay", str(output))).succeed()
     assert run_folders.result(again) == run_folders.result(output)
-    assert (tmp_path / "calls").read_text() == calls
+    assert (tmp_path / "job" / "calls").read_text() == calls

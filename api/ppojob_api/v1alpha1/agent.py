@@ -7,7 +7,19 @@ from pydantic import Field
 from ppojob_api.v1alpha1.section import Arguments, Items, Path, Seconds, Section, Tokens
 
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
-ToolFormat = Literal["hermes"]
+ToolFormat = Literal[
+    "hermes",
+    "gpt-oss",
+    "qwen3_coder",
+    "glm",
+    "seed",
+    "minimax",
+    "kimi",
+    "deepseek_v4",
+    "gemma4",
+    "llama3_json",
+    "search_r1",
+]
 Turns = Annotated[int, Field(ge=1, le=10_000)]
 
 
