@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TOOLS = '''
 import random, time
 
-def add(a: int, b: int) -> str:
+def add(a: int, b: int) -> tuple[str, float]:
     """Adds two numbers, sometimes slowly."""
     time.sleep(random.uniform(0.0, {seconds}))
-    return str(a + b)
+    return str(a + b), 0.25
 
 def draw(a: int, b: int) -> str:
     """Never says the same twice."""
@@ -62,7 +62,7 @@ def manifest(
     }
     spec = tiny_jobs.make_manifest(talking)["spec"]
     sections = {
-        "agent": {"tools": [tool], "toolSteps": 8, "turnTokens": 24},
+        "agent": {"tools": [tool], "toolSteps": 8, "turnTokens": 24, "toolRewards": "add"},
         "rollout": {**spec["rollout"], "stopTokenIds": STOPS, "maxSequences": 8},
         "data": {**spec["data"], "maxResponseTokens": 96},
         "rewards": [{"function": "talk", "source": {"path": str(talking / "talk.py")}}],

@@ -98,3 +98,7 @@ class AgentSpec(Section):
     tool_failure: Literal["answer", "mask", "fail"] = "answer"
     """What becomes of a row whose tool fails: the model is told and goes on, the row is not trained
     on, or the job fails."""
+
+    tool_rewards: Literal["tell", "add"] = "tell"
+    """What becomes of rewards that tools give: reward functions are told of them in extra_info, or
+    they are also added to the row, each on the last token of the turn that called."""

@@ -244,3 +244,15 @@ def test_a_phase_that_fails_leaves_an_idle_engine_and_no_call() -> None:
     model.submit(rows()[0].request())
     with pytest.raises(RolloutError, match="still holds requests"):
         Driver(model, Workers(), Form(), 4).run(rows())
+
+
+def test_rewards_of_tools_are_told_and_where_it_is_asked_for_on_their_turn():
+    told, figures = run(Workers())
+    added, _ = run(Workers(), limits=Limits(40, parallel_calls=2, adds_rewards=True))
+    assert not any(segment.reward for trajectory in told for segment in trajectory.segments)
+    for trajectory, other, own in zip(added, told, figures, strict=True):
+        assert trajectory.tokens == other.tokens
+        rewards = [segment.reward for segment in trajectory.segments if segment.is_trained]
+        assert sum(rewards) == sum(own.tool_rewards)
+        assert set(rewards) <= {0.0, 1.0}
+    assert any(own.tool_rewards for own in figures)

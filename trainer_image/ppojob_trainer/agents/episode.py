@@ -30,6 +30,7 @@ class Limits:
         user_turns: answers; None for no limit.
         parallel_calls: of one turn; further ones are left out.
         masks_failed: a row with a failed call is not trained on.
+        adds_rewards: a turn has the rewards that tools gave for its calls.
     """
 
     response_tokens: int
@@ -38,6 +39,7 @@ class Limits:
     user_turns: int | None = None
     parallel_calls: int = 1
     masks_failed: bool = False
+    adds_rewards: bool = False
 
     @classmethod
     def of(cls, agent: AgentSpec, response_tokens: int) -> "Limits":
@@ -49,6 +51,7 @@ class Limits:
             user_turns=agent.max_user_turns,
             parallel_calls=agent.max_parallel_calls,
             masks_failed=agent.tool_failure == "mask",
+            adds_rewards=agent.tool_rewards == "add",
         )
 
 
@@ -116,6 +119,9 @@ class Episode:
             Whether the model goes on; it does not where the answers would leave it no token.
         """
         self._answers += answers
+        if self.limits.adds_rewards:
+            given = sum(answer.reward for answer in answers)
+            self._segments[-1] = replace(self._segments[-1], reward=given)
         texts = [answer.text for answer in answers]
         return self._goes_on(form.answered(self._segments[-1].tokens, texts))
 

@@ -17,6 +17,9 @@ from ppojob_trainer import durable
 
 ROWS_POINT = durable.point("rows.part", *durable.FILE_ACTS)
 
+_SEGMENT: Final = pa.struct(
+    [("tokens", pa.int32()), ("version", pa.int32()), ("reward", pa.float64())]
+)
 SCHEMA: Final = pa.schema(
     [
         ("step", pa.int64()),
@@ -33,7 +36,7 @@ SCHEMA: Final = pa.schema(
         ("truncated", pa.bool_()),
         ("response_ids", pa.list_(pa.int32())),
         ("rollout_logprobs", pa.list_(pa.float32())),
-        ("segments", pa.list_(pa.struct([("tokens", pa.int32()), ("version", pa.int32())]))),
+        ("segments", pa.list_(_SEGMENT)),
         ("figures", pa.string()),
         ("reward_values", pa.string()),
     ]
@@ -41,7 +44,8 @@ SCHEMA: Final = pa.schema(
 """Columns of every part. A `ground_truth` that is no text is JSON, and null where there is none.
 
 `segments` says which tokens of a response belong together: `version` is that of the weights that
-drew them, and null where they were given (by a tool, say) and are not trained. `figures` is a JSON
+drew them, and null where they were given (by a tool, say) and are not trained; `reward` is what a
+tool gave for a turn. `figures` is a JSON
 object of turns and calls, and null for rows of one turn. `reward_values` is
 the JSON object of what the scorers said beside the score; behind these columns stands one for each
 of its values.

@@ -99,7 +99,7 @@ class ActorRolloutWorker:
 
     def _made(self, request: Generate, trajectories: list[Trajectory]) -> Generated:
         """Keep what was generated for a request."""
-        rows = own_rows(request.first, request.prompts, request.samples, trajectories)
+        rows = self._own(request, trajectories)
         self._take_up(request.purpose, request.round, rows)
         figures = [own for own in rows.figures if own]
         return Generated(rows.experience.lengths.tolist(), rows.truncated, figures=figures)
@@ -108,9 +108,13 @@ class ActorRolloutWorker:
         first, last = (p * request.samples for p in (request.first, request.last))
         parts = [self.run_folder / request.folder / part for part in request.parts]
         rows = trajectories(read_tokens(parts, first, last))
-        own = own_rows(request.first, request.prompts, request.samples, rows)
-        self._take_up(TRAIN, request.round, own)
+        self._take_up(TRAIN, request.round, self._own(request, rows))
         return Nothing()
+
+    def _own(self, request: Generate | LoadRows, rows: list[Trajectory]) -> OwnedRows:
+        agent = self.spec.agent
+        has_turns = agent is not None and agent.tool_rewards == "add"
+        return own_rows(request.first, request.prompts, request.samples, rows, has_turns=has_turns)
 
     def _take_up(self, purpose: str, round_: int, rows: OwnedRows) -> None:
         """Keep the rows of a round; with the first one those of the step before go."""
