@@ -12,7 +12,10 @@ from ppojob_trainer.retrieval.build import build_index
 from ppojob_trainer.retrieval.corpus import StoredCorpus
 from ppojob_trainer.retrieval.index import IndexRetriever, best, open_index
 
-QUESTIONS = [f"Where does Brebin{n} live?" for n in range(60)] + ["Ulford", "miles off Basmere Orwick"]
+QUESTIONS = [f"Where does Brebin{n} live?" for n in range(60)] + [
+    "Ulford",
+    "miles off Basmere Orwick",
+]
 
 
 def test_a_query_has_the_same_bits_alone_and_among_others(index_folder: Path) -> None:

@@ -92,10 +92,17 @@ class SentenceEncoder:
 
     def __init__(self, folder: Path, settings: EncoderSettings) -> None:
         self._settings = settings
+        transformers.utils.logging.disable_progress_bar()
         try:
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True
+            )
             self._model, facts = transformers.AutoModel.from_pretrained(
-                folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+                folder,
+                dtype=torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
             )
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
             why = printable(next(iter(str(error).splitlines()), ""), 200)
