@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ppojob_trainer.data.facts import facts
+from ppojob_trainer.data.facts import write_corpus as write_facts
 from ppojob_trainer.retrieval.build import build_index
 from ppojob_trainer.retrieval.corpus import StoredCorpus
 from ppojob_trainer.retrieval.index import IndexRetriever, best, open_index
 
-QUESTIONS = [f"Where does Brebin{n} live?" for n in range(60)] + [
-    "Ulford",
-    "miles off Basmere Orwick",
-]
+QUESTIONS = ["Ulford", "miles off Basmere Orwick"]
+QUESTIONS += [f"Where does Brebin{n} live?" for n in range(60)]
 
 
 def test_a_query_has_the_same_bits_alone_and_among_others(index_folder: Path) -> None:
@@ -105,3 +105,13 @@ def test_a_scorer_of_ones_own(tmp_path: Path, write_corpus) -> None:
         with IndexRetriever(StoredCorpus(tmp_path / "i"), OneScore([*order])) as index:
             (found,) = index.search(["any"], 3)
             assert [passage.score for passage in found] == [0.5, 0.25, -1.0]
+
+
+def test_questions_about_facts_find_them(tmp_path: Path) -> None:
+    corpus, questions = facts(facts=2_000, held_out=200)
+    path = write_facts(tmp_path, corpus)
+    build_index(path, tmp_path / "i", encoder=None, tell=lambda *_: None)
+    with open_index(tmp_path / "i") as index:
+        found = index.search([row.extra_info["question"] for row in questions.held_out], 3)
+    for row, passages in zip(questions.held_out, found, strict=True):
+        assert f" {row.ground_truth['target'][0]}." in passages[0].text

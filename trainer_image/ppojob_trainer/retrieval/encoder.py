@@ -92,7 +92,10 @@ class SentenceEncoder:
 
     def __init__(self, folder: Path, settings: EncoderSettings) -> None:
         self._settings = settings
-        transformers.utils.logging.disable_progress_bar()
+        words = transformers.utils.logging
+        before = words.get_verbosity()
+        words.disable_progress_bar()
+        words.set_verbosity_error()  # weights that are missing are looked at here
         try:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True
@@ -107,6 +110,8 @@ class SentenceEncoder:
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
             why = printable(next(iter(str(error).splitlines()), ""), 200)
             raise _refused(folder, type(error).__name__, f"it cannot be loaded: {why}") from None
+        finally:
+            words.set_verbosity(before)
         missing = sorted(name for name in facts["missing_keys"] if not name.startswith(_UNUSED))
         if missing:
             raise _refused(folder, f"no weights {missing[0]}", f"{len(missing)} are missing")
