@@ -124,7 +124,11 @@ def multiply(output: Path, **options: Any) -> None:
 @data.command()
 @_output
 @click.option(
-    "--facts", default=5_000, show_default=True, type=click.IntRange(2), help="Of the corpus."
+    "--facts",
+    default=5_000,
+    show_default=True,
+    type=click.IntRange(2),
+    help="Documents of the corpus, a fact each.",
 )
 @_rows(None)
 @_validation_rows(500)

@@ -77,11 +77,7 @@ def undisturbed(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_index_is_the_undisturbed_one(inputs, undisturbed, tmp_path: Path) -> None:
     folder, once = tmp_path / "index", tmp_path / "once"
     once.mkdir()
-    points = (
-        "index.shard.rename.before@2",
-        "index.shard.write.after@2",
-        "index.manifest.rename.before",
-    )
+    points = ("index.shard.rename.before@2", "index.manifest.rename.before")
     armed = {
         "PPOJOB_ENABLE_FAILPOINTS": "1",
         "PPOJOB_FAILPOINT": ";".join(f"{point}=kill" for point in points),
