@@ -18,6 +18,8 @@ COMMANDS: Final = {
     "data": ("ppojob_cli.data", "data"),
     "model": ("ppojob_cli.model", "model"),
     "export": ("ppojob_cli.export", "export"),
+    "index": ("ppojob_cli.search", "index"),
+    "retrieve": ("ppojob_cli.search", "retrieve"),
     "status": ("ppojob_cli.cluster.status", "status"),
     "logs": ("ppojob_cli.cluster.logs", "logs"),
     "explain": ("ppojob_cli.cluster.explain", "explain"),
