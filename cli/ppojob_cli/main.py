@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "fields": ("ppojob_cli.fields", "fields"),
     "data": ("ppojob_cli.data", "data"),
     "model": ("ppojob_cli.model", "model"),
+    "tools": ("ppojob_cli.tools", "tools"),
     "export": ("ppojob_cli.export", "export"),
     "index": ("ppojob_cli.search", "index"),
     "retrieve": ("ppojob_cli.search", "retrieve"),

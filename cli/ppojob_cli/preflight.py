@@ -26,12 +26,13 @@ from ppojob_cli.validate import render_problems
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
-from ppojob_trainer.errors import ConfigError, RewardFailed
+from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.tokenizer_fit import check_tokenizer_fit
 from ppojob_trainer.pod_environment import variables_of_code
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.row_checks import row_checks
+from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.schemas import tool_schemas
 
 
@@ -93,7 +94,7 @@ def check_inputs(config: RunConfig) -> Preflight:
     found.errors += render_problems(critic.errors)
     found.warnings += render_problems(critic.warnings)
     _check_reward_model(config.spec, found)
-    found.errors += _rewards(config.spec)
+    found.errors += [*_rewards(config.spec), *_tools(config.spec)]
     found.errors += render_problems(_recording(config.spec))
     return found
 
@@ -183,5 +184,16 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
         variables = variables_of_code("reward")
         ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=variables).close()
     except (ConfigError, RewardFailed) as problem:
+        return str(problem).splitlines()
+    return []
+
+
+def _tools(spec: PPOJobSpec) -> list[str]:
+    """Load the tools once, in the same way."""
+    if spec.agent is None or not spec.agent.tools:
+        return []
+    try:
+        ToolPool(spec.agent, sandbox=spec.sandbox, variables=variables_of_code("tools")).close()
+    except (ConfigError, JobFailed) as problem:
         return str(problem).splitlines()
     return []

@@ -28,7 +28,7 @@ class WrongArguments(Exception):  # noqa: N818  the arguments are wrong
 def read_arguments(text: str, schema: Mapping[str, Json]) -> bytes:
     """JSON of the arguments, of the right types and with all that are required.
 
-    Of the schema, `type`, `properties`, `items` and `required` are read, at any depth.
+    Of the schema, `type`, `nullable`, `properties`, `items` and `required` are read, at any depth.
 
     Raises:
         WrongArguments: they are not that.
@@ -45,7 +45,7 @@ def read_arguments(text: str, schema: Mapping[str, Json]) -> bytes:
 
 def _problems(value: Json, schema: Json, where: str) -> Iterator[str]:
     """What is wrong; a part of the schema that is none is left to whoever wrote it."""
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or (value is None and schema.get("nullable") is True):
         return
     given = schema.get("type")
     types = [one for one in (given if isinstance(given, list) else [given]) if one in _TYPES]

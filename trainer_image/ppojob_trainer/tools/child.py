@@ -10,6 +10,7 @@ import inspect
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 import msgspec
@@ -24,8 +25,10 @@ from ppojob_trainer.tools.answers import for_the_model, read_answer
 from ppojob_trainer.tools.built_in import TOOLS
 from ppojob_trainer.tools.built_in.tool import Call
 from ppojob_trainer.tools.custom import BadTool, Tool, load_tool
+from ppojob_trainer.tools.describe import describe_tools
 from ppojob_trainer.tools.wire import (
     CallTool,
+    DescribeTools,
     LoadTools,
     ToolCalled,
     ToolCode,
@@ -63,9 +66,10 @@ class Tools:
         """Load all; say what is wrong with each that cannot be used."""
         self._settings = request
         problems = []
+        modules: dict[str, ModuleType] = {}
         for position, code in enumerate(request.tools):
             try:
-                self._tools.append(self._load(position, code))
+                self._tools.append(self._load(code, modules))
             except BadTool as bad:
                 problems.append(ToolProblem(position, bad.field, bad.got, bad.why, bad.allowed))
         return ToolsLoaded(problems)
@@ -89,12 +93,12 @@ class Tools:
             return ToolCalled(request.number, raised=text, where=where)
         return ToolCalled(request.number, text, reward)
 
-    def _load(self, position: int, code: ToolCode) -> _Loaded:
+    def _load(self, code: ToolCode, modules: dict[str, ModuleType]) -> _Loaded:
         if not code.path:
             return _Loaded(self._built_in(code.name), "")
         folder = str(Path(code.path).resolve().parent)
         self._neighbours.enter(folder)
-        return _Loaded(load_tool(code, position), folder)
+        return _Loaded(load_tool(code, modules), folder)
 
     def _built_in(self, name: str) -> Tool:
         tool = TOOLS[name]
@@ -124,6 +128,8 @@ def serve(requests: int, answers: int) -> None:
 
     def answer(body: bytes) -> bytes:
         request = _decode(body)
+        if isinstance(request, DescribeTools):
+            return _encode(describe_tools(request.path))
         return _encode(
             tools.load(request) if isinstance(request, LoadTools) else tools.call(request)
         )

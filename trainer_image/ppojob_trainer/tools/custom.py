@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -35,21 +36,24 @@ class BadTool(Exception):  # noqa: N818  the tool is bad
         self.allowed = allowed
 
 
-def load_tool(code: ToolCode, position: int) -> Tool:
+def load_tool(code: ToolCode, modules: dict[str, ModuleType]) -> Tool:
     """Import a file and make a tool of what is in it.
 
     Args:
         code: the tool.
-        position: among the job's tools; it is part of the module's name.
+        modules: files that were imported already; a file is imported once for all of its tools.
 
     Raises:
         BadTool: the file cannot be imported, or what is in it cannot be called so.
     """
-    verl_names.provide()
-    try:
-        module = load_module(code.path, f"ppojob_tool_{position}", pod="tools")
-    except UnusableFile as bad:
-        raise BadTool("source.path", bad.got, bad.why, bad.allowed) from None
+    module = modules.get(code.path)
+    if module is None:
+        verl_names.provide()
+        try:
+            module = load_module(code.path, f"ppojob_tools_{len(modules)}", pod="tools")
+        except UnusableFile as bad:
+            raise BadTool("source.path", bad.got, bad.why, bad.allowed) from None
+        modules[code.path] = module
     schema = msgspec.json.decode(code.schema)
     found = vars(module).get(code.function)
     if found is None:

@@ -82,6 +82,35 @@ class CallTool(msgspec.Struct, frozen=True, tag=True):
     created: bytes
 
 
+class DescribeTools(msgspec.Struct, frozen=True, tag=True):
+    """Say which tools a Python file has."""
+
+    path: str
+
+
+class Described(msgspec.Struct, frozen=True):
+    """What a function says of itself.
+
+    Attributes:
+        name: of the tool.
+        function: of the function.
+        description: what it does.
+        parameters: JSON schema of its arguments.
+    """
+
+    name: str
+    function: str
+    description: str
+    parameters: bytes
+
+
+class ToolsDescribed(msgspec.Struct, frozen=True):
+    """Answer to ``DescribeTools``."""
+
+    tools: list[Described]
+    problems: list[ToolProblem]
+
+
 class ToolCalled(msgspec.Struct, frozen=True):
     """Answer to ``CallTool``.
 
@@ -100,4 +129,4 @@ class ToolCalled(msgspec.Struct, frozen=True):
     where: str = ""
 
 
-ToolRequest = LoadTools | CallTool
+ToolRequest = LoadTools | CallTool | DescribeTools
