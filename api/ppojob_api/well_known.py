@@ -40,7 +40,7 @@ BUILT_IN_SCORERS: Final = (
 )
 
 # Tools that a model may call without a source; held to the trainer's table in the same way.
-BUILT_IN_TOOLS: Final = ("calc_gsm8k_reward", "calculator", "python")
+BUILT_IN_TOOLS: Final = ("calc_gsm8k_reward", "calculator", "python", "search")
 
 LABEL_JOB: Final = "ppojob.dev/job"
 LABEL_ROLE: Final = "ppojob.dev/role"

@@ -17,8 +17,13 @@ TOOL_RULES = rules(
 
     spec.agent.tools[] | config | NoEffect | here
         a tool that is built in has no settings; remove it, or give a source
-    when: !has(self.source) && self.name in $TOOL_WORDS
+    when: !has(self.source) && self.name in $TOOL_WORDS && self.name != 'search'
     must: self.config.size() == 0
+
+    spec.agent.tools[] | config | Required | here
+        it says what is searched; index (a folder that ppojob index made) or url, and topk
+    when: !has(self.source) && self.name == 'search'
+    must: self.config.size() > 0
 
     spec.agent.tools[] | description | Required | here
         the model is told of the tool by it; what the tool does

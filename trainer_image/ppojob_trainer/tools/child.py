@@ -19,6 +19,8 @@ from ppojob_trainer.children import guardian
 from ppojob_trainer.children.neighbours import Neighbours
 from ppojob_trainer.children.serving import answer_requests
 from ppojob_trainer.children.user_code import raised
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused
 from ppojob_trainer.tools.answers import for_the_model, read_answer
@@ -95,20 +97,31 @@ class Tools:
 
     def _load(self, code: ToolCode, modules: dict[str, ModuleType]) -> _Loaded:
         if not code.path:
-            return _Loaded(self._built_in(code.name), "")
+            return _Loaded(self._built_in(code), "")
         folder = str(Path(code.path).resolve().parent)
         self._neighbours.enter(folder)
         return _Loaded(load_tool(code, modules), folder)
 
-    def _built_in(self, name: str) -> Tool:
-        tool = TOOLS[name]
+    def _built_in(self, code: ToolCode) -> Tool:
+        tool, config = TOOLS[code.name], _decode_json(code.config)
         if tool.runs_code:
             try:
                 self._sandbox()
             except SandboxRefused as refused:
-                got = f"{name} with {refused.got}"
+                got = f"{code.name} with {refused.got}"
                 raise BadTool("name", got, refused.why, refused.allowed) from None
-        return lambda arguments, created, _: tool.answer(Call(arguments, created, self._sandbox))
+        if tool.opens is not None:
+            try:
+                tool.opens(config)
+            except ConfigError as wrong:
+                got, _, why = str(wrong).removeprefix("got ").partition(": ")
+                why, _, allowed = why.rpartition("; ")
+                raise BadTool("config", got, why, allowed) from None
+
+        def call(arguments: dict[str, Json], created: dict[str, Json], _: str) -> object:
+            return tool.answer(Call(arguments, created, config, self._sandbox))
+
+        return call
 
     def _sandbox(self) -> Sandbox:
         """The same for all calls."""

@@ -14,11 +14,13 @@ class Call:
     Attributes:
         arguments: as the schema wants them.
         created: what the row says the tool is made with.
+        config: the settings of the tool.
         sandbox: opens the one for code that a model has written; the same for all calls.
     """
 
     arguments: Mapping[str, Json]
     created: Mapping[str, Json]
+    config: Mapping[str, Json]
     sandbox: Callable[[], Sandbox]
 
 
@@ -32,12 +34,15 @@ class BuiltIn:
         description: what the model is told, where the job says nothing else.
         parameters: the same of the arguments, a JSON schema.
         runs_code: whether it needs a sandbox.
+        opens: judges its settings, and gets ready what they name; None where it has none. It raises
+            `ConfigError`.
     """
 
     answer: Callable[[Call], str | tuple[str, float]]
     description: str
     parameters: Mapping[str, Json]
     runs_code: bool = False
+    opens: Callable[[Mapping[str, Json]], None] | None = None
 
 
 def parameters(**properties: str) -> Mapping[str, Json]:
