@@ -80,6 +80,7 @@ check: setup ## lint, types, import contracts, spelling, generated files
 	$(BIN)/python -m ppojob_api.field_page | diff -u docs/fields.md -
 	$(BIN)/python -m ppojob_trainer.metrics.names | diff -u docs/metrics.md -
 	$(BIN)/python -m ppojob_trainer.rewards.page | diff -u docs/rewards.md -
+	$(BIN)/python -m ppojob_trainer.agents.formats.page | diff -u docs/agent-formats.md -
 	$(BIN)/python -m ppojob_cli.help_page | diff -u docs/command-line.md -
 
 generate: setup ## write what is generated: the CRD, the tables of fields and metrics, the help texts
@@ -87,6 +88,7 @@ generate: setup ## write what is generated: the CRD, the tables of fields and me
 	$(BIN)/python -m ppojob_api.field_page > docs/fields.md
 	$(BIN)/python -m ppojob_trainer.metrics.names > docs/metrics.md
 	$(BIN)/python -m ppojob_trainer.rewards.page > docs/rewards.md
+	$(BIN)/python -m ppojob_trainer.agents.formats.page > docs/agent-formats.md
 	$(BIN)/python -m ppojob_cli.help_page > docs/command-line.md
 
 bench: setup ## measure the claims, print a table, write bench.json

@@ -28,6 +28,10 @@ ENV_API_HOST = "KUBERNETES_SERVICE_HOST"
 ENV_API_PORT = "KUBERNETES_SERVICE_PORT"
 ENV_REWARD_VARIABLES = "PPOJOB_REWARD_VARIABLES"
 """Names, separated by spaces, of the variables of the reward pods that reward functions see."""
+ENV_TOOL_VARIABLES = "PPOJOB_TOOL_VARIABLES"
+"""The same of the tools pods, for tools."""
+VARIABLES_OF_CODE = {"reward": ENV_REWARD_VARIABLES, "tools": ENV_TOOL_VARIABLES}
+"""By the roles that run users' code."""
 ENV_DIE_WITH_PARENT = "PPOJOB_DIE_WITH_PARENT"
 """Process id of the parent, which the process must not outlive: of the runner where there is no
 kubelet, and of the supervisor for what it starts."""

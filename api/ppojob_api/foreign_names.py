@@ -91,7 +91,16 @@ filter_overlong_prompts_workers dataloader_num_workers | not needed | data is re
 return_raw_chat return_full_prompt | not needed | rows on disk hold the prompt
 image_key video_key audio_key freeze_vision_tower | not yet | pictures and sound
 custom_cls | not yet | data sets by code
-tool_config_path function_tool_path multi_turn | not yet | tools and several turns
+tool_config_path function_tool_path | spec.agent.tools | as `ppojob tools FILE` prints them
+multi_turn.enable | spec.agent | where there: true
+multi_turn.format | spec.agent.format
+interaction_config_path | not yet | simulated users
+use_inference_chat_template | not needed | the tokens that were drawn are trained on
+tokenization_sanity_check_mode | not needed | no conversation is tokenised anew
+num_repeat_rollouts | not needed | samplesPerPrompt
+agent.num_workers | not needed | rows take turns in the rank that holds the engine
+default_agent_loop agent_loop_config_path | not yet | agents by name
+custom_async_server | not needed | the engine is in the rank that drives it
 model.path | spec.model.path
 model.tokenizer_path | spec.model.tokenizerPath
 custom_chat_template | spec.model.chatTemplate | a file

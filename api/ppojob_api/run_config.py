@@ -24,6 +24,7 @@ TRAJECTORY_SECTIONS = (
     "optimizer",
     "training",
     "rollout",
+    "agent",
     "critic",
     "rewards",
     "rewardModel",

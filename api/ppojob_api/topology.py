@@ -13,7 +13,7 @@ from ppojob_api.well_known import RoleName, pod_host, pod_name
 
 Device = Literal["cpu", "cuda"]
 
-_ROLES_WITHOUT_MODEL: Final[frozenset[RoleName]] = frozenset({"controller", "reward"})
+_ROLES_WITHOUT_MODEL: Final[frozenset[RoleName]] = frozenset({"controller", "reward", "tools"})
 
 
 class PodTopology(Section):
@@ -160,6 +160,11 @@ def scores_by_functions(spec: PPOJobSpec) -> bool:
     return bool(spec.rewards) or spec.reward_model is None
 
 
+def calls_tools(spec: PPOJobSpec) -> bool:
+    """Whether there are tools that the model may call."""
+    return spec.agent is not None and bool(spec.agent.tools)
+
+
 def build(job_name: str, spec: PPOJobSpec) -> Topology:
     """The topology of a valid spec."""
     roles = [_pods_without_model(job_name, "controller", 1, 1)]
@@ -167,18 +172,21 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
     roles.append(actor)
     if spec.roles.rollout is not None:
         roles.append(_model_pods(job_name, "rollout", spec.roles.rollout))
-    is_scored = spec.rollout.replay is not None  # in another run
+    is_replayed = spec.rollout.replay is not None  # its rows have answers and scores already
     for name, role in colocatable_roles(spec.roles).items():
-        if name == "rewardModel" and is_scored:
+        if name == "rewardModel" and is_replayed:
             continue
         if role.colocate_with == "none":
             roles.append(_model_pods(job_name, name, role))
         else:
             update = {"role": name, "colocated_with": role.colocate_with}
             roles.append(actor.model_copy(update=update))
-    if scores_by_functions(spec) and not is_scored:
+    if scores_by_functions(spec) and not is_replayed:
         reward = spec.roles.reward
         roles.append(_pods_without_model(job_name, "reward", reward.replicas, reward.cpu))
+    if calls_tools(spec) and not is_replayed:
+        tools = spec.roles.tools
+        roles.append(_pods_without_model(job_name, "tools", tools.replicas, tools.cpu))
     return Topology(roles=tuple(roles))
 
 

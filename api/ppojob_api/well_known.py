@@ -11,7 +11,14 @@ SINGULAR: Final = "ppojob"
 SHORT_NAME: Final = "ppo"
 
 RoleName = Literal[
-    "controller", "actorRollout", "rollout", "reference", "critic", "rewardModel", "reward"
+    "controller",
+    "actorRollout",
+    "rollout",
+    "reference",
+    "critic",
+    "rewardModel",
+    "reward",
+    "tools",
 ]
 
 # As the role is called in names of pods and services, which know no capitals.
@@ -23,6 +30,7 @@ ROLE_SLUGS: Final[dict[RoleName, str]] = {
     "critic": "critic",
     "rewardModel": "reward-model",
     "reward": "reward",
+    "tools": "tools",
 }
 
 # Scorers that a reward may name without a source; the trainer's table is held to this by a test.
@@ -30,6 +38,9 @@ BUILT_IN_SCORERS: Final = (
     *("addition", "code", "countdown", "geometry3k", "gsm8k", "http_score", "judge", "math_dapo"),
     *("math_reward", "math_verify", "multiply", "search_r1", "search_r1_format"),
 )
+
+# Tools that a model may call without a source; held to the trainer's table in the same way.
+BUILT_IN_TOOLS: Final = ("calc_gsm8k_reward", "calculator", "python", "search")
 
 LABEL_JOB: Final = "ppojob.dev/job"
 LABEL_ROLE: Final = "ppojob.dev/role"

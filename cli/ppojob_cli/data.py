@@ -122,6 +122,29 @@ def multiply(output: Path, **options: Any) -> None:
     _make(output, generate.multiply, options)
 
 
+@data.command()
+@_output
+@click.option(
+    "--facts",
+    default=5_000,
+    show_default=True,
+    type=click.IntRange(2),
+    help="Documents of the corpus, a fact each.",
+)
+@_rows(None)
+@_validation_rows(500)
+@_seed
+def facts(output: Path, **options: Any) -> None:
+    """A corpus of made-up facts to search in, corpus.jsonl, and questions about them."""
+    from ppojob_trainer.data.facts import facts, write_corpus
+
+    with told():
+        corpus, questions = facts(**options)
+        path = write_corpus(output, corpus)
+    click.echo(f"{path}: {len(corpus)} documents")
+    _write(output, questions.train, questions.held_out)
+
+
 _input = click.option(
     "--input",
     "source",

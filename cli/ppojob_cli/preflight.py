@@ -9,6 +9,7 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_cli.agent_checks import check_agent
 from ppojob_cli.commit_checks import check_commits, uncommitted_warning
 from ppojob_cli.machine_checks import (
     check_gpus,
@@ -25,12 +26,14 @@ from ppojob_cli.validate import render_problems
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
-from ppojob_trainer.errors import ConfigError, RewardFailed
+from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.tokenizer_fit import check_tokenizer_fit
-from ppojob_trainer.pod_environment import reward_variables
+from ppojob_trainer.pod_environment import variables_of_code
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.row_checks import row_checks
+from ppojob_trainer.tools.pool import ToolPool
+from ppojob_trainer.tools.schemas import tool_schemas
 
 
 @dataclass(slots=True)
@@ -91,7 +94,7 @@ def check_inputs(config: RunConfig) -> Preflight:
     found.errors += render_problems(critic.errors)
     found.warnings += render_problems(critic.warnings)
     _check_reward_model(config.spec, found)
-    found.errors += _rewards(config.spec)
+    found.errors += [*_rewards(config.spec), *_tools(config.spec)]
     found.errors += render_problems(_recording(config.spec))
     return found
 
@@ -122,13 +125,20 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
         found.errors += unusable_files(spec.data)  # that the folder is missing has been said
         return None
     try:
-        chat = ChatTokenizer(spec.model.path, folder, spec.model.chat_template)
+        tools = tool_schemas(spec.agent)
+        chat = ChatTokenizer(spec.model.path, folder, spec.model.chat_template, tools=tools)
     except ConfigError as problem:
         found.errors += [*problem.problems, *unusable_files(spec.data)]
         return None
     with chat:
         fit = check_tokenizer_fit(chat, model.vocabulary, Path(folder), spec.rollout.stop_token_ids)
         found.errors += render_problems(fit)
+        try:
+            errors, warnings = check_agent(spec, chat)
+        except ConfigError as problem:
+            errors, warnings = list(problem.problems), []
+        found.errors += errors
+        found.warnings += warnings
         report = check_files(
             spec.data,
             chat,
@@ -171,7 +181,19 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
     if not spec.rewards:
         return []  # scorers that are built in
     try:
-        ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=reward_variables()).close()
+        variables = variables_of_code("reward")
+        ScoringPool(spec.rewards, sandbox=spec.sandbox, variables=variables).close()
     except (ConfigError, RewardFailed) as problem:
+        return str(problem).splitlines()
+    return []
+
+
+def _tools(spec: PPOJobSpec) -> list[str]:
+    """Load the tools once, in the same way."""
+    if spec.agent is None or not spec.agent.tools:
+        return []
+    try:
+        ToolPool(spec.agent, sandbox=spec.sandbox, variables=variables_of_code("tools")).close()
+    except (ConfigError, JobFailed) as problem:
         return str(problem).splitlines()
     return []

@@ -174,6 +174,19 @@ def test_abort_keeps_what_was_drawn_and_spares_the_others(behaviour: Facts) -> N
     assert behaviour["spared"]
 
 
+def test_a_text_ends_a_response_with_the_token_that_completes_it(behaviour: Facts) -> None:
+    found, pair = behaviour["by texts"], behaviour["by texts"]["pair"]
+    assert found["cut"][0][2] == "stop"
+    assert len(found["cut"][0][0]) <= 4
+    for (whole, _, reason), (tokens, logprobs, end) in zip(
+        found["whole"], found["cut"], strict=True
+    ):
+        ends = [n + 2 for n in range(len(whole)) if whole[n : n + 2] == pair]
+        assert tokens == whole[: min(ends, default=len(whole))]
+        assert len(logprobs) == len(tokens)
+        assert end == ("stop" if ends else reason)
+
+
 def test_a_phase_that_fails_leaves_an_idle_engine(behaviour: Facts) -> None:
     assert behaviour["failed"] == "ValueError: request '0': the id is already in use"
     assert behaviour["drained"]

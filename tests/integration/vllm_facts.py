@@ -23,6 +23,7 @@ from ppojob_trainer.rollout.protocol import (
     Request,
     RolloutError,
     SamplingParams,
+    StopTexts,
     generate,
 )
 from ppojob_trainer.rollout.sampling import processed_logprobs
@@ -258,6 +259,7 @@ def behaviour(folder: Path) -> dict[str, Any]:
     facts["cached"] = sorted(cached)
     facts["distinct"] = len({d.tokens for d in done})
     facts |= interruptions(opened, rows, done)
+    facts["by texts"] = ended_by_texts(opened, rows, done)
     facts["refused"] = [
         refusal(lambda: opened.submit(replace(rows[0], prompt=()))),
         refusal(lambda: opened.submit(replace(rows[0], prompt=(VOCAB,)))),
@@ -300,6 +302,18 @@ def interruptions(opened: VllmEngine, rows: list[Request], done: list[Finished])
     facts["failed"] = refusal(lambda: generate(opened, [*rows, rows[0]]))
     facts["drained"] = rows_of(generate(opened, rows)) == rows_of(done)
     return facts
+
+
+def ended_by_texts(opened: VllmEngine, rows: list[Request], done: list[Finished]) -> dict[str, Any]:
+    """Rows that end with the second of two tokens that stand behind each other, or never."""
+    first, second = done[0].tokens[2:4]
+    texts = StopTexts((f"<{first}><{second}>",), lambda ids: "".join(f"<{id_}>" for id_ in ids))
+    asked = [replace(r, sampling=replace(r.sampling, stop_texts=texts)) for r in rows]
+    return {
+        "whole": rows_of(done),
+        "cut": rows_of(generate(opened, asked)),
+        "pair": [first, second],
+    }
 
 
 def wrong_weights(opened: VllmEngine, row: Request, folder: Path) -> dict[str, Any]:

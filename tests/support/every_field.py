@@ -37,6 +37,16 @@ START: dict[str, Any] = {
             }
         ],
         "rewardModel": {"path": "/data/reward-model"},
+        "agent": {
+            "tools": [
+                {
+                    "name": "search",
+                    "source": {"path": "/data/tools.py"},
+                    "description": "Finds pages.",
+                    "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+                }
+            ]
+        },
         "roles": {
             "actorRollout": {"replicas": 2},
             "reference": {"colocateWith": "none"},

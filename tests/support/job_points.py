@@ -8,6 +8,7 @@ from pathlib import Path
 _ONLY_ON_DAMAGE = ("checkpoint.replace.",)
 # Answers of roles in pods of their own: tests/jobs/test_roles.py.
 _ONLY_BETWEEN_ROLES = (
+    "rpc.act.",
     "rpc.barrier.",
     "rpc.score_by_model.",
     "rpc.move_columns.",
@@ -22,7 +23,8 @@ def all_points() -> list[str]:
     """Names of all failpoints of the controller and of every role's ranks."""
     code = (
         "import ppojob_trainer.controller.main, ppojob_trainer.workers.actor_rollout_start, "
-        "ppojob_trainer.workers.standalone_models, ppojob_trainer.workers.reward\n"
+        "ppojob_trainer.workers.standalone_models, ppojob_trainer.workers.reward, "
+        "ppojob_trainer.workers.tools\n"
         "from ppojob_trainer import failpoints\n"
         "print('\\n'.join(failpoints.all_points()))"
     )

@@ -71,8 +71,8 @@ def write_manifest(folder: Path, tiny_folder: Path, **changes: object) -> Path:
     return manifest
 
 
-def make_tiny_folder(folder: Path, dropout: float = 0.1) -> None:
-    command = [sys.executable, MODELS, "policy", folder / "model", str(dropout)]
+def make_tiny_folder(folder: Path, dropout: float = 0.1, model: str = "policy") -> None:
+    command = [sys.executable, MODELS, model, folder / "model", str(dropout)]
     subprocess.run(command, check=True)
     draw = random.Random(0)
     for name, rows in (("train", 40), ("validation", 8)):

@@ -1,10 +1,12 @@
 """Tiny models and tokenizers in Hugging Face form, made in milliseconds.
 
 Run for a model as a process that starts jobs wants it, without loading torch itself:
-`python tiny_models.py policy FOLDER DROPOUT` or `python tiny_models.py classifier POLICY FOLDER`.
+`python tiny_models.py policy FOLDER DROPOUT`, `talker FOLDER DROPOUT` or
+`classifier POLICY FOLDER`.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -38,6 +40,12 @@ TWO_LAYERS = {
 """Of a model whose numbers are compared: large enough weights for attention to matter."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
+CALLS = [
+    f'<tool_call>\n{{"name": "add", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
+    for a in range(1, 9)
+    for b in range(1, 9)
+]
+"""Tokens of a model that calls a tool with one of them, as it does by chance."""
 TEMPLATE = (
     "{% for m in messages %}"
     "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
@@ -61,9 +69,15 @@ def save_model(
     return model
 
 
-def save_tokenizer(folder: Path, *, template: str = TEMPLATE, pad: str | None = "<|pad|>") -> None:
-    """Write a tokenizer of `NAMES` into a folder."""
-    tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(NAMES)}, merges=[]))
+def save_tokenizer(
+    folder: Path,
+    *,
+    template: str = TEMPLATE,
+    pad: str | None = "<|pad|>",
+    names: Sequence[str] = NAMES,
+) -> None:
+    """Write a tokenizer into a folder."""
+    tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -75,16 +89,16 @@ def save_tokenizer(folder: Path, *, template: str = TEMPLATE, pad: str | None = 
     fast.save_pretrained(folder)
 
 
-def save_policy(folder: Path, dropout: float) -> None:
+def save_policy(folder: Path, dropout: float, names: Sequence[str] = NAMES) -> None:
     """Write a model that a tiny job trains, with its tokenizer.
 
     Attention dropout draws random numbers in every update, so that a commit without the random
     state would be noticed. Heads of size 32: vLLM on the CPU wants multiples of that.
     """
-    save_tokenizer(folder)
+    save_tokenizer(folder, names=names)
     save_model(
         folder,
-        vocab_size=len(NAMES),
+        vocab_size=len(names),
         hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -112,6 +126,8 @@ def main() -> None:
     kind, first, second = sys.argv[1:]
     if kind == "policy":
         save_policy(Path(first), float(second))
+    elif kind == "talker":
+        save_policy(Path(first), float(second), [*NAMES, *CALLS])
     else:
         save_classifier(Path(first), Path(second))
 

@@ -234,6 +234,20 @@ def fsync_folder(path: Path, name: str) -> None:
         _fsync_path(path)
 
 
+def fsync_file(path: Path, name: str) -> None:
+    """Make the content of a file durable that a library has written.
+
+    Args:
+        path: the file.
+        name: a point with the act ``fsync``.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    with act(name, "fsync", path):
+        _fsync_path(path)
+
+
 def remove_tree(path: Path, name: str) -> None:
     """Remove a folder or a file; killed in between, part of it stays.
 

@@ -16,6 +16,7 @@
     |   +-- CheckpointLost       the journal knows of commits, and none can be read
     +-- RewardFailed             a reward function raised, hung or answered nonsense
     |   +-- NonFiniteReward      ... or answered NaN or infinity
+    +-- RetrievalFailed          a search service gave no usable answer
     +-- InjectedFault            raised by a failpoint in a test
 
 Every message is one line: ``where: got <value>: why; what is allowed``.
@@ -180,6 +181,10 @@ class NonFiniteReward(RewardFailed):
     ) -> None:
         self.value = value
         super().__init__(where, f"got {value}: {why}", row=row, response=response)
+
+
+class RetrievalFailed(PPOJobError):
+    """A service that finds passages gave no usable answer, however often it was asked."""
 
 
 class InjectedFault(PPOJobError):

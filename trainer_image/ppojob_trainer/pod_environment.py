@@ -113,9 +113,9 @@ def _parent_pid() -> int | None:
     return _number(name) if os.environ.get(name) else None
 
 
-def reward_variables() -> tuple[str, ...]:
-    """Names of the variables that reward functions may see besides the few that all need."""
-    return tuple(os.environ.get(contract.ENV_REWARD_VARIABLES, "").split())
+def variables_of_code(role: RoleName) -> tuple[str, ...]:
+    """Names of the variables that reward functions, or tools, may see besides the few of all."""
+    return tuple(os.environ.get(contract.VARIABLES_OF_CODE[role], "").split())
 
 
 def read_pod_environment() -> PodEnvironment:

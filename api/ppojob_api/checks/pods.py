@@ -98,7 +98,11 @@ def _is_free(volume: PodVolume) -> bool:
 _PODS = ("spec.pods",)
 POD_CHECKS = (
     Check(
-        without_pods, (*_PODS, "spec.roles", "spec.algorithm", "spec.rewards", "spec.rewardModel")
+        without_pods,
+        (
+            *_PODS,
+            *(f"spec.{part}" for part in ("roles", "algorithm", "rewards", "rewardModel", "agent")),
+        ),
     ),
     Check(overrides, (*_PODS, "spec.scheduling.type")),
     Check(volumes, _PODS),

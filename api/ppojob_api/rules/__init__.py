@@ -12,6 +12,7 @@ from ppojob_api.rules.roles import ROLE_RULES
 from ppojob_api.rules.rollout_correction import ROLLOUT_CORRECTION_RULES
 from ppojob_api.rules.rule import Rule, given
 from ppojob_api.rules.run import CHECKPOINT_RULES, LENGTH_RULES, SAMPLING_RULES
+from ppojob_api.rules.tools import TOOL_RULES
 from ppojob_api.run_config import TRAJECTORY_SECTIONS
 from ppojob_api.shape import members
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -81,6 +82,7 @@ RULES = (
     *LENGTH_RULES,
     *CHECKPOINT_RULES,
     *SAMPLING_RULES,
+    *TOOL_RULES,
     *ROLE_RULES,
     *POD_RULES,
     *IMMUTABLE_RULES,

@@ -3,7 +3,7 @@
 from typing import Final
 
 from ppojob_api.rules.rule import either, given, rules, untouched
-from ppojob_api.v1alpha1.roles import RewardRole
+from ppojob_api.v1alpha1.roles import CodePods
 from ppojob_api.v1alpha1.rollout import ValidationSamplingSpec
 
 VALIDATION_METRICS: Final = ("val-core/", "val-aux/")
@@ -223,5 +223,5 @@ SAMPLING_RULES = rules(
     LEAST=str(LEAST_TEMPERATURE),
     LIMIT=str(VLLM_TEMPERATURE_LIMIT),
     VALIDATION_UNTOUCHED=untouched(ValidationSamplingSpec, prefix="rollout.validation."),
-    REWARD_UNTOUCHED=untouched(RewardRole, prefix="roles.reward."),
+    REWARD_UNTOUCHED=untouched(CodePods, prefix="roles.reward."),
 )

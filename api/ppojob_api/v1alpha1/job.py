@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.critic import CriticSpec
 from ppojob_api.v1alpha1.pod_settings import PodSettings
@@ -66,6 +67,9 @@ class PPOJobSpec(Section):
 
     rollout: RolloutSpec = RolloutSpec()
     """How responses are generated."""
+
+    agent: AgentSpec | None = None
+    """Rows of several turns, with tools; absent: each row is one response."""
 
     critic: CriticSpec | None = None
     """The value model, type ppo only; absent: the defaults when the algorithm has one."""

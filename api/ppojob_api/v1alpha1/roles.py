@@ -53,14 +53,14 @@ class ColocatableRole(RolePods):
     have an effect. verl: always colocated."""
 
 
-class RewardRole(Section):
-    """Pods that score responses; they run users' code and hold no model."""
+class CodePods(Section):
+    """Pods that run users' code and hold no model."""
 
     replicas: Replicas = 1
     """Pods."""
 
     cpu: Threads = 1
-    """CPU cores of a pod, and scoring processes in it. verl: reward.num_workers."""
+    """CPU cores of a pod, and processes in it that run that code. verl: reward.num_workers."""
 
 
 class RolesSpec(Section):
@@ -81,5 +81,8 @@ class RolesSpec(Section):
     reward_model: ColocatableRole | None = None
     """The model of spec.rewardModel; absent: colocated with actorRollout when there is one."""
 
-    reward: RewardRole = RewardRole()
+    reward: CodePods = CodePods()
     """Where responses are scored."""
+
+    tools: CodePods = CodePods()
+    """Where the tools of `agent` are called."""

@@ -150,7 +150,7 @@ def _container(
             *({"name": name, **_value(config, value)} for name, value in pod.environment.items()),
             *_home(settings),
             *_api_access(role.role),
-            *_reward_variables(role.role, settings),
+            *_variables_of_code(role.role, settings),
             *(_variable(one) for one in settings.env),
         ],
         "ports": _ports(role.role),
@@ -197,12 +197,12 @@ def _api_access(role: RoleName) -> list[dict[str, Any]]:
     return [{"name": contract.ENV_SERVICE_ACCOUNT, "value": _SERVICE_ACCOUNT}]
 
 
-def _reward_variables(role: RoleName, settings: PodSettings) -> list[dict[str, Any]]:
-    """Which variables are for the functions that score; of ours they see none."""
-    if role != "reward" or not settings.env:
+def _variables_of_code(role: RoleName, settings: PodSettings) -> list[dict[str, Any]]:
+    """Which variables are for reward functions, or tools; of ours they see none."""
+    told_by = contract.VARIABLES_OF_CODE.get(role)
+    if told_by is None or not settings.env:
         return []
-    names = " ".join(one.name for one in settings.env)
-    return [{"name": contract.ENV_REWARD_VARIABLES, "value": names}]
+    return [{"name": told_by, "value": " ".join(one.name for one in settings.env)}]
 
 
 def _ports(role: RoleName) -> list[dict[str, Any]]:

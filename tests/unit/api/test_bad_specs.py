@@ -8,9 +8,10 @@ from bad_specs import GOOD_JOB, Case, changed_job, read_table
 
 from ppojob_api import validation
 from ppojob_api.problem import Problem
-from ppojob_api.well_known import BUILT_IN_SCORERS
+from ppojob_api.well_known import BUILT_IN_SCORERS, BUILT_IN_TOOLS
 from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rollout.protocol import SamplingParams
+from ppojob_trainer.tools.built_in import TOOLS
 
 CASES = read_table()
 
@@ -66,6 +67,10 @@ def test_a_file_needs_a_name_and_not_what_a_server_would_make_one_of() -> None:
 
 def test_built_in_scorers_are_the_trainers() -> None:
     assert sorted(SCORERS) == list(BUILT_IN_SCORERS)
+
+
+def test_built_in_tools_are_the_trainers() -> None:
+    assert sorted(TOOLS) == list(BUILT_IN_TOOLS)
 
 
 @pytest.mark.parametrize("temperature", [1e-9, 0.005, 0.0099])

@@ -116,7 +116,7 @@ def test_sections_that_decide_the_weights_are_immutable() -> None:
         if rule["rule"].endswith(f"self.{name} == oldSelf.{name})")
     }
     assert inside | above == set(run_config.TRAJECTORY_SECTIONS)
-    assert above == {"critic", "rewardModel"}
+    assert above == {"agent", "critic", "rewardModel"}
 
 
 def test_the_volume_of_a_run_is_immutable() -> None:

@@ -16,6 +16,7 @@ SECTIONS = {
     "optimizer",
     "training",
     "rollout",
+    "agent",
     "critic",
     "rewards",
     "rewardModel",
@@ -41,6 +42,9 @@ OURS = {
     "spec.roles.actorRollout.cpu",
     "spec.roles.actorRollout.parallelism.tensor",
     "spec.roles.reward.replicas",
+    *("spec.roles.tools.replicas", "spec.roles.tools.cpu"),
+    *("spec.agent.tools.timeLimitSeconds", "spec.agent.turnTokens"),
+    *("spec.agent.toolSteps", "spec.agent.toolFailure"),
     # verl has one key for all of its losses, which stands at that of the clipped one.
     *(
         f"spec.algorithm.policyLoss.{loss}.{field}{side}"

@@ -118,10 +118,24 @@ def test_a_reward_model_alone_needs_no_reward_pods() -> None:
     assert build({**model, "rewards": [{"function": "gsm8k"}]}).has("reward")
 
 
+def test_pods_of_tools() -> None:
+    agent = {"agent": {"tools": [{"name": "calculator"}]}}
+    tools = build(agent, tools={"replicas": 2, "cpu": 4}).role("tools")
+    assert [pod.host for pod in tools.pods] == [f"sum-tools-{n}.sum-tools" for n in (0, 1)]
+    assert (tools.ranks_per_pod, tools.threads_per_rank) == (1, 4)
+    assert build(agent).num_devices == 1
+    assert not build({"agent": {}}).has("tools")
+    assert not build({**agent, "rollout": {"replay": "runs/a"}}).has("tools")
+
+
 def test_absent_role() -> None:
     assert not build().has("critic")
     with pytest.raises(KeyError, match="critic"):
         build().role("critic")
+
+
+def test_the_longest_name_of_a_job_is_what_it_was() -> None:
+    assert JOB_NAME_LIMIT == 38
 
 
 @pytest.mark.parametrize("role", ROLE_SLUGS)

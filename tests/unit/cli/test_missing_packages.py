@@ -48,6 +48,8 @@ def test_validate_goes_without_them_offline() -> None:
         ("run --help", "msgspec"),
         ("data addition --output addition", "pyarrow"),
         ("model owner/name --output model", "huggingface_hub"),
+        ("index corpus.jsonl --output index", "msgspec"),
+        ("retrieve index", "msgspec"),
         ("export run --output export", "torch"),
     ],
 )

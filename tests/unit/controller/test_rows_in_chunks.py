@@ -132,7 +132,7 @@ def test_what_is_read_back_is_what_was_written(written, batch: Batch):
     for first, last in ((0, 5), (1, 3), (4, 5)):
         rows = trajectories(read_tokens(parts, first * SAMPLES, last * SAMPLES))
         found, expected = own_rows(first, prompts[first:last], SAMPLES, rows), rows_of(first, last)
-        assert (found.segments, found.truncated) == (expected.segments, expected.truncated)
+        assert (found.spans, found.truncated) == (expected.spans, expected.truncated)
         for column in ("response_tokens", "lengths", "mask", "rollout_logprobs"):
             ours, theirs = getattr(found.experience, column), getattr(expected.experience, column)
             assert torch.equal(ours, theirs)

@@ -9,10 +9,12 @@ from click.testing import CliRunner
 from ppojob_cli.data import data
 from ppojob_trainer.data import generate
 from ppojob_trainer.data.checks import check_files
+from ppojob_trainer.data.facts import facts
 from ppojob_trainer.data.generate import addition, countdown, multiply
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.arithmetic import evaluate
 from ppojob_trainer.rewards.row_checks import RoutedChecks
+from ppojob_trainer.rewards.search_r1 import search_r1
 
 # Made up here, in the form of the data set.
 PROBLEMS = [
@@ -279,3 +281,44 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         status, told = run(*arguments)
         assert status == 2
         assert where.rstrip(": ") in told
+
+
+def test_a_corpus_of_facts_answers_its_questions(tmp_path: Path) -> None:
+    command = ("facts", "--facts", 400, "--rows", 300, "--validation-rows", 50, "--output")
+    status, told = run(*command, tmp_path / "a")
+    assert status == 0, told
+    assert told.splitlines()[0] == f"{tmp_path}/a/corpus.jsonl: 400 documents"
+    run(*command, tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    run(*command, tmp_path / "c", "--seed", 1)
+    assert contents(tmp_path / "c") != contents(tmp_path / "a")
+
+    lines = (tmp_path / "a" / "corpus.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["contents"] for line in lines]
+    names = [text.partition("\n")[0].strip('"') for text in texts]
+    assert len(set(names)) == len(names) == 400
+    asked = []
+    for split, count in (("train", 300), ("test", 50)):
+        rows = pq.read_table(tmp_path / "a" / f"{split}.parquet").to_pylist()
+        assert len(rows) == count
+        for row in rows:
+            question = row["extra_info"]["question"]
+            assert row["data_source"] == "searchR1_facts"
+            assert row["prompt"][0]["content"].endswith(f"Question: {question}\n")
+            (target,) = row["reward_model"]["ground_truth"]["target"]
+            (named,) = [number for number, name in enumerate(names) if name in question]
+            assert f" {target}." in texts[named]
+            answer = f"<answer>The {target.upper()}</answer>"
+            scored = search_r1(answer, row["reward_model"]["ground_truth"])
+            assert scored["score"] == 1.0
+            asked.append(question)
+    assert len(set(asked)) == 350
+
+
+def test_more_questions_than_facts_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--rows: got 90 and 20 held out: there are 100 facts;"):
+        facts(facts=100, rows=90, held_out=20)
+    with pytest.raises(ConfigError, match=r"--rows: got 0 and 100 held out: "):
+        facts(facts=100, held_out=100)
+    with pytest.raises(ConfigError, match=r"--facts: got 999999: there are \d+ names; "):
+        facts(facts=999_999, held_out=1)

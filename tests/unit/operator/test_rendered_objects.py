@@ -35,9 +35,10 @@ def rendered(job: Job) -> list[dict[str, Any]]:
     return [*surroundings(job, config), *bindings(job), *keys, *sets]
 
 
-def pod_specs(*items: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def pod_specs(*items: dict[str, Any], **sections: Any) -> dict[str, dict[str, Any]]:
     """The pod specs of a job with these settings, by role."""
-    sets = [one for one in rendered(make_job(pods=list(items))) if one["kind"] == "StatefulSet"]
+    job = make_job(pods=list(items), **sections)
+    sets = [one for one in rendered(job) if one["kind"] == "StatefulSet"]
     return {
         one["metadata"]["labels"]["ppojob.dev/role"]: one["spec"]["template"]["spec"]
         for one in sets
@@ -181,6 +182,25 @@ def test_reward_functions_see_the_variables_of_their_pods_and_no_other() -> None
     assert variables(specs["reward"])["PPOJOB_REWARD_VARIABLES"] == "LEVEL TOKEN"
     assert "PPOJOB_REWARD_VARIABLES" not in variables(specs["controller"])
     assert "PPOJOB_REWARD_VARIABLES" not in variables(pod_specs()["reward"])
+
+
+def test_tools_see_the_variables_of_their_pods_and_no_other() -> None:
+    agent = {"tools": [{"name": "calculator"}]}
+    specs = pod_specs(
+        {"roles": ["tools"], "env": [{"name": "LEVEL", "value": "1"}]},
+        {"roles": ["reward"], "env": [{"name": "TOKEN", "value": "a"}]},
+        agent=agent,
+    )
+    assert variables(specs["tools"])["PPOJOB_TOOL_VARIABLES"] == "LEVEL"
+    assert "PPOJOB_REWARD_VARIABLES" not in variables(specs["tools"])
+    assert variables(specs["reward"])["PPOJOB_REWARD_VARIABLES"] == "TOKEN"
+    assert "PPOJOB_TOOL_VARIABLES" not in variables(specs["reward"])
+
+
+def test_pods_of_tools_are_like_those_that_score() -> None:
+    """No token, no right, the same volumes; but for names and their key they are the same."""
+    specs = pod_specs(agent={"tools": [{"name": "calculator"}]})
+    assert str(specs["tools"]).replace("tools", "reward") == str(specs["reward"])
 
 
 def test_a_home_of_ones_own_stands_over_ours() -> None:

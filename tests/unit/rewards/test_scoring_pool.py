@@ -9,7 +9,7 @@ from reward_functions import Source, descendants, item
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
-from ppojob_trainer.pod_environment import reward_variables
+from ppojob_trainer.pod_environment import variables_of_code
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, RewardResult
 
@@ -283,7 +283,7 @@ def test_variables_that_are_named_reach_the_functions(source, monkeypatch) -> No
         "def score(**row): return {'score': KEY == '12', 'others': 'HF_TOKEN' in os.environ}",
         whole=True,
     )
-    with ScoringPool([spec], variables=reward_variables()) as pool:
+    with ScoringPool([spec], variables=variables_of_code("reward")) as pool:
         assert pool.score([item("x")])[0].extras == {"others": 0.0, "acc": 1.0}
     with pytest.raises(
         ConfigError, match=r"reward0.py:2 <module>: importing it raised KeyError: 'JUDGE_"

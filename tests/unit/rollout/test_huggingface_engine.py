@@ -1,3 +1,6 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_models import TWO_LAYERS, make_model
@@ -9,6 +12,7 @@ from ppojob_trainer.rollout.protocol import (
     Request,
     RolloutError,
     SamplingParams,
+    StopTexts,
     generate,
 )
 
@@ -242,3 +246,25 @@ def test_hundreds_of_short_requests_run_at_once() -> None:
         engine.step()
         steps += 1
     assert steps <= 2 * tokens + 2
+
+
+def test_a_text_ends_a_response_with_the_token_that_completes_it() -> None:
+    """Text of a token: one letter of four, so that texts of two letters need two tokens."""
+
+    def decode(tokens: Sequence[int]) -> str:
+        return "".join("abcd"[token % 4] for token in tokens)
+
+    texts = StopTexts(("bc", "dd"), decode)
+    plain = [Request(f"{n}", (1,), sampling(), seed=n) for n in range(32)]
+    asked = [replace(r, sampling=replace(r.sampling, stop_texts=texts)) for r in plain]
+    ended = 0
+    for whole, cut in zip(
+        generate(tiny_engine(), plain), generate(tiny_engine(), asked), strict=True
+    ):
+        text = decode(whole.tokens)
+        ends = [text.find(stop) + 2 for stop in texts.texts if stop in text]
+        expected = min(ends, default=len(text))
+        assert cut.tokens == whole.tokens[:expected]
+        assert cut.finish_reason == ("stop" if ends else "length")
+        ended += bool(ends)
+    assert 0 < ended < 32

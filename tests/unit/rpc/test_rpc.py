@@ -378,3 +378,14 @@ def test_what_the_watch_raises_ends_the_wait(serve, caller_of):
     with pytest.raises(RuntimeError, match="the role is lost"):
         caller_of().call(Call(peer, WORK, REQUEST, ID), watch)
     counter.gate.set()
+
+
+def test_work_without_an_epoch_is_done_by_whichever_serves(serve, caller_of):
+    """Its callers do not hear that the role was started again."""
+    of_any = replace(WORK, has_epoch=False)
+    peer = serve([Route(of_any, Counter()), PINGS], epoch=3)
+    id_ = RequestId(0, 7, "act", 4)
+    answers = [caller_of().call(Call(peer, of_any, REQUEST, id_)) for _ in range(2)]
+    assert [answer.times for answer in answers] == [1, 1]
+    with_epoch = serve([Route(WORK, Counter()), PINGS], epoch=3)
+    assert refusal(caller_of(), with_epoch, WORK, REQUEST, id_).kind is ErrorKind.STALE_EPOCH

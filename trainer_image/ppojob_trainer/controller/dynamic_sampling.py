@@ -134,6 +134,7 @@ def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
         truncated=[batch.truncated[row] for batch, row in rows],
         scores=[batch.scores[row] for batch, row in rows],
         extras=[batch.extras[row] for batch, row in rows],
+        figures=[batch.figures[row] for batch, row in rows if batch.figures],
         origins=[Origin(r, position, owners[r][position]) for r, position in places],
     )
 

@@ -13,6 +13,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.row_checks import row_checks
+from ppojob_trainer.tools.schemas import tool_schemas
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,9 @@ def open_prompts(config: RunConfig, began: float, stack: contextlib.ExitStack) -
     model = Path(spec.model.path)
     tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
     template = Path(spec.model.chat_template) if spec.model.chat_template else None
-    chat = stack.enter_context(ChatTokenizer(model, tokenizer, template, began=began))
+    chat = stack.enter_context(
+        ChatTokenizer(model, tokenizer, template, began=began, tools=tool_schemas(spec.agent))
+    )
 
     def opened(files: Sequence[DataFile], max_rows: int | None) -> PromptDataset:
         rewards = row_checks(spec.rewards, has_model=spec.reward_model is not None)

@@ -17,6 +17,7 @@ from ppojob_trainer.controller.training_step import StepResult
 from ppojob_trainer.errors import StorageError
 from ppojob_trainer.metrics.sinks import Sinks
 from ppojob_trainer.metrics.step_metrics import (
+    RowFigures,
     Spread,
     StepRows,
     balance_metrics,
@@ -128,6 +129,7 @@ def step_rows(result: StepResult) -> StepRows:
         response_tokens=batch.lengths,
         finish_reasons=["length" if truncated else "stop" for truncated in batch.truncated],
         extras=batch.values(),
+        figures=[msgspec.json.decode(own, type=RowFigures) for own in batch.figures],
     )
 
 

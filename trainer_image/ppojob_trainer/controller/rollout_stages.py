@@ -17,7 +17,8 @@ from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.rpc.chunks import CHUNK_BYTES, chunks
-from ppojob_trainer.rpc.messages.rollout import Generate, LoadRows
+from ppojob_trainer.rpc.messages.agents import ToolsPeer
+from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, LoadRows
 from ppojob_trainer.rpc.messages.rows import WriteRows
 from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, WRITE_ROWS
 from ppojob_trainer.rpc.wire import RequestId, encode
@@ -33,6 +34,8 @@ class RolloutStages:
         scoring: says what they are worth.
         tape: keeps them.
         chunk_bytes: of what an owner is told at once of rows to write.
+        has_turns: whether rows have several turns.
+        tools: makes the calls of rows; None where there are no tools.
     """
 
     roles: Roles
@@ -40,6 +43,8 @@ class RolloutStages:
     scoring: Scoring
     tape: RowTape
     chunk_bytes: int = CHUNK_BYTES
+    has_turns: bool = False
+    tools: RoleGroup | None = None
 
     def generate(self, batch: Batch, step: int, greedy: Batch | None = None) -> None:
         """Have the rows generated, each run of prompts on its owner; fills in lengths.
@@ -63,6 +68,7 @@ class RolloutStages:
                 samples=batch.samples,
                 round=batch.round,
                 greedy=greedy is not None,
+                conversations=self._conversations(),
             )
             for first, last in batch.shares
         ]
@@ -72,6 +78,12 @@ class RolloutStages:
         batch.take_lengths(answers)
         if greedy is not None:
             greedy.take_lengths([answer.greedy for answer in answers if answer.greedy is not None])
+
+    def _conversations(self) -> Conversations | None:
+        if not self.has_turns:
+            return None
+        ranks = self.tools.ranks if self.tools is not None else ()
+        return Conversations([ToolsPeer(r.host, r.port) for r in ranks], self.roles.rewinds)
 
     def _load(self, batch: Batch, step: int) -> None:
         """Fill in all that is known of the rows; what is trained on them, ranks take up as well."""

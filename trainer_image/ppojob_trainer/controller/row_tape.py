@@ -221,6 +221,7 @@ class RowTape:
         except (OSError, pa.ArrowException) as error:
             raise DamagedCommit(folder.name, f"cannot be read: {error}") from error
         batch.lengths, batch.truncated = found.lengths, found.truncated
+        batch.figures = found.figures if any(found.figures) else []
         batch.take_scores(
             [
                 RowScore(row, score, values)

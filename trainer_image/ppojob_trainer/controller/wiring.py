@@ -65,7 +65,7 @@ def build_loop(
     config, run_folder = environment.config, environment.run_folder
     spec, root = config.spec, run_folder / CHECKPOINTS_FOLDER
     store = CommitStore(
-        root, job_uid=config.uid, config=config.trajectory_json(), files=_reward_files(spec)
+        root, job_uid=config.uid, config=config.trajectory_json(), files=_code_files(spec)
     )
     journal = Journal(root / JOURNAL_NAME)
     began = journal.began()
@@ -74,7 +74,14 @@ def build_loop(
     roles = _roles(environment, stop, stack)
     actor = roles.group("actorRollout")
     tape = _tape(spec, journal, run_folder, store.settings, prompts)
-    stages = RolloutStages(roles, actor, _scoring(environment, roles, began), tape)
+    stages = RolloutStages(
+        roles,
+        actor,
+        _scoring(environment, roles, began),
+        tape,
+        has_turns=spec.agent is not None,
+        tools=_hosts(environment, roles).get("tools"),
+    )
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
     records = Records(_sinks(spec, run_folder, shown, stack), run_folder)
     total_steps = steps_of_run(spec, len(prompts.train))
@@ -116,13 +123,15 @@ def build_loop(
     )
 
 
-def _reward_files(spec: PPOJobSpec) -> dict[str, str]:
-    """Digests of the reward functions' files, of those that the controller's pod can read."""
+def _code_files(spec: PPOJobSpec) -> dict[str, str]:
+    """Digests of the files of reward functions and tools that the controller's pod can read."""
+    rewards = [one.source.path for one in spec.rewards if one.source is not None]
+    tools = spec.agent.tools if spec.agent is not None else ()
     found = {}
-    for reward in spec.rewards:
-        if reward.source is not None and reward.source.path is not None:
+    for path in (*rewards, *(one.source.path for one in tools if one.source is not None)):
+        if path is not None:
             with contextlib.suppress(OSError):
-                found[reward.source.path] = sha256_of(Path(reward.source.path))[1]
+                found[path] = sha256_of(Path(path))[1]
     return found
 
 

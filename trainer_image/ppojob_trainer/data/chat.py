@@ -2,17 +2,22 @@
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from tokenizers import AddedToken, Tokenizer
 
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, TemplateRenderer
 from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
 from ppojob_trainer.json_value import Json
 
-_OURS = frozenset({"messages", "add_generation_prompt", "continue_final_message", "tokenize"})
+_OURS = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
+)
+Tools = Sequence[Mapping[str, Json]]
+"""Schemas of tools, in OpenAI's form, as a template sees them in its variable ``tools``."""
 
 
 class ChatTokenizer(Closeable):
@@ -31,6 +36,7 @@ class ChatTokenizer(Closeable):
         began: what a template's ``strftime_now`` tells, in unix seconds, and it tells it in UTC:
             the time at which a run began, or whoever goes on with it, on another day or machine,
             sees other prompts. None for the time of this call.
+        tools: schemas of what the model may call; prompts tell them.
 
     Attributes:
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
@@ -48,6 +54,7 @@ class ChatTokenizer(Closeable):
         *,
         setting: str = "spec.model.chatTemplate",
         began: float | None = None,
+        tools: Tools = (),
     ) -> None:
         model = Path(model_folder)
         files = read_tokenizer_files(
@@ -57,6 +64,7 @@ class ChatTokenizer(Closeable):
         )
         self._files = files
         self._setting = setting
+        self._tools = tools
         self._renderer: TemplateRenderer | None = None
         if files.chat_template is not None:
             self._renderer = TemplateRenderer(
@@ -68,8 +76,9 @@ class ChatTokenizer(Closeable):
     @property
     def digest(self) -> str:
         """SHA-256, in hex, of all that decides which ids a text gets."""
-        told = [self._files.tokenizer.to_str(), dict(self._files.special_tokens)]
-        body = msgspec.json.encode([*told, self._files.chat_template], order="sorted")
+        told: list[object] = [self._files.tokenizer.to_str(), dict(self._files.special_tokens)]
+        told += [self._files.chat_template, *([self._tools] if self._tools else [])]
+        body = msgspec.json.encode(told, order="sorted")
         return hashlib.sha256(body).hexdigest()
 
     @property
@@ -82,6 +91,22 @@ class ChatTokenizer(Closeable):
         """Texts of all special tokens of the vocabulary."""
         added = self._files.tokenizer.get_added_tokens_decoder()
         return tuple(token.content for token in added.values() if token.special)
+
+    @property
+    def added_tokens(self) -> dict[int, AddedToken]:
+        """Tokens that no text is merged into, by id; most are special."""
+        return dict(self._files.tokenizer.get_added_tokens_decoder())
+
+    @property
+    def template(self) -> tuple[str, str]:
+        """The chat template, empty where there is none, and where it is from."""
+        return self._files.chat_template or "", self._files.template_file
+
+    def without_tokens(self, texts: Collection[str]) -> Tokenizer:
+        """The tokenizer, but that these added tokens are text as any other."""
+        body = msgspec.json.decode(self._files.tokenizer.to_str())
+        body["added_tokens"] = [one for one in body["added_tokens"] if one["content"] not in texts]
+        return Tokenizer.from_str(msgspec.json.encode(body).decode())
 
     @property
     def largest_token_id(self) -> int:
@@ -104,6 +129,7 @@ class ChatTokenizer(Closeable):
         conversations: Sequence[Messages],
         variables: Mapping[str, Json] | None = None,
         *,
+        tools: Tools | None = None,
         open_turn: bool = True,
     ) -> list[list[int] | BadChatTemplate]:
         """Tokenise several conversations; in place of one that the template refuses, why.
@@ -111,12 +137,30 @@ class ChatTokenizer(Closeable):
         Args:
             conversations: of mappings with "role" and "content".
             variables: what the template sees besides, such as ``enable_thinking``.
+            tools: schemas of what the model may call.
             open_turn: end with the header of the assistant's next turn.
 
         Raises:
             BadChatTemplate: what concerns all of them: the template is missing, wrong or too slow.
             JobFailed: its process cannot start, or is killed again and again by something else.
         """
+        rendered = self.render_chats(conversations, variables, tools=tools, open_turn=open_turn)
+        texts = [outcome if isinstance(outcome, str) else "" for outcome in rendered]
+        encodings = self._files.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [
+            encoding.ids if isinstance(outcome, str) else outcome
+            for outcome, encoding in zip(rendered, encodings, strict=True)
+        ]
+
+    def render_chats(
+        self,
+        conversations: Sequence[Messages],
+        variables: Mapping[str, Json] | None = None,
+        *,
+        tools: Tools | None = None,
+        open_turn: bool = True,
+    ) -> list[str | BadChatTemplate]:
+        """The texts that `encode_chats` tokenises."""
         given = variables or {}
         taken = sorted(_OURS & given.keys())
         if taken:
@@ -125,16 +169,14 @@ class ChatTokenizer(Closeable):
                 "itself; other variables of the template"
             )
         variables = {**self._files.special_tokens, **given}
-        rendered = self._template().render(conversations, variables, open_turn=open_turn)
-        texts = [outcome if isinstance(outcome, str) else "" for outcome in rendered]
-        encodings = self._files.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [
-            encoding.ids if isinstance(outcome, str) else outcome
-            for outcome, encoding in zip(rendered, encodings, strict=True)
-        ]
+        if tools:
+            variables["tools"] = [dict(tool) for tool in tools]
+        return self._template().render(conversations, variables, open_turn=open_turn)
 
     def encode_prompts(
-        self, prompts: Sequence[str | Messages], variables: Mapping[str, Json] | None = None
+        self,
+        prompts: Sequence[str | Messages],
+        variables: Mapping[str, Json] | None = None,
     ) -> list[list[int] | BadChatTemplate]:
         """Tokenise prompts of both kinds: text as it is, messages by the template.
 
@@ -145,7 +187,7 @@ class ChatTokenizer(Closeable):
         chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
         encodings = self._files.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         of_texts = iter([encoding.ids for encoding in encodings])
-        of_chats = iter(self.encode_chats(chats, variables) if chats else [])
+        of_chats = iter(self.encode_chats(chats, variables, tools=self._tools) if chats else [])
         return [next(of_texts if isinstance(prompt, str) else of_chats) for prompt in prompts]
 
     def tell_time(self, began: float) -> None:

@@ -216,6 +216,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     *_spread("response_length_non_aborted", "tokens", "lengths of responses that were not aborted"),
     Metric("response_length_non_aborted/clip_ratio", "share", "of those, ended by a length limit"),
     Metric("response/aborted_ratio", "share", "responses aborted or empty"),
+    *_spread(
+        "num_turns", "turns", "turns of a row: of the model, of what answers it, and the prompt"
+    ),
+    *_spread("tool_call_counts", "calls", "calls of tools in a row"),
+    Metric("tool/failed_share", "share", "of calls, those that failed"),
+    Metric("response/given_share", "share", "of response tokens, those that tools or users wrote"),
     *_spread("prompt_length", "tokens", "prompt lengths"),
     Metric("prompt_length/clip_ratio", "share", "prompts as long as the limit"),
     Metric("global_seqlen/mean", "tokens", "mean tokens a data-parallel rank"),

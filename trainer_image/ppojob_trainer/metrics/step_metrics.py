@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+import msgspec
+
 _T = TypeVar("_T")
 
 ABORTED: Final = "abort"
@@ -48,6 +50,24 @@ class Spread:
         return {f"{prefix}/mean": self.mean, f"{prefix}/max": self.max, f"{prefix}/min": self.min}
 
 
+class RowFigures(msgspec.Struct, frozen=True):
+    """What a row of several turns was, besides its tokens; its scorers are told in `extra_info`.
+
+    Attributes:
+        num_turns: of the model and of what answered it, and the prompt; as verl counts.
+        tool_calls: calls that were made.
+        tool_failures: of them, those that failed.
+        tool_rewards: what tools gave for the calls, in order.
+        given_tokens: tokens of the row that the model did not write.
+    """
+
+    num_turns: int
+    tool_calls: int
+    tool_failures: int
+    tool_rewards: list[float]
+    given_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepRows:
     """What the controller knows of the step's rows, in any one order.
@@ -59,6 +79,7 @@ class StepRows:
         response_tokens: (rows,) length of each response, the end token included.
         finish_reasons: (rows,) ``stop``, ``length`` or ``abort``.
         extras: (rows,) what the reward functions gave beside the score.
+        figures: (rows,) turns and calls of each; none where rows have one turn.
     """
 
     scores: Sequence[float]
@@ -67,6 +88,7 @@ class StepRows:
     response_tokens: Sequence[int]
     finish_reasons: Sequence[str]
     extras: Sequence[Mapping[str, float | str]]
+    figures: Sequence[RowFigures] = ()
 
     def __post_init__(self) -> None:
         columns = (self.prompt_tokens, self.response_tokens, self.finish_reasons, self.extras)
@@ -113,6 +135,20 @@ def row_metrics(
         "response/aborted_ratio": _share(is_aborted),
         **Spread.of(rows.prompt_tokens).named("prompt_length"),
         "prompt_length/clip_ratio": _share(at_limit),
+        **(_turn_metrics(rows) if rows.figures else {}),
+    }
+
+
+def _turn_metrics(rows: StepRows) -> dict[str, float]:
+    """Turns and calls; the names are verl's where it has some."""
+    calls = [own.tool_calls for own in rows.figures]
+    failures = sum(own.tool_failures for own in rows.figures)
+    given = sum(own.given_tokens for own in rows.figures)
+    return {
+        **Spread.of([own.num_turns for own in rows.figures]).named("num_turns"),
+        **Spread.of(calls).named("tool_call_counts"),
+        "tool/failed_share": failures / max(1, sum(calls)),
+        "response/given_share": given / max(1, sum(rows.response_tokens)),
     }
 
 

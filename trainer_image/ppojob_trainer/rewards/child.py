@@ -20,6 +20,7 @@ import msgspec
 from ppojob_api.problem import printable
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import read_frame, write_frame
+from ppojob_trainer.children.neighbours import Neighbours
 from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.custom import (
     BadFunction,
@@ -29,7 +30,6 @@ from ppojob_trainer.rewards.custom import (
     takes_batch,
     user_frames,
 )
-from ppojob_trainer.rewards.neighbours import Neighbours
 from ppojob_trainer.rewards.results import BadResult, read_result, read_results
 from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rewards.sandbox_fusion import FusionSandbox

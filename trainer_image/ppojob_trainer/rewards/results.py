@@ -64,18 +64,18 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
         BadResult: it is anything else.
     """
     if not isinstance(value, Mapping):
-        return _number(value, "a number or a dict with a score"), {}
+        return read_number(value, "a number or a dict with a score"), {}
     if "score" not in value:
         keys = printable(", ".join(map(str, value)), _SHOWN_CHARACTERS) or "nothing"
         raise BadResult("BadRewardResult", shown(value), f'the dict has {keys} but no "score"')
-    score = _number(value["score"], '"score" is a number')
+    score = read_number(value["score"], '"score" is a number')
     extras: dict[str, float | str] = {}
     for key, extra in value.items():
         if key == "score" or extra is None:
             continue
         if not isinstance(key, str):
             raise BadResult("BadRewardResult", shown(key), "names of values are text")
-        extras[_text(key)] = _extra(extra, key)
+        extras[encodable(key)] = _extra(extra, key)
     return score, extras
 
 
@@ -106,16 +106,25 @@ def shown(value: object) -> str:
 
 def _extra(value: object, key: str) -> float | str:
     if isinstance(value, str):
-        return _text(value[:_EXTRA_CHARACTERS])
-    return _number(value, f"{key!r} is a number or text")
+        return encodable(value[:_EXTRA_CHARACTERS])
+    return read_number(value, f"{key!r} is a number or text")
 
 
-def _text(value: str) -> str:
+def encodable(value: str) -> str:
     """Text that UTF-8 can hold: half a surrogate pair becomes its number."""
     return value.encode(errors="backslashreplace").decode()
 
 
-def _number(value: object, wanted: str) -> float:
+def read_number(value: object, wanted: str) -> float:
+    """A number that float32 can hold.
+
+    Args:
+        value: whatever was given.
+        wanted: what it should be, for messages.
+
+    Raises:
+        BadResult: it is no such number.
+    """
     number = _plain(value)
     if isinstance(number, bool | int | float):
         try:

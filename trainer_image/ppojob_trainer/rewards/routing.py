@@ -111,6 +111,7 @@ SCORERS: dict[str, Scorer] = {
         (
             *("searchR1_nq", "searchR1_triviaqa", "searchR1_popqa", "searchR1_hotpotqa"),
             *("searchR1_2wikimultihopqa", "searchR1_musique", "searchR1_bamboogle"),
+            "searchR1_facts",
             *("nq", "triviaqa", "popqa", "web_questions", "hotpotqa", "2wikimultihopqa"),
             *("musique", "bamboogle", "strategyqa"),
         ),

@@ -215,9 +215,10 @@ class HuggingFaceEngine:
         for row, token, logprob in zip(batch.rows, drawn.tolist(), taken.tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
-            if token in row.request.sampling.stop_token_ids:
+            params = row.request.sampling
+            if token in params.stop_token_ids or params.ends_with(row.tokens):
                 row.finish_reason = "stop"
-            elif len(row.tokens) == row.request.sampling.max_tokens:
+            elif len(row.tokens) == params.max_tokens:
                 row.finish_reason = "length"
             if row.finish_reason is not None:
                 del self._running[row.request.request_id]

@@ -6,7 +6,8 @@ partial rollouts drive the same methods themselves.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -24,6 +25,31 @@ class RolloutError(PPOJobError):
 
 
 @dataclass(frozen=True, slots=True)
+class StopTexts:
+    """Texts that end a response, where no single token does (``</search>``).
+
+    The token that completes one is the last, and stays whole.
+
+    Attributes:
+        texts: At least one, none empty.
+        decode: Text of token ids.
+    """
+
+    texts: tuple[str, ...]
+    decode: Callable[[Sequence[int]], str]
+
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Whether the last of `tokens` completes one of the texts.
+
+        Only as many tokens are looked at as may hold one: a token has a byte at least, and one
+        more is looked at for a character that begins before the text.
+        """
+        window = max(len(text.encode()) for text in self.texts) + 4
+        tail = self.decode(tokens[-window:])
+        return any(text in tail for text in self.texts)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one response are drawn.
 
@@ -35,8 +61,9 @@ class SamplingParams:
         top_p: Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
         top_k: Keep this many of the most likely tokens; -1 keeps all.
         max_tokens: The response ends after this many tokens ("length").
-        stop_token_ids: The response ends with the first of these ("stop"). Engines know no other
-            end: a model's own end-of-sequence ids count only if they are listed here.
+        stop_token_ids: The response ends with the first of these ("stop"); a model's own
+            end-of-sequence ids count only if they are listed here.
+        stop_texts: The response ends with the first of these texts ("stop"); None for no text.
     """
 
     temperature: float
@@ -44,6 +71,11 @@ class SamplingParams:
     top_k: int
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
+    stop_texts: StopTexts | None = None
+
+    def ends_with(self, tokens: Sequence[int]) -> bool:
+        """Whether the last of a response's tokens ends it by a text."""
+        return self.stop_texts is not None and self.stop_texts.ends(tokens)
 
     def __post_init__(self) -> None:
         # Engines lift temperatures in between in silence, or divide by almost nothing.
@@ -170,11 +202,34 @@ class RolloutEngine(Protocol):
         ...
 
 
+@contextmanager
+def generation_phase(engine: RolloutEngine) -> Iterator[Callable[[Request], None]]:
+    """A generation phase: what is given submits a request.
+
+    It starts on an idle engine with an empty prefix cache, so that its result is a function of
+    weights and requests alone. After an error its requests are aborted and the engine is idle.
+
+    Raises:
+        RolloutError: If the engine is busy.
+    """
+    if engine.has_work():
+        raise RolloutError("generate: the engine still holds requests; it needs an idle one")
+    engine.reset_cache()
+    asked: list[str] = []
+
+    def submit(request: Request) -> None:
+        engine.submit(request)
+        asked.append(request.request_id)
+
+    try:
+        yield submit
+    except BaseException:
+        _drain(engine, asked)
+        raise
+
+
 def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finished]:
     """Draw all of `requests` and return them in their order: one generation phase.
-
-    The phase starts on an idle engine with an empty prefix cache, so that its result is a function
-    of weights and requests alone.
 
     Args:
         engine: An idle engine.
@@ -182,22 +237,15 @@ def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finishe
 
     Raises:
         RolloutError: If the engine is busy or loses a request.
-        ValueError: If an engine refuses a request. After any error, requests of this phase are
-            aborted and the engine is idle again.
+        ValueError: If an engine refuses a request.
     """
-    if engine.has_work():
-        raise RolloutError("generate: the engine still holds requests; it needs an idle one")
-    engine.reset_cache()
     finished: dict[str, Finished] = {}
-    try:
+    with generation_phase(engine) as submit:
         for request in requests:
-            engine.submit(request)
+            submit(request)
         while engine.has_work():
             for response in engine.step():
                 finished[response.request_id] = response
-    except BaseException:
-        _drain(engine, [request.request_id for request in requests])
-        raise
     lost = [request.request_id for request in requests if request.request_id not in finished]
     if lost:
         raise RolloutError(f"generate: the engine lost {len(lost)} requests, first {lost[0]!r}")

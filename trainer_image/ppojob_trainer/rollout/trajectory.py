@@ -41,10 +41,12 @@ class Trajectory:
     Attributes:
         segments: in order; none where the policy drew nothing.
         finish_reason: why it ended.
+        figures: JSON of what it was besides its tokens; empty for a row of one turn.
     """
 
     segments: tuple[Segment, ...]
     finish_reason: FinishReason
+    figures: bytes = b""
 
     @classmethod
     def of(cls, response: Finished) -> Trajectory:

@@ -105,6 +105,10 @@ class _Row:
     request: Request
     vllm_id: str
 
+    def ends_with(self, output: RequestOutput) -> bool:
+        """Whether what was drawn so far ends by a text."""
+        return self.request.sampling.ends_with(output.outputs[0].token_ids)
+
 
 class VllmEngine:
     """A `RolloutEngine` over vLLM's `LLMEngine`."""
@@ -174,7 +178,10 @@ class VllmEngine:
                 self._unusable = "a step failed"
                 raise
             for output in outputs:
-                ended.append((self._rows.pop(output.request_id), self._finished(output)))
+                if output.finished:
+                    ended.append((self._rows.pop(output.request_id), self._finished(output)))
+                elif self._rows[output.request_id].ends_with(output):
+                    ended.append(self._taken_out(output.request_id, VllmFinishReason.STOP))
         return [finished for _, finished in sorted(ended, key=lambda pair: pair[0].number)]
 
     def has_work(self) -> bool:
@@ -183,14 +190,8 @@ class VllmEngine:
 
     def abort(self, request_id: str) -> None:
         """See `RolloutEngine`."""
-        row = self._rows.pop(request_id, None)
-        if row is None:
-            return
-        # vLLM drops what an aborted request has drawn; its record still holds it.
-        state = self._engine.output_processor.request_states[row.vllm_id]
-        output = state.make_request_output([], None, VllmFinishReason.ABORT, None)
-        self._engine.abort_request([row.vllm_id], internal=True)
-        self._aborted.append((row, self._finished(output)))
+        if request_id in self._rows:
+            self._aborted.append(self._taken_out(request_id, VllmFinishReason.ABORT))
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine`.
@@ -253,6 +254,15 @@ class VllmEngine:
         elif parallel_state._WORLD is not None:
             parallel_state._WORLD.destroy()
             parallel_state._WORLD = None
+
+    def _taken_out(self, request_id: str, reason: VllmFinishReason) -> tuple[_Row, Finished]:
+        """End a request that vLLM would go on with; it keeps what was drawn."""
+        row = self._rows.pop(request_id)
+        # vLLM drops what an aborted request has drawn; its record still holds it.
+        state = self._engine.output_processor.request_states[row.vllm_id]
+        output = state.make_request_output([], None, reason, None)
+        self._engine.abort_request([row.vllm_id], internal=True)
+        return row, self._finished(output)
 
     def _wake(self, what: Literal["weights", "kv_cache"]) -> None:
         """Take the memory of the weights or of the cache back from the trainer."""
@@ -378,7 +388,10 @@ def _sampling(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        # Texts are looked for in what was drawn so far.
+        output_kind=RequestOutputKind.CUMULATIVE
+        if sampling.stop_texts
+        else RequestOutputKind.FINAL_ONLY,
     )
 
 

@@ -17,6 +17,9 @@ from ppojob_trainer import durable
 
 ROWS_POINT = durable.point("rows.part", *durable.FILE_ACTS)
 
+_SEGMENT: Final = pa.struct(
+    [("tokens", pa.int32()), ("version", pa.int32()), ("reward", pa.float64())]
+)
 SCHEMA: Final = pa.schema(
     [
         ("step", pa.int64()),
@@ -33,7 +36,8 @@ SCHEMA: Final = pa.schema(
         ("truncated", pa.bool_()),
         ("response_ids", pa.list_(pa.int32())),
         ("rollout_logprobs", pa.list_(pa.float32())),
-        ("segments", pa.list_(pa.struct([("tokens", pa.int32()), ("version", pa.int32())]))),
+        ("segments", pa.list_(_SEGMENT)),
+        ("figures", pa.string()),
         ("extra_info", pa.string()),
         ("reward_values", pa.string()),
     ]
@@ -42,7 +46,9 @@ SCHEMA: Final = pa.schema(
 `extra_info` is a JSON object.
 
 `segments` says which tokens of a response belong together: `version` is that of the weights that
-drew them, and null where they were given (by a tool, say) and are not trained. `reward_values` is
+drew them, and null where they were given (by a tool, say) and are not trained; `reward` is what a
+tool gave for a turn. `figures` is a JSON
+object of turns and calls, and null for rows of one turn. `reward_values` is
 the JSON object of what the scorers said beside the score; behind these columns stands one for each
 of its values.
 """
@@ -63,7 +69,7 @@ ADVANTAGES: Final = pa.schema(
 their parts. `reward` is the score with its penalties (length, KL), `advantage` the mean over the
 trained tokens."""
 
-_VERDICT: Final = ("row", "score", "response_tokens", "truncated", "reward_values")
+_VERDICT: Final = ("row", "score", "response_tokens", "truncated", "figures", "reward_values")
 _TOKENS: Final = ("row", "truncated", "response_ids", "rollout_logprobs", "segments")
 
 
@@ -76,12 +82,14 @@ class Verdicts:
         truncated: (rows,) whether the response ran into the limit.
         scores: (rows,).
         values: (rows,) JSON objects.
+        figures: (rows,) JSON of each row's figures; empty for rows of one turn.
     """
 
     lengths: list[int]
     truncated: list[bool]
     scores: list[float]
     values: list[bytes]
+    figures: list[bytes]
 
 
 def write_part(folder: Path, part: int, table: pa.Table) -> Path:
@@ -120,11 +128,13 @@ def read_verdicts(parts: Iterable[Path]) -> Verdicts:
         OSError, pyarrow.ArrowException: a part cannot be read.
     """
     columns = _read(parts, _VERDICT).to_pydict()
+    scores = columns["score"]
     return Verdicts(
         lengths=columns["response_tokens"],
         truncated=columns["truncated"],
-        scores=columns["score"],
+        scores=scores,
         values=[text.encode() for text in columns["reward_values"]],
+        figures=[(text or "").encode() for text in columns.get("figures", [""] * len(scores))],
     )
 
 
@@ -145,8 +155,10 @@ def _read(
     parts: Iterable[Path], columns: Sequence[str], first: int = 0, last: int | None = None
 ) -> pa.Table:
     wanted = [("row", ">=", first)] + ([] if last is None else [("row", "<", last)])
-    tables = [
-        pq.read_table(part, columns=list(columns), filters=wanted, use_threads=False)
-        for part in parts
-    ]
+    tables = []
+    for part in parts:
+        # Rows that an earlier version wrote have fewer columns.
+        there = set(pq.read_schema(part).names)
+        own = [name for name in columns if name in there]
+        tables.append(pq.read_table(part, columns=own, filters=wanted, use_threads=False))
     return pa.concat_tables(tables).sort_by("row")

@@ -12,6 +12,7 @@ import msgspec
 from ppojob_trainer import failpoints
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rpc.identity import PodIdentity
+from ppojob_trainer.rpc.messages.agents import Act, Acted
 from ppojob_trainer.rpc.messages.pods import PodStatus, StartRanks
 from ppojob_trainer.rpc.messages.rollout import Generate, Generated, LoadRows, SyncWeights
 from ppojob_trainer.rpc.messages.rows import (
@@ -53,6 +54,7 @@ class Method(Generic[Request, Answer]):
         limit_bytes: largest request body that is read.
         deadline_seconds: how long a caller waits; None means that the job's stage limit holds.
         once: whether it is work with a request id.
+        has_epoch: whether that id names the epoch of the role; else whichever serves takes it.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Method(Generic[Request, Answer]):
     limit_bytes: int = 64 * MEBI
     deadline_seconds: float | None = None
     once: bool = True
+    has_epoch: bool = True
 
 
 RANK_ROLES = frozenset({"actorRollout"})
@@ -81,6 +84,8 @@ PUT_TEXTS = Method(
 """No work, though it changes something: taken in beside work, and safe to repeat by its name."""
 SCORE = Method("score", Score, Scored, limit_bytes=256 * MEBI)
 SCORE_BY_MODEL = Method("score_by_model", ScoreByModel, ModelScored, limit_bytes=256 * MEBI)
+ACT = Method("act", Act, Acted, callers=RANK_ROLES, has_epoch=False)
+"""Its callers are not told when the role is started again, and whoever serves has the answer."""
 PLACE_ROWS = Method("place_rows", PlaceRows, Nothing)
 OPEN_CHANNEL = Method("open_channel", OpenChannel, Nothing)
 MOVE_ROWS = Method("move_rows", MoveRows, Nothing)
@@ -119,6 +124,7 @@ ACTOR_ROLLOUT_METHODS = (
 )
 REWARD_METHODS = (SCORE,)
 REWARD_MODEL_METHODS = (SCORE_BY_MODEL,)
+TOOLS_METHODS = (ACT,)
 
 
 @dataclass(frozen=True)
@@ -134,5 +140,10 @@ ANSWER_POINTS = {
         failpoints.declare(f"rpc.{method.name}.answer.before"),
         failpoints.declare(f"rpc.{method.name}.answer.after"),
     )
-    for method in (*ACTOR_ROLLOUT_METHODS, *REWARD_METHODS, *REWARD_MODEL_METHODS)
+    for method in (
+        *ACTOR_ROLLOUT_METHODS,
+        *REWARD_METHODS,
+        *REWARD_MODEL_METHODS,
+        *TOOLS_METHODS,
+    )
 }

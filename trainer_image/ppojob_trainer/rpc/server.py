@@ -85,8 +85,8 @@ class RpcServer:
         port: port to bind.
         keys: the role's key ring; all roles in it may connect, each method says who may call it.
         routes: what is served.
-        epoch: epoch of the role; requests with another one in their id are refused. None where
-            the process outlives epochs (supervisors).
+        epoch: epoch of the role; requests with another one in their id are refused, but for
+            methods whose ids have none. None where the process outlives epochs (supervisors).
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
@@ -257,7 +257,7 @@ class RpcServer:
                 ErrorKind.BAD_REQUEST,
                 f"{method.name}: {len(body)} bytes, at most {method.limit_bytes}",
             )
-        self._fence(caller, header)
+        self._fence(caller, header, method)
         try:
             request = self._decoders[method.name].decode(body)
         except _MALFORMED as problem:
@@ -268,7 +268,7 @@ class RpcServer:
         self._send(connection, header.call, answer, is_error=is_error)
         return None
 
-    def _fence(self, caller: str | None, header: RequestHeader) -> None:
+    def _fence(self, caller: str | None, header: RequestHeader, method: Method[Any, Any]) -> None:
         if caller == CONTROLLER:
             if header.caller_epoch < self._seen_controller_epoch:
                 raise _Refusal(
@@ -278,7 +278,9 @@ class RpcServer:
                 )
             self._seen_controller_epoch = header.caller_epoch
         request = header.request_id
-        if request is not None and self._epoch is not None and request.epoch != self._epoch:
+        if request is None or self._epoch is None or not method.has_epoch:
+            return
+        if request.epoch != self._epoch:
             raise _Refusal(
                 ErrorKind.STALE_EPOCH,
                 f"request to attempt {request.epoch} of the role, this is attempt {self._epoch}",

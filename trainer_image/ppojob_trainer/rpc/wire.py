@@ -13,7 +13,8 @@ class RequestId(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Which piece of work a call asks for; never random, so a repeated call is recognised.
 
     Attributes:
-        epoch: epoch of the role that is asked; a role that lost a rank gets the next one.
+        epoch: epoch of the role that is asked; a role that lost a rank gets the next one. 0 where
+            the method takes a request of any.
         step: step of the loop, from 1; 0 for what happens before the first step.
         stage: name of the stage, such as `update` or `validation/generate`.
         index: mini-batch or chunk within the stage.

@@ -12,13 +12,11 @@ import msgspec
 import torch
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.rollout import RolloutSpec, ValidationSamplingSpec
 from ppojob_trainer.checkpoint.export import accompany_export, export_model
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors
-from ppojob_trainer.rollout.protocol import Request, RolloutEngine, SamplingParams, generate
-from ppojob_trainer.rollout.seeds import Purpose, sample_seed
+from ppojob_trainer.rollout.protocol import RolloutEngine
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rows.row_files import read_tokens, write_part
 from ppojob_trainer.rpc import methods
@@ -32,16 +30,13 @@ from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
 from ppojob_trainer.workers.estimation import add_advantages
+from ppojob_trainer.workers.generation import GREEDY, TRAIN, Generation
 from ppojob_trainer.workers.model_stages import ModelStages
 from ppojob_trainer.workers.policy import Policy
 from ppojob_trainer.workers.reward_model import RewardModelStages
 from ppojob_trainer.workers.row_channels import batch_index
 from ppojob_trainer.workers.row_store import OwnedRows, chosen_rows, own_rows
 from ppojob_trainer.workers.rows_file import rows_table, trajectories
-
-TRAIN = "train"
-GREEDY = "greedy"
-"""Purpose of greedy responses that training is compared with; they are not trained on."""
 
 
 @dataclass
@@ -52,7 +47,8 @@ class ActorRolloutWorker:
         spec: the job.
         rank: this rank in the role's world.
         run_folder: what paths in requests are relative to.
-        engine: generates.
+        engine: generates; takes new weights.
+        generation: makes rows with it.
         policy: is trained.
         stages: of the policy, and of other models that live in this rank.
         reward_model: the reward model's, where it lives in this rank.
@@ -64,6 +60,7 @@ class ActorRolloutWorker:
     rank: int
     run_folder: Path
     engine: RolloutEngine
+    generation: Generation
     policy: Policy
     stages: ModelStages
     reward_model: RewardModelStages | None
@@ -92,75 +89,38 @@ class ActorRolloutWorker:
         return Nothing()
 
     def _generate(self, request: Generate) -> Generated:
-        requests = self._requests(request)
         greedy = msgspec.structs.replace(request, purpose=GREEDY, samples=1)
-        responses = generate(
-            self.engine, requests + (self._requests(greedy) if request.greedy else [])
-        )
-        made = [Trajectory.of(response) for response in responses]
-        answer = self._made(request, made[: len(requests)])
+        batches = [request, greedy] if request.greedy else [request]
+        made = self.generation.run(batches)
+        answers = [self._made(of, rows) for of, rows in zip(batches, made, strict=True)]
         if not request.greedy:
-            return answer
-        return msgspec.structs.replace(answer, greedy=self._made(greedy, made[len(requests) :]))
+            return answers[0]
+        return msgspec.structs.replace(answers[0], greedy=answers[1])
 
     def _made(self, request: Generate, trajectories: list[Trajectory]) -> Generated:
         """Keep what was generated for a request."""
-        rows = own_rows(request.first, request.prompts, request.samples, trajectories)
+        rows = self._own(request, trajectories)
         self._take_up(request.purpose, request.round, rows)
-        return Generated(rows.experience.lengths.tolist(), rows.truncated)
-
-    def _requests(self, request: Generate) -> list[Request]:
-        """What the engine is asked, prompt after prompt."""
-        sampling = self._sampling(request.purpose)
-        purpose: Purpose = "train" if request.purpose == TRAIN else "validation"
-        name = f"{GREEDY}/" if request.purpose == GREEDY else ""
-        return [
-            Request(
-                request_id=f"{name}{request.first + position}/{sample}",
-                prompt=tuple(prompt.tokens),
-                sampling=sampling,
-                # A prompt that comes again in a later round is not answered the same.
-                seed=sample_seed(
-                    self.spec.seed,
-                    request.step,
-                    prompt.prompt,
-                    request.round * request.samples + sample,
-                    purpose,
-                ),
-            )
-            for position, prompt in enumerate(request.prompts)
-            for sample in range(request.samples)
-        ]
+        figures = [own for own in rows.figures if own]
+        return Generated(rows.experience.lengths.tolist(), rows.truncated, figures=figures)
 
     def _load_rows(self, request: LoadRows) -> Nothing:
         first, last = (p * request.samples for p in (request.first, request.last))
         parts = [self.run_folder / request.folder / part for part in request.parts]
         rows = trajectories(read_tokens(parts, first, last))
-        own = own_rows(request.first, request.prompts, request.samples, rows)
-        self._take_up(TRAIN, request.round, own)
+        self._take_up(TRAIN, request.round, self._own(request, rows))
         return Nothing()
+
+    def _own(self, request: Generate | LoadRows, rows: list[Trajectory]) -> OwnedRows:
+        agent = self.spec.agent
+        has_turns = agent is not None and agent.tool_rewards == "add"
+        return own_rows(request.first, request.prompts, request.samples, rows, has_turns=has_turns)
 
     def _take_up(self, purpose: str, round_: int, rows: OwnedRows) -> None:
         """Keep the rows of a round; with the first one those of the step before go."""
         if round_ == 0:
             self._rows = {key: kept for key, kept in self._rows.items() if key[0] != purpose}
         self._rows[purpose, round_] = rows
-
-    def _sampling(self, purpose: str) -> SamplingParams:
-        rollout = self.spec.rollout
-        chosen: RolloutSpec | ValidationSamplingSpec = rollout.validation
-        if purpose == TRAIN:
-            chosen = rollout
-        elif purpose == GREEDY:
-            chosen = ValidationSamplingSpec()
-        ends = (*self.chat.eos_token_ids, *rollout.stop_token_ids)
-        return SamplingParams(
-            temperature=chosen.temperature,
-            top_p=chosen.top_p,
-            top_k=chosen.top_k,
-            max_tokens=self.spec.data.max_response_tokens,
-            stop_token_ids=tuple(dict.fromkeys(ends)),
-        )
 
     def _send_texts(self, request: SendTexts) -> Nothing:
         batch = request.batch

@@ -14,6 +14,7 @@ from ppojob_trainer.rollout.factory import build_engine
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
+from ppojob_trainer.workers.generation import Generation, open_turns
 from ppojob_trainer.workers.policy import open_policy
 from ppojob_trainer.workers.rank_start import open_role_world
 from ppojob_trainer.workers.reward_model import open_reward_model
@@ -36,7 +37,13 @@ def open_actor_rollout_worker(
         )
         stack.callback(engine.close)
         chat = stack.enter_context(
-            ChatTokenizer(Path(spec.model.path), Path(spec.model.tokenizer_path or spec.model.path))
+            ChatTokenizer(
+                spec.model.path,
+                spec.model.tokenizer_path or spec.model.path,
+                spec.model.chat_template,
+                # The time is the prompts': what stands between turns does not tell it.
+                began=0.0,
+            )
         )
         caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
         stack.callback(caller.close)
@@ -49,6 +56,7 @@ def open_actor_rollout_worker(
             rank=rank.rank,
             run_folder=environment.run_folder,
             engine=engine,
+            generation=Generation(spec, engine, chat, caller, open_turns(spec, chat)),
             policy=policy,
             stages=open_stages(
                 environment, world, trained={"policy": policy}, make_room=engine.sleep

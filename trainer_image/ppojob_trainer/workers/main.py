@@ -26,6 +26,10 @@ def _factory(role: RoleName) -> WorkerFactory:
         from ppojob_trainer.workers.reward import open_reward_worker
 
         return open_reward_worker
+    if role == "tools":
+        from ppojob_trainer.workers.tools import open_tools_worker
+
+        return open_tools_worker
     if role == "actorRollout":
         from ppojob_trainer.workers.actor_rollout_start import open_actor_rollout_worker
 

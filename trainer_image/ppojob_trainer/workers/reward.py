@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import msgspec
 
 from ppojob_trainer.errors import RewardFailed
-from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, reward_variables
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, variables_of_code
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
 from ppojob_trainer.rewards.wire import NotScored
@@ -62,18 +62,19 @@ def reward_items(item: ScoreItem, responses: Iterator[str]) -> list[RewardItem]:
     """The rows of an item; takes their responses."""
     truth = msgspec.json.decode(item.ground_truth)
     info = msgspec.json.decode(item.extra_info)
+    figures = [msgspec.json.decode(own) for own in item.figures] or [{}] * len(item.lengths)
     return [
         RewardItem(
             row,
             item.data_source,
             next(responses),
             truth,
-            info,
+            info | own,
             response_tokens=length,
             finish_reason="length" if is_truncated else "stop",
         )
-        for row, length, is_truncated in zip(
-            range(item.first, item.last), item.lengths, item.truncated, strict=True
+        for row, length, is_truncated, own in zip(
+            range(item.first, item.last), item.lengths, item.truncated, figures, strict=True
         )
     ]
 
@@ -88,6 +89,6 @@ def open_reward_worker(
         spec.rewards,
         sandbox=spec.sandbox,
         processes=spec.roles.reward.cpu,
-        variables=reward_variables(),
+        variables=variables_of_code("reward"),
     ) as pool:
         yield RewardWorker(pool)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,20 @@ from torch import Tensor
 from ppojob_trainer.rollout.trajectory import Trajectory, turn_rewards
 from ppojob_trainer.rows.experience import Experience, joined
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
+
+
+class Span(NamedTuple):
+    """A segment without its tokens.
+
+    Attributes:
+        tokens: how many.
+        version: of the weights that drew them; None where they were given.
+        reward: of the turn that ends with it.
+    """
+
+    tokens: int
+    version: int | None
+    reward: float
 
 
 @dataclass
@@ -22,8 +36,9 @@ class OwnedRows:
         prompt_ids: (prompts,) their numbers in the data.
         samples: rows a prompt; row `p * samples + s` is sample `s` of prompt `p` of these.
         experience: tokens, masks and log-probabilities.
-        segments: (rows,) tokens and policy version of each segment; None for those that were given.
+        spans: (rows,) what each row is made of.
         truncated: (rows,) whether the response ran into the limit.
+        figures: (rows,) JSON of each row's figures; empty for rows of one turn.
     """
 
     first: int
@@ -31,7 +46,8 @@ class OwnedRows:
     samples: int
     experience: Experience
     truncated: list[bool]
-    segments: list[list[tuple[int, int | None]]]
+    spans: list[list[Span]]
+    figures: list[bytes]
 
     def response(self, row: int) -> tuple[list[int], list[float]]:
         """The token ids of one response, and what they were drawn with."""
@@ -83,7 +99,11 @@ def own_rows(
         samples=samples,
         experience=experience,
         truncated=[trajectory.finish_reason == "length" for trajectory in trajectories],
-        segments=[[(len(s.tokens), s.policy_version) for s in t.segments] for t in trajectories],
+        spans=[
+            [Span(len(s.tokens), s.policy_version, s.reward) for s in trajectory.segments]
+            for trajectory in trajectories
+        ],
+        figures=[trajectory.figures for trajectory in trajectories],
     )
 
 

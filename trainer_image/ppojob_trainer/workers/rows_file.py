@@ -51,7 +51,8 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                     "truncated": rows.truncated[row],
                     "response_ids": response,
                     "rollout_logprobs": logprobs,
-                    "segments": [{"tokens": n, "version": v} for n, v in rows.segments[row]],
+                    "segments": [span._asdict() for span in rows.spans[row]],
+                    "figures": rows.figures[row].decode() or None,
                     "extra_info": extra_info,
                     "reward_values": request.extras[told].decode(),
                     **{columns[name].name: _cell(columns[name], values[name]) for name in values},
@@ -80,7 +81,9 @@ def _segments(ids: list[int], logprobs: list[float], spans: list[dict[str, Any]]
         part = slice(start, start + span["tokens"])
         start = part.stop
         drawn = () if span["version"] is None else tuple(logprobs[part])
-        found.append(Segment(tuple(ids[part]), drawn, span["version"]))
+        # Rows that an earlier version wrote have no rewards of turns.
+        reward = span.get("reward") or 0.0
+        found.append(Segment(tuple(ids[part]), drawn, span["version"], reward))
     return found
 
 

@@ -2,12 +2,31 @@
 
 import msgspec
 
+from ppojob_trainer.rpc.messages.agents import ToolsPeer
+
 
 class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt by its number in the data and its token ids."""
+    """A prompt by its number in the data and its token ids.
+
+    Attributes:
+        created: what its tools are made with: JSON by tool.
+    """
 
     prompt: int
     tokens: list[int]
+    created: dict[str, bytes] = {}
+
+
+class Conversations(msgspec.Struct, frozen=True):
+    """Rows have several turns.
+
+    Attributes:
+        tools: where calls are made; none where there are no tools.
+        rewinds: how often the job went back to a commit.
+    """
+
+    tools: list[ToolsPeer]
+    rewinds: int
 
 
 class Generate(msgspec.Struct, frozen=True):
@@ -21,6 +40,7 @@ class Generate(msgspec.Struct, frozen=True):
         samples: responses a prompt.
         round: generation round of the step, from 0.
         greedy: whether each prompt has a greedy response too, a batch `greedy` of its own.
+        conversations: absent where each row is one response.
     """
 
     purpose: str
@@ -30,6 +50,7 @@ class Generate(msgspec.Struct, frozen=True):
     samples: int
     round: int = 0
     greedy: bool = False
+    conversations: Conversations | None = None
 
 
 class Generated(msgspec.Struct, frozen=True):
@@ -39,11 +60,13 @@ class Generated(msgspec.Struct, frozen=True):
         lengths: (rows,) tokens.
         truncated: (rows,).
         greedy: the same of greedy responses, where they were asked for.
+        figures: (rows,) JSON of each row's figures, where rows have several turns.
     """
 
     lengths: list[int]
     truncated: list[bool]
     greedy: "Generated | None" = None
+    figures: list[bytes] = []
 
 
 class LoadRows(msgspec.Struct, frozen=True):

@@ -45,6 +45,8 @@ class ScoreItem(msgspec.Struct, frozen=True):
         extra_info: JSON of the free fields.
         lengths: (rows,) tokens of the responses.
         truncated: (rows,) whether a response ran into the limit.
+        figures: (rows,) JSON of turns and calls, which is told with `extra_info`; none where rows
+            have one turn.
     """
 
     first: int
@@ -54,6 +56,7 @@ class ScoreItem(msgspec.Struct, frozen=True):
     extra_info: bytes
     lengths: list[int]
     truncated: list[bool]
+    figures: list[bytes] = []
 
 
 class Score(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Reward files import what lies beside them, and never what lies beside another one."""
+"""Users' files import what lies beside them, and never what lies beside another one."""
 
 import contextlib
 import sys

@@ -1,0 +1,62 @@
+"""Tools that a model may call: their names, where their code is, and what the model is told."""
+
+from ppojob_api.rules.rule import rules, untouched, words
+from ppojob_api.v1alpha1.roles import CodePods
+from ppojob_api.well_known import BUILT_IN_TOOLS
+
+TOOL_RULES = rules(
+    """
+    spec.agent | tools | Duplicate | here
+        two tools have the same name; each name once
+    must: self.tools.all(one, self.tools.exists_one(other, other.name == one.name))
+
+    spec.agent.tools[] | name | NotOneOf | here
+        no tool of this name is built in; one of $TOOLS, or a source
+    when: !has(self.source)
+    must: self.name in $TOOL_WORDS
+
+    spec.agent.tools[] | config | NoEffect | here
+        a tool that is built in has no settings; remove it, or give a source
+    when: !has(self.source) && self.name in $TOOL_WORDS && self.name != 'search'
+    must: self.config.size() == 0
+
+    spec.agent.tools[] | config | Required | here
+        it says what is searched; index (a folder that ppojob index made) or url, and topk
+    when: !has(self.source) && self.name == 'search'
+    must: self.config.size() > 0
+
+    spec.agent.tools[] | description | Required | here
+        the model is told of the tool by it; what the tool does
+    when: has(self.source)
+    must: has(self.description)
+
+    spec.agent.tools[] | parameters | Required | here
+        the model is told by it what to call the tool with; a JSON schema of `type: object`
+    when: has(self.source)
+    must: self.parameters.size() > 0
+
+    spec.agent.tools[] | parameters | BadForm | here
+        arguments are an object; a JSON schema of `type: object`
+    when: self.parameters.size() > 0
+    must: has(self.parameters.type) && self.parameters.type == 'object'
+
+    spec.agent.tools[] | source.function | Required | here
+        the name of the tool ${self.name} is no name of Python; that of a function or class
+    when: has(self.source) && !has(self.source.function)
+    must: self.name.matches(r'$IDENTIFIER')
+
+    spec.agent.tools[] | source.function | BadForm | here
+        it names no function; the name of a function or class
+    when: has(self.source) && has(self.source.function)
+    must: self.source.function.matches(r'$IDENTIFIER')
+
+    spec | roles.tools | NoEffect | here
+        it has no effect without tools; remove it, or name some in agent.tools
+    when: !has(self.agent) || self.agent.tools.size() == 0
+    must: $UNTOUCHED
+    """,
+    TOOLS=", ".join(BUILT_IN_TOOLS),
+    TOOL_WORDS=words(BUILT_IN_TOOLS),
+    IDENTIFIER=r"^[^\W\d]\w*$",
+    UNTOUCHED=untouched(CodePods, prefix="roles.tools."),
+)

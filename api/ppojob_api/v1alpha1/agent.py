@@ -1,0 +1,104 @@
+"""How a row becomes a conversation: turns, tools, and their limits."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ppojob_api.v1alpha1.section import Arguments, Items, Path, Seconds, Section, Tokens
+
+ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
+ToolFormat = Literal[
+    "hermes",
+    "gpt-oss",
+    "qwen3_coder",
+    "glm",
+    "seed",
+    "minimax",
+    "kimi",
+    "deepseek_v4",
+    "gemma4",
+    "llama3_json",
+    "search_r1",
+]
+Turns = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class ToolSource(Section):
+    """Where the code of a tool comes from."""
+
+    path: Path
+    """Python file."""
+
+    function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Function, or class with verl's `execute`, in that file; absent: the tool's name."""
+
+
+class ToolSpec(Section):
+    """A tool that the model may call; what it is told of it is data, and written here."""
+
+    name: ToolName
+    """As the model calls it. verl: tool_schema.function.name."""
+
+    source: ToolSource | None = None
+    """Its code; absent: the built-in tool of that name. verl: class_name."""
+
+    description: Annotated[str, Field(max_length=16_384)] | None = None
+    """What it does, for the model; absent only where it is built in.
+    verl: tool_schema.function.description."""
+
+    parameters: Arguments = Field(default_factory=dict)
+    """JSON schema of its arguments: `type: object`, `properties`, `required`; empty: those of the
+    built-in tool. verl: tool_schema.function.parameters."""
+
+    config: Arguments = Field(default_factory=dict)
+    """Settings that the tool is made with. verl: config."""
+
+    time_limit_seconds: Seconds = 30.0
+    """Of a call; what takes longer is killed."""
+
+
+class AgentSpec(Section):
+    """Rows of several turns: the model speaks, tools answer, the model goes on.
+
+    Only what the model wrote is trained. verl: rollout.multi_turn.
+    """
+
+    tools: Annotated[Items[ToolSpec], Field(max_length=64)] = ()
+    """What the model may call. verl: multi_turn.tool_config_path."""
+
+    format: ToolFormat = "hermes"
+    """How the model writes a call. verl: multi_turn.format, hermes."""
+
+    max_assistant_turns: Turns | None = None
+    """Turns of the model in a row; absent: as many as fit.
+    verl: max_assistant_turns, null."""
+
+    max_user_turns: Turns | None = None
+    """Answers to the model in a row; absent: as many as fit. verl: max_user_turns, null."""
+
+    max_parallel_calls: Annotated[int, Field(ge=1, le=64)] = 1
+    """Calls of one turn that are made; further ones are left out.
+    verl: max_parallel_calls, 1."""
+
+    max_tool_response_characters: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    """Of an answer; longer ones are cut. verl: max_tool_response_length, 256."""
+
+    tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
+    """Where a long answer is cut: left leaves its end, right its beginning, middle both ends.
+    verl: tool_response_truncate_side, middle."""
+
+    turn_tokens: Tokens | None = None
+    """Tokens of one turn of the model; absent: what the row has left."""
+
+    tool_steps: Annotated[int, Field(ge=-1, le=1_000_000)] = 32
+    """Steps that the engine takes for other rows while a call is made. Whether an answer comes
+    early or late within them changes no bit. 0: it waits at once; -1: a turn begins when all rows
+    have ended theirs."""
+
+    tool_failure: Literal["answer", "mask", "fail"] = "answer"
+    """What becomes of a row whose tool fails: the model is told and goes on, the row is not trained
+    on, or the job fails."""
+
+    tool_rewards: Literal["tell", "add"] = "tell"
+    """What becomes of rewards that tools give: reward functions are told of them in extra_info, or
+    they are also added to the row, each on the last token of the turn that called."""

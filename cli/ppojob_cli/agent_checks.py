@@ -1,0 +1,79 @@
+"""Finds what is wrong with conversations: the template's turns, and the format of calls."""
+
+from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.agents.formats.table import FORMATS
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.turn_check import check_template
+from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.tools.schemas import tool_schemas
+
+FORMAT = "spec.agent.format"
+
+
+def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[str]]:
+    """Judge the conversations of a job; errors and warnings, a line each.
+
+    Args:
+        spec: the job.
+        chat: tokenizer and template of the policy.
+    """
+    agent = spec.agent
+    if agent is None:
+        return [], []
+    form = FORMATS[agent.format]
+    errors = _unknown_tokens(agent.format, chat)
+    if form.answer is not None:  # the format says itself what stands between two turns
+        return errors, []
+    if not chat.has_template:
+        return [*errors, _no_template(agent.format)], []
+    template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
+    schemas = tool_schemas(agent)
+    found = check_template(template, schemas, parallel=agent.max_parallel_calls, users=False)
+    warnings = []
+    if schemas and not found.shows_tools:
+        warnings.append(_tools_untold(chat))
+    return errors + ([found.refusal] if found.refusal else []), warnings
+
+
+def _unknown_tokens(name: str, chat: ChatTokenizer) -> list[str]:
+    """Tokens at which turns are to end, and which the model does not have."""
+    known = {token.content for token in chat.added_tokens.values()}
+    return [
+        str(
+            Problem(
+                FORMAT,
+                shown(name),
+                f"its turns end with {token}, which the tokenizer does not have",
+                "the format that the model was trained with",
+                ReasonCode.CONFLICT,
+            )
+        )
+        for token in FORMATS[name].stop_tokens
+        if token not in known
+    ]
+
+
+def _no_template(name: str) -> str:
+    return str(
+        Problem(
+            FORMAT,
+            shown(name),
+            "answers stand behind a turn as the chat template says, and the model has none",
+            "spec.model.chatTemplate, or format search_r1",
+            ReasonCode.REQUIRED,
+        )
+    )
+
+
+def _tools_untold(chat: ChatTokenizer) -> str:
+    _, file = chat.template
+    return str(
+        Problem(
+            file,
+            "a chat template that does not show tools",
+            "the model is not told of spec.agent.tools",
+            "fine where the prompts tell it",
+            ReasonCode.NO_EFFECT,
+        )
+    )

@@ -1,0 +1,144 @@
+"""`ppojob index` and `ppojob retrieve`: a corpus that can be searched, and a service."""
+
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import click
+
+from ppojob_cli.input_error import InputError, told
+
+if TYPE_CHECKING:
+    from ppojob_trainer.retrieval.manifest import EncoderSettings
+
+_SECONDS_BETWEEN_LINES: Final = 5.0
+
+_folder = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command()
+@click.argument("corpus", metavar="CORPUS", type=click.Path(path_type=Path))
+@click.option("--output", required=True, type=_folder, metavar="DIR", help="Folder of the index.")
+@click.option(
+    "--kind",
+    default="bm25",
+    show_default=True,
+    type=click.Choice(["bm25", "dense"]),
+    help="By words, or by the vectors of an encoder.",
+)
+@click.option("--encoder", type=_folder, metavar="FOLDER", help="Sentence encoder; dense only.")
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls"]),
+    help="Of the vectors of tokens; as the encoder's folder says, or mean.",
+)
+@click.option(
+    "--query-prefix", metavar="TEXT", help="Before each query; by the encoder's name for e5, bge."
+)
+@click.option(
+    "--passage-prefix", metavar="TEXT", help="Before each document; by the encoder's name for e5."
+)
+def index(
+    corpus: Path,
+    output: Path,
+    kind: Literal["bm25", "dense"],
+    encoder: Path | None,
+    **of_encoder: str | None,
+) -> None:
+    r"""Make an index of a corpus.
+
+    CORPUS is a file of JSON lines, {"id": "7", "contents": "\"Title\"\ntext"}, plain or gzip. The
+    same command goes on with an index that was interrupted.
+    """
+    from ppojob_trainer.retrieval.build import build_index
+
+    with told():
+        settings = _encoder_settings(kind, encoder, of_encoder)
+        try:
+            made = build_index(corpus, output, encoder=settings, tell=_Progress())
+        except KeyboardInterrupt:
+            click.echo(f"{output}: interrupted; the same command goes on", err=True)
+            raise
+    click.echo(
+        f"{output}: {made.plan.documents:,} documents, {kind}, {made.memory_bytes / 1e6:,.1f} MB"
+        " in memory"
+    )
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=_folder)
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65_535))
+@click.option(
+    "--address",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="IP",
+    help="Who reaches this address may ask; by default this machine alone.",
+)
+@click.option(
+    "--topk",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, 1_000),
+    help="Passages a query where a request does not say.",
+)
+@click.option(
+    "--encoder", type=_folder, metavar="FOLDER", help="Where a dense index's encoder lies now."
+)
+def retrieve(folder: Path, port: int, address: str, topk: int, encoder: Path | None) -> None:
+    """Serve an index as Search-R1 does: POST to /retrieve, until Ctrl-C.
+
+    DIR is a folder that `ppojob index` has written.
+    """
+    from ppojob_trainer.retrieval.http_server import retrieve_server
+    from ppojob_trainer.retrieval.index import open_index
+
+    with told():
+        retriever = open_index(folder, encoder)
+    with retriever:
+        try:
+            server = retrieve_server(retriever, address, port, topk=topk)
+        except OSError as error:
+            got = f"{address}:{port}"
+            why = f"got {got}: {error.strerror or error}"
+            raise InputError(f"--port: {why}; a free port and an own address") from None
+        with closing(server):
+            server.start()
+            click.echo(f"http://{address}:{server.port}/retrieve: {folder}")
+            sys.stdout.flush()
+            threading.Event().wait()
+
+
+def _encoder_settings(
+    kind: str, encoder: Path | None, given: dict[str, str | None]
+) -> "EncoderSettings | None":
+    options = {name: value for name, value in given.items() if value is not None}
+    if kind == "dense":
+        if encoder is None:
+            raise InputError(
+                "--encoder: got nothing: a dense index needs one; the folder of a sentence encoder"
+            )
+        from ppojob_trainer.retrieval.encoder import encoder_settings
+
+        return encoder_settings(encoder, **options)  # type: ignore[arg-type]  # click has judged
+    unused = [*(["encoder"] if encoder is not None else []), *options]
+    if unused:
+        name = unused[0].replace("_", "-")
+        raise InputError(f"--{name}: got --kind {kind}: it has no vectors; --kind dense, or none")
+    return None
+
+
+class _Progress:
+    """A line every few seconds."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def __call__(self, what: str, count: int) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _SECONDS_BETWEEN_LINES
+            click.echo(f"{count:,} documents {what}")

@@ -1,0 +1,154 @@
+"""Jobs whose rows are conversations: a model that calls a tool by chance, and is trained on it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import job_points
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+import tiny_jobs
+import tiny_models
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+TOOLS = '''
+import random, time
+
+def add(a: int, b: int) -> tuple[str, float]:
+    """Adds two numbers, sometimes slowly."""
+    time.sleep(random.uniform(0.0, {seconds}))
+    return str(a + b), 0.25
+
+def draw(a: int, b: int) -> str:
+    """Never says the same twice."""
+    with open({calls!r}, "a") as calls:
+        calls.write("x")
+    return str(random.randrange(10**6))
+'''
+REWARD = '''
+def talk(data_source, solution_str, ground_truth, extra_info):
+    """Turns, calls and what was written: all that a scorer is told of a conversation."""
+    assert len(extra_info["tool_rewards"]) == extra_info["tool_calls"]
+    digits = sum(character.isdigit() for character in solution_str)
+    return {"score": extra_info["num_turns"] + digits / 100, "calls": extra_info["tool_calls"]}
+'''
+STOPS = [len(tiny_models.NAMES) + number for number in range(len(tiny_models.CALLS))]
+ROWS = 16
+
+
+@pytest.fixture(scope="session")
+def talking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("talking")
+    tiny_jobs.make_tiny_folder(folder, model="talker")
+    (folder / "talk.py").write_text(REWARD)
+    return folder
+
+
+def manifest(
+    folder: Path, talking: Path, seconds: float = 0.0, function: str = "add", **changes: object
+) -> Path:
+    """Write the manifest of a job with a tool, and the tool."""
+    folder.mkdir(exist_ok=True)
+    tools = folder / "tools.py"
+    tools.write_text(TOOLS.format(seconds=seconds, calls=str(folder / "calls")))
+    number = {"type": "integer"}
+    tool = {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {"type": "object", "properties": {"a": number, "b": number}},
+        "source": {"path": str(tools), "function": function},
+    }
+    spec = tiny_jobs.make_manifest(talking)["spec"]
+    sections = {
+        "agent": {"tools": [tool], "toolSteps": 8, "turnTokens": 24, "toolRewards": "add"},
+        "rollout": {**spec["rollout"], "stopTokenIds": STOPS, "maxSequences": 8},
+        "data": {**spec["data"], "maxResponseTokens": 96},
+        "rewards": [{"function": "talk", "source": {"path": str(talking / "talk.py")}}],
+        "steps": {"total": 4, "validateEvery": 4},
+        "checkpoint": {"every": 2},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    return tiny_jobs.write_manifest(folder, talking, **{**sections, **changes})
+
+
+@pytest.fixture(scope="session")
+def undisturbed_talk(talking_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a job that nobody disturbed, whose tool is quick."""
+    folder = tmp_path_factory.mktemp("talk")
+    command = [sys.executable, "-m", "ppojob_cli", "run", manifest(folder, talking_folder)]
+    subprocess.run([*command, "--output", folder / "run"], check=True, capture_output=True)
+    return folder / "run"
+
+
+def test_what_is_trained_kept_and_told(undisturbed_talk: Path):
+    table = pq.read_table(undisturbed_talk / "rollouts" / "step-000001.parquet").to_pylist()
+    assert len(table) == ROWS
+    talked = [row for row in table if len(row["segments"]) > 1]
+    assert talked, "no row called its tool"
+    for row in table:
+        drawn = [s for s in row["segments"] if s["version"] is not None]
+        given = [s for s in row["segments"] if s["version"] is None]
+        assert len(drawn) - len(given) in (0, 1)
+        assert sum(s["tokens"] for s in row["segments"]) == row["response_tokens"] <= 96
+        assert row["figures"] is not None
+        start_of = 0
+        for segment in row["segments"]:
+            part = slice(start_of, start_of + segment["tokens"])
+            start_of = part.stop
+            drawn_with = row["rollout_logprobs"][part]
+            assert all(value < 0 for value in drawn_with) == (segment["version"] is not None)
+    line = run_folders.metrics(undisturbed_talk)[1]
+    assert line["num_turns/max"] > 2
+    assert line["tool_call_counts/mean"] > 0
+    assert 0 < line["response/given_share"] < 1
+    assert line["reward_extra/calls/mean"] == line["tool_call_counts/mean"]
+    assert any("add" in text for text in [row["response"] for row in talked])
+
+
+def test_neither_latency_nor_its_jitter_changes_a_bit(
+    talking_folder: Path, start, tmp_path: Path, output: Path, undisturbed_talk: Path
+):
+    start(manifest(tmp_path / "slow", talking_folder, seconds=0.2), output).succeed()
+    assert run_folders.result(output) == run_folders.result(undisturbed_talk)
+
+
+KILLED = {
+    "ranks": ("rpc.generate.answer.before@2=kill", "rpc.update.answer.before@5=kill"),
+    "tools": ("rpc.act.answer.before@3=kill", "rpc.act.answer.after@9=kill"),
+    "controller": ("controller.step.computed@2=kill",),
+    "everything": ("rpc.act.answer.after@12=kill_group",),
+}
+
+
+@pytest.mark.parametrize("points", KILLED.values(), ids=KILLED)
+def test_killed_anywhere_a_conversation_ends_as_if_nothing_had_been(
+    points, talking_folder, start, tmp_path: Path, output: Path, once: Path, undisturbed_talk: Path
+):
+    job = manifest(tmp_path / "job", talking_folder, seconds=0.05)
+    run = start(job, output, **job_points.armed(once, *points))
+    if "kill_group" in points[0]:
+        assert run.wait() == 3
+        run_folders.wait_until_gone(output)
+        run = start(job, output)
+    run.succeed()
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(output) == run_folders.result(undisturbed_talk)
+    if points == KILLED["tools"]:
+        journal = (output / "checkpoints" / "journal.jsonl").read_text()
+        assert journal.count('"rewound"') == 1, "a lost tools pod costs no step"
+
+
+def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
+    talking_folder, start, tmp_path: Path, output: Path, once: Path
+):
+    job = manifest(tmp_path / "job", talking_folder, function="draw", checkpoint={})
+    points = ("controller.step.computed@3=kill", "rpc.update.answer.before@7=kill")
+    start(job, output, **job_points.armed(once, *points)).succeed()
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    calls = (tmp_path / "job" / "calls").read_text()
+    again = tmp_path / "again"
+    start(job, again, options=("--replay", str(output))).succeed()
+    assert run_folders.result(again) == run_folders.result(output)
+    assert (tmp_path / "job" / "calls").read_text() == calls

@@ -1,0 +1,156 @@
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from ppojob_trainer.agents.formats.calls import BadCall, Call
+from ppojob_trainer.agents.formats.page import page
+from ppojob_trainer.agents.formats.table import FORMATS
+
+PAGE = Path(__file__).parents[4] / "docs" / "agent-formats.md"
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
+
+def marks_of(name: str) -> list[str]:
+    """What a call is made of: `<a>x</a>` is `<a>`, `x` and `</a>`."""
+    form = FORMATS[name].form.replace(">", ">\n").replace("<", "\n<")
+    return sorted({mark for mark in form.split("\n") if mark})
+
+
+def test_the_page_is_made_of_the_table() -> None:
+    assert PAGE.read_text() == page(), (
+        "python -m ppojob_trainer.agents.formats.page > docs/agent-formats.md"
+    )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_form_of_the_table_is_read(name: str) -> None:
+    said = "" if name == "llama3_json" else "Well, "
+    (call,) = FORMATS[name].parse(said + FORMATS[name].form, [ADD]).calls
+    assert isinstance(call, Call)
+    expected = ("add", {"a": 1, "b": 2})
+    if name == "search_r1":
+        expected = ("search", {"query": "1 and 2"})
+    assert (call.name, json.loads(call.arguments)) == expected
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_schema_may_be_anything(name: str) -> None:
+    form = FORMATS[name].form
+    for tools in ([{}], [{"function": {}}], [{"function": {"name": "add", "parameters": 5}}]):
+        assert FORMATS[name].parse(form, tools).calls
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_turn_that_repeats_a_mark_takes_no_longer_than_it_is_long(name: str) -> None:
+    """A search that starts anew at each mark takes minutes here."""
+    began = time.process_time()
+    for mark in marks_of(name):
+        for behind in ("", "\n", *marks_of(name)):
+            FORMATS[name].parse(mark * (200_000 // len(mark)) + behind, [ADD])
+    assert time.process_time() - began < 3.0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_nothing_that_a_model_writes_raises(name: str) -> None:
+    draw = random.Random(7)
+    words = [
+        *marks_of(name),
+        "add",
+        "{",
+        "}",
+        "[",
+        '"',
+        "\\ud800",
+        "\u2028",
+        "1e999",
+        "null",
+        ":",
+        " ",
+    ]
+    for _ in range(2000):
+        spoken = FORMATS[name].parse("".join(draw.choices(words, k=draw.randrange(30))), [ADD])
+        for call in spoken.calls:
+            assert call.why if isinstance(call, BadCall) else call.name
+            str(call).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>'),
+        ("hermes", "<tool_call>" + '{"name": "add", "arguments": ' + "[" * 90_000 + "</tool_call>"),
+        ("qwen3_coder", "<tool_call><function=add><parameter=a>" + "-" * 90_000 + "1</parameter>"),
+        ("gemma4", "<|tool_call>call:add{a:" + "[" * 90_000 + "}<tool_call|>"),
+        ("gemma4", "<|tool_call>call:add{" + "a:{" * 90_000 + "}<tool_call|>"),
+    ],
+)
+def test_depth_and_half_characters_are_carried(name: str, text: str) -> None:
+    for call in FORMATS[name].parse(text, [ADD]).calls:
+        str(call).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        ('{"name": "f", "parameters": {"x": 1}}', [("f", {"x": 1})], ""),
+        (' <|python_tag|>{"name": "f", "arguments": {}}\n', [("f", {})], ""),
+        (
+            '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"y": [1]}}',
+            [("f", {}), ("g", {"y": [1]})],
+            "",
+        ),
+        ('{"name": "f", "parameters": {}} as asked', [("f", {})], "as asked"),
+        ('{"name": "f"}', ["a call of f without"], ""),
+        ('{"name": "f", "parameters": {', ["a call that is no JSON"], ""),
+        ('{"name": 5, "parameters": {}}', ["a call without a"], ""),
+        ('{"temperature": 20}', [], '{"temperature": 20}'),
+        ('Like {"name": "f", "parameters": {}}', [], 'Like {"name": "f", "parameters": {}}'),
+        ("{ not JSON }", [], "{ not JSON }"),
+        ("5", [], "5"),
+    ],
+)
+def test_llama3_json(text: str, calls: list[object], content: str) -> None:
+    spoken = FORMATS["llama3_json"].parse(text, ())
+    assert spoken.content == content
+    assert len(spoken.calls) == len(calls)
+    for found, expected in zip(spoken.calls, calls, strict=True):
+        if isinstance(found, BadCall):
+            assert isinstance(expected, str)
+            assert found.why.startswith(expected)
+        else:
+            assert (found.name, json.loads(found.arguments)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "add"}</tool_call>'),
+        ("hermes", "<tool_call>add(1, 2)</tool_call>"),
+        ("gpt-oss", "<|channel|>commentary to=browser.open<|message|>{}<|call|>"),
+        ("qwen3_coder", "<tool_call><function=add"),
+        ("glm", "<tool_call></tool_call>"),
+        ("seed", "<seed:tool_call>add</seed:tool_call>"),
+        ("minimax", '<minimax:tool_call><invoke name="add" x="y"></invoke></minimax:tool_call>'),
+        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>add<|tool_call_end|>"),
+        ("gemma4", "<|tool_call>add(1, 2)<tool_call|>"),
+        ("llama3_json", '{"name": "add"}'),
+        ("search_r1", "I do not know."),
+    ],
+)
+def test_what_names_no_tool_is_told(name: str, text: str) -> None:
+    (call,) = FORMATS[name].parse(text, [ADD]).calls
+    assert isinstance(call, BadCall)
+    assert call.why

@@ -1,0 +1,258 @@
+"""Rows of several turns over a real engine: what decides a bit, and what must not."""
+
+import math
+import random
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from tiny_models import TWO_LAYERS, make_model
+
+from ppojob_trainer.agents.driver import Driver, ToolFailed
+from ppojob_trainer.agents.episode import Episode, Limits
+from ppojob_trainer.agents.turn_form import Turn
+from ppojob_trainer.metrics.step_metrics import RowFigures
+from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
+from ppojob_trainer.rollout.protocol import RolloutError, SamplingParams
+from ppojob_trainer.rollout.trajectory import Trajectory
+from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
+
+VOCAB, ENDS, ROWS = 64, tuple(range(0, 64, 4)), 16
+POOL = ThreadPoolExecutor(4)
+LIMITS = Limits(response_tokens=40, parallel_calls=2)
+
+
+def engine() -> HuggingFaceEngine:
+    no_tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    model = make_model(seed=0, vocab_size=VOCAB, **TWO_LAYERS, **no_tokens)
+    return HuggingFaceEngine(model, max_model_tokens=64, max_sequences=64)
+
+
+def rows(limits: Limits = LIMITS, number: int = ROWS) -> list[Episode]:
+    drawn = SamplingParams(1.0, 1.0, -1, 1, ENDS)
+    return [
+        Episode(f"{n}", (1, 2, n % VOCAB), drawn, lambda turn, n=n: 1000 * turn + n, limits)
+        for n in range(number)
+    ]
+
+
+class Form:
+    """Two calls where a turn ends with a multiple of sixteen, a reply where it is one of eight."""
+
+    def read(self, tokens: Sequence[int]) -> Turn:
+        if tokens[-1] % 8:
+            return Turn()
+        if tokens[-1] % 16:
+            return Turn(reply=f"{tokens[-1]}")
+        return Turn(tuple(ToolCall("sum", str(sum(tokens) + more)) for more in range(2)))
+
+    def answered(self, _: Sequence[int], answers: Sequence[str]) -> list[int]:
+        return [5, *(int(answer) % VOCAB for answer in answers), 6]
+
+    def replied(self, _: Sequence[int], reply: str) -> list[int]:
+        return [7, int(reply), 9]
+
+
+class Silent(Form):
+    """No turn wants anything."""
+
+    def read(self, tokens: Sequence[int]) -> Turn:
+        return Turn()
+
+
+@dataclass
+class Workers:
+    """Tools that take their time, each call its own.
+
+    Attributes:
+        seconds: at most so many a call, drawn by `seed`.
+        refused: numbers of rows whose calls fail.
+    """
+
+    seconds: float = 0.0
+    seed: int = 0
+    refused: frozenset[int] = frozenset()
+    started: list[tuple[int, int]] = field(default_factory=list)
+    given_up: int = 0
+
+    def __post_init__(self) -> None:
+        self._random, self._lock = random.Random(self.seed), threading.Lock()
+
+    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Future[list[ToolAnswer]]:
+        self.started.append((number, turn))
+        return POOL.submit(self._act, number, calls)
+
+    def answers(self, begun: Future[list[ToolAnswer]]) -> list[ToolAnswer]:
+        return begun.result()
+
+    def give_up(self, begun: Future[list[ToolAnswer]]) -> None:
+        self.given_up += 1
+
+    def _act(self, number: int, calls: Sequence[ToolCall]) -> list[ToolAnswer]:
+        with self._lock:
+            seconds = self._random.uniform(0.0, self.seconds)
+        time.sleep(seconds)
+        failure = "raised" if number in self.refused else ""
+        return [ToolAnswer(call.arguments, 0.5, failure) for call in calls]
+
+
+def run(
+    tools: Workers, delay: float = 8, limits: Limits = LIMITS, *, fails: bool = False
+) -> tuple[list[Trajectory], list[RowFigures]]:
+    episodes = rows(limits)
+    Driver(engine(), tools, Form(), delay, fails=fails).run(episodes)
+    return [e.trajectory for e in episodes], [e.figures for e in episodes]
+
+
+@pytest.mark.parametrize("delay", [0, 3, 8, math.inf])
+def test_latency_changes_no_bit(delay: float) -> None:
+    at_once = run(Workers(), delay)
+    assert any(len(trajectory.segments) >= 5 for trajectory in at_once[0]), "no row of three turns"
+    for seed in range(3):
+        assert run(Workers(0.02, seed), delay) == at_once
+
+
+def test_what_is_trained_is_what_was_drawn_after_the_very_tokens_of_the_row() -> None:
+    episodes = rows()
+    model = engine()
+    asked: dict[str, tuple[int, ...]] = {}
+    drawn: dict[str, list[tuple[int, ...]]] = {}
+    submit, step = model.submit, model.step
+
+    def noted_step():
+        finished = step()
+        for done in finished:
+            drawn.setdefault(done.request_id.partition("/")[0], []).append(done.tokens)
+        return finished
+
+    def noted_submit(request) -> None:
+        asked[request.request_id] = request.prompt
+        submit(request)
+
+    model.step, model.submit = noted_step, noted_submit
+    Driver(model, Workers(), Form(), 2).run(episodes)
+    for episode in episodes:
+        found = episode.trajectory
+        trained = [segment.tokens for segment in found.segments if segment.is_trained]
+        assert trained == drawn[episode.name]
+        so_far: tuple[int, ...] = episode.prompt
+        turn = 0
+        for segment in found.segments:
+            if segment.is_trained:
+                assert asked[f"{episode.name}/{turn}" if turn else episode.name] == so_far
+                turn += 1
+                assert len(segment.logprobs) == len(segment.tokens)
+            so_far += segment.tokens
+        assert len(found.tokens) <= LIMITS.response_tokens
+
+
+def test_log_probabilities_of_later_turns_are_those_of_a_forward_over_the_whole_row() -> None:
+    found, _ = run(Workers())
+    model = engine()._model
+    for number, trajectory in enumerate(found):
+        prompt = (1, 2, number % VOCAB)
+        ids = torch.tensor([[*prompt, *trajectory.tokens]])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        expected = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+        mask = torch.tensor(trajectory.mask)
+        torch.testing.assert_close(
+            torch.tensor(trajectory.logprobs)[mask], expected[mask], atol=1e-5, rtol=0
+        )
+
+
+def test_rows_without_calls_are_those_of_a_single_turn() -> None:
+    episodes, alone = rows(), rows()
+    Driver(engine(), Workers(), Silent(), 8).run(episodes)
+    for one in alone:
+        Driver(engine(), Workers(), Silent(), math.inf).run([one])
+    assert [e.trajectory.tokens for e in episodes] == [e.trajectory.tokens for e in alone]
+    assert all(e.figures == RowFigures(2, 0, 0, [], 0) for e in episodes)
+
+
+@pytest.mark.parametrize(
+    ("limits", "most_turns", "most_answers"),
+    [
+        (Limits(40, assistant_turns=1), 1, 0),
+        (Limits(40, assistant_turns=2), 2, 1),
+        (Limits(40, user_turns=1), 2, 1),
+    ],
+)
+def test_limits_of_turns(limits: Limits, most_turns: int, most_answers: int) -> None:
+    trajectories, _ = run(Workers(), limits=limits)
+    drawn = [sum(s.is_trained for s in t.segments) for t in trajectories]
+    assert max(drawn) == most_turns
+    assert (
+        max(len(t.segments) - n for t, n in zip(trajectories, drawn, strict=True)) == most_answers
+    )
+
+
+def test_a_turn_that_ran_into_its_limit_makes_no_call() -> None:
+    tools = Workers()
+    trajectories, _ = run(tools, limits=Limits(40, turn_tokens=1))
+    reasons = {t.finish_reason for t in trajectories}
+    assert reasons == {"stop", "length"}
+    for trajectory in trajectories:
+        given = sum(not segment.is_trained for segment in trajectory.segments)
+        assert len(trajectory.segments) == 2 * given + 1
+        assert trajectory.segments[-1].is_trained
+
+
+def test_an_answer_that_does_not_fit_ends_the_row() -> None:
+    trajectories, _ = run(Workers(), limits=Limits(12, parallel_calls=2))
+    assert all(len(t.tokens) <= 12 for t in trajectories)
+    ended = [t for t in trajectories if t.finish_reason == "length" and t.tokens[-1] % 8 == 0]
+    assert ended, "no row ended by its answer"
+    assert all(t.segments[-1].is_trained for t in ended)
+
+
+def test_failures_are_told_masked_or_end_the_job() -> None:
+    refused = frozenset({n for n, t in enumerate(run(Workers())[0]) if len(t.segments) > 1})
+    first = min(refused)
+    told, figures = run(Workers(refused=frozenset({first})))
+    assert any(s.is_trained for s in told[first].segments)
+    assert figures[first].tool_failures > 0
+    masked, _ = run(
+        Workers(refused=frozenset({first})), limits=Limits(40, parallel_calls=2, masks_failed=True)
+    )
+    assert masked[first].tokens == told[first].tokens
+    assert not any(masked[first].mask)
+    assert [t for n, t in enumerate(masked) if n != first] == [
+        t for n, t in enumerate(told) if n != first
+    ]
+    tools = Workers(refused=refused)
+    with pytest.raises(ToolFailed, match=r"toolFailure: got fail: a call failed \(raised\)"):
+        run(tools, fails=True)
+
+
+def test_a_phase_that_fails_leaves_an_idle_engine_and_no_call() -> None:
+    model, tools = engine(), Workers()
+
+    class Broken(Form):
+        def answered(self, *_: object) -> list[int]:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Driver(model, tools, Broken(), 4).run(rows())
+    assert not model.has_work()
+    assert tools.given_up > 0
+    Driver(model, Workers(), Form(), 4).run(rows())
+    model.submit(rows()[0].request())
+    with pytest.raises(RolloutError, match="still holds requests"):
+        Driver(model, Workers(), Form(), 4).run(rows())
+
+
+def test_rewards_of_tools_are_told_and_where_it_is_asked_for_on_their_turn():
+    told, figures = run(Workers())
+    added, _ = run(Workers(), limits=Limits(40, parallel_calls=2, adds_rewards=True))
+    assert not any(segment.reward for trajectory in told for segment in trajectory.segments)
+    for trajectory, other, own in zip(added, told, figures, strict=True):
+        assert trajectory.tokens == other.tokens
+        rewards = [segment.reward for segment in trajectory.segments if segment.is_trained]
+        assert sum(rewards) == sum(own.tool_rewards)
+        assert set(rewards) <= {0.0, 1.0}
+    assert any(own.tool_rewards for own in figures)

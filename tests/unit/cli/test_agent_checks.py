@@ -1,0 +1,55 @@
+"""What `validate` says of conversations: the template's turns, and the format's tokens."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import tiny_jobs
+import tiny_models
+
+from ppojob_api.v1alpha1.agent import ToolFormat
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_cli.agent_checks import check_agent
+from ppojob_trainer.agents.formats.table import FORMATS
+from ppojob_trainer.data.chat import ChatTokenizer
+
+ONLY_USERS = (
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools here') }}"
+    "{% endif %}" + tiny_models.TEMPLATE.removeprefix("{% for m in messages %}")
+)
+
+
+def told(folder: Path, format_: str = "hermes", template: str = tiny_models.TEMPLATE):
+    tiny_models.save_tokenizer(folder, template=template)
+    agent = {"tools": [{"name": "calculator"}], "format": format_}
+    spec = PPOJob.model_validate(tiny_jobs.make_manifest(folder, agent=agent)).spec
+    with ChatTokenizer(folder, folder) as chat:
+        return check_agent(spec, chat)
+
+
+def test_every_format_of_the_resource_is_in_the_table():
+    assert get_args(ToolFormat) == tuple(FORMATS)
+
+
+def test_a_template_that_shows_no_tools_is_told(tmp_path: Path):
+    errors, warnings = told(tmp_path)
+    assert not errors
+    assert len(warnings) == 1
+    assert "a chat template that does not show tools" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("format_", "template", "said"),
+    [
+        ("glm", tiny_models.TEMPLATE, "its turns end with <|observation|>"),
+        ("hermes", ONLY_USERS, "no tools here"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, format_: str, template: str, said: str):
+    errors, _ = told(tmp_path, format_, template)
+    assert len(errors) == 1
+    assert said in errors[0]
+
+
+def test_a_format_that_says_itself_how_answers_stand_needs_no_template(tmp_path: Path):
+    assert told(tmp_path, "search_r1", ONLY_USERS) == ([], [])

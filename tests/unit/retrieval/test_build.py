@@ -1,0 +1,120 @@
+"""An index that is interrupted anywhere, gone on with, and is the undisturbed one."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ppojob_trainer import failpoints
+from ppojob_trainer.errors import ConfigError, InjectedFault
+from ppojob_trainer.models.memory import machine_bytes
+from ppojob_trainer.retrieval import bm25, build, corpus, dense, manifest
+from ppojob_trainer.retrieval.build import build_index
+from ppojob_trainer.retrieval.encoder import encoder_settings
+from ppojob_trainer.retrieval.manifest import check_memory, read_manifest
+
+MODULES = (bm25, build, corpus, dense, manifest)  # their import declares the points
+POINTS = [point for point in failpoints.all_points() if point.startswith("index.")]
+SHARD_POINTS = [point for point in POINTS if point.startswith("index.shard.")]
+FILE_POINTS = [
+    *[point for point in POINTS if point not in SHARD_POINTS],
+    *[f"{point}@{n}" for point in POINTS if point.startswith("index.file.") for n in (2, 3)],
+]
+
+
+def quiet(what: str, count: int) -> None:
+    return None
+
+
+def tree(root: Path) -> dict[str, str]:
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    failpoints.arm({})
+
+
+def arm(point: str) -> None:
+    failpoints.arm({"PPOJOB_ENABLE_FAILPOINTS": "1", "PPOJOB_FAILPOINT": f"{point}=raise"})
+
+
+def few_documents(write_corpus, count: int) -> Path:
+    return write_corpus([{"id": f"{n}", "contents": f"{n % 7}\n{n}"} for n in range(count)])
+
+
+# Of a file, writing and its fsync are other acts for the copy of the corpus and for the arrays.
+@pytest.mark.parametrize("point", FILE_POINTS)
+def test_an_index_by_words_goes_on(point: str, tmp_path: Path, write_corpus) -> None:
+    lines = few_documents(write_corpus, 20)
+    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "index"
+    build_index(lines, undisturbed, encoder=None, tell=quiet)
+    arm(point)
+    if point.startswith("index.file.write") and point.endswith("@3"):
+        build_index(lines, folder, encoder=None, tell=quiet)  # the copy is written as a stream
+    else:
+        with pytest.raises(InjectedFault):
+            build_index(lines, folder, encoder=None, tell=quiet)
+        failpoints.arm({})
+        if (folder / "manifest.json").exists():
+            assert tree(folder) == tree(undisturbed)
+            return
+        with pytest.raises(ConfigError, match=r"got no manifest\.json"):
+            read_manifest(folder)
+        build_index(lines, folder, encoder=None, tell=quiet)
+    assert tree(folder) == tree(undisturbed)
+
+
+def test_an_index_by_vectors_goes_on(tmp_path: Path, write_corpus, encoder_folder: Path) -> None:
+    lines = few_documents(write_corpus, dense.SHARD_DOCUMENTS + 40)
+    settings = encoder_settings(encoder_folder)
+    undisturbed, begun = tmp_path / "undisturbed", tmp_path / "begun"
+    build_index(lines, undisturbed, encoder=settings, tell=quiet)
+    assert {"vectors-00000.npy", "vectors-00001.npy"} <= set(tree(undisturbed))
+    shutil.copytree(undisturbed, begun)
+    for name in ("manifest.json", "vectors-00001.npy"):
+        (begun / name).unlink()
+    for point in SHARD_POINTS:
+        folder = tmp_path / point
+        shutil.copytree(begun, folder)
+        first = (folder / "vectors-00000.npy").stat()
+        arm(point)
+        with pytest.raises(InjectedFault):
+            build_index(lines, folder, encoder=settings, tell=quiet)
+        failpoints.arm({})
+        build_index(lines, folder, encoder=settings, tell=quiet)
+        assert tree(folder) == tree(undisturbed)
+        after = (folder / "vectors-00000.npy").stat()
+        assert (after.st_ino, after.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+
+
+def test_progress_is_told(tmp_path: Path, write_corpus) -> None:
+    told: list[tuple[str, int]] = []
+    build_index(
+        few_documents(write_corpus, 3),
+        tmp_path / "i",
+        encoder=None,
+        tell=lambda what, count: told.append((what, count)),
+    )
+    expected = [(what, count) for what in ("read", "split into words") for count in (1, 2, 3)]
+    assert told == expected
+
+
+def test_memory_is_what_the_arrays_take_at_least(index_folder: Path) -> None:
+    found = read_manifest(index_folder)
+    arrays = sum(file.size_bytes for file in found.files if file.path.endswith(".npy"))
+    assert found.memory_bytes > arrays - (index_folder / "offsets.npy").stat().st_size
+    assert found.plan.documents == 60
+    check_memory(found, index_folder, found.memory_bytes)
+    with pytest.raises(ConfigError, match=r"index of 0\.00 GiB in memory: .* a larger one, or"):
+        check_memory(found, index_folder, found.memory_bytes - 1)
+    there = machine_bytes()
+    assert there is None or there > found.memory_bytes
+    check_memory(found, index_folder)

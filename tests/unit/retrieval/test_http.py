@@ -1,0 +1,206 @@
+"""Search-R1's `/retrieve`: served, and asked of services that are well or not."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from ppojob_trainer.errors import ConfigError, RetrievalFailed
+from ppojob_trainer.retrieval.build import build_index
+from ppojob_trainer.retrieval.http_retriever import HttpRetriever
+from ppojob_trainer.retrieval.http_server import MAX_REQUEST_BYTES, retrieve_server
+from ppojob_trainer.retrieval.index import IndexRetriever, open_index
+
+DOCUMENTS = [{"id": str(n), "contents": f'"Town {n}"\nRiver {n % 4}\nbridge'} for n in range(12)]
+
+
+@pytest.fixture
+def index(tmp_path: Path, write_corpus) -> Iterator[IndexRetriever]:
+    build_index(write_corpus(DOCUMENTS), tmp_path / "i", encoder=None, tell=lambda *_: None)
+    with open_index(tmp_path / "i") as opened:
+        yield opened
+
+
+@pytest.fixture
+def port(index: IndexRetriever) -> Iterator[int]:
+    with closing(retrieve_server(index, "127.0.0.1", 0, topk=3)) as server:
+        server.start()
+        yield server.port
+
+
+def post(port: int, body: bytes, path: str = "/retrieve", **headers: str) -> tuple[int, object]:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request("POST", path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+def ask(port: int, **request: object) -> tuple[int, object]:
+    return post(port, json.dumps(request).encode())
+
+
+def test_the_answer_has_search_r1s_form(port: int, index: IndexRetriever) -> None:
+    status, answer = ask(port, queries=["town 7", "river"], topk=2, return_scores=True)
+    found = index.search(["town 7", "river"], 2)
+    assert (status, answer) == (
+        200,
+        {
+            "result": [
+                [
+                    {
+                        "document": {"id": one.id, "contents": one.contents},
+                        "score": pytest.approx(one.score, abs=0),
+                    }
+                    for one in each
+                ]
+                for each in found
+            ]
+        },
+    )
+    assert answer["result"][0][0]["document"] == DOCUMENTS[7]
+
+
+def test_without_scores_documents_stand_alone_and_topk_is_the_servers(port: int) -> None:
+    for request in ({}, {"topk": None}, {"topk": 0}):
+        status, answer = ask(port, queries=["town 7"], **request)
+        assert (status, len(answer["result"][0])) == (200, 3)
+        assert answer["result"][0][0] == DOCUMENTS[7]
+    assert ask(port, queries=[]) == (200, {"result": []})
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "Input data was truncated"),
+        (b"queries", "JSON is malformed"),
+        (b'{"queries": "town"}', "Expected `array`, got `str` - at `$.queries`"),
+        (b'{"topk": 3}', "missing required field `queries`"),
+        (b'{"queries": [], "topk": -1}', "`int` >= 0"),
+        (b'{"queries": [], "topk": 1001}', "`int` <= 1000"),
+        (b'{"queries": ["\xff"]}', "invalid start byte"),
+    ],
+)
+def test_what_is_no_question_is_told(body: bytes, why: str, port: int) -> None:
+    status, answer = post(port, body)
+    assert status == 422
+    assert f"got {len(body)} bytes: " in answer["detail"]
+    assert why in answer["detail"]
+
+
+def test_other_places_and_sizes(port: int) -> None:
+    assert post(port, b"{}", "/search")[0] == 404
+    assert post(port, b"", **{"Content-Length": str(MAX_REQUEST_BYTES + 1)})[0] == 413
+    assert post(port, b"", **{"Content-Length": "many"})[0] == 411
+    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read() == b"ok\n"
+
+
+def test_a_client_finds_what_the_index_finds(port: int, index: IndexRetriever) -> None:
+    queries = [f"town {n} river {n % 3}" for n in range(40)]
+    with closing(HttpRetriever(f"http://127.0.0.1:{port}/retrieve")) as client:
+        assert client.search(queries, 5) == index.search(queries, 5)
+        assert client.search([], 5) == []
+        assert client.search(["town 1"], 0) == [[]]
+
+
+class Service(ThreadingHTTPServer):
+    """Answers with a status and a body in turn, the last for ever; status 0 never answers."""
+
+    daemon_threads = True
+
+    def __init__(self, *answers: tuple[int, object]) -> None:
+        self.answers = list(answers)
+        self.asked: list[object] = []
+        self.is_over = threading.Event()
+        super().__init__(("127.0.0.1", 0), _Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def retriever(self, **options: object) -> HttpRetriever:
+        return HttpRetriever(f"http://127.0.0.1:{self.server_port}/retrieve", **options)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Service
+
+    def do_POST(self) -> None:
+        asked = self.server.asked
+        asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        status, body = self.server.answers[min(len(asked), len(self.server.answers)) - 1]
+        if status == 0:
+            self.server.is_over.wait(60)
+            return
+        self.send_response(status)
+        self.send_header("Retry-After", "0")
+        self.end_headers()
+        self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Service]]:
+    started: list[Service] = []
+
+    def start(*answers: tuple[int, object]) -> Service:
+        started.append(Service(*answers))
+        return started[-1]
+
+    yield start
+    for service in started:
+        service.is_over.set()
+        service.shutdown()
+        service.server_close()
+
+
+# A document as Search-R1's own server for words gives it: title and text again, and no id.
+OTHERS = {"document": {"title": "T", "text": "a", "contents": '"T"\na'}, "score": 2.5}
+
+
+def test_each_query_is_a_request_of_its_own(serve) -> None:
+    service = serve((200, {"result": [[OTHERS] * 5]}))
+    with closing(service.retriever()) as client:
+        (one, two) = client.search(["a", "b"], 3)
+    assert len(one) == len(two) == 3
+    assert (one[0].id, one[0].title, one[0].text, one[0].score) == ("", '"T"', "a", 2.5)
+    assert sorted(service.asked, key=str) == [
+        {"queries": [query], "topk": 3, "return_scores": True} for query in "ab"
+    ]
+
+
+def test_a_service_that_is_busy_is_asked_again(serve) -> None:
+    service = serve((503, {}), (200, {"result": [[OTHERS]]}))
+    with closing(service.retriever()) as client:
+        assert len(client.search(["a"], 3)[0]) == 1
+    assert len(service.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((500, b"out of memory"), "/retrieve answered 500: out of memory (2 attempts)"),
+        ((422, {"detail": "no"}), '/retrieve answered 422: {"detail": "no"}'),
+        ((200, b"<html>"), "/retrieve answered no JSON: <html>"),
+        ((200, {"answer": []}), "answered no passages: Object missing required field `result`"),
+        ((200, {"result": [[{"document": {}, "score": 1}]]}), "required field `contents`"),
+        ((200, {"result": []}), "/retrieve answered 0 lists to one query"),
+        ((0, b""), "/retrieve gave no answer: timed out (2 attempts)"),
+    ],
+)
+def test_what_is_wrong_with_a_service_is_one_line(answer, why, serve) -> None:
+    client = serve(answer).retriever(retries=1, attempt_seconds=0.5)
+    with closing(client), pytest.raises(RetrievalFailed) as raised:
+        client.search(["a"], 3)
+    assert why in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"retriever: got url .*: no address of a service; http:"):
+        HttpRetriever("127.0.0.1:8000")

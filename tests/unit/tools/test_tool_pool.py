@@ -1,0 +1,161 @@
+"""Users' tools in real processes: verl's forms, what they see, and those that cannot be used."""
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import golden_lines
+import pytest
+from golden_lines import assert_lines, read_lines
+
+from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_api.v1alpha1.rollout import SandboxSpec
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.pod_environment import variables_of_code
+from ppojob_trainer.tools.pool import Made, ToolPool, Wanted
+
+pytestmark = pytest.mark.processes
+
+EXPECTED = read_lines(Path(__file__).parent / "bad_tools.txt")
+FUNCTIONS = """
+import os
+from verl.tools.function_tool import function_tool
+from verl.tools.schemas import ToolResponse
+loaded = []
+
+def same(text, times=1):
+    return text * times
+
+async def later(text):
+    return ToolResponse(text=text), 0.5, {"seen": 1}
+
+@function_tool("renamed")
+def named(text):
+    return {"text": text, "key": os.environ.get("KEY"), "other": os.environ.get("OTHER")}
+
+def counts(text=""):
+    loaded.append(1)
+    return str(len(loaded))
+
+def needs(text, other):
+    return text
+
+def some(**arguments):
+    return str(sorted(arguments))
+
+class Bare:
+    pass
+
+class Refuses:
+    def __init__(self, config, tool_schema):
+        raise KeyError("depth")
+    create = execute = release = None
+
+number = 7
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(FUNCTIONS)
+    return str(path)
+
+
+def tool(path: str, name: str, **more: Any) -> dict[str, Any]:
+    text = {"type": "object", "properties": {"text": {"type": "string"}}}
+    return {"name": name, "description": "d", "source": {"path": path}, "parameters": text} | more
+
+
+def agent(*tools: dict[str, Any], **more: Any) -> AgentSpec:
+    return AgentSpec.model_validate({"tools": list(tools), **more})
+
+
+def ask(pool: ToolPool, name: str, arguments: str = "{}", created: bytes = b"{}") -> Made:
+    return pool.start([Wanted(name, arguments, created, "i")]).result()[0]
+
+
+def test_functions(file: str, monkeypatch) -> None:
+    monkeypatch.setenv("PPOJOB_TOOL_VARIABLES", "KEY ABSENT")
+    monkeypatch.setenv("KEY", "k")
+    monkeypatch.setenv("OTHER", "o")
+    named = tool(file, "renamed", source={"path": file, "function": "named"})
+    tools = [tool(file, "same"), tool(file, "later"), named, tool(file, "some")]
+    with ToolPool(agent(*tools), variables=variables_of_code("tools")) as pool:
+        assert ask(pool, "same", '{"text": "ab", "times": 2}').text == "abab"
+        made = ask(pool, "later", '{"text": "ab"}')
+        assert (made.text, made.reward) == ("ab", 0.5)
+        seen = '{"text": "a", "key": "k", "other": null}'
+        assert ask(pool, "renamed", '{"text": "a"}').text == seen
+        assert ask(pool, "some", '{"b": 1, "a": 2}').text == "['a', 'b']"
+        wrong = ask(pool, "same", '{"txt": "a"}')
+        assert wrong.failure == "raised"
+        assert wrong.text.startswith("Error: same failed: TypeError: ")
+
+
+def test_a_class_in_verls_form() -> None:
+    path = str(Path(golden_lines.__file__).with_name("verl_tool.py"))
+    guess = tool(path, "guess", source={"path": path, "function": "Guess"}, config={"step": 3})
+    guess["parameters"] = {"type": "object", "properties": {"guess": {"type": "string"}}}
+    with ToolPool(agent(guess)) as pool:
+        for word, reward in (("a", 1.0), ("b", 0.0), ("fail", 0.0), ("a", 1.0)):
+            made = ask(pool, "guess", f'{{"guess": "{word}"}}', b'{"ground_truth": "a"}')
+            assert made.reward == reward
+            if word == "fail":  # released all the same
+                assert (made.failure, made.text) == (
+                    "raised",
+                    "Error: guess failed: ValueError: no such guess",
+                )
+            else:
+                assert made.text == f"guess 3 1 {reward}"
+
+
+def test_answers_are_no_longer_than_the_job_allows(file: str) -> None:
+    settings = {"maxToolResponseCharacters": 8, "toolResponseTruncateSide": "right"}
+    with ToolPool(agent(tool(file, "same"), **settings)) as pool:
+        assert ask(pool, "same", '{"text": "abcdefghi"}').text == "abcdefgh...(truncated)"
+        assert ask(pool, "other").text == "Error: t...(truncated)"
+
+
+def test_a_file_is_imported_once_for_all_of_its_tools(file: str) -> None:
+    counts = [
+        tool(file, name, source={"path": file, "function": "counts"}) for name in ("one", "two")
+    ]
+    with ToolPool(agent(*counts)) as pool:
+        assert [ask(pool, name).text for name in ("one", "two", "one")] == ["1", "2", "3"]
+
+
+def test_programs_run_in_the_sandbox() -> None:
+    with ToolPool(agent({"name": "python"}), sandbox=SandboxSpec(time_limit_seconds=2.0)) as pool:
+        assert ask(pool, "python", '{"code": "print(6 * 7)"}').text == "42"
+        failed = ask(pool, "python", '{"code": "print(1)\\nprint(1 / 0)"}')
+        assert failed.failure == ""
+        assert failed.text.startswith("1\nTraceback")
+        assert failed.text.endswith("ZeroDivisionError: division by zero")
+        assert "Error" in ask(pool, "python", '{"code": "open(\'/etc/passwd\')"}').text
+        endless = ask(pool, "python", '{"code": "while True: pass"}')
+        assert (endless.text, endless.failure) == ("Error: it took too long.", "")
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_tools_that_cannot_be_used(case: str, file: str, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text(textwrap.dedent("import nothing_of_this_name\n"))
+    tools = {
+        "no file": tool(str(tmp_path / "none.py"), "f"),
+        "import": tool(str(broken), "f"),
+        "no such name": tool(file, "absent"),
+        "no function": tool(file, "number"),
+        "arguments": tool(file, "needs"),
+        "bare class": tool(file, "Bare"),
+        "class that raises": tool(file, "Refuses"),
+    }
+    chosen = list(tools.values()) if case == "all at once" else [tools[case]]
+    with pytest.raises(ConfigError) as refused:
+        ToolPool(agent(*({**one, "name": f"t{i}"} | _as(one) for i, one in enumerate(chosen))))
+    found = [line.replace(str(tmp_path), "FOLDER") for line in refused.value.problems]
+    assert_lines(found, EXPECTED[case])
+
+
+def _as(one: dict[str, Any]) -> dict[str, Any]:
+    return {"source": {**one["source"], "function": one["name"]}}

@@ -1,0 +1,1 @@
+"""Rows that are conversations: the model speaks, tools answer, the model goes on."""

@@ -1,0 +1,180 @@
+"""Drives an engine through rows of several turns, by the engine's own clock.
+
+What an engine draws depends, in its last bits, on which rows share its steps. So when an answer
+comes must not decide when its row goes on: the answer to a turn that ended with engine step k is
+admitted behind step k + d, never earlier and never later, in the order of the rows. If it is early
+it waits; if it is late the engine waits; if no row runs, the clock jumps. The latency of tools is
+hidden behind the d steps, and no bit depends on it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ppojob_trainer.agents.episode import Episode
+from ppojob_trainer.agents.turn_form import Turn, TurnForm
+from ppojob_trainer.errors import PPOJobError
+from ppojob_trainer.rollout.protocol import (
+    Finished,
+    Request,
+    RolloutEngine,
+    generation_phase,
+)
+from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
+
+
+class ToolFailed(PPOJobError):  # noqa: N818  it says what happened
+    """A call failed, and the job says that it fails with it."""
+
+
+class Tools(Protocol):
+    """Makes calls elsewhere, many at one time."""
+
+    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Any:
+        """Begin to make the calls of one turn of a row.
+
+        Args:
+            number: of the row.
+            turn: how many answers it had before.
+            calls: at least one.
+        """
+        ...
+
+    def answers(self, begun: Any) -> Sequence[ToolAnswer]:
+        """Wait for the calls; one answer each."""
+        ...
+
+    def give_up(self, begun: Any) -> None:
+        """Wait for the calls no longer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Runs generation phases.
+
+    Attributes:
+        engine: draws.
+        tools: make the calls.
+        form: reads turns, and writes what stands between them.
+        delay: d, steps that the engine takes for other rows before a row goes on; infinity: until
+            no row runs.
+        fails: whether a failed call fails the job.
+    """
+
+    engine: RolloutEngine
+    tools: Tools
+    form: TurnForm
+    delay: float
+    fails: bool = False
+
+    def run(self, episodes: Sequence[Episode]) -> None:
+        """Run rows to their ends: one generation phase.
+
+        Args:
+            episodes: with distinct names; they are over afterwards.
+
+        Raises:
+            RolloutError: the engine is busy.
+            ToolFailed: a call failed, and `fails` is set.
+        """
+        with generation_phase(self.engine) as submit:
+            phase = _Phase(self, episodes, submit)
+            try:
+                phase.run()
+            finally:
+                phase.give_up()
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A row between two turns of the model: when it is due, what it wanted, and its calls."""
+
+    due: float
+    wanted: Turn
+    begun: Any
+
+
+@dataclass
+class _Phase:
+    """A phase under way.
+
+    Attributes:
+        driver: whose.
+        episodes: the rows.
+        send: gives the engine a request.
+    """
+
+    driver: Driver
+    episodes: Sequence[Episode]
+    send: Callable[[Request], None]
+    _clock: int = 0
+    _running: dict[str, int] = field(default_factory=dict)
+    """Rows by the id of their request."""
+    _waiting: dict[int, _Waiting] = field(default_factory=dict)
+    """By row."""
+
+    def run(self) -> None:
+        """Run all rows to their ends."""
+        for number in range(len(self.episodes)):
+            self._submit(number)
+        while self._running or self._waiting:
+            self._admit()
+            if self.driver.engine.has_work():
+                self._step()
+
+    def give_up(self) -> None:
+        """Wait for no call; after an error there may be some."""
+        for waiting in self._waiting.values():
+            if waiting.wanted.calls:
+                self.driver.tools.give_up(waiting.begun)
+
+    def _submit(self, number: int) -> None:
+        """Have the engine begin the next turn of a row."""
+        request = self.episodes[number].request()
+        self._running[request.request_id] = number
+        self.send(request)
+
+    def _step(self) -> None:
+        """One step of the engine; begins the calls of turns that ended."""
+        finished = self.driver.engine.step()
+        self._clock += 1
+        for response in finished:
+            self._take(response)
+
+    def _admit(self) -> None:
+        """Let rows go on that are due, in their order; where none runs, those that are due next."""
+        now = float(self._clock)
+        if self._waiting and not self._running:
+            now = max(now, min(waiting.due for waiting in self._waiting.values()))
+            self._clock = self._clock if math.isinf(now) else int(now)
+        for number in sorted(n for n, waiting in self._waiting.items() if waiting.due <= now):
+            if self._goes_on(self.episodes[number], self._waiting[number]):
+                self._submit(number)
+            del self._waiting[number]
+
+    def _goes_on(self, episode: Episode, waiting: _Waiting) -> bool:
+        if not waiting.wanted.calls:
+            return episode.reply(waiting.wanted.reply, self.driver.form)
+        answers = self.driver.tools.answers(waiting.begun)
+        self._refuse_failures(answers)
+        return episode.answer(answers, self.driver.form)
+
+    def _take(self, response: Finished) -> None:
+        number = self._running.pop(response.request_id)
+        episode = self.episodes[number]
+        wanted = episode.take(response, self.driver.form)
+        if not wanted.calls and not wanted.reply:
+            return
+        begun = None
+        if wanted.calls:
+            begun = self.driver.tools.start(number, episode.turn, wanted.calls)
+        self._waiting[number] = _Waiting(self._clock + self.driver.delay, wanted, begun)
+
+    def _refuse_failures(self, answers: Sequence[ToolAnswer]) -> None:
+        failed = next((answer for answer in answers if answer.failure), None)
+        if failed is not None and self.driver.fails:
+            raise ToolFailed(
+                f"spec.agent.toolFailure: got fail: a call failed ({failed.failure}): {failed.text}"
+            )

@@ -1,0 +1,166 @@
+"""A row as it grows: a pure state machine of turns, without engine, tools or clock.
+
+The policy's tokens are kept as they were drawn and never rendered again; what is put between them
+comes from the chat template's `delta`. Where a row ends is verl's rule
+(`experimental/agent_loop/tool_agent_loop.py`): by a turn without a call, by a limit of turns or
+tokens, or when an answer would not fit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_trainer.agents.turn_form import Turn, TurnForm
+from ppojob_trainer.metrics.step_metrics import RowFigures
+from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, SamplingParams
+from ppojob_trainer.rollout.trajectory import Segment, Trajectory
+from ppojob_trainer.rpc.messages.agents import ToolAnswer
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a row ends.
+
+    Attributes:
+        response_tokens: of the model and of what it is given, together.
+        turn_tokens: of one turn of the model; None for what is left.
+        assistant_turns: of the model; None for no limit.
+        user_turns: answers; None for no limit.
+        parallel_calls: of one turn; further ones are left out.
+        masks_failed: a row with a failed call is not trained on.
+        adds_rewards: a turn has the rewards that tools gave for its calls.
+    """
+
+    response_tokens: int
+    turn_tokens: int | None = None
+    assistant_turns: int | None = None
+    user_turns: int | None = None
+    parallel_calls: int = 1
+    masks_failed: bool = False
+    adds_rewards: bool = False
+
+    @classmethod
+    def of(cls, agent: AgentSpec, response_tokens: int) -> "Limits":
+        """Those of a job."""
+        return cls(
+            response_tokens=response_tokens,
+            turn_tokens=agent.turn_tokens,
+            assistant_turns=agent.max_assistant_turns,
+            user_turns=agent.max_user_turns,
+            parallel_calls=agent.max_parallel_calls,
+            masks_failed=agent.tool_failure == "mask",
+            adds_rewards=agent.tool_rewards == "add",
+        )
+
+
+@dataclass
+class Episode:
+    """One row.
+
+    Attributes:
+        name: unique among the rows of a generation phase; begins the ids of its requests.
+        prompt: token ids.
+        sampling: how tokens are drawn; `max_tokens` is set turn by turn.
+        seed_of: the seed of a turn, by its number from 0.
+        limits: where it ends.
+    """
+
+    name: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    seed_of: Callable[[int], int]
+    limits: Limits
+    _segments: list[Segment] = field(default_factory=list)
+    _tokens: int = 0
+    _drawn: int = 0
+    _answered: int = 0
+    _answers: list[ToolAnswer] = field(default_factory=list)
+    _finish_reason: FinishReason = "stop"
+
+    @property
+    def turn(self) -> int:
+        """How many answers it was given."""
+        return self._answered
+
+    def request(self) -> Request:
+        """What the engine is asked for the next turn of the model."""
+        left = self.limits.response_tokens - self._tokens
+        turn = left if self.limits.turn_tokens is None else min(left, self.limits.turn_tokens)
+        given = [token for segment in self._segments for token in segment.tokens]
+        return Request(
+            request_id=f"{self.name}/{self._drawn}" if self._drawn else self.name,
+            prompt=(*self.prompt, *given),
+            sampling=replace(self.sampling, max_tokens=turn),
+            seed=self.seed_of(self._drawn),
+        )
+
+    def take(self, response: Finished, form: TurnForm) -> Turn:
+        """Take in a turn of the model; answers what it wants, nothing where the row is over."""
+        self._drawn += 1
+        self._finish_reason = response.finish_reason
+        if response.tokens:
+            self._add(Segment(response.tokens, response.logprobs, response.policy_version))
+        limits = self.limits
+        if response.finish_reason != "stop" or self._tokens >= limits.response_tokens:
+            return Turn()
+        if _is_reached(self._drawn, limits.assistant_turns):
+            return Turn()
+        if _is_reached(self._answered, limits.user_turns):
+            return Turn()
+        wanted = form.read(response.tokens)
+        return replace(wanted, calls=wanted.calls[: limits.parallel_calls])
+
+    def answer(self, answers: Sequence[ToolAnswer], form: TurnForm) -> bool:
+        """Take in what the calls of its last turn gave.
+
+        Returns:
+            Whether the model goes on; it does not where the answers would leave it no token.
+        """
+        self._answers += answers
+        if self.limits.adds_rewards:
+            given = sum(answer.reward for answer in answers)
+            self._segments[-1] = replace(self._segments[-1], reward=given)
+        texts = [answer.text for answer in answers]
+        return self._goes_on(form.answered(self._segments[-1].tokens, texts))
+
+    def reply(self, reply: str, form: TurnForm) -> bool:
+        """Take in what the model is told where it called no tool; as `answer`."""
+        return self._goes_on(form.replied(self._segments[-1].tokens, reply))
+
+    def _goes_on(self, given: Sequence[int]) -> bool:
+        if self._tokens + len(given) >= self.limits.response_tokens:
+            self._finish_reason = "length"
+            return False
+        if given:
+            self._add(Segment(tuple(given)))
+        self._answered += 1
+        return True
+
+    @property
+    def figures(self) -> RowFigures:
+        """What it was."""
+        return RowFigures(
+            num_turns=self._drawn + self._answered + 1,
+            tool_calls=len(self._answers),
+            tool_failures=sum(bool(answer.failure) for answer in self._answers),
+            tool_rewards=[answer.reward for answer in self._answers],
+            given_tokens=sum(len(s.tokens) for s in self._segments if not s.is_trained),
+        )
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The row, once it is over."""
+        segments = tuple(self._segments)
+        if self.limits.masks_failed and self.figures.tool_failures:
+            segments = tuple(Segment(segment.tokens) for segment in segments)
+        return Trajectory(segments, self._finish_reason, msgspec.json.encode(self.figures))
+
+    def _add(self, segment: Segment) -> None:
+        self._segments.append(segment)
+        self._tokens += len(segment.tokens)
+
+
+def _is_reached(count: int, limit: int | None) -> bool:
+    return limit is not None and count >= limit

@@ -1,0 +1,1 @@
+"""How models write calls of tools: a file each."""

@@ -1,0 +1,189 @@
+"""What a format reads out of a turn, and how texts with tags are taken apart.
+
+Everything here takes time that grows with the length of a text and no faster: a policy that writes
+one tag ten thousand times must not stop the rank that holds its engine. Regular expressions with
+``.*?`` between two tags do.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ppojob_trainer.json_value import Json
+
+Tools = Sequence[Mapping[str, Json]]
+"""Schemas of the tools that a row may call, in OpenAI's form: `{"function": {"name": ...}}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call as the model wrote it.
+
+    Attributes:
+        name: of the tool; there may be none of this name.
+        arguments: JSON, as text. It may be no object, or no JSON at all: then the model wrote so,
+            and whoever makes the call says it.
+        id: by which the model tells its calls apart; empty in most formats.
+    """
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BadCall:
+    """Something that was to be a call, but names no tool.
+
+    Attributes:
+        why: what is wrong, in words that the model can be told.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A turn of the model.
+
+    Attributes:
+        content: what it said beside its calls.
+        calls: in the order in which they stand.
+    """
+
+    content: str
+    calls: tuple[Call | BadCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a family of models writes calls.
+
+    Attributes:
+        parse: reads a turn; it never raises.
+        form: a call, for the docs.
+        keeps_special_tokens: whether `parse` wants the turn decoded with its special tokens,
+            since marks of the format are among them.
+        stop_texts: end a turn, besides the end tokens of the model. Most formats need none: a model
+            that has called ends its turn.
+        stop_tokens: texts of tokens that do.
+        answer: how the answer of a tool stands behind a turn, where that is not the chat template's
+            to say.
+        invalid: what a turn is told that should have had a call and has none; where that is
+            nothing, such a turn is the last.
+    """
+
+    parse: Callable[[str, Tools], Spoken]
+    form: str
+    keeps_special_tokens: bool = False
+    stop_texts: tuple[str, ...] = ()
+    stop_tokens: tuple[str, ...] = ()
+    answer: Callable[[str], str] | None = None
+    invalid: str = ""
+
+
+def encoded(value: Json) -> str:
+    """Arguments as JSON. Half a surrogate pair, which no UTF-8 can hold, stays an escape."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if is_unicode(text) else json.dumps(value)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text has a form in UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def value_of(text: str) -> Json:
+    """The JSON value that a text is, without space around; the text itself where it is none."""
+    text = text.strip()
+    try:
+        value: Json = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
+def named_call(text: str, keys: Sequence[str] = ("arguments",)) -> Call | BadCall:
+    """A call that is a JSON object with a name.
+
+    Args:
+        text: JSON.
+        keys: the first of them that is there holds the arguments.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return BadCall(f"a call that is no JSON: {error}")
+    return call_of(value, keys)
+
+
+def call_of(value: Json, keys: Sequence[str]) -> Call | BadCall:
+    """As `named_call`, of a value that is read already."""
+    if not isinstance(value, dict):
+        return BadCall("a call that is no JSON object")
+    name = value.get("name")
+    if not isinstance(name, str) or not is_unicode(name):
+        return BadCall('a call without a "name" that is text')
+    for key in keys:
+        if key in value:
+            return Call(name, encoded(value[key]))
+    return BadCall(f'a call of {name} without "{keys[0]}"')
+
+
+def blocks(text: str, start: str, end: str, *, open_ended: bool = False) -> list[str]:
+    """What stands between two marks, again and again.
+
+    Args:
+        text: all of it.
+        start: before a block.
+        end: behind it, the first one.
+        open_ended: a last block without an end reaches to the end of the text.
+    """
+    found: list[str] = []
+    at = text.find(start)
+    while at >= 0:
+        at += len(start)
+        stop = text.find(end, at)
+        if stop < 0:
+            return [*found, text[at:]] if open_ended else found
+        found.append(text[at:stop])
+        at = text.find(start, stop + len(end))
+    return found
+
+
+def without_blocks(text: str, start: str, end: str) -> str:
+    """A text without its blocks and their marks."""
+    kept = []
+    behind = 0
+    while (at := text.find(start, behind)) >= 0 and (stop := text.find(end, at + len(start))) >= 0:
+        kept.append(text[behind:at])
+        behind = stop + len(end)
+    return "".join(kept) + text[behind:]
+
+
+def elements(text: str, start: str, head_end: str, end: str) -> Iterator[tuple[str, str]]:
+    """Heads and bodies of elements, such as `<function=HEAD>BODY</function>`.
+
+    A head is one line without quotes and angle brackets, unless `head_end` has them.
+
+    Args:
+        text: all of it.
+        start: before the head.
+        head_end: between head and body.
+        end: behind the body, the first one.
+    """
+    at = text.find(start)
+    while at >= 0 and (stop := text.find(head_end, at + len(start))) >= 0:
+        at = text.rfind(start, at, stop) + len(start)
+        head = text[at:stop]
+        if head.strip() and "\n" not in head and ">" not in head:
+            close = text.find(end, stop + len(head_end))
+            if close < 0:
+                return
+            yield head.strip(), text[stop + len(head_end) : close]
+            at = close + len(end)
+        at = text.find(start, at)

@@ -1,0 +1,52 @@
+"""DeepSeek-V4: `<｜DSML｜invoke name="NAME">` with a parameter for each argument.
+
+A parameter says whether its value is text: `<｜DSML｜parameter name="KEY" string="true">`.
+"""
+
+import json
+
+from ppojob_trainer.agents.formats.calls import Call, Spoken, Tools, blocks, elements, encoded
+from ppojob_trainer.json_value import Json
+
+MARK = "\uff5cDSML\uff5c"
+"""In every tag."""
+
+_START, _END = f"<{MARK}tool_calls>", f"</{MARK}tool_calls>"
+_END_TOKEN = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+
+
+def deepseek(text: str, _tools: Tools = ()) -> Spoken:
+    """Read a turn, decoded with its special tokens."""
+    text = text.replace(_END_TOKEN, "")
+    if _START not in text:
+        return Spoken(_without_thoughts(text))
+    calls = [call for block in blocks(text, _START, _END) for call in _calls(block)]
+    said = _without_thoughts(text[: text.index(_START)])
+    return Spoken(said.removesuffix("\n\n"), tuple(calls))
+
+
+def _calls(block: str) -> list[Call]:
+    found = []
+    for name, body in elements(block, f'<{MARK}invoke name="', '">', f"</{MARK}invoke>"):
+        arguments: dict[str, Json] = {}
+        start, end = f'<{MARK}parameter name="', f"</{MARK}parameter>"
+        for head, value in elements(body, start, '">', end):
+            key, _, is_text = head.partition('" string="')
+            if is_text in ("true", "false"):
+                arguments[key] = value if is_text == "true" else _json(value)
+        found.append(Call(name, encoded(arguments)))
+    return found
+
+
+def _json(text: str) -> Json:
+    """The value that a text is; the text as it stands where it is none."""
+    try:
+        value: Json = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
+def _without_thoughts(text: str) -> str:
+    """The prompt opened the thoughts, or closed them already."""
+    return text.rpartition("</think>")[2]

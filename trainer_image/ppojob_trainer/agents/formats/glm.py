@@ -1,0 +1,46 @@
+"""GLM-4.5 and later: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...`.
+
+Values are JSON where they can be, and text where not.
+"""
+
+from ppojob_trainer.agents.formats.calls import (
+    BadCall,
+    Call,
+    Spoken,
+    Tools,
+    blocks,
+    encoded,
+    value_of,
+)
+from ppojob_trainer.json_value import Json
+
+_START, _END = "<tool_call>", "</tool_call>"
+_KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+
+
+def glm(text: str, _tools: Tools = ()) -> Spoken:
+    """Read a turn."""
+    if _START not in text or _END not in text:
+        return Spoken(text)
+    said = text[: text.find(_START)]
+    head, thought_ends, rest = said.partition("</think>")
+    if thought_ends and (not head.strip() or head.lstrip().startswith("<think>")):
+        said = rest
+    return Spoken(said, tuple(_call(block) for block in blocks(text, _START, _END)))
+
+
+def _call(block: str) -> Call | BadCall:
+    name, has_arguments, rest = block.partition(_KEY)
+    if not name.strip():
+        return BadCall("a call without the name of its function")
+    arguments: dict[str, Json] = {}
+    while has_arguments:
+        key, _, behind = rest.partition(_KEY_END)
+        if behind.lstrip().startswith(_VALUE):
+            value, is_whole, rest = behind.partition(_VALUE)[2].partition(_VALUE_END)
+            if is_whole:
+                arguments[key.rpartition(_KEY)[2].strip()] = value_of(value)
+        else:
+            rest = behind
+        _, has_arguments, rest = rest.partition(_KEY)
+    return Call(name.strip(), encoded(arguments))

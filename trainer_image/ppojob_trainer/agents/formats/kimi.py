@@ -1,0 +1,55 @@
+"""Kimi K2: `functions.NAME:0` and the arguments as JSON, in special tokens."""
+
+import re
+
+from ppojob_trainer.agents.formats.calls import (
+    BadCall,
+    Call,
+    Spoken,
+    Tools,
+    blocks,
+    encoded,
+    value_of,
+)
+from ppojob_trainer.agents.formats.schemas import names_of, required_of
+
+_SECTION = "<|tool_calls_section_begin|>"
+_START, _BODY, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
+
+
+def kimi(text: str, tools: Tools = ()) -> Spoken:
+    """Read a turn, decoded with its special tokens."""
+    if _SECTION not in text:
+        return Spoken(text)
+    calls = tuple(_call(block, tools) for block in blocks(text, _START, _END))
+    return Spoken(text[: text.find(_SECTION)], calls)
+
+
+def _call(block: str, tools: Tools) -> Call | BadCall:
+    told, is_whole, arguments = block.partition(_BODY)
+    told = told.strip()
+    named = _ID.fullmatch(told)
+    if not is_whole or named is None:
+        return BadCall("a call without name or arguments")
+    value = value_of(arguments)
+    keys = set(value) if isinstance(value, dict) else set()
+    text = encoded(value) if isinstance(value, dict) else arguments.strip()
+    return Call(_tool(told, named[1], keys, tools), text, told)
+
+
+def _tool(told: str, name: str, keys: set[str], tools: Tools) -> str:
+    """The tool that is meant.
+
+    The model sees its earlier calls by their ids alone, and soon writes ids of its own. So a tool
+    whose name is in the id is meant, or the only one whose arguments are all there.
+    """
+    names = names_of(tools)
+    if name in names:
+        return name
+    compact = told.lower().replace("-", "_")
+    within = [one for one in names if one.lower() in compact]
+    fitting = [one for one, required in required_of(tools).items() if required and required <= keys]
+    if len(within) == 1:
+        return within[0]
+    return fitting[0] if len(fitting) == 1 else name

@@ -1,0 +1,31 @@
+"""Seed-OSS: Qwen3-Coder's tags within `<seed:tool_call>`; values are JSON or text."""
+
+from ppojob_trainer.agents.formats.calls import (
+    BadCall,
+    Call,
+    Spoken,
+    Tools,
+    blocks,
+    elements,
+    encoded,
+    value_of,
+)
+
+_START, _END = "<seed:tool_call>", "</seed:tool_call>"
+
+
+def seed(text: str, _tools: Tools = ()) -> Spoken:
+    """Read a turn."""
+    if _START not in text or _END not in text:
+        return Spoken(text)
+    calls = tuple(_call(block) for block in blocks(text, _START, _END))
+    return Spoken(text[: text.find(_START)], calls)
+
+
+def _call(block: str) -> Call | BadCall:
+    function = next(elements(block, "<function=", ">", "</function>"), None)
+    if function is None:
+        return BadCall("a call without <function=NAME>...</function>")
+    name, body = function
+    parameters = elements(body, "<parameter=", ">", "</parameter>")
+    return Call(name, encoded({key: value_of(value) for key, value in parameters}))

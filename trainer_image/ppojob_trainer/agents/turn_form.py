@@ -1,0 +1,83 @@
+"""How turns are read and answered: the format of a model's calls, and its chat template."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ppojob_trainer.agents.formats.calls import BadCall, Call, Format
+from ppojob_trainer.data.chat import ChatTokenizer, Tools
+from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.rpc.messages.agents import ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the model wants behind a turn; the row is over where it wants nothing.
+
+    Attributes:
+        calls: to be made, in order.
+        reply: what it is told where it should have called and did not.
+    """
+
+    calls: tuple[ToolCall, ...] = ()
+    reply: str = ""
+
+
+class TurnForm(Protocol):
+    """Reads turns of the model, and writes what stands between two of them."""
+
+    def read(self, tokens: Sequence[int]) -> Turn:
+        """What the model wants behind a turn."""
+        ...
+
+    def answered(self, written: Sequence[int], answers: Sequence[str]) -> list[int]:
+        """Token ids from the end of a turn to where the model goes on.
+
+        Args:
+            written: the turn.
+            answers: texts of the tools, in the order of its calls.
+        """
+        ...
+
+    def replied(self, written: Sequence[int], reply: str) -> list[int]:
+        """The same where the model is told something and no tool was called."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """The form of chat models: calls in a format, answers by the chat template.
+
+    Attributes:
+        chat: tokenizer.
+        template: of the conversation.
+        form: of calls.
+        tools: schemas of what may be called.
+    """
+
+    chat: ChatTokenizer
+    template: TurnTemplate
+    form: Format
+    tools: Tools
+
+    def read(self, tokens: Sequence[int]) -> Turn:
+        """See `TurnForm`. What names no tool is no call, as in verl."""
+        text = self.chat.decode(tokens, skip_special_tokens=not self.form.keeps_special_tokens)
+        found = self.form.parse(text, self.tools).calls
+        calls = tuple(ToolCall(one.name, one.arguments) for one in found if isinstance(one, Call))
+        is_bad = any(isinstance(one, BadCall) for one in found)
+        return Turn(calls, self.form.invalid if is_bad and not calls else "")
+
+    def answered(self, written: Sequence[int], answers: Sequence[str]) -> list[int]:
+        """See `TurnForm`."""
+        if self.form.answer is not None:
+            return self.chat.encode("".join(map(self.form.answer, answers)))
+        messages = [{"role": "tool", "content": answer} for answer in answers]
+        return self.template.delta(messages, self.tools, written=written)
+
+    def replied(self, written: Sequence[int], reply: str) -> list[int]:
+        """See `TurnForm`."""
+        if self.form.answer is not None:
+            return self.chat.encode(reply)
+        user = {"role": "user", "content": reply}
+        return self.template.delta([user], self.tools, written=written)

@@ -1,0 +1,89 @@
+"""Tokenises what others say between the control tokens of a chat template.
+
+In a template's own text `<|im_end|>` ends a turn. In the answer of a tool it is five letters and
+some signs, or whoever writes web pages could put words into the user's mouth.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+
+from tokenizers import Tokenizer
+
+from ppojob_trainer.data.chat import ChatTokenizer
+
+
+class DeadText:
+    """Encodes texts of a template with bodies between them in which no control token lives.
+
+    Control tokens are the special tokens, and those of the other added tokens that stand in the
+    template, such as Qwen's `</tool_response>`.
+    """
+
+    def __init__(self, chat: ChatTokenizer) -> None:
+        self._chat = chat
+        self._without: Tokenizer | None = None
+        template, _ = chat.template
+        self.special = {i: one.content for i, one in chat.added_tokens.items() if one.special}
+        self.control = self.special | {
+            i: one.content
+            for i, one in chat.added_tokens.items()
+            if one.content in template and one.content.strip()
+        }
+        texts = sorted(self.control.values(), key=len, reverse=True)
+        self._ids = {text: i for i, text in self.control.items()}
+        self._mark = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+
+    def encode(self, pieces: Sequence[str], bodies: Sequence[str]) -> list[int]:
+        """Token ids.
+
+        As long as no body has a control token they are those of the whole text, where tokens reach
+        over the seams as they do in what models are trained on.
+
+        Args:
+            pieces: (bodies + 1,) of the template.
+            bodies: (bodies,) of others.
+        """
+        ids = self._chat.encode(_joined(pieces, bodies))
+        living = [self._ids[mark] for piece in pieces for mark in self._mark.findall(piece)]
+        if [i for i in ids if i in self.control] == living:
+            return ids
+        return self._encode_apart(pieces, bodies)
+
+    def find(self, text: str, marks: Collection[str], start: int = 0) -> re.Match[str] | None:
+        """The first of some control tokens in a text."""
+        found = self._mark.finditer(text, start)
+        return next((match for match in found if match[0] in marks), None)
+
+    def at(self, text: str, place: int) -> str:
+        """The control token at a place of a text; empty where there is none."""
+        found = self._mark.match(text, place)
+        return "" if found is None else found[0]
+
+    def _encode_apart(self, pieces: Sequence[str], bodies: Sequence[str]) -> list[int]:
+        """As `encode`, stretch by stretch between the template's own control tokens."""
+        ids: list[int] = []
+        stretch = ""
+        for piece, body in zip(pieces, [*bodies, ""], strict=True):
+            behind = 0
+            for mark in self._mark.finditer(piece):
+                ids += self._dead(stretch + piece[behind : mark.start()])
+                ids.append(self._ids[mark[0]])
+                stretch, behind = "", mark.end()
+            stretch += piece[behind:] + body
+        return ids + self._dead(stretch)
+
+    def _dead(self, text: str) -> list[int]:
+        """Ids of a text, none of which is a control token."""
+        if self._without is None:
+            self._without = self._chat.without_tokens(self.control.values())
+        ids: list[int] = self._without.encode(text, add_special_tokens=False).ids
+        if self.control.keys().isdisjoint(ids):
+            return ids
+        # A vocabulary may hold the text of a control token as an ordinary piece.
+        parts = self._mark.sub(lambda mark: mark[0][0] + "\0" + mark[0][1:], text).split("\0")
+        apart = [self._without.encode(part, add_special_tokens=False).ids for part in parts]
+        return [i for part in apart for i in part if i not in self.control]
+
+
+def _joined(pieces: Sequence[str], bodies: Sequence[str]) -> str:
+    return "".join(piece + body for piece, body in zip(pieces, [*bodies, ""], strict=True))

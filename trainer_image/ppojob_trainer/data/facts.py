@@ -1,0 +1,121 @@
+"""A corpus of people, towns and trades that exist nowhere, and questions about them.
+
+What nobody knows has to be searched for: a policy that learns to answer has learnt to search.
+"""
+
+import itertools
+import json
+import os
+import random
+from pathlib import Path
+from typing import Final
+
+from ppojob_trainer.data.generate import Task
+from ppojob_trainer.data.prompt_files import TaskRow
+from ppojob_trainer.errors import ConfigError
+
+DATA_SOURCE: Final = "searchR1_facts"
+CORPUS: Final = "corpus.jsonl"
+
+INSTRUCTION: Final = (
+    "Answer the given question. You must conduct reasoning inside <think> and </think> first every "
+    "time you get new information. After reasoning, if you find you lack some knowledge, you can "
+    "call a search engine by <search> query </search> and it will return the top searched results "
+    "between <information> and </information>. You can search as many times as your want. If you "
+    "find no further external knowledge needed, you can directly provide the answer inside <answer>"
+    " and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>. "
+    "Question: {question}\n"
+)
+"""Search-R1's words (Jin et al. 2025, arXiv:2503.09516, table 1, as its scripts have them)."""
+
+_STARTS: Final = (
+    "ba bre da dro fe gri ha je ka kle lo ma mer no or pa que ra sha so ta tri ul ve wy za"
+)
+_ENDS: Final = "bin dar del fen gar lan len mir nok ran rik sen thal tor van vik wen xis yan zor"
+_TOWN_ENDS: Final = "bridge combe field ford haven hollow mere moor stead wick"
+_THINGS: Final = (
+    "amber basalt bramble cinder copper dusk ember feather fog frost glass ivory lantern lichen"
+    " marble mirror moss pearl quill rain reed ripple salt shadow shell smoke thistle thunder tide"
+    " velvet"
+)
+_TRADES: Final = (
+    "binder broker carver caster charmer diver farmer grinder keeper mender painter polisher reader"
+    " sorter spinner tamer tuner weaver whistler wright"
+)
+_KINDS: Final = (
+    ("Which town does {name} live in?", "{name} lives in the town of {answer}."),
+    ("What is the trade of {name}?", "The trade of {name} is that of a {answer}."),
+)
+
+
+def facts(
+    *, facts: int = 5_000, rows: int | None = None, held_out: int = 500, seed: int = 0
+) -> tuple[list[dict[str, str]], Task]:
+    """A corpus with one fact a document, and a question about each fact that is asked for.
+
+    No name is that of two people, so a document answers one question; no held-out question is a
+    trained one.
+
+    Args:
+        facts: documents of the corpus.
+        rows: training rows; None for all that are not held out.
+        held_out: held-out rows.
+        seed: of all of it.
+
+    Returns:
+        Lines of the corpus, and the questions.
+    """
+    rows = facts - held_out if rows is None else rows
+    names = [
+        f"{first.capitalize()}{second} {third.capitalize()}{last}"
+        for first, second, third, last in itertools.product(*(_STARTS.split(), _ENDS.split()) * 2)
+    ]
+    if facts > len(names):
+        raise ConfigError(f"--facts: got {facts}: there are {len(names)} names; at most as many")
+    if rows < 1 or rows + held_out > facts:
+        got = f"{rows} and {held_out} held out"
+        raise ConfigError(
+            f"--rows: got {got}: there are {facts} facts; at least 1, and all at most {facts}"
+        )
+    chosen = random.Random(seed)
+    towns = [f"{a.capitalize()}{b}" for a in _STARTS.split() for b in _TOWN_ENDS.split()]
+    trades = [f"{a} {b}" for a in _THINGS.split() for b in _TRADES.split()]
+    corpus, questions = [], []
+    for number, name in enumerate(chosen.sample(names, facts)):
+        kind = chosen.randrange(len(_KINDS))
+        answer = chosen.choice((towns, trades)[kind])
+        question, sentence = (form.format(name=name, answer=answer) for form in _KINDS[kind])
+        corpus.append({"id": str(number), "contents": f'"{name}"\n{sentence}'})
+        questions.append(_row(question, answer))
+    chosen.shuffle(questions)
+    return corpus, Task(questions[held_out : held_out + rows], questions[:held_out])
+
+
+def write_corpus(folder: Path, corpus: list[dict[str, str]]) -> Path:
+    """Write a corpus beside its questions.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    path = folder / CORPUS
+    aside = folder / f".{CORPUS}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        aside.write_text("".join(json.dumps(line) + "\n" for line in corpus))
+        aside.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: got {error.strerror or error}: files cannot be written there; "
+            "a folder that this user may write"
+        ) from None
+    return path
+
+
+def _row(question: str, answer: str) -> TaskRow:
+    return TaskRow(
+        DATA_SOURCE,
+        [{"role": "user", "content": INSTRUCTION.format(question=question)}],
+        {"target": [answer]},
+        ability="fact-reasoning",
+        extra_info={"question": question},
+    )

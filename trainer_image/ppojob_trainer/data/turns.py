@@ -1,0 +1,295 @@
+"""What a chat template puts between two turns of the model, as tokens.
+
+A row of several turns is never rendered again: the model's tokens stay as they were drawn, since a
+text can be cut into tokens in more than one way, and templates rewrite what lies behind them
+(thoughts go, spaces are trimmed). So behind each turn only that is appended which the template puts
+there. It is taken from a conversation made up for it, in which an assistant has just spoken, or has
+just made calls: there templates add at the end, while elsewhere many change what is before it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import msgspec
+
+from ppojob_api.problem import printable, shown
+from ppojob_trainer.data.chat import ChatTokenizer, Tools
+from ppojob_trainer.data.dead_text import DeadText
+from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
+from ppojob_trainer.json_value import Json
+
+_Message = dict[str, Any]
+_Form = Callable[[str], str]
+
+SPOKEN, CALLED = "ppojobSpokenq", "ppojobCalledq"
+"""Words of the assistant who was made up; a template that has them nowhere shows no such turn."""
+_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
+_NAMELESS = "tool"
+_CACHED = 256
+
+
+def _in_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+_FORMS: tuple[_Form, ...] = (
+    lambda body: body,
+    str.strip,
+    _in_json,
+    lambda body: _in_json(body.strip()),
+)
+"""What templates do with a message's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suffix:
+    """What a template puts behind a turn, without the texts of the messages.
+
+    Attributes:
+        pieces: (texts + 1,) around the texts of messages that have one; the first begins right
+            behind the last word of the turn, so it may end a call and the turn.
+        forms: (texts,) what the template does with them.
+        closing: length of what ends the turn, in the first piece: up to its end token, and with it.
+        end: where that end token begins; equal to `closing` where the template has none.
+    """
+
+    pieces: tuple[str, ...]
+    forms: tuple[_Form, ...]
+    closing: int
+    end: int
+
+
+class TurnTemplate:
+    """A model's chat template, for rows of several turns.
+
+    Args:
+        chat: tokenizer and template.
+        variables: what the template sees besides, as for prompts.
+    """
+
+    def __init__(self, chat: ChatTokenizer, variables: Mapping[str, Json] | None = None) -> None:
+        self.chat = chat
+        self.variables = dict(variables or {})
+        self.text = DeadText(chat)
+        added = chat.added_tokens
+        self._ends = {added[i].content for i in chat.eos_token_ids if i in added}
+        self._suffixes: dict[bytes, Suffix] = {}
+
+    def delta(
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        *,
+        written: Sequence[int] | None = None,
+    ) -> list[int]:
+        """Tokens from where a turn of the model ended to where its next one begins.
+
+        Control tokens in a message's text are text as any other.
+
+        Args:
+            messages: that follow the turn: answers of tools, in the order of its calls, or what a
+                user says; with "role" and "content", which is text, and of tools "name" and
+                "tool_call_id" where the model wrote some.
+            tools: schemas of what it may call, as in its prompt.
+            written: tokens of the turn. What it has of the template's end of a turn is not put
+                there again, and what it lacks is. None: it ended as the template ends one.
+
+        Raises:
+            BadChatTemplate: the template refuses such a turn, shows no message of this role, or
+                changes texts in a way that is not known.
+            JobFailed: the template's process cannot start, or is killed again and again.
+        """
+        suffix = self.suffix(messages, tools)
+        first, *others = suffix.pieces
+        cut = self._cut(suffix, None if written is None else self._last(written))
+        bodies = [str(message["content"]) for message in messages if message["content"]]
+        texts = [form(body) for form, body in zip(suffix.forms, bodies, strict=True)]
+        return self.text.encode([first[cut:], *others], texts)
+
+    def suffix(self, messages: Messages, tools: Tools | None = None) -> Suffix:
+        """What is the same for all messages of these roles and names; rendered once, then kept."""
+        plain = [_plain(message, i) for i, message in enumerate(messages)]
+        has_text = [bool(message["content"]) for message in messages]
+        key = msgspec.json.encode([plain, has_text, tools])
+        if key not in self._suffixes:
+            if len(self._suffixes) >= _CACHED:
+                del self._suffixes[next(iter(self._suffixes))]
+            self._suffixes[key] = self._rendered(plain, has_text, tools)
+        return self._suffixes[key]
+
+    def render(self, conversation: Messages, tools: Tools | None, *, open_turn: bool) -> str:
+        """The text of a conversation.
+
+        Raises:
+            BadChatTemplate: the template refuses it.
+        """
+        (outcome,) = self.chat.render_chats(
+            [conversation], self.variables, tools=tools, open_turn=open_turn
+        )
+        if isinstance(outcome, BadChatTemplate):
+            raise outcome
+        return outcome
+
+    def refusal(self, got: str, why: str) -> BadChatTemplate:
+        """The template does not do for rows of several turns."""
+        allowed = (
+            "a template that writes each turn alike, wherever it stands (spec.model.chatTemplate)"
+        )
+        _, file = self.chat.template
+        return BadChatTemplate(printable(f"{file}: got {got}: {why}; {allowed}"))
+
+    def _rendered(self, plain: list[_Message], has_text: list[bool], tools: Tools | None) -> Suffix:
+        words = [f"ppojobBody{i}q" if full else "" for i, full in enumerate(has_text)]
+        probes = [f" \n\"{word}'\\<b> \u00e9\n " if word else "" for word in words]
+        contexts = list(_contexts(plain))
+        asked = [[*context, *_filled(plain, words)] for context in contexts]
+        texts = self.chat.render_chats(asked, self.variables, tools=tools)
+        for word, (context, text) in product((CALLED, SPOKEN), zip(contexts, texts, strict=True)):
+            if isinstance(text, str) and (pieces := _pieces(text, word, words)) is not None:
+                closing, end = self._closing(context, word, pieces[0], tools)
+                probed = self.render([*context, *_filled(plain, probes)], tools, open_turn=True)
+                seen = probed.rpartition(word)[2]
+                forms = self._forms(seen, pieces, [probe for probe in probes if probe])
+                return Suffix(pieces, forms, closing, end)
+        refused = [text for text in texts if isinstance(text, BadChatTemplate)]
+        if len(refused) == len(texts):
+            raise refused[0]
+        roles = ", ".join(str(message["role"]) for message in plain)
+        raise self.refusal(
+            f"a turn of the assistant and then {roles}",
+            "the chat template does not show each of these messages once, in this order",
+        )
+
+    def _closing(
+        self, context: Messages, word: str, first: str, tools: Tools | None
+    ) -> tuple[int, int]:
+        """Where the end of the turn ends, and where its end token begins, in the first piece."""
+        (text,) = self.chat.render_chats([context], self.variables, tools=tools, open_turn=False)
+        alone = text.rpartition(word)[2] if isinstance(text, str) else first
+        end = self.text.find(alone, self._ends)
+        if end is None:
+            if not first.startswith(alone):
+                raise self._other_end(alone, first)
+            return len(alone), len(alone)
+        mark = self.text.at(first, end.start())
+        if not mark or not first.startswith(alone[: end.start()]):
+            raise self._other_end(alone, first)
+        return end.start() + len(mark), end.start()
+
+    def _other_end(self, alone: str, first: str) -> BadChatTemplate:
+        got = f"{shown(alone)} behind a turn, and {shown(first)} where messages follow"
+        return self.refusal(got, "how the chat template ends a turn depends on what follows")
+
+    def _forms(self, text: str, pieces: Sequence[str], probes: Sequence[str]) -> tuple[_Form, ...]:
+        """What the template does with each text, seen by probes."""
+        at = len(pieces[0])
+        forms = []
+        for probe, piece in zip(probes, pieces[1:], strict=True):
+            form = next((f for f in _FORMS if text.startswith(f(probe) + piece, at)), None)
+            if form is None:
+                got = f"{shown(text[at : at + 2 * len(probe)])} for a message of {shown(probe)}"
+                raise self.refusal(got, "the chat template changes what a message says")
+            at += len(form(probe) + piece)
+            forms.append(form)
+        return tuple(forms)
+
+    def _cut(self, suffix: Suffix, last: str | None) -> int:
+        """Where in the first piece that begins which the turn does not have yet.
+
+        Args:
+            suffix: behind the turn.
+            last: the control token that the turn ends with; empty where it ends with none, None
+                where it ends as the template ends one.
+        """
+        if last and (found := self.text.find(suffix.pieces[0], {last})) is not None:
+            return found.end()
+        has_ended = last is None or last in self._ends
+        return suffix.closing if has_ended else suffix.end
+
+    def _last(self, written: Sequence[int]) -> str:
+        return self.text.control.get(written[-1], "") if written else ""
+
+
+def _plain(message: Mapping[str, Json], number: int) -> _Message:
+    """A message without its text. Names are the model's words, so they are taken with care."""
+    if message["role"] != "tool":
+        return {"role": message["role"]}
+    name, id_ = message.get("name"), message.get("tool_call_id")
+    return {
+        "role": "tool",
+        "name": name if isinstance(name, str) and _NAME.fullmatch(name) else _NAMELESS,
+        "tool_call_id": (
+            id_ if isinstance(id_, str) and _NAME.fullmatch(id_) else f"call{number:05}"
+        ),
+    }
+
+
+def _filled(plain: Sequence[_Message], texts: Sequence[str]) -> list[_Message]:
+    return [{**message, "content": text} for message, text in zip(plain, texts, strict=True)]
+
+
+def _contexts(plain: Sequence[_Message]) -> list[list[_Message]]:
+    """Conversations in which an assistant has just said what these messages answer, best first.
+
+    Some templates know calls one at a time, some want their arguments as text, some put words
+    behind the calls, and some refuse a conversation that no user began.
+    """
+    user = {"role": "user", "content": "Hello."}
+    answers = [message for message in plain if message["role"] == "tool"]
+    if not answers:
+        turns = [assistant_turn()]
+    else:
+        turns = [
+            assistant_turn(called, as_text=as_text, content=content)
+            for called in (answers, answers[-1:])
+            for as_text in (False, True)
+            for content in ("", SPOKEN)
+        ]
+    return [[*begun, turn] for begun in ([user], []) for turn in turns]
+
+
+def assistant_turn(
+    answers: Sequence[Mapping[str, Json]] = (),
+    *,
+    as_text: bool = False,
+    content: str = SPOKEN,
+    mark: str = "",
+) -> _Message:
+    """A turn of the assistant, with calls that these messages answer.
+
+    Args:
+        answers: messages of tools.
+        as_text: arguments are JSON, and no object.
+        content: what it says beside the calls.
+        mark: put behind its words.
+    """
+    if not answers:
+        return {"role": "assistant", "content": content + mark}
+    calls = []
+    for i, answer in enumerate(answers):
+        arguments = {"x": CALLED + mark if i == len(answers) - 1 else "y"}
+        function = {
+            "name": answer["name"],
+            "arguments": json.dumps(arguments) if as_text else arguments,
+        }
+        calls.append({"id": answer["tool_call_id"], "type": "function", "function": function})
+    content = content and content + mark
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def _pieces(text: str, word: str, bodies: Sequence[str]) -> tuple[str, ...] | None:
+    """What is around bodies, behind the assistant's word; None where one is not there just once."""
+    before, _, rest = text.rpartition(word)
+    if not before or any(body and rest.count(body) != 1 for body in bodies):
+        return None
+    pieces = []
+    for body in filter(None, bodies):
+        piece, is_next, rest = rest.partition(body)
+        if not is_next:
+            return None
+        pieces.append(piece)
+    return (*pieces, rest)

@@ -1,0 +1,107 @@
+"""Makes an index: the corpus is copied and judged, then indexed, then the manifest is written.
+
+Killed at any moment, the folder holds the beginning of an index; the same call goes on with it.
+"""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ppojob_api.problem import shown
+from ppojob_trainer import durable
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.retrieval.corpus import (
+    DOCUMENTS,
+    OFFSETS,
+    RANKS,
+    StoredCorpus,
+    Tell,
+    copy_corpus,
+)
+from ppojob_trainer.retrieval.manifest import MANIFEST, EncoderSettings, Manifest, Plan, seal
+
+PLAN: Final = "plan.json"
+
+_PLAN: Final = durable.point("index.plan", *durable.FILE_ACTS)
+_OURS: Final = re.compile(
+    r"\.?(plan\.json|passages\.jsonl|(offsets|ranks|vectors-\d+)\.npy|manifest\.json|bm25)(\.aside)?"
+)
+
+
+def build_index(
+    corpus: Path, folder: Path, *, encoder: EncoderSettings | None, tell: Tell
+) -> Manifest:
+    """Make an index, or go on with one that was begun.
+
+    Args:
+        corpus: JSON lines, plain or gzip.
+        folder: of the index; made where it is absent.
+        encoder: for an index by vectors; None for one by words.
+        tell: hears of the progress.
+
+    Raises:
+        ConfigError: the corpus, the encoder or the folder cannot be used.
+        StorageError: the disk refused.
+    """
+    _prepare(folder)
+    if encoder is None:
+        from ppojob_trainer.retrieval import bm25
+
+        library = bm25.LIBRARY
+    else:
+        from ppojob_trainer.retrieval import dense
+        from ppojob_trainer.retrieval.encoder import SentenceEncoder
+
+        library = dense.LIBRARY
+        loaded = SentenceEncoder(Path(encoder.folder), encoder)
+    copy = copy_corpus(corpus, folder, tell)
+    plan = Plan(
+        kind="bm25" if encoder is None else "dense",
+        documents=len(copy.ranks),
+        corpus_sha256=copy.sha256,
+        library=library,
+        encoder=encoder,
+    )
+    _begin(folder, plan)
+    copy.keep()
+    stored = StoredCorpus(folder)
+    try:
+        if encoder is None:
+            names, memory_bytes = bm25.build_bm25(stored, folder, tell)
+        else:
+            names, memory_bytes = dense.build_vectors(stored, folder, loaded, tell)
+    finally:
+        stored.close()
+    return seal(folder, plan, memory_bytes, [*names, DOCUMENTS, OFFSETS, RANKS])
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder, and refuse one that holds an index, or anything that is not ours."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise ConfigError(
+            f"--output: got {folder}: {error.strerror}; a folder that can be written"
+        ) from None
+    if MANIFEST in names:
+        why = "an index is there already"
+        raise ConfigError(f"--output: got {folder}: {why}; a folder that is empty or absent")
+    foreign = next((name for name in names if not _OURS.fullmatch(name)), None)
+    if foreign is not None:
+        why = f"{shown(foreign)} is there, which is of no index"
+        raise ConfigError(f"--output: got {folder}: {why}; a folder that is empty or absent")
+
+
+def _begin(folder: Path, plan: Plan) -> None:
+    """Write down what is made here, or hold it against what was begun."""
+    text = msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
+    path = folder / PLAN
+    if path.exists() and path.read_bytes() != text:
+        raise ConfigError(
+            f"--output: got {folder}: another index was begun there, of another corpus, kind,"
+            " encoder or version; the same again, or an empty folder"
+        )
+    durable.write_file(path, text, _PLAN)

@@ -1,0 +1,205 @@
+r"""A corpus as Search-R1 has it, and its copy in the folder of an index.
+
+A line is ``{"id": "7", "contents": "\"Title\"\ntext"}``; the file may be packed with gzip. The
+copy is plain JSON lines, and two arrays beside it say where each document begins, and which place
+its id has among the sorted ids.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import itertools
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ppojob_api.problem import printable, shown
+from ppojob_trainer import durable
+from ppojob_trainer.errors import ConfigError
+
+Tell = Callable[[str, int], None]
+"""Is told what is being done, and how many documents it is done to."""
+
+DOCUMENTS: Final = "passages.jsonl"
+OFFSETS: Final = "offsets.npy"
+RANKS: Final = "ranks.npy"
+FILE: Final = durable.point("index.file", *durable.FILE_ACTS)
+
+_EXAMPLE: Final = r'{"id": "7", "contents": "\"Title\"\ntext"}'
+_MAX_LINE_BYTES: Final = 16 * 1024**2
+_LISTED: Final = 20
+_GZIP: Final = b"\x1f\x8b"
+
+
+class Document(msgspec.Struct, frozen=True):
+    """One line of a corpus; other fields of a line are left out."""
+
+    id: str
+    contents: str
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusCopy:
+    """A copy that lies aside in the folder of an index.
+
+    Attributes:
+        folder: of the index.
+        sha256: of the copy: the same for a corpus with and without gzip.
+        offsets: where each document begins, and the end of the last.
+        ranks: place of each document's id among the sorted ids.
+    """
+
+    folder: Path
+    sha256: str
+    offsets: NDArray[np.int64]
+    ranks: NDArray[np.int32]
+
+    def keep(self) -> None:
+        """Give the copy and its arrays their names; what was there before is replaced.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        for name, array in ((OFFSETS, self.offsets), (RANKS, self.ranks)):
+            durable.write_file(self.folder / name, array_bytes(array), FILE)
+        durable.fsync_file(_aside(self.folder), FILE)
+        durable.rename(_aside(self.folder), self.folder / DOCUMENTS, FILE)
+
+
+def copy_corpus(corpus: Path, folder: Path, tell: Tell) -> CorpusCopy:
+    """Read all of a corpus, judge it and write it aside.
+
+    Args:
+        corpus: the file.
+        folder: of the index.
+        tell: hears of the progress.
+
+    Raises:
+        ConfigError: lines that are no documents, ids that are there twice, no line at all.
+        StorageError: the disk refused.
+    """
+    digest, offsets, ids = hashlib.sha256(), [0], list[str]()
+    problems: list[str] = []
+    try:
+        with open(_aside(folder), "wb") as copy:
+            for read in _read(corpus):
+                if isinstance(read, Document):
+                    line = msgspec.json.encode(read) + b"\n"
+                    digest.update(line)
+                    copy.write(line)
+                    offsets.append(offsets[-1] + len(line))
+                    ids.append(read.id)
+                    tell("read", len(ids))
+                elif len(problems) < _LISTED:
+                    problems.append(read)
+    except OSError as error:
+        durable.raise_storage_error(folder / DOCUMENTS, "write", error)
+    problems = problems or list(itertools.islice(_id_problems(corpus, ids), _LISTED))
+    if not ids and not problems:
+        problems = [f"{corpus}: got no line: there is nothing to find; {_EXAMPLE} a line"]
+    if problems:
+        _aside(folder).unlink()
+        raise ConfigError(problems)
+    ranks = np.empty(len(ids), np.int32)
+    ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids), dtype=np.int32)
+    return CorpusCopy(folder, digest.hexdigest(), np.array(offsets, np.int64), ranks)
+
+
+def array_bytes(array: NDArray[np.generic]) -> bytes:
+    """An array as a file of numpy's format holds it."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+class StoredCorpus:
+    """The documents of an index, read from the disk when they are asked for.
+
+    Args:
+        folder: of the index.
+
+    Attributes:
+        ranks: place of each document's id among the sorted ids.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
+        self.ranks: NDArray[np.int32] = np.load(folder / RANKS, mmap_mode="r")
+        self._file = os.open(folder / DOCUMENTS, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __getitem__(self, number: int) -> Document:
+        begin, end = int(self._offsets[number]), int(self._offsets[number + 1])
+        line = os.pread(self._file, end - begin, begin)
+        return msgspec.json.decode(line, type=Document)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def _aside(folder: Path) -> Path:
+    return folder / f".{DOCUMENTS}.aside"
+
+
+def _read(path: Path) -> Iterator[Document | str]:
+    """Documents, and lines about those that are none."""
+    decoder = msgspec.json.Decoder(Document)
+    number = 0
+    try:
+        with _opened(path) as file:
+            while line := file.readline(_MAX_LINE_BYTES + 1):
+                number += 1
+                yield _document(decoder, line, f"{path}:{number}")
+                if len(line) > _MAX_LINE_BYTES:
+                    return
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        why = f"got damaged gzip data: {printable(str(error))}"
+        yield f"{path}:{number + 1}: {why}; the file as it was written"
+    except OSError as error:
+        yield f"{path}: got {error.strerror}: it cannot be read; a file of JSON lines"
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BufferedIOBase]:
+    with open(path, "rb") as file:
+        if file.peek(len(_GZIP))[: len(_GZIP)] != _GZIP:
+            yield file
+            return
+        with gzip.open(file, "rb") as unpacked:
+            yield unpacked
+
+
+def _document(decoder: "msgspec.json.Decoder[Document]", line: bytes, where: str) -> Document | str:
+    if len(line) > _MAX_LINE_BYTES:
+        return f"{where}: got more than {_MAX_LINE_BYTES} bytes: too long for a document; passages"
+    try:
+        document = decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        got = shown(line.decode(errors="replace").rstrip("\n"))
+        return f"{where}: got {got}: {printable(str(error))}; {_EXAMPLE}"
+    for field, text in (("id", document.id), ("contents", document.contents)):
+        if not text.strip():
+            return f"{where}: got {field} {shown(text)}: it is empty; {_EXAMPLE}"
+    return document
+
+
+def _id_problems(corpus: Path, ids: list[str]) -> Iterator[str]:
+    if len(set(ids)) == len(ids):
+        return
+    first: dict[str, int] = {}
+    for line, name in enumerate(ids, start=1):
+        if first.setdefault(name, line) != line:
+            why = f"line {first[name]} has it too"
+            yield f"{corpus}:{line}: got id {shown(name)}: {why}; each id once"

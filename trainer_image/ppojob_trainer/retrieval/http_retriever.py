@@ -1,0 +1,99 @@
+"""A client of Search-R1's ``/retrieve``, ours or another: a retriever like an index."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import msgspec
+
+from ppojob_trainer.errors import ConfigError, RetrievalFailed
+from ppojob_trainer.retrieval.passages import Passage, passage_of
+from ppojob_trainer.rewards.http_calls import (
+    ATTEMPT_SECONDS,
+    RETRIES,
+    CallFailed,
+    endpoint_problem,
+    post_json,
+)
+
+CONCURRENT: Final = 8
+
+
+class _Document(msgspec.Struct):
+    contents: str
+    id: str | int = ""
+
+
+class _Found(msgspec.Struct):
+    document: _Document
+    score: float
+
+
+class _Answer(msgspec.Struct):
+    result: list[list[_Found]]
+
+
+class HttpRetriever:
+    """Asks a service for passages, each query in a request of its own.
+
+    A service may score the queries of one request together, and then a score depends on what else
+    is asked (https://github.com/facebookresearch/faiss/issues/1808).
+
+    Args:
+        url: all of it, such as ``http://127.0.0.1:8000/retrieve``.
+        attempt_seconds: longest silence of the service.
+        retries: attempts after the first.
+        concurrent: requests at one time.
+
+    Raises:
+        ConfigError: the URL cannot be asked.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        attempt_seconds: float = ATTEMPT_SECONDS,
+        retries: int = RETRIES,
+        concurrent: int = CONCURRENT,
+    ) -> None:
+        wrong = endpoint_problem(url, "")
+        if wrong is not None:
+            raise ConfigError(f"retriever: got {wrong.got}: {wrong.why}; {wrong.allowed}")
+        self._url = url
+        self._attempt_seconds = attempt_seconds
+        self._retries = retries
+        self._pool = ThreadPoolExecutor(concurrent, thread_name_prefix="retrieve")
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Find the best passages of each query; see `Retriever`.
+
+        Raises:
+            RetrievalFailed: a query has no usable answer; the others may have been asked.
+        """
+        return list(self._pool.map(lambda query: self._search(query, k), queries))
+
+    def close(self) -> None:
+        """Let go of the threads; what is being asked is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _search(self, query: str, k: int) -> list[Passage]:
+        try:
+            answer = post_json(
+                self._url,
+                {"queries": [query], "topk": k, "return_scores": True},
+                retries=self._retries,
+                attempt_seconds=self._attempt_seconds,
+            )
+        except CallFailed as error:
+            raise RetrievalFailed(str(error)) from None
+        try:
+            result = msgspec.convert(answer, _Answer).result
+        except msgspec.ValidationError as error:
+            raise RetrievalFailed(f"{self._url} answered no passages: {error}") from None
+        if len(result) != 1:
+            raise RetrievalFailed(f"{self._url} answered {len(result)} lists to one query")
+        return [
+            passage_of(str(found.document.id), found.document.contents, found.score)
+            for found in result[0][:k]
+        ]

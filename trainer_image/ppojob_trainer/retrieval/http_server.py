@@ -1,0 +1,116 @@
+"""Search-R1's way to ask for passages: POST to ``/retrieve``, JSON in and out.
+
+The request is ``{"queries": [...], "topk": 3, "return_scores": true}``; the answer
+``{"result": [[{"document": {"id", "contents"}, "score"}, ...], ...]}``, and without
+``return_scores`` the documents alone. What is wrong is answered with ``{"detail": line}``.
+"""
+
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import Annotated, Final
+
+import msgspec
+
+from ppojob_api.problem import shown
+from ppojob_trainer.errors import PPOJobError
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.metrics.page_server import PageServer
+from ppojob_trainer.retrieval.passages import Passage, Retriever
+
+MAX_REQUEST_BYTES: Final = 16 * 1024**2
+MAX_TOPK: Final = 1_000
+_ALLOWED: Final = '{"queries": ["..."], "topk": 3, "return_scores": true}'
+
+
+class _Request(msgspec.Struct):
+    queries: list[str]
+    topk: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOPK)] | None = None
+    return_scores: bool = False
+
+
+class _Refused(Exception):  # noqa: N818  it says what happened
+    def __init__(self, status: HTTPStatus, detail: str) -> None:
+        self.status = status
+        self.detail = detail
+
+
+def retrieve_server(retriever: Retriever, address: str, port: int, *, topk: int) -> PageServer:
+    """A server of ``/retrieve``, and of ``/healthz`` for probes.
+
+    Args:
+        retriever: is asked by one request at a time.
+        address: IP address to bind; whoever reaches it may ask.
+        port: port to bind; 0 takes a free one.
+        topk: passages a query where a request does not say, or says 0.
+
+    Raises:
+        OSError: address and port cannot be bound.
+    """
+    turn = threading.Lock()
+
+    class Handler(_Handler):
+        def find(self, request: _Request) -> list[list[Passage]]:
+            with turn:
+                return retriever.search(request.queries, request.topk or topk)
+
+    return PageServer(address, port, Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def find(self, request: _Request) -> list[list[Passage]]:
+        raise NotImplementedError
+
+    def do_GET(self) -> None:
+        if self.path == "/healthz":
+            self._answer(HTTPStatus.OK, b"ok\n", "text/plain")
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def do_POST(self) -> None:
+        try:
+            request = self._request()
+            found = self.find(request)
+        except _Refused as refused:
+            self._refuse(refused.status, refused.detail)
+        except PPOJobError as error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        else:
+            rows = [[_told(one, request.return_scores) for one in each] for each in found]
+            body = msgspec.json.encode({"result": rows})
+            self._answer(HTTPStatus.OK, body, "application/json")
+
+    def _request(self) -> _Request:
+        if self.path != "/retrieve":
+            why = f"got {shown(self.path)}: nothing is asked there; POST to /retrieve"
+            raise _Refused(HTTPStatus.NOT_FOUND, why)
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            why = f"Content-Length: got {shown(length)}: it says where the request ends; a number"
+            raise _Refused(HTTPStatus.LENGTH_REQUIRED, why)
+        if int(length) > MAX_REQUEST_BYTES:
+            why = f"got {length} bytes: too many; at most {MAX_REQUEST_BYTES}"
+            raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
+        try:
+            return msgspec.json.decode(self.rfile.read(int(length)), type=_Request)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            why = f"got {length} bytes: {error}; {_ALLOWED}"
+            raise _Refused(HTTPStatus.UNPROCESSABLE_ENTITY, why) from None
+
+    def _refuse(self, status: HTTPStatus, detail: str) -> None:
+        self._answer(status, msgspec.json.encode({"detail": detail}), "application/json")
+
+    def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Thousands of questions are no news."""
+
+
+def _told(passage: Passage, with_score: bool) -> Json:
+    document: Json = {"id": passage.id, "contents": passage.contents}
+    return {"document": document, "score": passage.score} if with_score else document

@@ -1,0 +1,103 @@
+"""An index of this machine: opened whole or refused, and asked one query at a time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppojob_trainer.retrieval.corpus import StoredCorpus
+from ppojob_trainer.retrieval.manifest import check_files, check_memory, read_manifest
+from ppojob_trainer.retrieval.passages import Passage, passage_of
+
+
+class Scorer(Protocol):
+    """Holds the arrays of an index."""
+
+    def scores(self, query: str) -> NDArray[np.float32]:
+        """Score every document for one query: (documents,); -inf for those that do not match."""
+
+
+class IndexRetriever:
+    """Finds passages in an index.
+
+    Args:
+        corpus: the documents.
+        scorer: scores them.
+    """
+
+    def __init__(self, corpus: StoredCorpus, scorer: Scorer) -> None:
+        self._corpus = corpus
+        self._scorer = scorer
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Find the best passages of each query; see `Retriever`.
+
+        Queries are never scored together: a product of matrices rounds a row otherwise when other
+        rows stand beside it.
+        """
+        return [self._search(query, k) for query in queries]
+
+    def close(self) -> None:
+        """Close the files."""
+        self._corpus.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _search(self, query: str, k: int) -> list[Passage]:
+        scores = self._scorer.scores(query)
+        found = []
+        for number in best(scores, self._corpus.ranks, k):
+            document = self._corpus[int(number)]
+            found.append(passage_of(document.id, document.contents, float(scores[number])))
+        return found
+
+
+def best(scores: NDArray[np.float32], ranks: NDArray[np.int32], k: int) -> NDArray[np.int64]:
+    """Numbers of the k best documents, the best first; equal scores by rank.
+
+    Args:
+        scores: (documents,); -inf for those that are never found.
+        ranks: (documents,), place of each document's id among the sorted ids.
+        k: at most so many.
+    """
+    if k <= 0:
+        return np.empty(0, np.int64)
+    found = np.flatnonzero(scores > -np.inf)
+    if len(found) > k:
+        among = scores[found]
+        least = np.partition(among, len(found) - k)[len(found) - k]
+        found = found[among >= least]
+    order: NDArray[np.int64] = np.lexsort((ranks[found], -scores[found]))
+    return found[order[:k]]
+
+
+def open_index(folder: Path, encoder: Path | None = None) -> IndexRetriever:
+    """Open an index that `build.build_index` has written.
+
+    Args:
+        folder: of the index.
+        encoder: where the encoder of a dense index lies now, if not where it did.
+
+    Raises:
+        ConfigError: no index, another version, too large for the memory, or damaged; an encoder
+            that is another one.
+    """
+    manifest = read_manifest(folder)
+    check_memory(manifest, folder)
+    check_files(manifest, folder)
+    scorer: Scorer
+    if manifest.plan.kind == "bm25":
+        from ppojob_trainer.retrieval.bm25 import Bm25Scorer  # it loads numba, where that is
+
+        scorer = Bm25Scorer(folder, manifest.plan.library)
+    else:
+        from ppojob_trainer.retrieval.dense import DenseScorer, open_encoder  # it loads torch
+
+        scorer = DenseScorer(folder, open_encoder(manifest.plan, encoder))
+    return IndexRetriever(StoredCorpus(folder), scorer)

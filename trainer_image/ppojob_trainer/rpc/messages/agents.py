@@ -1,0 +1,64 @@
+"""Calls of tools, from the rank that holds the engine to where tools run."""
+
+import msgspec
+
+from ppojob_trainer.rpc.messages.rows import BatchName
+
+
+class ToolsPeer(msgspec.Struct, frozen=True, array_like=True):
+    """A rank that runs tools: address or name of its pod, and its port."""
+
+    host: str
+    port: int
+
+
+class ToolCall(msgspec.Struct, frozen=True, array_like=True):
+    """A call as the model wrote it.
+
+    Attributes:
+        name: of the tool.
+        arguments: JSON object, as text; it may be wrong.
+        created: JSON object: what the row says its tool is made with.
+    """
+
+    name: str
+    arguments: str
+    created: bytes = b"{}"
+
+
+class Act(msgspec.Struct, frozen=True):
+    """Make the calls of one turn of a row, one after the other; the answer comes when all are made.
+
+    Attributes:
+        batch: whose row.
+        row: its number in the batch.
+        turn: how many turns with calls the row had before.
+        calls: in the order in which the model wrote them.
+    """
+
+    batch: BatchName
+    row: int
+    turn: int
+    calls: list[ToolCall]
+
+
+class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """What a call gave.
+
+    Attributes:
+        text: for the model; where the call failed, what it is told of that.
+        reward: that the tool gave for the call.
+        failure: empty, or a word: `unknown`, `arguments`, `raised`, `timeout`, `died`.
+        seconds: that the call took.
+    """
+
+    text: str
+    reward: float = 0.0
+    failure: str = ""
+    seconds: float = 0.0
+
+
+class Acted(msgspec.Struct, frozen=True):
+    """Answers in the order of the calls."""
+
+    answers: list[ToolAnswer]

@@ -1,0 +1,1 @@
+"""Tools that a model calls: users' code and our own, in child processes."""

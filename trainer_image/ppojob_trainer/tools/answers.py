@@ -1,0 +1,73 @@
+"""What a tool may return, and the text that a model gets of it."""
+
+import json
+from typing import Literal, Protocol, runtime_checkable
+
+from ppojob_trainer.rewards.results import BadResult, encodable, read_number, shown
+
+Side = Literal["left", "middle", "right"]
+CUT = "(truncated)"
+MARK_CHARACTERS = len(f"...{CUT}...")
+"""By how much a cut answer is longer than its limit, at most."""
+
+
+@runtime_checkable
+class _Response(Protocol):
+    """verl's `ToolResponse`."""
+
+    @property
+    def text(self) -> str | None: ...
+
+    @property
+    def image(self) -> object: ...
+
+    @property
+    def video(self) -> object: ...
+
+
+def read_answer(value: object) -> tuple[str, float]:
+    """The text and the reward of what a tool returned, by the rules of verl's function tools.
+
+    It is a response, or a tuple of it, a reward and metrics, of which the last may be left out. A
+    response is text, verl's `ToolResponse`, a dict, of which the model gets the JSON, or anything
+    else, of which it gets what `str` makes of it.
+
+    Raises:
+        BadResult: the reward is no finite number, the tuple has another length, or there are
+            pictures in it.
+    """
+    if not isinstance(value, tuple):
+        return _text(value), 0.0
+    if not 1 <= len(value) <= 3:
+        raise BadResult("BadAnswer", shown(value), "a tuple is (response, reward, metrics)")
+    reward = value[1] if len(value) > 1 else None
+    return _text(value[0]), 0.0 if reward is None else read_number(reward, "a reward is a number")
+
+
+def cut(text: str, most: int, side: Side) -> str:
+    """Cut a long answer at a side, as verl does: left leaves its end, right its beginning."""
+    if len(text) <= most:
+        return text
+    if side == "left":
+        return f"{CUT}...{text[len(text) - most :]}"
+    if side == "right":
+        return f"{text[:most]}...{CUT}"
+    half = most // 2
+    return f"{text[:half]}...{CUT}...{text[len(text) - half :]}"
+
+
+def for_the_model(text: str, most: int, side: Side) -> str:
+    """A text of any length and any characters, cut and such that UTF-8 can hold it."""
+    return cut(encodable(cut(text, most, side)), most + MARK_CHARACTERS, side)
+
+
+def _text(response: object) -> str:
+    if isinstance(response, str):
+        return str.__str__(response)
+    if isinstance(response, _Response):
+        if response.image or response.video:
+            raise BadResult("BadAnswer", "a picture or a film", "a response is text here")
+        return _text(response.text or "")
+    if isinstance(response, dict):
+        return json.dumps(response, ensure_ascii=False)
+    return str(response)

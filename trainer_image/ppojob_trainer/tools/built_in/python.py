@@ -1,0 +1,30 @@
+"""A Python interpreter in the sandbox; every call begins anew."""
+
+from typing import Final
+
+from ppojob_trainer.sandbox.executor import Program
+from ppojob_trainer.tools.built_in.tool import BuiltIn, Call, parameters
+
+_STOPPED: Final = {
+    "time": "Error: it took too long.",
+    "output": "Error: it wrote too much.",
+    "threads": "Error: it started too many threads.",
+}
+
+
+def python(call: Call) -> str:
+    """What a program wrote, its errors last."""
+    outcome = call.sandbox().run(Program(str(call.arguments["code"])))
+    parts = [outcome.stdout] if outcome.is_well else [outcome.stdout, outcome.errors]
+    said = [part.decode("utf-8", errors="backslashreplace").rstrip("\n") for part in parts]
+    if not outcome.is_well:
+        said.append(_STOPPED.get(outcome.stopped, ""))
+    return "\n".join(filter(None, said))
+
+
+TOOL: Final = BuiltIn(
+    python,
+    "Runs a Python program and gives what it prints.",
+    parameters(code="The program; it has no files and no network."),
+    runs_code=True,
+)

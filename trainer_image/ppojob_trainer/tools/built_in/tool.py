@@ -1,0 +1,56 @@
+"""What a tool that is built in consists of."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.sandbox.executor import Sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a tool.
+
+    Attributes:
+        arguments: as the schema wants them.
+        created: what the row says the tool is made with.
+        config: the settings of the tool.
+        sandbox: opens the one for code that a model has written; the same for all calls.
+    """
+
+    arguments: Mapping[str, Json]
+    created: Mapping[str, Json]
+    config: Mapping[str, Json]
+    sandbox: Callable[[], Sandbox]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A tool that is built in.
+
+    Attributes:
+        answer: the text for the model, and a reward where the tool gives one. What a model did
+            wrong is text too; what it raises is a mistake of ours, or of the data.
+        description: what the model is told, where the job says nothing else.
+        parameters: the same of the arguments, a JSON schema.
+        runs_code: whether it needs a sandbox.
+        opens: judges its settings, and gets ready what they name; None where it has none. It raises
+            `ConfigError`.
+    """
+
+    answer: Callable[[Call], str | tuple[str, float]]
+    description: str
+    parameters: Mapping[str, Json]
+    runs_code: bool = False
+    opens: Callable[[Mapping[str, Json]], None] | None = None
+
+
+def parameters(**properties: str) -> Mapping[str, Json]:
+    """The schema of arguments that are all text and all required: their descriptions by name."""
+    return {
+        "type": "object",
+        "properties": {
+            name: {"type": "string", "description": text} for name, text in properties.items()
+        },
+        "required": list(properties),
+    }

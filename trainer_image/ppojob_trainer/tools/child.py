@@ -1,0 +1,154 @@
+"""The child that calls tools.
+
+It trusts nothing of them: every call gets objects of its own, whatever a tool raises is an answer,
+and what it prints cannot reach the pipes. Loops, bombs and deaths are the parent's and the
+guardian's to end (``ppojob_trainer.tools.pool``, ``ppojob_trainer.children.guardian``).
+"""
+
+import asyncio
+import inspect
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import msgspec
+
+from ppojob_trainer.children import guardian
+from ppojob_trainer.children.neighbours import Neighbours
+from ppojob_trainer.children.serving import answer_requests
+from ppojob_trainer.children.user_code import raised
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.results import BadResult
+from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused
+from ppojob_trainer.tools.answers import for_the_model, read_answer
+from ppojob_trainer.tools.built_in import TOOLS
+from ppojob_trainer.tools.built_in.tool import Call
+from ppojob_trainer.tools.custom import BadTool, Tool, load_tool
+from ppojob_trainer.tools.describe import describe_tools
+from ppojob_trainer.tools.wire import (
+    CallTool,
+    DescribeTools,
+    LoadTools,
+    ToolCalled,
+    ToolCode,
+    ToolProblem,
+    ToolRequest,
+    ToolsLoaded,
+)
+
+# Taken before a tool is loaded, which may put something else in their place.
+_decode: Final = msgspec.msgpack.Decoder(ToolRequest).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_json: Final = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A tool, and where its file lies; empty for one that is built in."""
+
+    call: Tool
+    folder: str
+
+
+class Tools:
+    """The loaded tools, called by position."""
+
+    def __init__(self) -> None:
+        self._tools: list[_Loaded] = []
+        self._settings: LoadTools
+        self._opened: Sandbox | None = None
+        self._neighbours = Neighbours()
+        # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
+        self._loop = asyncio.Runner()
+
+    def load(self, request: LoadTools) -> ToolsLoaded:
+        """Load all; say what is wrong with each that cannot be used."""
+        self._settings = request
+        problems = []
+        modules: dict[str, ModuleType] = {}
+        for position, code in enumerate(request.tools):
+            try:
+                self._tools.append(self._load(code, modules))
+            except BadTool as bad:
+                problems.append(ToolProblem(position, bad.field, bad.got, bad.why, bad.allowed))
+        return ToolsLoaded(problems)
+
+    def call(self, request: CallTool) -> ToolCalled:
+        """Call a tool with objects decoded for this call alone."""
+        tool = self._tools[request.tool]
+        try:
+            arguments = _decode_json(request.arguments)
+            created = _decode_json(request.created)
+            self._neighbours.enter(tool.folder)
+            value = tool.call(arguments, created, request.instance)
+            if inspect.isawaitable(value):
+                value = self._loop.run(_result(value))
+            text, reward = read_answer(value)
+            text = for_the_model(text, self._settings.most_characters, self._settings.side)
+        except BadResult as bad:
+            return ToolCalled(request.number, raised=f"got {bad.got}: {bad.why}")
+        except BaseException as error:  # SystemExit and its kin are answers too
+            text, where = raised(error)
+            return ToolCalled(request.number, raised=text, where=where)
+        return ToolCalled(request.number, text, reward)
+
+    def _load(self, code: ToolCode, modules: dict[str, ModuleType]) -> _Loaded:
+        if not code.path:
+            return _Loaded(self._built_in(code), "")
+        folder = str(Path(code.path).resolve().parent)
+        self._neighbours.enter(folder)
+        return _Loaded(load_tool(code, modules), folder)
+
+    def _built_in(self, code: ToolCode) -> Tool:
+        tool, config = TOOLS[code.name], _decode_json(code.config)
+        if tool.runs_code:
+            try:
+                self._sandbox()
+            except SandboxRefused as refused:
+                got = f"{code.name} with {refused.got}"
+                raise BadTool("name", got, refused.why, refused.allowed) from None
+        if tool.opens is not None:
+            try:
+                tool.opens(config)
+            except ConfigError as wrong:
+                got, _, why = str(wrong).removeprefix("got ").partition(": ")
+                why, _, allowed = why.rpartition("; ")
+                raise BadTool("config", got, why, allowed) from None
+
+        def call(arguments: dict[str, Json], created: dict[str, Json], _: str) -> object:
+            return tool.answer(Call(arguments, created, config, self._sandbox))
+
+        return call
+
+    def _sandbox(self) -> Sandbox:
+        """The same for all calls."""
+        if self._opened is None:
+            self._opened = self._settings.sandbox.open()
+        return self._opened
+
+
+async def _result(value: object) -> object:
+    assert inspect.isawaitable(value)
+    return await value
+
+
+def serve(requests: int, answers: int) -> None:
+    """Answer requests until the parent closes its end."""
+    tools = Tools()
+
+    def answer(body: bytes) -> bytes:
+        request = _decode(body)
+        if isinstance(request, DescribeTools):
+            return _encode(describe_tools(request.path))
+        return _encode(
+            tools.load(request) if isinstance(request, LoadTools) else tools.call(request)
+        )
+
+    answer_requests(requests, answers, answer)
+
+
+if __name__ == "__main__":
+    sys.exit(guardian.run(serve, sys.argv[1:]))

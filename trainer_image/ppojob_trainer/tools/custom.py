@@ -1,0 +1,116 @@
+"""Users' tools: functions, and classes in verl's form."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from ppojob_trainer.children.user_code import UnusableFile, load_module, raised
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.tools import verl_names
+from ppojob_trainer.tools.wire import ToolCode
+
+Tool = Callable[[dict[str, Json], dict[str, Json], str], object]
+"""(arguments, what the row says the tool is made with, name of the call) -> what `read_answer`
+takes, or an awaitable of it."""
+
+
+class BadTool(Exception):  # noqa: N818  the tool is bad
+    """A tool cannot be used.
+
+    Attributes:
+        field: of its spec that is to blame.
+        got: what is there.
+        why: what is wrong with it.
+        allowed: what to write instead.
+    """
+
+    def __init__(self, field: str, got: str, why: str, allowed: str) -> None:
+        super().__init__(f"{field}: got {got}: {why}; {allowed}")
+        self.field = field
+        self.got = got
+        self.why = why
+        self.allowed = allowed
+
+
+def load_tool(code: ToolCode, modules: dict[str, ModuleType]) -> Tool:
+    """Import a file and make a tool of what is in it.
+
+    Args:
+        code: the tool.
+        modules: files that were imported already; a file is imported once for all of its tools.
+
+    Raises:
+        BadTool: the file cannot be imported, or what is in it cannot be called so.
+    """
+    module = modules.get(code.path)
+    if module is None:
+        verl_names.provide()
+        try:
+            module = load_module(code.path, f"ppojob_tools_{len(modules)}", pod="tools")
+        except UnusableFile as bad:
+            raise BadTool("source.path", bad.got, bad.why, bad.allowed) from None
+        modules[code.path] = module
+    schema = msgspec.json.decode(code.schema)
+    found = vars(module).get(code.function)
+    if found is None:
+        raise BadTool("source.function", code.function, f"{code.path} has no such name", _allowed())
+    if isinstance(found, type):
+        return _of_class(code.function, found, msgspec.json.decode(code.config), schema)
+    if not callable(found):
+        kind = type(found).__name__
+        raise BadTool("source.function", f"{code.function} = {kind}", "not callable", _allowed())
+    return _of_function(code.function, found, schema["function"]["parameters"])
+
+
+def _allowed() -> str:
+    return "a function, or a class with verl's execute"
+
+
+def _of_function(name: str, function: Callable[..., object], parameters: Mapping[str, Any]) -> Tool:
+    try:
+        signature = inspect.signature(function)
+        signature.bind(**dict.fromkeys(parameters.get("properties") or {}))
+    except TypeError as error:
+        got = f"{name}{signature}"
+        why = f"it cannot be called with the properties of parameters: {error}"
+        raise BadTool("parameters", got, why, "the arguments of the function") from None
+    except ValueError:
+        pass  # a builtin without a signature is found out by calling it
+    return lambda arguments, _created, _instance: function(**arguments)
+
+
+def _of_class(name: str, kind: type, config: dict[str, Json], schema: dict[str, Json]) -> Tool:
+    missing = [one for one in ("create", "execute", "release") if not hasattr(kind, one)]
+    if missing:
+        why = f"the class has no {', '.join(missing)}"
+        raise BadTool("source.function", name, why, _allowed())
+    try:
+        forms = importlib.import_module("verl.tools.schemas")
+        form = forms.OpenAIFunctionToolSchema.model_validate(schema)
+        tool = kind(config=config, tool_schema=form)
+    except BaseException as error:  # the class is the user's
+        text, where = raised(error)
+        why = f"making one raised {text} ({where})"
+        raise BadTool("source.function", name, why, "a class that takes its config") from None
+    more = {"agent_data": None} if _takes(tool.execute, "agent_data") else {}
+
+    async def call(arguments: dict[str, Json], created: dict[str, Json], instance: str) -> object:
+        made = await tool.create(instance, create_kwargs=created)
+        own = made[0] if isinstance(made, tuple) else made
+        try:
+            return await tool.execute(own, arguments, **more)
+        finally:
+            await tool.release(own)
+
+    return call
+
+
+def _takes(function: Callable[..., object], name: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(
+        one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
+    )

@@ -1,0 +1,104 @@
+"""What a Python file of tools says of them: signatures and docstrings as JSON schemas.
+
+A child does so, since the file is the user's (``ppojob tools``); what runs a job reads the result,
+which is data in its manifest.
+"""
+
+import importlib
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from ppojob_api.problem import printable
+from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
+from ppojob_trainer.children.user_code import UnusableFile, load_module
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.tools import verl_names
+from ppojob_trainer.tools.wire import Described, DescribeTools, ToolProblem, ToolsDescribed
+
+_SECONDS = 120.0
+_MODULE = "ppojob_tools"
+_FORM = "a docstring with a summary and `Args:`, and a type for each argument"
+
+
+def read_tools(path: str) -> list[Described]:
+    """The tools of a file, read in a child.
+
+    Raises:
+        ConfigError: it cannot be imported, or functions do not say what a model has to know.
+    """
+    log = logging.getLogger(__name__)
+    child = BoundedProcess("ppojob_trainer.tools.child", memory_bytes=None, log=log)
+    try:
+        body = child.call(msgspec.msgpack.encode(DescribeTools(path)), _SECONDS)
+    except (ChildTimeout, ChildDied) as error:
+        reason = str(error) or f"gave no answer in {_SECONDS:g} s"
+        allowed = "a file that can be imported"
+        raise ConfigError(f"{path}: got a file whose import {reason}; {allowed}") from None
+    finally:
+        child.kill()
+    described = msgspec.msgpack.decode(body, type=ToolsDescribed)
+    if described.problems:
+        raise ConfigError(
+            f"{one.field}: got {one.got}: {one.why}; {one.allowed}" for one in described.problems
+        )
+    return described.tools
+
+
+def describe_tools(path: str) -> ToolsDescribed:
+    """The child's side of it: of verl's decorated functions, or else of all public ones."""
+    verl_names.provide()
+    try:
+        module = load_module(path, _MODULE, pod="tools")
+    except UnusableFile as bad:
+        return ToolsDescribed([], [ToolProblem(0, path, bad.got, bad.why, bad.allowed)])
+    tools, problems = [], []
+    for name, function, schema in _found(module):
+        try:
+            told = _plain(schema) if schema is not None else _schema(function)
+            tools.append(_described(name, function, told))
+        except Exception as error:
+            place, got = f"{path}: {function.__name__}", "what cannot be told to a model"
+            problems.append(ToolProblem(0, place, got, printable(str(error), 300), _FORM))
+    if not tools and not problems:
+        problems.append(ToolProblem(0, path, "no function", "no tool is in it", "public functions"))
+    return ToolsDescribed(tools, problems)
+
+
+def _found(module: ModuleType) -> Iterator[tuple[str, Callable[..., object], Any]]:
+    registry = importlib.import_module("verl.tools.function_tool").FUNCTION_TOOL_REGISTRY
+    registered = [one for one in registry.values() if one.fn.__module__ == _MODULE]
+    if registered:
+        for one in registered:
+            schema = getattr(one, "schema", None) or getattr(one, "tool_schema", None)
+            yield one.name, one.fn, schema
+        return
+    for name, value in vars(module).items():
+        if inspect.isfunction(value) and value.__module__ == _MODULE and not name.startswith("_"):
+            yield name, value, None
+
+
+def _schema(function: Callable[..., object]) -> dict[str, Any]:
+    """By transformers, as verl has it, so that a file means the same to both."""
+    for one in inspect.signature(function).parameters.values():
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            raise ValueError(f"a model cannot be told what {one} takes")
+    schema: dict[str, Any] = importlib.import_module("transformers.utils").get_json_schema(function)
+    return schema
+
+
+def _plain(schema: Any) -> dict[str, Any]:
+    if isinstance(schema, dict):
+        return schema
+    plain: dict[str, Any] = schema.model_dump(exclude_unset=True, exclude_none=True)
+    return plain
+
+
+def _described(name: str, function: Callable[..., object], schema: dict[str, Any]) -> Described:
+    told = schema["function"]
+    parameters = msgspec.json.encode(told.get("parameters", {"type": "object"}))
+    return Described(name, function.__name__, told["description"], parameters)

@@ -1,0 +1,226 @@
+"""Calls tools in child processes that are killed when they take too long."""
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from ppojob_api.v1alpha1.agent import AgentSpec, ToolSpec
+from ppojob_api.v1alpha1.rollout import SandboxSpec
+from ppojob_trainer.children.frames import FrameError
+from ppojob_trainer.children.pool import (
+    DEFAULT_MEMORY_BYTES,
+    START_SECONDS,
+    ChildPool,
+    NotStarted,
+)
+from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildKilled, ChildTimeout
+from ppojob_trainer.closeable import Closeable
+from ppojob_trainer.errors import ConfigError, JobFailed
+from ppojob_trainer.sandbox.settings import SandboxSettings
+from ppojob_trainer.tools.answers import MARK_CHARACTERS, cut, for_the_model
+from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
+from ppojob_trainer.tools.failures import told
+from ppojob_trainer.tools.schemas import parameters_of, tool_schema
+from ppojob_trainer.tools.wire import CallTool, LoadTools, ToolCalled, ToolCode, ToolsLoaded
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A call as the model wrote it.
+
+    Attributes:
+        name: of the tool.
+        arguments: JSON object, as text; it may be wrong.
+        created: JSON object: what the row says the tool is made with.
+        instance: names the call, the same whenever it is made again.
+    """
+
+    name: str
+    arguments: str
+    created: bytes
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a call gave.
+
+    Attributes:
+        text: for the model, no longer than the job allows.
+        reward: that the tool gave.
+        failure: empty, or a word of ``failures.TEXTS``.
+        seconds: that it took.
+    """
+
+    text: str
+    reward: float = 0.0
+    failure: str = ""
+    seconds: float = 0.0
+
+
+class ToolPool(Closeable):
+    """Children that call tools; each call has a time limit that nothing can outlive.
+
+    Whatever a tool or a model does is an answer. When a call is too slow, or its process dies, that
+    process and everything it started are killed, and the next call gets another. A call whose
+    process dies is made once more, in what is left of its time: somebody else may have killed it,
+    or an earlier call have spoilt it.
+
+    Args:
+        agent: ``spec.agent``.
+        sandbox: ``spec.sandbox``.
+        processes: children.
+        memory_bytes: limit of each process's data.
+        variables: names of environment variables that tools see, where they are set.
+        log: where children's output goes.
+
+    Raises:
+        ConfigError: tools cannot be loaded; every problem, one line each.
+        JobFailed: processes are killed again and again while they load them.
+    """
+
+    def __init__(
+        self,
+        agent: AgentSpec,
+        *,
+        sandbox: SandboxSpec | None = None,
+        processes: int = 1,
+        memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
+        variables: Sequence[str] = (),
+        log: logging.Logger | None = None,
+    ) -> None:
+        self._agent = agent
+        self._positions = {tool.name: position for position, tool in enumerate(agent.tools)}
+        self._parameters = [parameters_of(tool) for tool in agent.tools]
+        self._sandbox = SandboxSettings.of(sandbox or SandboxSpec())
+        self._log = log or logging.getLogger(__name__)
+        self._numbers = itertools.count(1)
+        try:
+            self._children = ChildPool(
+                "ppojob_trainer.tools.child",
+                count=processes,
+                load=self._load,
+                memory_bytes=memory_bytes,
+                variables=variables,
+                log=self._log,
+            )
+        except NotStarted as problem:
+            raise JobFailed(
+                f"spec.agent.tools: got files whose import {problem}: memory is short, or "
+                "something kills them; more memory, or files that need less"
+            ) from None
+
+    def start(self, calls: Sequence[Wanted]) -> Future[list[Made]]:
+        """Have calls made, one after the other; others are made beside them."""
+        return self._children.submit(self._make_all, calls)
+
+    def close(self) -> None:
+        """End all children, at once also those that are at work. Idempotent."""
+        self._children.close()
+
+    def _make_all(self, calls: Sequence[Wanted]) -> list[Made]:
+        return [self._make(call) for call in calls]
+
+    def _make(self, call: Wanted) -> Made:
+        """Make a call; what goes wrong becomes an answer."""
+        began = time.monotonic()
+        position = self._positions.get(call.name)
+        if position is None:
+            made = self._failed("unknown", call, ", ".join(self._positions))
+        else:
+            try:
+                arguments = read_arguments(call.arguments, self._parameters[position])
+                made = self._called(call, position, arguments)
+            except WrongArguments as wrong:
+                made = self._failed("arguments", call, str(wrong))
+        return replace(made, seconds=time.monotonic() - began)
+
+    def _called(self, call: Wanted, position: int, arguments: bytes) -> Made:
+        limit = self._agent.tools[position].time_limit_seconds
+        try:
+            answer = self._answer(call, position, arguments, limit)
+        except ChildTimeout:
+            return self._failed("timeout", call, f"{limit:g}")
+        except (ChildDied, FrameError, NotStarted, msgspec.MsgspecError) as death:
+            self._log.warning("%s: %s: its process %s", call.instance, call.name, death)
+            return self._failed("died", call)
+        if answer.raised:
+            self._log.warning(
+                "%s: %s: %s: %s", call.instance, call.name, answer.raised, answer.where
+            )
+            return self._failed("raised", call, answer.raised)
+        # The child has cut it already, unless the tool has written the answer itself.
+        most = self._agent.max_tool_response_characters + 2 * MARK_CHARACTERS
+        side = self._agent.tool_response_truncate_side
+        return Made(cut(answer.text, most, side), answer.reward)
+
+    def _answer(self, call: Wanted, position: int, arguments: bytes, limit: float) -> ToolCalled:
+        number = next(self._numbers)
+        request = CallTool(number, position, call.instance, arguments, call.created)
+        body = msgspec.msgpack.encode(request)
+
+        def read(answer: bytes) -> ToolCalled:
+            called = msgspec.msgpack.decode(answer, type=ToolCalled)
+            if called.number != number:
+                raise ChildDied("gave an answer to another call")
+            return called
+
+        began = time.monotonic()
+        try:
+            return self._children.call(body, limit, read)
+        except ChildDied:
+            left = limit - (time.monotonic() - began)
+            if left <= 0:
+                raise
+            return self._children.call(body, left, read)
+
+    def _failed(self, failure: str, call: Wanted, why: str = "") -> Made:
+        agent = self._agent
+        text = for_the_model(
+            told(failure, call.name, why),
+            agent.max_tool_response_characters,
+            agent.tool_response_truncate_side,
+        )
+        return Made(text, failure=failure)
+
+    def _load(self, child: BoundedProcess) -> None:
+        agent = self._agent
+        request = LoadTools(
+            [_code(tool) for tool in agent.tools],
+            self._sandbox,
+            agent.max_tool_response_characters,
+            agent.tool_response_truncate_side,
+        )
+        try:
+            body = child.call(msgspec.msgpack.encode(request), START_SECONDS)
+            loaded = msgspec.msgpack.decode(body, type=ToolsLoaded)
+        except ChildKilled:
+            raise
+        except (ChildTimeout, ChildDied) as error:
+            reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
+            raise ConfigError(
+                f"spec.agent.tools: got files whose import {reason}: tools cannot be loaded; "
+                "files that can be imported"
+            ) from None
+        if loaded.problems:
+            raise ConfigError(
+                f"spec.agent.tools[{problem.position}].{problem.field}: "
+                f"got {problem.got}: {problem.why}; {problem.allowed}"
+                for problem in loaded.problems
+            )
+
+
+def _code(tool: ToolSpec) -> ToolCode:
+    source = tool.source
+    return ToolCode(
+        tool.name,
+        source.path if source else "",
+        (source.function if source else None) or tool.name,
+        msgspec.json.encode(tool_schema(tool)),
+        msgspec.json.encode(tool.config),
+    )

@@ -1,0 +1,33 @@
+"""What a model is told of its tools: data, which no user's code is asked for."""
+
+from ppojob_api.v1alpha1.agent import AgentSpec, ToolSpec
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.tools.built_in import TOOLS
+
+
+def tool_schemas(agent: AgentSpec | None) -> list[dict[str, Json]]:
+    """The tools of a job in OpenAI's form, as chat templates take them; empty without tools."""
+    return [tool_schema(tool) for tool in agent.tools] if agent is not None else []
+
+
+def tool_schema(tool: ToolSpec) -> dict[str, Json]:
+    """One tool in that form."""
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": tool.description or _built_in_description(tool),
+            "parameters": parameters_of(tool),
+        },
+    }
+
+
+def parameters_of(tool: ToolSpec) -> dict[str, Json]:
+    """The JSON schema of a tool's arguments."""
+    if tool.parameters or tool.source is not None:
+        return dict(tool.parameters)
+    return dict(TOOLS[tool.name].parameters)
+
+
+def _built_in_description(tool: ToolSpec) -> str:
+    return TOOLS[tool.name].description if tool.source is None else ""

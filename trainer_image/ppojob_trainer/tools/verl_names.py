@@ -1,0 +1,174 @@
+"""What files of tools import from verl, for pods without verl: names and forms, nothing more."""
+
+import asyncio
+import importlib.util
+import sys
+import types
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Form(BaseModel):
+    """A JSON object, with more in it than is named here."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class OpenAIFunctionPropertySchema(_Form):
+    """Schema of an argument."""
+
+    type: str | list[str] | None = None
+    description: str | None = None
+    enum: list[Any] | None = None
+
+
+class OpenAIFunctionParametersSchema(_Form):
+    """Schema of the arguments."""
+
+    type: str = "object"
+    properties: dict[str, OpenAIFunctionPropertySchema] = {}
+    required: list[str] = []
+
+
+class OpenAIFunctionSchema(_Form):
+    """What a model is told of a function."""
+
+    name: str
+    description: str = ""
+    parameters: OpenAIFunctionParametersSchema = OpenAIFunctionParametersSchema()
+    strict: bool = False
+
+
+class OpenAIFunctionToolSchema(_Form):
+    """The same of a tool."""
+
+    type: str = "function"
+    function: OpenAIFunctionSchema
+
+
+class ToolResponse(_Form):
+    """What a tool answers; of pictures and films nothing is made here."""
+
+    text: str | None = None
+    image: list[Any] | None = None
+    video: list[Any] | None = None
+
+
+class BaseTool:
+    """A tool: made once, created for a call, executed, released.
+
+    Args:
+        config: settings.
+        tool_schema: what the model is told.
+    """
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema) -> None:
+        self.config = config
+        self.tool_schema = tool_schema or self.get_openai_tool_schema()
+        self.name = self.tool_schema.function.name
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        """What the model is told."""
+        return self.tool_schema
+
+    async def create(
+        self, instance_id: str | None = None, **_created: Any
+    ) -> tuple[str, ToolResponse]:
+        """Get ready for a call."""
+        return instance_id or "", ToolResponse()
+
+    async def execute(
+        self, _instance_id: str, _parameters: dict[str, Any], **_more: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        """Make it; a tool has its own."""
+        raise NotImplementedError(f"{type(self).__name__} has no execute")
+
+    async def calc_reward(self, _instance_id: str, **_more: Any) -> float:
+        """The reward of what was done."""
+        return 0.0
+
+    async def release(self, _instance_id: str, **_more: Any) -> None:
+        """Forget the call."""
+
+
+class FunctionTool:
+    """A function that was registered as a tool.
+
+    Args:
+        name: of the tool.
+        fn: the function.
+        schema: what the model is told, where the file says it; else it is read off the function.
+    """
+
+    def __init__(self, name: str, fn: Callable[..., Any], schema: Any) -> None:
+        self.name = name
+        self.fn = fn
+        self.schema = schema
+
+    async def call(self, parameters: dict[str, Any]) -> Any:
+        """Call it by names."""
+        if asyncio.iscoroutinefunction(self.fn):
+            return await self.fn(**parameters)
+        return self.fn(**parameters)
+
+
+FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}
+
+
+def function_tool(name: Any = None, *, schema: Any = None) -> Any:
+    """Register a function as a tool, under its name or another; with brackets or without."""
+    if callable(name):
+        return _registered(name, name.__name__, schema)
+    return lambda fn: _registered(fn, name or fn.__name__, schema)
+
+
+def rollout_trace_op(function: Function) -> Function:
+    """Verl's trace of a call: none here."""
+    return function
+
+
+def provide() -> None:
+    """Put the modules where imports find them, where verl is not installed."""
+    if "verl" in sys.modules or importlib.util.find_spec("verl") is not None:
+        return
+    schemas = {
+        one.__name__: one
+        for one in (
+            OpenAIFunctionPropertySchema,
+            OpenAIFunctionParametersSchema,
+            OpenAIFunctionSchema,
+            OpenAIFunctionToolSchema,
+            ToolResponse,
+        )
+    }
+    registry = {
+        "FUNCTION_TOOL_REGISTRY": FUNCTION_TOOL_REGISTRY,
+        "FunctionTool": FunctionTool,
+        "function_tool": function_tool,
+    }
+    modules: dict[str, dict[str, Any]] = {
+        "verl": {},
+        "verl.tools": {},
+        "verl.tools.schemas": schemas,
+        "verl.tools.base_tool": {"BaseTool": BaseTool, **schemas},
+        "verl.tools.function_tool": {**registry, **schemas},
+        "verl.utils": {},
+        "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
+    }
+    for name, content in modules.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(content)
+        module.__path__ = []  # a package: what it lacks is a module that is not found
+        sys.modules[name] = module
+        above, _, own = name.rpartition(".")
+        if above:
+            setattr(sys.modules[above], own, module)
+
+
+def _registered(fn: Callable[..., Awaitable[Any] | Any], name: str, schema: Any) -> Any:
+    FUNCTION_TOOL_REGISTRY[name] = FunctionTool(name, fn, schema)
+    return fn

@@ -1,0 +1,132 @@
+"""What the pool of tools and its children say to each other."""
+
+import msgspec
+
+from ppojob_trainer.sandbox.settings import SandboxSettings
+from ppojob_trainer.tools.answers import Side
+
+
+class ToolCode(msgspec.Struct, frozen=True):
+    """One tool.
+
+    Attributes:
+        name: as the model calls it.
+        path: Python file of the user; empty for a tool that is built in.
+        function: function or class in that file.
+        schema: JSON of what the model is told of it.
+        config: JSON object that a class is made with.
+    """
+
+    name: str
+    path: str
+    function: str
+    schema: bytes
+    config: bytes
+
+
+class LoadTools(msgspec.Struct, frozen=True, tag=True):
+    """Load these; calls name them by position.
+
+    Attributes:
+        tools: what to load.
+        sandbox: where code that a model has written runs.
+        most_characters: of an answer.
+        side: where a longer one is cut.
+    """
+
+    tools: list[ToolCode]
+    sandbox: SandboxSettings
+    most_characters: int
+    side: Side
+
+
+class ToolProblem(msgspec.Struct, frozen=True):
+    """Why a tool cannot be used.
+
+    Attributes:
+        position: of the tool.
+        field: of its spec that is to blame.
+        got: what is there.
+        why: what is wrong with it.
+        allowed: what to write instead.
+    """
+
+    position: int
+    field: str
+    got: str
+    why: str
+    allowed: str
+
+
+class ToolsLoaded(msgspec.Struct, frozen=True):
+    """Answer to ``LoadTools``: empty when all is well."""
+
+    problems: list[ToolProblem]
+
+
+class CallTool(msgspec.Struct, frozen=True, tag=True):
+    """Call a tool.
+
+    Attributes:
+        number: of the call; the answer repeats it.
+        tool: position in ``LoadTools``.
+        instance: names the call, the same whenever it is made again.
+        arguments: JSON object.
+        created: JSON object: what the row says its tool is made with.
+    """
+
+    number: int
+    tool: int
+    instance: str
+    arguments: bytes
+    created: bytes
+
+
+class DescribeTools(msgspec.Struct, frozen=True, tag=True):
+    """Say which tools a Python file has."""
+
+    path: str
+
+
+class Described(msgspec.Struct, frozen=True):
+    """What a function says of itself.
+
+    Attributes:
+        name: of the tool.
+        function: of the function.
+        description: what it does.
+        parameters: JSON schema of its arguments.
+    """
+
+    name: str
+    function: str
+    description: str
+    parameters: bytes
+
+
+class ToolsDescribed(msgspec.Struct, frozen=True):
+    """Answer to ``DescribeTools``."""
+
+    tools: list[Described]
+    problems: list[ToolProblem]
+
+
+class ToolCalled(msgspec.Struct, frozen=True):
+    """Answer to ``CallTool``.
+
+    Attributes:
+        number: that of the call.
+        text: for the model.
+        reward: that the tool gave.
+        raised: empty, or what the tool raised instead of an answer.
+        where: it came from, for the log.
+    """
+
+    number: int
+    text: str = ""
+    reward: float = 0.0
+    raised: str = ""
+    where: str = ""
+
+
+ToolRequest = LoadTools | CallTool | DescribeTools

@@ -1,0 +1,67 @@
+"""The tools role's rank: makes the calls that a model wrote, for the ranks that generate.
+
+It holds no model, no GPU and a key that commands nobody, since it is where users' code runs: in
+child processes with a time limit, never in this one. It keeps nothing of a call: one that is lost
+with it is made again by whichever rank comes after it.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, variables_of_code
+from ppojob_trainer.rpc.keys import KeyRing
+from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer
+from ppojob_trainer.rpc.methods import ACT
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.tools.pool import Made, ToolPool, Wanted
+
+
+class ToolsWorker:
+    """Answers `act`.
+
+    Args:
+        pool: the processes that call tools.
+    """
+
+    def __init__(self, pool: ToolPool) -> None:
+        self._pool = pool
+
+    def routes(self) -> list[Route]:
+        """The methods of this role."""
+        return [Route(ACT, self._act)]
+
+    def _act(self, request: Act) -> "Future[Acted]":
+        batch = request.batch
+        turn = f"step {batch.step}/{batch.label}/row {request.row}/turn {request.turn}"
+        calls = [
+            Wanted(call.name, call.arguments, call.created, f"{turn}/call {number}")
+            for number, call in enumerate(request.calls)
+        ]
+        acted: Future[Acted] = Future()
+        self._pool.start(calls).add_done_callback(lambda made: _hand_on(made, acted))
+        return acted
+
+
+def _hand_on(made: "Future[list[Made]]", acted: "Future[Acted]") -> None:
+    if (error := made.exception()) is not None:
+        acted.set_exception(error)
+        return
+    answers = [ToolAnswer(one.text, one.reward, one.failure, one.seconds) for one in made.result()]
+    acted.set_result(Acted(answers))
+
+
+@contextmanager
+def open_tools_worker(
+    environment: PodEnvironment, _rank: RankEnvironment, _keys: KeyRing
+) -> Iterator[ToolsWorker]:
+    """The worker with its processes, which end with the block."""
+    spec = environment.config.spec
+    assert spec.agent is not None, "the role is there for its tools"
+    with ToolPool(
+        spec.agent,
+        sandbox=spec.sandbox,
+        processes=spec.roles.tools.cpu,
+        variables=variables_of_code("tools"),
+    ) as pool:
+        yield ToolsWorker(pool)
