@@ -280,6 +280,17 @@ def test_close_leaves_no_process(make_folder: MakeFolder) -> None:
 def test_variables_of_ours_are_not_the_users(chat: ChatTokenizer) -> None:
     with pytest.raises(BadChatTemplate, match="add_generation_prompt: set by the trainer"):
         encode_chat(chat, TURNS, add_generation_prompt=False)
+    with pytest.raises(BadChatTemplate, match="tools: set by the trainer"):
+        encode_chat(chat, TURNS, tools=[])
+
+
+def test_schemas_of_tools_are_a_variable_of_the_template(make_folder: MakeFolder) -> None:
+    template = "{{ tools[0].function.name if tools is not none else 'none' }}"
+    with ChatTokenizer(make_folder(template)) as chat:
+        for tools, said in (([{"function": {"name": "add"}}], "add"), ([], "none"), (None, "none")):
+            assert chat.render_chats([TURNS], tools=tools) == [said]
+            assert chat.encode_chats([TURNS], tools=tools) == [chat.encode(said)]
+            assert chat.encode_prompts([TURNS, "as it is"], tools=tools)[0] == chat.encode(said)
 
 
 @pytest.mark.parametrize(

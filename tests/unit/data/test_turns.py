@@ -335,6 +335,11 @@ BAD = {
         "{{ '<|endoftext|>' if m.role == 'tool' and messages[:loop.index0] "
         "| selectattr('role', 'equalto', 'tool') | list | length == 0 }}{% for c",
     ),
+    "first answer opens otherwise": CHAT.replace(
+        "<|im_start|>{{ m",
+        "{{ '<|endoftext|>' if m.role == 'tool' and messages[:loop.index0] "
+        "| selectattr('role', 'equalto', 'tool') | list | length == 0 else '<|im_start|>' }}{{ m",
+    ),
     "tools before the last question": CHAT.replace(
         "{% for c",
         "{{ '<|endoftext|>' ~ (tools | tojson) if m.role == 'user' and messages[loop.index0 + 1:] "
