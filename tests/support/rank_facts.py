@@ -20,6 +20,7 @@ opened = sorted(
     for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")
 )
 threads = torch.get_num_threads
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # as `open_role_world` does
 found = [threads(), torch.get_num_interop_threads(), torch.__config__.parallel_info()]
 torch.ones(8, 8) @ torch.ones(8, 8)
 gomp = ctypes.CDLL("libgomp.so.1")

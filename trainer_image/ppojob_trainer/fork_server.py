@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ppojob_api import contract
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.heartbeat_pipe import die_with_parent
 from ppojob_trainer.supervisor.forked_rank import Order
 
 _LOADED = (
@@ -168,9 +169,11 @@ def serve() -> None:
 
 
 def _become_rank(server: int, order: Order, descriptors: list[int]) -> None:
-    """Make a fork what a process is that was started as `ppojob_trainer rank`."""
-    import torch
+    """Make a fork what a process is that was started as `ppojob_trainer rank`.
 
+    Its number of threads every rank sets itself (`open_role_world`).
+    """
+    die_with_parent(server)
     heartbeat, output, errors = descriptors
     with contextlib.suppress(PermissionError):
         os.setpgid(0, order.group)
@@ -185,7 +188,6 @@ def _become_rank(server: int, order: Order, descriptors: list[int]) -> None:
     os.environ[contract.ENV_HEARTBEAT] = str(heartbeat)
     os.environ[contract.ENV_DIE_WITH_PARENT] = str(server)
     tempfile.tempdir = None  # found out anew, by TMPDIR
-    torch.set_num_threads(int(order.environment["OMP_NUM_THREADS"]))
     _show_as_rank()
 
 

@@ -11,12 +11,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pytest
 import rank_facts
+from patience import eventually
 from pod_plans import pod_plan
 
 from ppojob_api import contract
@@ -25,7 +27,7 @@ from ppojob_trainer.supervisor.forked_rank import ForkedRank, ForkServer, listen
 from ppojob_trainer.supervisor.pod import Pod
 from ppojob_trainer.supervisor.rank_variables import rank_variables
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
@@ -61,8 +63,8 @@ class Forks:
     folder: Path
     process: subprocess.Popen[bytes]
 
-    def start(self, program: str, **changes: str) -> tuple[ForkedRank, Callable[[], str]]:
-        """A rank; and what reads all that it prints, once it has ended."""
+    def start(self, program: str, **changes: str) -> tuple[ForkedRank, IO[str]]:
+        """A rank, and what it prints."""
         output, written = os.pipe()
         heartbeat = os.open(os.devnull, os.O_WRONLY)
         kept = os.dup(1)
@@ -74,12 +76,7 @@ class Forks:
             os.dup2(kept, 1)
             for descriptor in (kept, written, heartbeat):
                 os.close(descriptor)
-
-        def read() -> str:
-            with os.fdopen(output) as file:
-                return file.read()
-
-        return rank, read
+        return rank, os.fdopen(output)
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +97,12 @@ def own_forks(tmp_path: Path) -> Iterator[Forks]:
 
 def wait_for_fork(rank: ForkedRank) -> int:
     """Wait until a rank is there; answers its process id."""
-    deadline = time.monotonic() + 60
-    while not rank.pid:
-        assert rank.poll() is None, rank.returncode
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: rank.poll() is not None or rank.pid > 0, seconds=200)
+    assert rank.returncode is None
     return rank.pid
 
 
-def is_gone(process: int, seconds: float = 10.0) -> bool:
+def is_gone(process: int, seconds: float = 60.0) -> bool:
     """Whether a process ends within the time; takes its descriptor."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
@@ -123,7 +117,7 @@ def test_a_fork_finds_what_a_rank_finds_that_is_started_by_itself(forks, tmp_pat
     try:
         with stop_signal.held_back():
             changes = {"threads": 3, "TMPDIR": str(tmp_path), "PPOJOB_RANK": "7"}
-            rank, read = forks.start(rank_facts.FACTS, **changes)
+            rank, printed = forks.start(rank_facts.FACTS, **changes)
             alone = subprocess.run(
                 [sys.executable, "-m", "rank_facts", "rank"],
                 env=environment(rank_facts.FACTS, **changes),
@@ -136,7 +130,7 @@ def test_a_fork_finds_what_a_rank_finds_that_is_started_by_itself(forks, tmp_pat
     finally:
         signal.signal(signal.SIGINT, before)
     assert rank.wait() == 0
-    forked, expected = json.loads(read()), json.loads(alone.stdout)
+    forked, expected = json.loads(printed.read()), json.loads(alone.stdout)
     assert forked["environment"].pop(contract.ENV_DIE_WITH_PARENT) == str(forks.process.pid)
     assert forked["environment"].pop(contract.ENV_HEARTBEAT).isdecimal()
     for lines in (forked, expected):
@@ -162,12 +156,11 @@ def test_how_a_rank_ends_is_told(program: str, code: int, forks: Forks):
 
 
 def test_a_rank_is_signalled(forks: Forks):
-    rank, read = forks.start(SLEEPS)
-    assert wait_for_fork(rank)
+    rank, printed = forks.start(SLEEPS)
+    assert int(printed.readline()) == wait_for_fork(rank)
     rank.send_signal(signal.SIGKILL)
     assert rank.wait() == -signal.SIGKILL
     rank.send_signal(signal.SIGKILL)  # nobody
-    assert int(read()) == rank.pid
 
 
 def test_nothing_of_a_rank_is_left_to_the_next(forks: Forks):
@@ -176,19 +169,19 @@ def test_nothing_of_a_rank_is_left_to_the_next(forks: Forks):
     seen = (
         "import os; print(sorted(name for name in os.environ if 'LEFT' in name or 'SPOI' in name))"
     )
-    rank, read = forks.start(seen)
-    assert (rank.wait(), read()) == (0, "[]\n")
+    rank, printed = forks.start(seen)
+    assert (rank.wait(), printed.read()) == (0, "[]\n")
 
 
 def test_a_rank_holds_nothing_of_its_siblings(forks: Forks):
     sleeping, _ = forks.start(SLEEPS)
     wait_for_fork(sleeping)
-    opened = "import os; print(os.popen(f'ls -l /proc/{os.getpid()}/fd').read())"
+    opened = "import os; print(os.popen(f'ls -l /proc/{os.getpid()}/fd').printed.read())"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(f"/proc/self/fd/{os.open(forks.folder, os.O_PATH)}/socket")
-        rank, read = forks.start(opened)
+        rank, printed = forks.start(opened)
         assert rank.wait() == 0
-    listed = read()
+    listed = printed.read()
     assert "/dev/null" in listed
     assert "socket:" not in listed
     assert "pidfd" not in listed
@@ -204,23 +197,21 @@ def test_a_server_keeps_no_descriptor_of_ranks_that_ended(forks: Forks):
     before = held()
     for _ in range(5):
         forks.start("pass")[0].wait()
-    deadline = time.monotonic() + 10
-    while held() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert held() == before
+    eventually(lambda: held() == before)
 
 
 def test_a_rank_is_of_the_group_of_its_supervisor(forks: Forks):
     assert os.getpgid(forks.process.pid) != os.getpgrp()
-    rank, read = forks.start("import os; print(os.getpgrp())")
-    assert (rank.wait(), int(read())) == (0, os.getpgrp())
+    rank, printed = forks.start("import os; print(os.getpgrp())")
+    assert (rank.wait(), int(printed.read())) == (0, os.getpgrp())
 
 
 SUPERVISOR = """
 import os, sys, time
 from pathlib import Path
+from typing import IO
 from ppojob_trainer.supervisor.forked_rank import ForkServer
-ForkServer(Path(sys.argv[1])).fork(dict(os.environ), os.open(os.devnull, os.O_WRONLY))
+rank = ForkServer(Path(sys.argv[1])).fork(dict(os.environ), os.open(os.devnull, os.O_WRONLY))
 time.sleep(600)
 """
 
@@ -288,11 +279,12 @@ def test_a_pod_without_its_server_starts_ranks_by_themselves(tmp_path: Path, cap
     told = {"fork_server": str(tmp_path / "nowhere"), "environment": environment("")}
     pod = Pod(pod_plan("actorRollout", **told))
     pod.want_epoch(1)
-    deadline = time.monotonic() + 60
-    while pod.status().phase != "lost":
-        assert time.monotonic() < deadline
+
+    def is_lost() -> bool:
         pod.tick()
-        time.sleep(0.01)
+        return pod.status().phase == "lost"
+
+    eventually(is_lost, seconds=200)
     assert "PPOJOB_CONFIG is not set" in pod.status().reason
     (line,) = [record for record in caplog.messages if "fork server" in record]
     assert "No such file or directory" in line

@@ -17,7 +17,7 @@ ALLOCATOR: Final = {
 
 _OF_OURS: Final = "PPOJOB_"
 _READ_LATER: Final = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS", "TMPDIR"})
-"""A forked rank takes these over itself (`ppojob_trainer.fork_server`)."""
+"""A rank sets its threads once it has loaded, and a fork finds out anew where its scratch is."""
 
 
 def rank_variables(threads: int) -> dict[str, str]:
