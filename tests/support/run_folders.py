@@ -85,6 +85,12 @@ def wait_until_gone(output: Path, seconds: float = 15.0) -> None:
     assert not left, f"left running: {left}"
 
 
+def fork_server_of(output: Path) -> int:
+    """Process id of the server that forks the ranks of a run and of no other."""
+    (pid,) = (pid for pid, line in processes_of(output).items() if " fork-server " in line)
+    return pid
+
+
 def is_told_to_end(pid: int) -> bool:
     """Whether a SIGTERM waits for a process that does not listen yet."""
     status = (Path("/proc") / str(pid) / "status").read_text()
