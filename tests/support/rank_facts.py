@@ -7,12 +7,15 @@ python -m rank_facts rank           runs it here, as in a rank that is started b
 import os
 import sys
 
+from ppojob_api.contract import ENV_DIE_WITH_PARENT
+from ppojob_trainer.heartbeat_pipe import die_with_parent
+
 FACTS = """
 import ctypes, gc, json, os, resource, signal, sys, tempfile, threading
 import torch
 status = dict(
     line.rstrip().split(":", 1) for line in open("/proc/self/status")
-    if line.startswith(("Sig", "Umask", "Threads"))
+    if line.startswith(("Sig", "Umask"))
 )
 del status["SigQ"]
 opened = sorted(
@@ -40,7 +43,6 @@ print(json.dumps({
     "input": os.fstat(0).st_rdev,
     "opened": [number for number, _ in opened],
     "threads": found,
-    "seed": torch.initial_seed(),
     "processor": torch.backends.cpu.get_cpu_capability(),
     "nice": os.nice(0),
     "limits": [resource.getrlimit(number) for number in range(16)],
@@ -53,5 +55,6 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["fork-server"]:
         from ppojob_trainer.fork_server import serve
 
+        die_with_parent(int(os.environ[ENV_DIE_WITH_PARENT]))
         serve()
     exec(os.environ["PPOJOB_PROGRAM"])

@@ -95,7 +95,7 @@ class _Server:
             text, descriptors, _, _ = socket.recv_fds(connection, _ORDER_BYTES, _DESCRIPTORS)
             order = Order.from_json(text)
             pid = os.fork()
-        except (OSError, ValueError) as problem:
+        except (OSError, ValueError, TypeError) as problem:
             _say(f"no rank was forked: {problem}")
             connection.close()
         else:
@@ -182,7 +182,8 @@ def _become_rank(server: int, order: Order, descriptors: list[int]) -> None:
     os.close(output)
     os.close(errors)
     os.chdir(order.folder)
-    sys.path[0] = order.folder  # as `python -m` has it
+    if not sys.flags.safe_path:
+        sys.path[0] = order.folder  # as `python -m` has it
     os.environ.clear()
     os.environ.update(order.environment)
     os.environ[contract.ENV_HEARTBEAT] = str(heartbeat)

@@ -10,11 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import pytest
 import rank_facts
@@ -63,20 +63,18 @@ class Forks:
     folder: Path
     process: subprocess.Popen[bytes]
 
-    def start(self, program: str, **changes: str) -> tuple[ForkedRank, IO[str]]:
-        """A rank, and what it prints."""
-        output, written = os.pipe()
-        heartbeat = os.open(os.devnull, os.O_WRONLY)
+    def start(self, program: str, **changes: str) -> tuple[ForkedRank, Path]:
+        """A rank, and the file that it prints to."""
+        printed = Path(tempfile.mkstemp(dir=self.folder)[1])
         kept = os.dup(1)
-        os.dup2(written, 1)
-        try:
-            server = ForkServer(self.folder)
-            rank = server.fork(environment(program, **changes), heartbeat)
-        finally:
-            os.dup2(kept, 1)
-            for descriptor in (kept, written, heartbeat):
-                os.close(descriptor)
-        return rank, os.fdopen(output)
+        with printed.open("wb") as output, open(os.devnull, "wb") as heartbeat:
+            os.dup2(output.fileno(), 1)
+            try:
+                server = ForkServer(self.folder)
+                return server.fork(environment(program, **changes), heartbeat.fileno()), printed
+            finally:
+                os.dup2(kept, 1)
+                os.close(kept)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +98,12 @@ def wait_for_fork(rank: ForkedRank) -> int:
     eventually(lambda: rank.poll() is not None or rank.pid > 0, seconds=200)
     assert rank.returncode is None
     return rank.pid
+
+
+def connect(client: socket.socket, folder: Path) -> None:
+    descriptor = os.open(folder, os.O_PATH)
+    client.connect(f"/proc/self/fd/{descriptor}/socket")
+    os.close(descriptor)
 
 
 def is_gone(process: int, seconds: float = 60.0) -> bool:
@@ -130,7 +134,7 @@ def test_a_fork_finds_what_a_rank_finds_that_is_started_by_itself(forks, tmp_pat
     finally:
         signal.signal(signal.SIGINT, before)
     assert rank.wait() == 0
-    forked, expected = json.loads(printed.read()), json.loads(alone.stdout)
+    forked, expected = json.loads(printed.read_text()), json.loads(alone.stdout)
     assert forked["environment"].pop(contract.ENV_DIE_WITH_PARENT) == str(forks.process.pid)
     assert forked["environment"].pop(contract.ENV_HEARTBEAT).isdecimal()
     for lines in (forked, expected):
@@ -157,7 +161,7 @@ def test_how_a_rank_ends_is_told(program: str, code: int, forks: Forks):
 
 def test_a_rank_is_signalled(forks: Forks):
     rank, printed = forks.start(SLEEPS)
-    assert int(printed.readline()) == wait_for_fork(rank)
+    eventually(lambda: printed.read_text() == f"{wait_for_fork(rank)}\n", seconds=200)
     rank.send_signal(signal.SIGKILL)
     assert rank.wait() == -signal.SIGKILL
     rank.send_signal(signal.SIGKILL)  # nobody
@@ -170,18 +174,18 @@ def test_nothing_of_a_rank_is_left_to_the_next(forks: Forks):
         "import os; print(sorted(name for name in os.environ if 'LEFT' in name or 'SPOI' in name))"
     )
     rank, printed = forks.start(seen)
-    assert (rank.wait(), printed.read()) == (0, "[]\n")
+    assert (rank.wait(), printed.read_text()) == (0, "[]\n")
 
 
 def test_a_rank_holds_nothing_of_its_siblings(forks: Forks):
     sleeping, _ = forks.start(SLEEPS)
     wait_for_fork(sleeping)
-    opened = "import os; print(os.popen(f'ls -l /proc/{os.getpid()}/fd').printed.read())"
+    opened = "import os; print(os.popen(f'ls -l /proc/{os.getpid()}/fd').read())"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
-        silent.connect(f"/proc/self/fd/{os.open(forks.folder, os.O_PATH)}/socket")
+        connect(silent, forks.folder)
         rank, printed = forks.start(opened)
         assert rank.wait() == 0
-    listed = printed.read()
+    listed = printed.read_text()
     assert "/dev/null" in listed
     assert "socket:" not in listed
     assert "pidfd" not in listed
@@ -203,13 +207,12 @@ def test_a_server_keeps_no_descriptor_of_ranks_that_ended(forks: Forks):
 def test_a_rank_is_of_the_group_of_its_supervisor(forks: Forks):
     assert os.getpgid(forks.process.pid) != os.getpgrp()
     rank, printed = forks.start("import os; print(os.getpgrp())")
-    assert (rank.wait(), int(printed.read())) == (0, os.getpgrp())
+    assert (rank.wait(), int(printed.read_text())) == (0, os.getpgrp())
 
 
 SUPERVISOR = """
 import os, sys, time
 from pathlib import Path
-from typing import IO
 from ppojob_trainer.supervisor.forked_rank import ForkServer
 rank = ForkServer(Path(sys.argv[1])).fork(dict(os.environ), os.open(os.devnull, os.O_WRONLY))
 time.sleep(600)
@@ -230,7 +233,7 @@ def test_a_rank_whose_supervisor_is_killed_is_gone(forks: Forks):
 
 def test_what_the_server_cannot_read_costs_nobody_else(forks: Forks):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-        other.connect(f"/proc/self/fd/{os.open(forks.folder, os.O_PATH)}/socket")
+        connect(other, forks.folder)
         other.send(b"{")
         assert other.recv(1) == b""
     assert forks.start("pass")[0].wait() == 0
