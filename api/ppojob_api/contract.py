@@ -35,6 +35,9 @@ VARIABLES_OF_CODE = {"reward": ENV_REWARD_VARIABLES, "tools": ENV_TOOL_VARIABLES
 ENV_DIE_WITH_PARENT = "PPOJOB_DIE_WITH_PARENT"
 """Process id of the parent, which the process must not outlive: of the runner where there is no
 kubelet, and of the supervisor for what it starts."""
+ENV_FORK_SERVER = "PPOJOB_FORK_SERVER"
+"""Folder of the socket of a server that forks ranks of models on processors; absent where each is
+started by itself, as on a cluster."""
 
 ENV_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 """The GPUs of a process, by index or UUID; CUDA counts them from 0 in this order."""

@@ -58,6 +58,11 @@ class RoleTopology(Section):
         """Ranks of the role."""
         return len(self.pods) * self.ranks_per_pod
 
+    @property
+    def holds_models(self) -> bool:
+        """Whether its ranks compute with a model."""
+        return self.role not in _ROLES_WITHOUT_MODEL
+
     def pod_of(self, rank: int) -> PodTopology:
         """The pod that holds `rank`; ranks are dealt pod by pod.
 
@@ -114,7 +119,7 @@ class Topology(Section):
     @property
     def num_devices(self) -> int:
         """What computes with a model: the job's GPUs, or where it has none its models' ranks."""
-        models = (role for role in self.with_own_pods if role.role not in _ROLES_WITHOUT_MODEL)
+        models = (role for role in self.with_own_pods if role.holds_models)
         return self.total_gpus or sum(role.world_size for role in models)
 
 

@@ -24,6 +24,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import LOGS_FOLDER
 from ppojob_cli import gpus
 from ppojob_cli.addresses import Addresses
+from ppojob_cli.local_fork_server import forked_roles, server_of_others, start_fork_server
 from ppojob_operator.build.pods import (
     CONFIG_FILE,
     InMount,
@@ -78,6 +79,7 @@ class LocalPods:
         self._addresses = Addresses(max(role.ranks_per_pod for role in config.topology.roles))
         self._mounts = run_folder.absolute() / MOUNTS_FOLDER
         self._group: int | None = None
+        self._fork_server: subprocess.Popen[bytes] | None = None
         self.pods: list[RunningPod] = []
 
     @property
@@ -99,8 +101,13 @@ class LocalPods:
         book.write_text(json.dumps(addresses))
         (self._run_folder / LOGS_FOLDER).mkdir(exist_ok=True)
         devices = gpus.devices(planned, gpus.visible_gpus(os.environ))
+        roles_forked = forked_roles(self._config.topology)
+        forked_by = self._find_fork_server() if roles_forked else None
         for pod in planned:
-            self._start_pod(pod, addresses[pod.host], book, devices[pod.name])
+            environment = {contract.ENV_VISIBLE_GPUS: devices[pod.name]}
+            if pod.role in roles_forked:
+                environment[contract.ENV_FORK_SERVER] = str(forked_by)
+            self._start_pod(pod, addresses[pod.host], book, environment)
 
     def dead(self) -> list[RunningPod]:
         """Pods whose supervisor has ended, which none does by itself."""
@@ -124,11 +131,26 @@ class LocalPods:
             except subprocess.TimeoutExpired:
                 running.process.kill()
                 running.process.wait()
+        if self._fork_server is not None:
+            self._fork_server.kill()
+            self._fork_server.wait()
         self._kill_group()
         self._addresses.close()
         shutil.rmtree(self._mounts, ignore_errors=True)
 
-    def _start_pod(self, pod: Pod, address: str, book: Path, devices: str) -> None:
+    def _find_fork_server(self) -> Path:
+        """The folder of the server for all ranks that are forked; started where none is shared."""
+        if shared := server_of_others():
+            return shared
+        folder = self._mounts / "fork-server"
+        log = self._run_folder / LOGS_FOLDER / "fork-server.log"
+        self._fork_server = start_fork_server(folder, log, os.environ)
+        self._group = self._fork_server.pid
+        return folder
+
+    def _start_pod(
+        self, pod: Pod, address: str, book: Path, of_this_machine: dict[str, str]
+    ) -> None:
         scratch = self._mounts / "scratch" / pod.name
         scratch.mkdir(parents=True)
         folders = {
@@ -138,6 +160,7 @@ class LocalPods:
             "scratch": scratch,
         }
         environment = {**os.environ}
+        environment.pop(contract.ENV_FORK_SERVER, None)
         for name, value in pod.environment.items():
             match value:
                 case Literal(text):
@@ -150,7 +173,7 @@ class LocalPods:
                     environment[name] = str(index)
         environment[contract.ENV_ADDRESS_BOOK] = str(book)
         environment[contract.ENV_DIE_WITH_PARENT] = str(os.getpid())
-        environment[contract.ENV_VISIBLE_GPUS] = devices
+        environment |= of_this_machine
         python, *arguments = pod.argv
         assert python == "python"
         log_path = self._run_folder / LOGS_FOLDER / f"{pod.name}.log"

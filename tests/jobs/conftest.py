@@ -1,6 +1,5 @@
 """Whole jobs on real processes: a tiny model and its data, `ppojob run` as a person starts it."""
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,8 @@ import tiny_jobs
 from job_runs import Run
 from refused_jobs import RefusedJob
 
+from ppojob_api import contract
+from ppojob_cli.local_fork_server import start_fork_server
 from ppojob_cli.local_pods import LocalPods
 
 
@@ -25,7 +26,23 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forks the ranks of all jobs, so that libraries are loaded once a session.
+
+    A job that is started in another environment than the tests' has a server of its own.
+    """
+    folder = tmp_path_factory.mktemp("forks")
+    server = start_fork_server(folder / "server", folder / "log", tiny_jobs.environment())
+    with server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(contract.ENV_FORK_SERVER, str(folder / "server"))
+        yield
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(
+    tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
+) -> dict[str, object]:
     """What a tiny job leaves that nobody disturbs."""
     return tiny_jobs.undisturbed_result(tmp_path_factory.mktemp("undisturbed"), tiny_folder)
 
@@ -64,7 +81,7 @@ def once(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+def start(tmp_path: Path, fork_server: None) -> Iterator[Callable[..., Run]]:
     """Starts `ppojob run`; whatever still runs at the end of the test is killed."""
     runs: list[Run] = []
 
@@ -72,7 +89,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         command = [sys.executable, "-m", "ppojob_cli", "run", manifest, "--plain", *options]
         process = subprocess.Popen(
             [*command, "--output", output],
-            env={**os.environ, **environment},
+            env=tiny_jobs.environment(**environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -37,6 +37,7 @@ def ppojob(folder: Path, *arguments: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ppojob_cli", *arguments],
         cwd=folder,
+        env=tiny_jobs.environment(),
         check=False,
         capture_output=True,
         text=True,
@@ -45,7 +46,7 @@ def ppojob(folder: Path, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> Path:
     """A folder with the model, the data and the examples, as their comments say."""
     folder = tmp_path_factory.mktemp("home")
     ppojob(folder, "model", "smollm2", "--output", "models/smollm2-135m")

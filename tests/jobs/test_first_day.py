@@ -55,7 +55,9 @@ class Day:
     def ppojob(self, *words: str, status: int = 0) -> list[str]:
         """Type a command; answers the lines that it prints."""
         typed = [sys.executable, "-m", "ppojob_cli", *words]
-        done = subprocess.run(typed, cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run(
+            typed, cwd=self.folder, capture_output=True, text=True, env=tiny_jobs.environment()
+        )
         printed = f"{done.stdout}{done.stderr}"
         assert done.returncode == status, printed
         return printed.splitlines()
@@ -68,7 +70,7 @@ class Day:
 
 
 @pytest.fixture
-def day(tiny_folder: Path, tmp_path: Path) -> Day:
+def day(tiny_folder: Path, tmp_path: Path, fork_server: None) -> Day:
     shutil.copytree(tiny_folder, tmp_path, dirs_exist_ok=True)
     steps = {"total": 6, "validateEvery": 6}
     tiny_jobs.write_manifest(tmp_path, tmp_path, steps=steps, checkpoint={"every": 2})

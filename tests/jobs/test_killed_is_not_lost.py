@@ -148,9 +148,12 @@ def test_leaving_anything_out_of_the_commit_is_noticed(
 
 
 def test_a_signal_from_outside_at_any_moment(start, tiny_job, output: Path, undisturbed):
-    """Not at a point of ours but whenever it hits: the rank, then the controller, then a child."""
+    """Not at a point of ours but whenever it hits: the rank, then the controller, then a child.
+
+    At last what forks the ranks: all that hold models go with it, and come back without it.
+    """
     job = tiny_job(recovery=RECOVERY)
-    run = start(job, output)
+    run = start(job, output, PPOJOB_FORK_SERVER="")  # one of its own
     for step, role, kind in (
         (1, "actor-rollout", "rank"),
         (2, "controller", "controller"),
@@ -161,7 +164,10 @@ def test_a_signal_from_outside_at_any_moment(start, tiny_job, output: Path, undi
         pid = run_folders.rank_pids(output, role).get(kind)
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
+    run.wait_for_step(6)
+    os.kill(run_folders.fork_server_of(output), signal.SIGKILL)
     assert run.wait() == 0, run.logs()
+    assert "no use of the fork server: it has ended" in run.logs()
     assert run_folders.result(output) == undisturbed
 
 

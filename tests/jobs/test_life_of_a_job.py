@@ -14,15 +14,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_a_job_is_real_processes_and_leaves_none(start, tiny_job, output: Path):
-    run = start(tiny_job(steps={"total": 400}), output)
+    run = start(tiny_job(steps={"total": 400}), output, PPOJOB_FORK_SERVER="")
     run.wait_for_step(2)
     slugs = ("controller", "actor-rollout", "reward")
     roles = {slug: run_folders.rank_pids(output, slug) for slug in slugs}
     assert {"supervise", "controller"} <= set(roles["controller"])
     assert {"supervise", "rank"} <= set(roles["actor-rollout"])
     assert {"supervise", "rank", "child"} <= set(roles["reward"])
-    pids = [pid for pids in roles.values() for pid in pids.values()] + [run.process.pid]
-    assert len(pids) == len(set(pids)) >= 8
+    pids = [pid for pids in roles.values() for pid in pids.values()]
+    pids += [run.process.pid, run_folders.fork_server_of(output)]
+    assert len(pids) == len(set(pids)) >= 9
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130, run.lines
     run_folders.wait_until_gone(output)
@@ -157,9 +158,10 @@ def test_a_second_ctrl_c_stops_at_once(start, tiny_job, output: Path):
 
 
 def test_a_killed_runner_takes_all_processes_with_it(start, tiny_job, output: Path):
-    run = start(tiny_job(steps={"total": 100_000}), output)
+    run = start(tiny_job(steps={"total": 100_000}), output, PPOJOB_FORK_SERVER="")
     run.wait_for_step(1)
     assert len(run_folders.processes_of(output)) >= 8
+    assert run_folders.fork_server_of(output)
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
     run_folders.wait_until_gone(output)

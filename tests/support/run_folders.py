@@ -54,20 +54,28 @@ def result(output: Path) -> dict[str, object]:
 
 
 def processes_of(output: Path) -> dict[int, str]:
-    """Live processes of a run, by the run folder in their environment: pid -> command line."""
+    """Live processes of a run, by the run folder in what marks them: pid -> command line."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
         try:
-            environment = (entry / "environ").read_bytes()
+            marks = _marks(entry)
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
         except OSError:
             continue
-        if str(output.absolute()).encode() in environment and state != "Z":
+        if str(output.absolute()) in marks and state != "Z":
             found[int(entry.name)] = command
     return found
+
+
+def _marks(process: Path) -> str:
+    """The environment of a process, which is another's where it was forked, and its log."""
+    marks = (process / "environ").read_bytes().decode(errors="replace")
+    with contextlib.suppress(FileNotFoundError):  # it has no standard output
+        marks += str((process / "fd" / "1").readlink())
+    return marks
 
 
 def wait_until_gone(output: Path, seconds: float = 15.0) -> None:
@@ -75,6 +83,12 @@ def wait_until_gone(output: Path, seconds: float = 15.0) -> None:
     while (left := processes_of(output)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, f"left running: {left}"
+
+
+def fork_server_of(output: Path) -> int:
+    """Process id of the server that forks the ranks of a run and of no other."""
+    (pid,) = (pid for pid, line in processes_of(output).items() if " fork-server " in line)
+    return pid
 
 
 def is_told_to_end(pid: int) -> bool:
@@ -95,12 +109,12 @@ def rank_pids(output: Path, role: str) -> dict[str, int]:
     """Process ids of a role's pod by what they are: supervisor, rank, controller, child."""
     found = {}
     for pid, command in processes_of(output).items():
-        # Reward children see no variable of ours but the scratch folder of their pod.
         try:
-            environment = (Path("/proc") / str(pid) / "environ").read_bytes()
+            marks = _marks(Path("/proc") / str(pid))
         except OSError:
             continue  # it has ended meanwhile
-        if f".pods/scratch/tiny-{role}-0".encode() not in environment:
+        # Reward children see no variable of ours but the scratch folder of their pod.
+        if not any(f"{place}/tiny-{role}-0" in marks for place in (".pods/scratch", "logs")):
             continue
         kind = next(
             (k for k in ("supervise", "controller", "rank") if f" {k} " in command), "child"

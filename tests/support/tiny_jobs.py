@@ -1,6 +1,7 @@
 """Tiny jobs: a model, its tokenizer, data and a reward function, made in a second."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -95,10 +96,16 @@ def make_classifier(policy: Path, folder: Path) -> Path:
     return folder
 
 
+def environment(**changes: str) -> dict[str, str]:
+    """What a run is started with: all but the name of the test, which no two tests share."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {**kept, **changes}
+
+
 def undisturbed_result(folder: Path, tiny_folder: Path, **changes: object) -> dict[str, object]:
     """What a job leaves that nobody disturbs."""
     manifest = write_manifest(folder, tiny_folder, **changes)
     output = folder / "run"
     command = [sys.executable, "-m", "ppojob_cli", "run", str(manifest), "--output", str(output)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env=environment())
     return run_folders.result(output)

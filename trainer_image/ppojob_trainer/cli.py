@@ -1,7 +1,8 @@
 """The entry of every process of a job; the heavy parts are imported by the command that needs them.
 
 Who a process is comes from its environment (the container contract), so the commands take no
-argument: `supervise` is PID 1 of a pod, `controller` and `rank` are what it starts.
+argument: `supervise` is PID 1 of a pod, `controller` and `rank` are what it starts. On one machine
+`fork-server` has ranks loaded before they are asked for.
 """
 
 import logging
@@ -13,7 +14,7 @@ from ppojob_trainer import failpoints, stop_signal
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.heartbeat_pipe import die_with_parent
 
-COMMANDS = ("supervise", "controller", "rank")
+COMMANDS = ("supervise", "controller", "rank", "fork-server")
 
 
 def main(arguments: list[str]) -> int:
@@ -24,6 +25,8 @@ def main(arguments: list[str]) -> int:
     command = arguments[0]
     if parent := os.environ.get(contract.ENV_DIE_WITH_PARENT):
         die_with_parent(int(parent))  # first of all: what follows takes its time
+    if command == "fork-server":
+        return _fork_ranks()
     role = os.environ.get(contract.ENV_ROLE, "?")
     logging.basicConfig(
         level=logging.INFO,
@@ -36,6 +39,18 @@ def main(arguments: list[str]) -> int:
     except PPOJobError as problem:
         logging.getLogger(__name__).error("%s", problem)
         return problem.exit_status
+
+
+def _fork_ranks() -> int:
+    """The fork server, and from then on each of its ranks."""
+    from ppojob_trainer.fork_server import serve
+
+    try:
+        serve()
+    except PPOJobError as problem:
+        sys.stderr.write(f"{problem}\n")
+        return problem.exit_status
+    return main(["rank"])
 
 
 def _run(command: str) -> int:

@@ -1,18 +1,35 @@
 """One process of a pod: started, watched by its heartbeat, ended."""
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from typing import Protocol
 
 from ppojob_api import contract
 from ppojob_trainer.heartbeat_pipe import HeartbeatReader
 from ppojob_trainer.rpc.messages.pods import RankState
+from ppojob_trainer.supervisor.forked_rank import ForkServer
 
+_log = logging.getLogger(__name__)
 _STACK_DUMP_SECONDS = 0.5
+
+
+class _Process(Protocol):
+    """What is common to a process of `subprocess` and a forked one, whose pid is 0 until it is."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def wait(self) -> int: ...
 
 
 class Child:
@@ -23,26 +40,24 @@ class Child:
         environment: its whole environment.
         rank: its number, for messages.
         silent_seconds: without a heartbeat for this long it counts as silent.
+        forks: forks it; None, or where that fails, it is started by itself.
     """
 
     def __init__(
-        self, command: str, environment: Mapping[str, str], rank: int, silent_seconds: float
+        self,
+        command: str,
+        environment: Mapping[str, str],
+        rank: int,
+        silent_seconds: float,
+        forks: ForkServer | None = None,
     ) -> None:
         self._rank = rank
         self._silent_seconds = silent_seconds
         self._silent = False
         reader, writer = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "ppojob_trainer", command],
-                env={
-                    **environment,
-                    contract.ENV_DIE_WITH_PARENT: str(os.getpid()),
-                    contract.ENV_HEARTBEAT: str(writer),
-                },
-                stdin=subprocess.DEVNULL,
-                pass_fds=(writer,),
-            )
+            forked = _forked(forks, environment, writer) if forks else None
+            self._process = forked or _started(command, environment, writer)
         finally:
             os.close(writer)
         self._heartbeat = HeartbeatReader(reader, time.monotonic())
@@ -72,6 +87,8 @@ class Child:
         now = time.monotonic()
         self._heartbeat.read(now)
         self._process.poll()
+        if not self.pid:
+            self._heartbeat.last_beat = now  # who is not there yet is not silent
         self._silent = now - self._heartbeat.last_beat > self._silent_seconds
 
     def state(self) -> RankState:
@@ -112,3 +129,24 @@ class Child:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         why = f": {state.error}" if state.error else ""
         return f"rank {self._rank} (pid {self.pid}) ended by {how}{why}"
+
+
+def _forked(forks: ForkServer, environment: Mapping[str, str], heartbeat: int) -> _Process | None:
+    try:
+        return forks.fork(environment, heartbeat)
+    except OSError as problem:
+        _log.warning("no use of the fork server: %s; the rank is started by itself", problem)
+        return None
+
+
+def _started(command: str, environment: Mapping[str, str], heartbeat: int) -> _Process:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ppojob_trainer", command],
+        env={
+            **environment,
+            contract.ENV_DIE_WITH_PARENT: str(os.getpid()),
+            contract.ENV_HEARTBEAT: str(heartbeat),
+        },
+        stdin=subprocess.DEVNULL,
+        pass_fds=(heartbeat,),
+    )

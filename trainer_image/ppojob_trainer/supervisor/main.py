@@ -18,17 +18,10 @@ from ppojob_trainer.supervisor.health import health_server
 from ppojob_trainer.supervisor.identity import OwnIdentity
 from ppojob_trainer.supervisor.pod import Pod, PodPlan
 from ppojob_trainer.supervisor.pod_metrics import PodMetrics
+from ppojob_trainer.supervisor.rank_variables import rank_variables
 
 _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.05
-
-ALLOCATOR = {
-    # A step frees and takes the same gigabytes again and again: keep them, and in large pages.
-    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
-"""For ranks that hold models; measured on an update: system time 0.6 s -> 0.02 s of 6.5 s."""
 
 
 def plan_of(environment: PodEnvironment) -> PodPlan:
@@ -49,16 +42,11 @@ def plan_of(environment: PodEnvironment) -> PodPlan:
         restarts_without_progress=environment.config.spec.recovery.restarts_without_progress,
         environment={
             **os.environ,
-            "OMP_NUM_THREADS": str(threads),
-            "MKL_NUM_THREADS": str(threads),
-            # Parked threads must not spin: another process may need the core.
-            "OMP_WAIT_POLICY": "PASSIVE",
-            **ALLOCATOR,
-            "TOKENIZERS_PARALLELISM": "false",
-            "TQDM_DISABLE": "1",
+            **rank_variables(threads),
             "TMPDIR": str(environment.scratch),
         },
         has_gpus=gpus > 0,
+        fork_server=os.environ.get(contract.ENV_FORK_SERVER),
     )
 
 

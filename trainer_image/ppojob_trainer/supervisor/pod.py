@@ -11,11 +11,13 @@ import logging
 import signal
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 from ppojob_api import contract
 from ppojob_trainer import stop_signal
 from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.supervisor.child import Child
+from ppojob_trainer.supervisor.forked_rank import ForkServer
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class PodPlan:
         restarts_without_progress: how often a controller that gets nothing done is started again.
         environment: what its processes inherit.
         has_gpus: whether each rank has a GPU, the one of its number among those of the pod.
+        fork_server: folder of the server that its ranks are forked by; None: by nobody.
     """
 
     role: str
@@ -43,6 +46,7 @@ class PodPlan:
     restarts_without_progress: int
     environment: dict[str, str]
     has_gpus: bool = False
+    fork_server: str | None = None
 
     def rank_environment(self, epoch: int, local_rank: int) -> dict[str, str]:
         """What one rank of the pod is told.
@@ -66,6 +70,7 @@ class Pod:
 
     def __init__(self, plan: PodPlan) -> None:
         self._plan = plan
+        self._forks = ForkServer(Path(plan.fork_server)) if plan.fork_server else None
         self._lock = threading.Lock()
         self._children: list[Child] = []
         self._wanted_epoch = 1 if self.is_controller else 0
@@ -127,7 +132,8 @@ class Pod:
     def _start_epoch(self, epoch: int) -> None:
         self.end()
         children = self._started(epoch)
-        _log.info("%s: attempt %d: started %s", self._plan.role, epoch, [c.pid for c in children])
+        pids = [child.pid or "by the fork server" for child in children]
+        _log.info("%s: attempt %d: started %s", self._plan.role, epoch, pids)
         with self._lock:
             self._restarts += 1 if self._epoch else 0
             self._children = children
@@ -147,6 +153,7 @@ class Pod:
                     self._plan.rank_environment(epoch, local_rank),
                     self._plan.first_rank + local_rank,
                     self._plan.silent_seconds,
+                    self._forks,
                 )
                 for local_rank in range(self._plan.ranks)
             ]

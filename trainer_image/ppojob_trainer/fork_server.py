@@ -1,0 +1,205 @@
+"""`ppojob_trainer fork-server`: loads what ranks of models need once, and forks each of them.
+
+Loading PyTorch and transformers takes seconds of a core, in every rank and at every restart; a fork
+has them in milliseconds. To its role a forked rank is as any other (docs/adr/0024): it has the
+environment, folder, process group, descriptors and threads that its supervisor asks for, and lives
+no longer than that supervisor, or than this server.
+
+One thread serves, so that a fork finds no lock held by another.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppojob_api import contract
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.heartbeat_pipe import die_with_parent
+from ppojob_trainer.supervisor.forked_rank import Order
+
+_LOADED = (
+    "torch",
+    "torch.distributed.fsdp",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "ppojob_trainer.workers.main",
+    "ppojob_trainer.workers.actor_rollout_start",
+    "ppojob_trainer.workers.standalone_models",
+)
+"""Not vLLM: it starts threads, and reads variables of one job."""
+
+_ORDER_BYTES = 1 << 20
+_DESCRIPTORS = 3
+_ARGUMENTS_IN_STAT = slice(45, 47)
+"""First and last address of a process's arguments, among the fields behind its name."""
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A rank that was forked: who asked for it, and what the kernel knows of it."""
+
+    connection: socket.socket
+    pid: int
+    process: int  # a descriptor
+
+
+class _Server:
+    """Waits for orders; its connections are those that have not ordered yet, and of ranks.
+
+    Args:
+        listener: accepts them.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+        self._waiting: dict[int, socket.socket] = {}
+        self._ranks: dict[int, _Rank] = {}  # by connection
+        self._ended: dict[int, _Rank] = {}  # by process
+
+    def next_rank(self) -> tuple[Order, list[int]]:
+        """Serve for good; what this returns, it returns in a fork: what the rank was ordered as."""
+        while True:
+            events = dict(self._poll.poll())
+            # Whoever asks again has closed before: what it had must not outlive that.
+            for connection in self._ranks.keys() & events.keys():
+                self._kill(self._ranks.pop(connection))
+            for process in self._ended.keys() & events.keys():
+                self._tell_end(self._ended.pop(process))
+            for connection in self._waiting.keys() & events.keys():
+                self._poll.unregister(connection)
+                order = self._take_order(self._waiting.pop(connection), events[connection])
+                if order is not None:
+                    return order
+            if self._listener.fileno() in events:
+                accepted, _ = self._listener.accept()
+                self._waiting[accepted.fileno()] = accepted
+                self._poll.register(accepted, select.POLLIN)
+
+    def _take_order(self, connection: socket.socket, event: int) -> tuple[Order, list[int]] | None:
+        """Fork the rank that a connection asks for; answers in the fork alone."""
+        descriptors: list[int] = []
+        try:
+            if event & (select.POLLHUP | select.POLLERR):
+                raise ConnectionError("nobody waits for it any more")
+            text, descriptors, _, _ = socket.recv_fds(connection, _ORDER_BYTES, _DESCRIPTORS)
+            order = Order.from_json(text)
+            pid = os.fork()
+        except (OSError, ValueError, TypeError) as problem:
+            _say(f"no rank was forked: {problem}")
+            connection.close()
+        else:
+            if pid == 0:
+                connection.close()
+                self._close()
+                return order, descriptors
+            self._keep(connection, pid, order)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return None
+
+    def _keep(self, connection: socket.socket, pid: int, order: Order) -> None:
+        rank = _Rank(connection, pid, os.pidfd_open(pid))
+        with contextlib.suppress(OSError):  # the rank does so too; one of both is the first
+            os.setpgid(pid, order.group)
+        self._ranks[connection.fileno()] = rank
+        self._ended[rank.process] = rank
+        self._poll.register(connection, select.POLLIN)
+        self._poll.register(rank.process, select.POLLIN)
+        with contextlib.suppress(ConnectionError):  # which the poll will tell
+            socket.send_fds(connection, [str(pid).encode()], [rank.process])
+
+    def _kill(self, rank: _Rank) -> None:
+        """Its supervisor is gone; the process is not reaped yet, so the number is still its own."""
+        os.kill(rank.pid, signal.SIGKILL)
+        self._poll.unregister(rank.connection)
+        rank.connection.close()
+
+    def _tell_end(self, rank: _Rank) -> None:
+        code = os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1])
+        self._poll.unregister(rank.process)
+        os.close(rank.process)
+        if self._ranks.pop(rank.connection.fileno(), None) is not None:
+            self._poll.unregister(rank.connection)
+            with contextlib.suppress(ConnectionError):
+                rank.connection.send(str(code).encode())
+            rank.connection.close()
+
+    def _close(self) -> None:
+        """Let go of what is the server's, in a fork."""
+        for connection in (self._listener, *self._waiting.values()):
+            connection.close()
+        for rank in self._ended.values():
+            rank.connection.close()
+            os.close(rank.process)
+
+
+def serve() -> None:
+    """Load, then fork a rank for everyone who asks; comes back in each rank, never in the server.
+
+    The listening socket is standard input.
+
+    Raises:
+        ConfigError: loading has started threads, which a fork would not have.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listener = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    for name in _LOADED:
+        importlib.import_module(name)
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        raise ConfigError(f"fork server: got {threads} threads: ranks are started by themselves")
+    # What is loaded stays: no collection looks at it again, in no rank.
+    gc.collect()
+    gc.freeze()
+    server = os.getpid()
+    _become_rank(server, *_Server(listener).next_rank())
+
+
+def _become_rank(server: int, order: Order, descriptors: list[int]) -> None:
+    """Make a fork what a process is that was started as `ppojob_trainer rank`.
+
+    Its number of threads every rank sets itself (`open_role_world`).
+    """
+    die_with_parent(server)
+    heartbeat, output, errors = descriptors
+    with contextlib.suppress(PermissionError):
+        os.setpgid(0, order.group)
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    os.close(output)
+    os.close(errors)
+    os.chdir(order.folder)
+    if not sys.flags.safe_path:
+        sys.path[0] = order.folder  # as `python -m` has it
+    os.environ.clear()
+    os.environ.update(order.environment)
+    os.environ[contract.ENV_HEARTBEAT] = str(heartbeat)
+    os.environ[contract.ENV_DIE_WITH_PARENT] = str(server)
+    tempfile.tempdir = None  # found out anew, by TMPDIR
+    _show_as_rank()
+
+
+def _show_as_rank() -> None:
+    """Have the process list show the command of a rank, where people look for it."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    first, last = map(int, fields[_ARGUMENTS_IN_STAT])
+    shown = Path("/proc/self/cmdline").read_bytes().replace(b"\0fork-server\0", b"\0rank\0")
+    ctypes.memmove(first, shown.ljust(last - first, b"\0"), last - first)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"fork server: {line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,209 @@
+"""Ranks that a fork server starts (`ppojob_trainer.fork_server`), as their supervisor sees them.
+
+One connection is one rank. The supervisor sends an order with three descriptors: the heartbeat
+pipe, standard output and standard error. The server answers with the process id, and a descriptor
+of the process, once it has forked, and with the exit status at the end. It kills the rank when the
+connection closes.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ppojob_trainer.supervisor.rank_variables import read_while_loading
+
+_FACTS = "facts.json"
+_BACKLOG = 1024
+_ANSWER_BYTES = 64
+_SLOW_MS = 2_000
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a rank is started with, besides its descriptors.
+
+    Attributes:
+        environment: all of it.
+        folder: its working directory.
+        group: its process group.
+    """
+
+    environment: dict[str, str]
+    folder: str
+    group: int
+
+    def to_json(self) -> bytes:
+        """As sent; names that are no UTF-8 survive."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Order":
+        """As received."""
+        return cls(**json.loads(text))
+
+
+def listen(folder: Path, environment: Mapping[str, str]) -> socket.socket:
+    """The socket of a server, which may be asked from now on and answers once it has loaded.
+
+    Args:
+        folder: made for it.
+        environment: that the server is started with.
+    """
+    folder.mkdir(mode=0o700)
+    (folder / _FACTS).write_text(json.dumps(_facts(environment)))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with _socket_in(folder) as path:
+        listener.bind(path)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def suits(folder: Path, environment: Mapping[str, str]) -> bool:
+    """Whether the server of a folder may fork ranks with this environment for this process.
+
+    Raises:
+        OSError: there is none.
+    """
+    return bool(json.loads((folder / _FACTS).read_text()) == _facts(environment))
+
+
+def _facts(environment: Mapping[str, str]) -> dict[str, object]:
+    """What must be the same for a server and for who asks it.
+
+    A process group cannot be entered from another session.
+    """
+    read = sorted(read_while_loading(environment).items())
+    digest = hashlib.sha256(json.dumps(read).encode()).hexdigest()
+    return {"environment": digest, "session": os.getsid(0), "python": sys.executable}
+
+
+@contextmanager
+def _socket_in(folder: Path) -> Iterator[str]:
+    """The path of a server's socket: the kernel takes 107 bytes, and a folder's may be longer."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/socket"
+    finally:
+        os.close(descriptor)
+
+
+class ForkServer:
+    """A server as its clients know it.
+
+    Args:
+        folder: of its socket.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._failure: str | None = None
+
+    def give_up(self, why: str) -> None:
+        """Never ask it again."""
+        self._failure = self._failure or why
+
+    def fork(self, environment: Mapping[str, str], heartbeat: int) -> "ForkedRank":
+        """Order a rank; it is there some time later.
+
+        Args:
+            environment: of the rank.
+            heartbeat: writing end of its pipe.
+
+        Raises:
+            OSError: the server is not there, or the rank is none that it could fork.
+        """
+        if self._failure is not None:
+            raise OSError(self._failure)
+        if not suits(self._folder, environment):
+            raise OSError("its libraries were loaded in another environment or session")
+        order = Order(dict(environment), os.getcwd(), os.getpgrp())
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with _socket_in(self._folder) as path:
+                connection.connect(path)
+            socket.send_fds(connection, [order.to_json()], [heartbeat, 1, 2])
+        except BaseException:
+            connection.close()
+            raise
+        return ForkedRank(self, connection)
+
+
+class ForkedRank:
+    """One rank; what it answers is what `subprocess.Popen` would.
+
+    Attributes:
+        pid: process id; 0 until the server has forked it.
+        returncode: negative is a signal; None while it runs, or is yet to be forked.
+    """
+
+    def __init__(self, server: ForkServer, connection: socket.socket) -> None:
+        self._server = server
+        self._connection = connection
+        self._process: int | None = None  # a descriptor: ids are used again, these are not
+        self.pid = 0
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Take in what the server has said; answers `returncode`."""
+        while self.returncode is None and _is_readable(self._connection.fileno(), 0):
+            self._take_answer()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Signal the rank; one that is yet to be forked never will be, if this is to kill it."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, number)
+        elif number == signal.SIGKILL:
+            self._server.give_up("it was too slow to fork a rank that was to end")
+            self._end(-signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait until the process is gone; answers how it ended."""
+        while self.returncode is None:
+            if self._process is not None:
+                _is_readable(self._process, None)
+            if self._process is None or _is_readable(self._connection.fileno(), _SLOW_MS):
+                self._take_answer()
+            else:
+                self._server.give_up("it does not answer")
+                self._end(-signal.SIGKILL)
+        return self.returncode
+
+    def _take_answer(self) -> None:
+        answer = b""
+        descriptors: list[int] = []
+        with contextlib.suppress(ConnectionError):
+            answer, descriptors, _, _ = socket.recv_fds(self._connection, _ANSWER_BYTES, 1)
+        if descriptors:
+            (self._process,) = descriptors
+            self.pid = int(answer)
+        elif answer:
+            self._end(int(answer))
+        else:
+            self._server.give_up("it has ended")
+            if self._process is not None:
+                _is_readable(self._process, None)  # the kernel kills its ranks
+            self._end(-signal.SIGKILL)
+
+    def _end(self, code: int) -> None:
+        self.returncode = code
+        self._connection.close()
+        if self._process is not None:
+            os.close(self._process)
+            self._process = None
+
+
+def _is_readable(descriptor: int, milliseconds: int | None) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(milliseconds))
