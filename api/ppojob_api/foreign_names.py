@@ -397,7 +397,7 @@ spec.algorithm.policyLoss.type | vanilla regular ppo grpo dapo dual_clip | clip
 spec.algorithm.policyLoss.type | gmpo | geo_mean
 spec.algorithm.policyLoss.type | bypass_mode | bypass
 spec.algorithm.policyLoss.type | reinforce | bypass | with bypass.form: reinforce
-spec.algorithm.policyLoss.type | luspo | not yet
+spec.algorithm.policyLoss.type | luspo | gspo | with lossAggregation: sequence_mean_token_sum
 spec.algorithm.lossAggregation | dapo bnpo | token_mean
 spec.algorithm.lossAggregation | seq-mean-token-sum | sequence_mean_token_sum
 spec.algorithm.lossAggregation | seq-mean-token-sum-norm dr_grpo | sequence_mean_token_sum_norm
@@ -406,7 +406,7 @@ spec.algorithm.lossAggregation | cispo | token_mean | with policyLoss.type: cisp
 spec.algorithm.lossAggregation | sapo | sequence_mean_token_mean | with policyLoss.type: sapo
 spec.algorithm.lossAggregation | gspo | sequence_mean_token_mean | with policyLoss.type: gspo
 spec.algorithm.lossAggregation | vespo | token_mean | with policyLoss.type: vespo
-spec.algorithm.lossAggregation | luspo | not yet
+spec.algorithm.lossAggregation | luspo | sequence_mean_token_sum | with policyLoss.type: gspo
 spec.algorithm.kl.estimator | kl | k1
 spec.algorithm.kl.estimator | mse | k2
 spec.algorithm.kl.estimator | low_var_kl | k3

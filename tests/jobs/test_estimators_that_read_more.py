@@ -85,24 +85,25 @@ def test_token_baselines_read_probabilities_and_what_is_kept_whatever_is_killed(
     """Under top-p engine and trainer differ, so some tokens are rejected; two updates a step."""
     rejection = [{"mode": "token_k1", "low": 0.5, "high": 1.243}]
     job = job_of(
+        2,
         rest={"roles": {"reference": {"colocateWith": "none"}}, "rollout": {"topP": 0.8}},
         type="tir_optimal_token_baseline",
         miniBatchPrompts=2,
         rolloutCorrection={"weights": "token", "rejection": rejection},
         kl={"in": "loss"},
-        entropyControl={"target": 100.0, "step": 0.01, "maxCoefficient": 0.015},
+        entropyControl={"target": 100.0, "step": 0.01},
     )
     points = (
         "rpc.advantages.answer.after@2=kill",
-        "rpc.forward.answer.after@3=kill",
-        "rpc.update.answer.after@5=kill",
+        "rpc.forward.answer.after@3=kill",  # the reference: its third pass
+        "rpc.update.answer.after@3=kill",
     )
     start(job, output, **job_points.armed(once, *points)).succeed(500)
     assert job_points.fired(once) == {point.partition("@")[0] for point in points}
     for line in run_folders.metrics(output):
         assert 0.0 < line["rollout_corr/rollout_rs_masked_fraction"] < 1.0
         assert line["critic/advantages/max"] > 0.0 > line["critic/advantages/min"]
-        assert line["actor/entropy_coeff"] == {1: 0.0, 2: 0.01, 3: 0.015}[line["step"]]
+        assert line["actor/entropy_coeff"] == {1: 0.0, 2: 0.01}[line["step"]]
     again = tmp_path / "again"
     start(job, again, options=("--replay", str(output))).succeed()
     assert run_folders.result(again) == run_folders.result(output)

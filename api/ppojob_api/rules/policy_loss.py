@@ -61,7 +61,14 @@ POLICY_LOSS_RULES = (
             tokens; sequence_mean_token_mean
         when: self.policyLoss.type in $MEANS_OF_RESPONSES
         must: self.lossAggregation == 'sequence_mean_token_mean'
+
+        spec.algorithm | lossAggregation | Conflict
+            policyLoss.type ${self.policyLoss.type} is a mean over responses of the mean over their
+            tokens, or of the sum; sequence_mean_token_mean, or sequence_mean_token_sum
+        when: self.policyLoss.type in $MAY_BE_SUMS
+        must: self.lossAggregation in ['sequence_mean_token_mean', 'sequence_mean_token_sum']
         """,
+        MAY_BE_SUMS=words(name for name, one in LOSSES.items() if one.may_be_sums),
         MEANS_OF_RESPONSES=words(name for name, one in LOSSES.items() if one.means_of_responses),
     ),
 )

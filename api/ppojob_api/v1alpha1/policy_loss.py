@@ -179,17 +179,19 @@ class Loss:
         options: the section of its settings, a field of `PolicyLossSpec` of the loss's name.
         means_of_responses: it is a mean over responses by definition, so no other aggregation
             than sequence_mean_token_mean means anything.
+        may_be_sums: nor any other than that and sequence_mean_token_sum.
     """
 
     options: type[Section] | None = None
     means_of_responses: bool = False
+    may_be_sums: bool = False
 
 
 LOSSES: Final[Mapping[PolicyLossType, Loss]] = {
     "clip": Loss(),
     "dppo_tv": Loss(DppoTvSpec),
     "dppo_kl": Loss(DppoKlSpec),
-    "gspo": Loss(GspoSpec, means_of_responses=True),
+    "gspo": Loss(GspoSpec, may_be_sums=True),
     "sapo": Loss(SapoSpec, means_of_responses=True),
     "gpg": Loss(),
     "clip_cov": Loss(ClipCovSpec),

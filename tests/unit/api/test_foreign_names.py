@@ -113,7 +113,12 @@ def test_sections_of_verl_are_read_to_their_last_field() -> None:
         ("algorithm.type", "dr_grpo", "grpo, with spec.algorithm.grpo.normalizeByStd: false"),
         ("algorithm.policyLoss.type", "vanilla", "clip"),
         ("algorithm.policyLoss.type", "bypass_mode", "bypass"),
-        ("algorithm.policyLoss.type", "luspo", ""),
+        (
+            "algorithm.policyLoss.type",
+            "luspo",
+            "gspo, with lossAggregation: sequence_mean_token_sum",
+        ),
+        ("algorithm.type", "maxrl", ""),
         ("algorithm.type", "rloo_vectorized", "rloo"),
         (
             "algorithm.lossAggregation",
