@@ -1,0 +1,63 @@
+"""A job whose files have shares of each batch, and whose reward function leaves responses out."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import job_points
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+# Of the responses of a batch the first has no score, and the others have different ones.
+REWARD = """
+def lengths(solution_strs, extra_infos, **rows):
+    assert all("level" in info for info in extra_infos)
+    return [float("nan"), *(float(n) for n in range(1, len(solution_strs)))]
+"""
+
+
+def test_shares_hold_and_dropped_rows_are_not_trained_on(
+    start, tiny_job, tiny_data, tmp_path: Path, output: Path, once: Path
+):
+    lines = Path(tiny_data["train"][0]["path"]).read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    train = []
+    for name, part in (("few", rows[:6]), ("many", rows[6:])):
+        named = [row | {"data_source": name, "extra_info": {"level": 1}} for row in part]
+        (tmp_path / f"{name}.json").write_text(json.dumps(named))
+        train.append({"path": str(tmp_path / f"{name}.json"), "weight": 1})
+    (tmp_path / "lengths.py").write_text(REWARD)
+    source = {"path": str(tmp_path / "lengths.py")}
+    job = tiny_job(
+        data={**tiny_data, "train": train, "validation": []},
+        algorithm={"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 3},
+        rewards=[{"function": "lengths", "source": source, "onError": "drop"}],
+        steps={"total": 3},
+    )
+    armed = job_points.armed(once, "controller.step.recorded@2=kill")
+    start(job, output, **armed).succeed()
+    assert job_points.fired(once) == {"controller.step.recorded"}
+    drawn: dict[str, list[int]] = {"few": [], "many": []}
+    for step, line in enumerate(run_folders.metrics(output), start=1):
+        kept, told = (table(output / folder, step) for folder in ("rollouts", "advantages"))
+        assert Counter(row["data_source"] for row in kept) == {"few": 6, "many": 6}
+        assert {row["extra_info"] for row in kept} == {'{"level":1}'}
+        for row in kept[::3]:
+            drawn[row["data_source"]].append(row["prompt_id"])
+        assert line["reward_extra/dropped/mean"] == pytest.approx(1 / 12)
+        assert [row["reward"] for row in told] == [float(n) for n in range(12)]
+        assert told[0]["advantage"] == 0.0
+        # Of its group two are left, 1 and 2: they differ by a deviation, and are compared alone.
+        expected = pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5)
+        assert [row["advantage"] for row in told[1:3]] == expected
+    # Three batches with two prompts each go once through the six rows of the first file.
+    assert sorted(drawn["few"]) == list(range(6))
+    assert len(set(drawn["many"])) == 6
+
+
+def table(folder: Path, step: int) -> list[dict[str, object]]:
+    rows = pq.read_table(folder / f"step-{step:06d}.parquet").to_pylist()
+    return sorted(rows, key=lambda row: row["row"])
