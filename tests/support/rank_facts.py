@@ -15,9 +15,8 @@ import ctypes, gc, json, os, resource, signal, sys, tempfile, threading
 import torch
 status = dict(
     line.rstrip().split(":", 1) for line in open("/proc/self/status")
-    if line.startswith(("Sig", "Umask"))
+    if line.startswith(("SigBlk", "SigIgn", "Umask"))
 )
-del status["SigQ"]
 opened = sorted(
     (int(name), os.readlink(f"/proc/self/fd/{name}"))
     for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")
