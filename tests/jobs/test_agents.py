@@ -74,11 +74,18 @@ def manifest(
 
 
 @pytest.fixture(scope="session")
-def undisturbed_talk(talking_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed_talk(
+    talking_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
+) -> Path:
     """The run folder of a job that nobody disturbed, whose tool is quick."""
     folder = tmp_path_factory.mktemp("talk")
     command = [sys.executable, "-m", "ppojob_cli", "run", manifest(folder, talking_folder)]
-    subprocess.run([*command, "--output", folder / "run"], check=True, capture_output=True)
+    subprocess.run(
+        [*command, "--output", folder / "run"],
+        check=True,
+        capture_output=True,
+        env=tiny_jobs.environment(),
+    )
     return folder / "run"
 
 
