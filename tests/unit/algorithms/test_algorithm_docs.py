@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from ppojob_api.v1alpha1.algorithm import ESTIMATORS, AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer import algorithms
 from ppojob_trainer.algorithms.advantages import ADVANTAGES
 from ppojob_trainer.algorithms.aggregate import AGGREGATIONS
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
@@ -19,6 +20,9 @@ from ppojob_trainer.algorithms.kl import KL
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+CODE = "\n".join(
+    path.read_text(encoding="utf-8") for path in Path(algorithms.__file__).parent.rglob("*.py")
+)
 
 
 def choices(model: type[BaseModel], field: str) -> set[str]:
@@ -40,6 +44,15 @@ def section_model(annotation: object) -> type[BaseModel] | None:
 )
 def test_every_name_has_a_section(name: str):
     assert re.search(rf"^### `{re.escape(name)}`$", TEXT, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [*ADVANTAGES, *CRITIC_ADVANTAGES, *POLICY_LOSSES])
+def test_a_section_has_the_formula_and_the_paper_that_the_code_has(name: str):
+    sections = re.split(r"^##+ ", TEXT, flags=re.MULTILINE)
+    for section in (one for one in sections if one.startswith(f"`{name}`\n")):
+        assert re.search(r"^    \S", section, re.MULTILINE)
+        assert "](http" in section
+        assert all(paper in CODE for paper in re.findall(r"arXiv:[0-9.]+[0-9]", section))
 
 
 def test_the_tables_hold_what_the_manifest_allows():
