@@ -1,4 +1,4 @@
-"""Whether the task of `make demo` is learned by each of seven algorithms.
+"""Whether the task of `make demo` is learned by each of six algorithms.
 
     python benchmarks/learning.py run [--only NAME ...]    # train them, one after the other
     python benchmarks/learning.py draw                     # picture and table of what was recorded
@@ -31,8 +31,11 @@ PICTURE = PICTURES / "learning.svg"
 PAGE = ROOT / "docs" / "algorithms.md"
 TABLE = re.compile(r"(?<=<!-- learning: begin -->\n).*(?=<!-- learning: end -->)", re.DOTALL)
 
-UPDATES = 16
-"""Of every run: 16 steps of one update, or 8 of two."""
+STEPS = {
+    **{"grpo": 16, "rloo": 16, "reinforce_plus_plus": 16, "remax": 16},
+    **{"gspo": 8, "DAPO": 6},
+}
+"""Of each run: fewer where a step has two updates."""
 BATCH = {"promptsPerStep": 8, "samplesPerPrompt": 8}
 TWO_UPDATES = {"miniBatchPrompts": 4}
 """Without them a step has one update, at which every ratio is 1 and every policy loss the same."""
@@ -58,7 +61,6 @@ def algorithms() -> dict[str, dict[str, Any]]:
         "reinforce_plus_plus": {"type": "reinforce_plus_plus", **BATCH},
         "remax": {"type": "remax", **BATCH},
         "gspo": {"type": "grpo", **BATCH, **TWO_UPDATES, **gspo},
-        "cispo": {"type": "grpo", **BATCH, **TWO_UPDATES, "policyLoss": {"type": "cispo"}},
         "DAPO": {**dapo, **BATCH, **TWO_UPDATES},
     }
 
@@ -75,16 +77,9 @@ def manifest(name: str) -> dict[str, Any]:
     """The demo's job with another algorithm."""
     job = YAML(typ="safe").load((ROOT / "examples" / "addition-grpo.yaml").read_text())
     job["metadata"]["name"] = name.lower().replace("_", "-")
-    steps = {"total": steps_of(name), "validateFirst": True, "validateLast": True}
+    steps = {"total": STEPS[name], "validateFirst": True, "validateLast": True}
     job["spec"].update(SECTIONS, algorithm=algorithms()[name], steps=steps)
     return dict(job)
-
-
-def steps_of(name: str) -> int:
-    """How many steps a run has."""
-    algorithm = algorithms()[name]
-    prompts: int = algorithm["promptsPerStep"]
-    return UPDATES * int(algorithm.get("miniBatchPrompts", prompts)) // prompts
 
 
 def train(name: str) -> dict[str, Any]:
