@@ -1,4 +1,4 @@
-"""Whether the task of `make demo` is learned by each of six algorithms.
+"""Whether the task of `make demo` is learned by each of seven algorithms.
 
     python benchmarks/learning.py run [--only NAME ...]    # train them, one after the other
     python benchmarks/learning.py draw                     # picture and table of what was recorded
@@ -33,7 +33,7 @@ TABLE = re.compile(r"(?<=<!-- learning: begin -->\n).*(?=<!-- learning: end -->)
 
 STEPS = {
     **{"grpo": 16, "rloo": 16, "reinforce_plus_plus": 16, "remax": 16},
-    **{"gspo": 8, "DAPO": 6},
+    **{"gspo": 8, "cispo": 6, "DAPO": 6},
 }
 """Of each run: fewer where a step has two updates."""
 BATCH = {"promptsPerStep": 8, "samplesPerPrompt": 8}
@@ -61,6 +61,7 @@ def algorithms() -> dict[str, dict[str, Any]]:
         "reinforce_plus_plus": {"type": "reinforce_plus_plus", **BATCH},
         "remax": {"type": "remax", **BATCH},
         "gspo": {"type": "grpo", **BATCH, **TWO_UPDATES, **gspo},
+        "cispo": {"type": "grpo", **BATCH, **TWO_UPDATES, "policyLoss": {"type": "cispo"}},
         "DAPO": {**dapo, **BATCH, **TWO_UPDATES},
     }
 

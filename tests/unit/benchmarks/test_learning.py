@@ -11,7 +11,7 @@ from ppojob_api import validation
 from ppojob_api.v1alpha1.job import PPOJob
 
 SVG = "{http://www.w3.org/2000/svg}"
-NAMES = ("grpo", "rloo", "reinforce_plus_plus", "remax", "gspo", "DAPO")
+NAMES = ("grpo", "rloo", "reinforce_plus_plus", "remax", "gspo", "cispo", "DAPO")
 
 
 @pytest.fixture
