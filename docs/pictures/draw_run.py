@@ -72,6 +72,8 @@ class Panel:
         low: Value at its lower edge.
         high: Value at its upper edge.
         last_step: Step at its right edge; its left edge is step 0.
+        left: Of its area, from the left of the picture.
+        width: Of its area.
     """
 
     top: float
@@ -79,10 +81,12 @@ class Panel:
     low: float
     high: float
     last_step: int
+    left: float = LEFT
+    width: float = WIDTH - LEFT - RIGHT
 
     def x(self, step: float) -> float:
         """Place of a step."""
-        return LEFT + (WIDTH - LEFT - RIGHT) * step / max(1, self.last_step)
+        return self.left + self.width * step / max(1, self.last_step)
 
     def y(self, value: float) -> float:
         """Place of a value."""
@@ -99,17 +103,18 @@ class Panel:
         for tick in ticks:
             y = self.y(tick)
             parts.append(
-                f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-                f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
+                f'<line class="grid" x1="{self.left}" x2="{self.left + self.width}" '
+                f'y1="{y:.1f}" y2="{y:.1f}"/>'
+                f'<text x="{self.left - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
             )
         return parts
 
-    def steps_axis(self) -> list[str]:
-        """Numbers of steps below the panel."""
+    def steps_axis(self, count: int = 8) -> list[str]:
+        """Numbers of steps below the panel, about `count` of them."""
         y = self.top + self.height + 18
         return [
             f'<text x="{self.x(step):.1f}" y="{y}" text-anchor="middle">{step:g}</text>'
-            for step in ticks_between(0, self.last_step, 8)
+            for step in ticks_between(0, self.last_step, count)
             if float(step).is_integer()
         ]
 
@@ -168,7 +173,7 @@ def draw(lines: Sequence[dict[str, float | None]], title: str) -> str:
             "held-out accuracy, greedy</text>",
             *upper.axis(ticks_between(upper.low, upper.high, 5)),
             upper.line(reward, "reward"),
-            *_accuracy(upper, accuracy),
+            *accuracy_with_values(upper, accuracy),
             f'<text class="name-under" x="{LEFT}" y="{LOWER[0] - 14}">'
             f"{escape(BELOW[below])}</text>",
             *lower.axis(ticks_between(lower.low, lower.high, 3)),
@@ -181,7 +186,7 @@ def draw(lines: Sequence[dict[str, float | None]], title: str) -> str:
     )
 
 
-def _accuracy(panel: Panel, curve: Curve) -> list[str]:
+def accuracy_with_values(panel: Panel, curve: Curve) -> list[str]:
     """The accuracy with its values: it has few points, and they are what counts."""
     parts = [panel.line(curve, "accuracy")] if curve.points else []
     for step, value in curve.points:

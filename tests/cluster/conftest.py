@@ -1,9 +1,10 @@
 """Tests on a real node: `make cluster-up` first. Each file gets a namespace of its own."""
 
+import functools
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cluster_jobs
@@ -14,6 +15,13 @@ from cluster_access import REPOSITORY, Cluster
 from fault_proxy import FaultProxy
 
 TOOL = Path(__file__).parent / "tool"
+BUILD_ARGUMENTS = {
+    "operator": (),
+    "trainer": (
+        "--build-arg=ACCELERATOR=cpu",
+        "--build-arg=TRAINER_PACKAGES=libnuma1 libseccomp2 bubblewrap",
+    ),
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,14 +73,24 @@ def base_image() -> str:
 
 
 @pytest.fixture(scope="session")
-def images() -> None:
-    """Operator and trainer as images of the working tree, in the node."""
+def image_of() -> Callable[[str], str]:
+    """Brings a target of the working tree's Dockerfile into the node, once; answers its name."""
     if not (REPOSITORY / ".cluster" / "node").exists():
-        pytest.skip("kind has no image of the trainer")
-    on_processors = ("--build-arg=ACCELERATOR=cpu", "--build-arg=TRAINER_PACKAGES=libnuma1")
-    for target, arguments in (("operator", ()), ("trainer", on_processors)):
-        _image("build", target, *arguments)
-        _image("import", target)
+        pytest.skip("kind has no images of the tree")
+
+    @functools.cache
+    def bring_in(target: str) -> str:
+        _image("build", target, *BUILD_ARGUMENTS[target])
+        return _image("import", target)
+
+    return bring_in
+
+
+@pytest.fixture(scope="session")
+def images(image_of: Callable[[str], str]) -> None:
+    """Operator and trainer as images of the working tree, in the node."""
+    for target in BUILD_ARGUMENTS:
+        image_of(target)
 
 
 def _image(*arguments: str) -> str:

@@ -1,7 +1,7 @@
 """The table of hostile programs, and a machine with something in it that they could reach.
 
 As a program it tries the table on the interpreter that runs it, as whoever runs it, and prints what
-went wrong: that is how a test sees what an ordinary user's sandbox holds.
+went wrong: that is how a test sees what the sandbox of an ordinary user, or of a pod, holds.
 """
 
 import contextlib
@@ -178,21 +178,24 @@ def problems(hostile: Hostile, sandbox: Watched, around: Surroundings) -> list[s
     return told
 
 
-def open_sandbox(level: Level) -> Watched:
-    """With the walls of a level alone, which must hold here."""
+def open_sandbox(level: Level | None) -> Watched:
+    """With the walls of a level alone, which must hold here; or of the highest that is here."""
     walls = walls_here()
+    if level is None:
+        return Watched(LIMITS, least=Level.RESTRICTED, walls=walls)
     if level == Level.RESTRICTED:
         walls = walls.without_namespaces("left out by the test")
     return Watched(LIMITS, least=level, walls=walls)
 
 
-def main(level: str) -> int:
-    """Try all; print what went wrong and the number of programs tried."""
-    sandbox = open_sandbox(Level[level])
+def main(level: str = "") -> int:
+    """Try all; print what went wrong, the number of programs tried and the level that holds."""
+    sandbox = open_sandbox(Level[level] if level else None)
     table = read_table()
     with surroundings() as around:
         found = {one.id: told for one in table if (told := problems(one, sandbox, around))}
-    json.dump({"tried": len(table), "user": os.getuid(), "problems": found}, sys.stdout)
+    told = {"tried": len(table), "user": os.getuid(), "level": sandbox.description}
+    json.dump({**told, "problems": found}, sys.stdout)
     return 1 if found else 0
 
 

@@ -15,7 +15,11 @@ from places import Places
 from shell import ClusterError, call, step
 
 SUITE = "bookworm"
-PACKAGES = ("ca-certificates", "libnuma1", "python3", "python3-venv")
+PACKAGES = (
+    *("ca-certificates", "python3", "python3-venv"),
+    # What the trainer's image installs where its base lacks it.
+    *("libnuma1", "libseccomp2", "bubblewrap"),
+)
 
 # What the machine knows about package registries and authorities, shown to the build and not kept.
 HOST_FILES = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")

@@ -1,13 +1,18 @@
-"""docs/algorithms.md names everything a PPOJob can ask for, and only fields that exist."""
+"""docs/algorithms.md has all that a PPOJob can ask for, as it is, and only fields that exist."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from ppojob_api.v1alpha1.algorithm import ESTIMATORS, AlgorithmSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer import algorithms
 from ppojob_trainer.algorithms.advantages import ADVANTAGES
 from ppojob_trainer.algorithms.aggregate import AGGREGATIONS
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
@@ -16,6 +21,9 @@ from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+CODE = "\n".join(
+    path.read_text(encoding="utf-8") for path in Path(algorithms.__file__).parent.rglob("*.py")
+)
 
 
 def choices(model: type[BaseModel], field: str) -> set[str]:
@@ -40,6 +48,15 @@ def test_every_name_has_a_section(name: str):
     assert re.search(rf"^### `{re.escape(name)}`$", TEXT, re.MULTILINE)
 
 
+@pytest.mark.parametrize("name", [*ADVANTAGES, *CRITIC_ADVANTAGES, *POLICY_LOSSES])
+def test_a_section_has_the_formula_and_the_paper_that_the_code_has(name: str):
+    sections = re.split(r"^##+ ", TEXT, flags=re.MULTILINE)
+    for section in (one for one in sections if one.startswith(f"`{name}`\n")):
+        assert re.search(r"^    \S", section, re.MULTILINE)
+        assert "](http" in section
+        assert all(paper in CODE for paper in re.findall(r"arXiv:[0-9.]+[0-9]", section))
+
+
 def test_the_tables_hold_what_the_manifest_allows():
     policy_loss = section_model(AlgorithmSpec.model_fields["policy_loss"].annotation)
     kl = section_model(AlgorithmSpec.model_fields["kl"].annotation)
@@ -54,11 +71,81 @@ def test_the_tables_hold_what_the_manifest_allows():
     assert ESTIMATORS.keys() - with_critic - of_probabilities == ADVANTAGES.keys()
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"spec\.algorithm\.([A-Za-z.]+\b)", TEXT))))
+def field(path: str) -> FieldInfo | None:
+    """The field that a path such as `spec.algorithm.kl.in` names."""
+    model: type[BaseModel] | None = PPOJobSpec
+    found: FieldInfo | None = None
+    for name in path.removeprefix("spec.").split("."):
+        fields = {one.alias or key: one for key, one in model.model_fields.items()} if model else {}
+        found = fields.get(name)
+        model = section_model(found.annotation) if found else None
+    return found
+
+
+def settings(model: type[BaseModel], path: str) -> Iterator[str]:
+    """Paths of all fields that have no fields of their own."""
+    for key, one in model.model_fields.items():
+        here, section = f"{path}.{one.alias or key}", section_model(one.annotation)
+        yield from settings(section, here) if section else [here]
+
+
+def table(head: str) -> list[list[list[str]]]:
+    """The names in each cell of the table whose header begins so."""
+    rows = rf"^\| {re.escape(head)} \|.*\n\| ---.*\n((?:\|.*\n)+)"
+    (found,) = re.findall(rows, TEXT, re.MULTILINE)
+    cells = (line.strip("|").split("|") for line in found.splitlines())
+    return [[re.findall(r"`([^`]+)`", cell) for cell in row] for row in cells]
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`(spec(?:\.[A-Za-z]+)+)`", TEXT))))
 def test_every_field_exists(path: str):
-    model: type[BaseModel] | None = AlgorithmSpec
-    for name in path.split("."):
-        assert model is not None
-        fields = {field.alias or key: field for key, field in model.model_fields.items()}
-        assert name in fields, f"spec.algorithm.{path}"
-        model = section_model(fields[name].annotation)
+    assert field(path) is not None
+
+
+@pytest.mark.parametrize("path", [*settings(AlgorithmSpec, "spec.algorithm")])
+def test_every_setting_is_told(path: str):
+    section, _, name = path.rpartition(".")
+    with_its_section = rf"`{section}`.*`[^`]*\b{name}\b[^`]*`"
+    assert re.search(rf"`{path}\b|{with_its_section}", TEXT)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), sorted(set(re.findall(r"`(spec(?:\.[A-Za-z]+)+)` \(([^)]*)\)", TEXT)))
+)
+def test_defaults_are_those_of_the_fields(path: str, said: str):
+    default = field(path).default
+    if default is PydanticUndefined or isinstance(default, tuple):
+        return
+    words = re.findall(r"[a-z_]\w+|[0-9.]+[0-9]|[0-9]", said)
+    if default is None:
+        assert words[0] == "absent"
+    elif isinstance(default, (bool, str)):
+        assert words[0] == str(default).lower()
+    else:
+        assert next(float(word) for word in words if word[0].isdigit()) == default
+
+
+def test_the_first_table_lists_all_names():
+    listed = {path: names for (path,), _, names in table("in the manifest")}
+    assert sorted(listed["spec.algorithm.type"]) == sorted(ESTIMATORS)
+    assert sorted(listed["spec.algorithm.policyLoss.type"]) == sorted(POLICY_LOSSES)
+    assert sorted(listed["spec.algorithm.lossAggregation"]) == sorted(AGGREGATIONS)
+
+
+@pytest.mark.parametrize(
+    ("head", "names"),
+    [
+        ("type | compares with", ESTIMATORS),
+        ("type | the idea", POLICY_LOSSES),
+        ("estimator | value", KL),
+    ],
+)
+def test_a_table_has_each_name_once(head: str, names: dict[str, object]):
+    assert sorted(name for first, *_ in table(head) for name in first) == sorted(names)
+
+
+def test_metrics_of_a_policy_loss_are_those_that_it_has():
+    for names, *_, metrics in table("type | the idea"):
+        known = {metric for name in names for metric in POLICY_LOSSES[name].metrics}
+        told = {f"actor/{one}" for one in metrics if one.startswith("pg_")}
+        assert told == known - {"actor/ppo_kl"}
