@@ -13,11 +13,11 @@ import pytest
 
 from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.errors import RewardFailed
-from ppojob_trainer.rewards.http_calls import CallFailed
+from ppojob_trainer.http_calls import CallFailed
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
-from ppojob_trainer.rewards.sandbox_fusion import FusionSandbox
 from ppojob_trainer.rewards.unit_tests import code
+from ppojob_trainer.sandbox.fusion import FusionSandbox
 from ppojob_trainer.sandbox.process import Limits
 
 pytestmark = pytest.mark.processes

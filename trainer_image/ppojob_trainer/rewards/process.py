@@ -16,10 +16,9 @@ from ppojob_trainer.children.process import ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import NonFiniteReward, RewardFailed
 from ppojob_trainer.rewards.children import ATTEMPTS, Answer, Children
-from ppojob_trainer.rewards.functions import Function, functions_of, sandbox_settings
+from ppojob_trainer.rewards.functions import Function, functions_of
 from ppojob_trainer.rewards.records import DROPPED, RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
-from ppojob_trainer.rewards.sandbox_fusion import ANSWER_SECONDS
 from ppojob_trainer.rewards.wire import (
     CallBatch,
     Called,
@@ -27,6 +26,7 @@ from ppojob_trainer.rewards.wire import (
     CallFunction,
     LoadFunctions,
 )
+from ppojob_trainer.sandbox.settings import SandboxSettings
 
 DEFAULT_MEMORY_BYTES = 4 * 1024**3
 DIED = "RewardDied"
@@ -66,9 +66,8 @@ class ScoringPool(Closeable):
         variables: Sequence[str] = (),
         log: logging.Logger | None = None,
     ) -> None:
-        settings = sandbox_settings(sandbox or SandboxSpec())
-        program_seconds = settings.seconds + (ANSWER_SECONDS if settings.url else 0.0)
-        self._functions = functions_of(rewards, program_seconds)
+        settings = SandboxSettings.of(sandbox or SandboxSpec())
+        self._functions = functions_of(rewards, settings.answer_seconds)
         self._is_routed = not rewards
         self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
