@@ -25,6 +25,7 @@ Every message is one line: ``where: got <value>: why; what is allowed``.
 # ruff: noqa: N818  the names say what happened; most of them are no mistake of anyone
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -189,3 +190,12 @@ class RetrievalFailed(PPOJobError):
 
 class InjectedFault(PPOJobError):
     """Raised by a failpoint armed with ``raise``; never in a real job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """What is wrong with an argument; whoever asked knows where it stands."""
+
+    got: str
+    why: str
+    allowed: str

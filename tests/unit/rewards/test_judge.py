@@ -14,8 +14,8 @@ from golden_lines import assert_lines, read_lines
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.errors import ConfigError, RewardFailed
+from ppojob_trainer.http_calls import CallFailed, endpoint_problem, post_json
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.http_calls import CallFailed, endpoint_problem, post_json
 from ppojob_trainer.rewards.judge import http_score, judge
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, Row

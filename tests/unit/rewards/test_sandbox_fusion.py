@@ -1,23 +1,19 @@
-"""Code of responses in a service: a small one with SandboxFusion's interface, which does run it."""
+"""Code of responses in a service with SandboxFusion's interface."""
 
 import json
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fusion_service import Service
 
 from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.errors import RewardFailed
-from ppojob_trainer.rewards.http_calls import CallFailed
+from ppojob_trainer.http_calls import CallFailed
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem
-from ppojob_trainer.rewards.sandbox_fusion import FusionSandbox
 from ppojob_trainer.rewards.unit_tests import code
+from ppojob_trainer.sandbox.fusion import FusionSandbox
 from ppojob_trainer.sandbox.process import Limits
 
 pytestmark = pytest.mark.processes
@@ -27,64 +23,6 @@ CASES = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlin
 SUMS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
 ADD = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
 RIGHT = {"score": 1.0, "acc": 1.0, "over_time": 0.0, "not_python": 0.0}
-
-
-class Service(ThreadingHTTPServer):
-    """Runs what it is asked for, unless it was told what to answer."""
-
-    asked: list[dict[str, Any]]
-    answers: list[object]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/run_code"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Service
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(asked)
-        told = self.server.answers.pop(0) if self.server.answers else ran(asked)
-        status, body = (told, {}) if isinstance(told, int) else (200, told)
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def ran(asked: dict[str, Any]) -> dict[str, object]:
-    """The answer of a SandboxFusion that runs a program."""
-    command = [sys.executable, "-c", asked["code"]]
-    limit = asked["run_timeout"]
-    result: dict[str, object] = {"status": "Finished", "execution_time": 0.1}
-    try:
-        done = subprocess.run(
-            command, input=asked["stdin"], capture_output=True, text=True, timeout=limit
-        )
-        result |= {"return_code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
-    except subprocess.TimeoutExpired:
-        result |= {"status": "TimeLimitExceeded", "return_code": None, "stdout": "", "stderr": ""}
-    is_well = result["status"] == "Finished" and result["return_code"] == 0
-    status = "Success" if is_well else "Failed"
-    return {"status": status, "message": "", "compile_result": None, "run_result": result}
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    server = Service(("127.0.0.1", 0), Handler)
-    server.asked, server.answers = [], []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 @pytest.fixture

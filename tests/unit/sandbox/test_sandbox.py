@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from reward_functions import descendants
 
 from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
+from ppojob_trainer.children.pool import DEFAULT_MEMORY_BYTES
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.rewards.process import DEFAULT_MEMORY_BYTES, ScoringPool
+from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.sandbox.executor import Outcome, Program, Sandbox, SandboxRefused
 from ppojob_trainer.sandbox.levels import Level, Walls, walls_here
 from ppojob_trainer.sandbox.process import Limits

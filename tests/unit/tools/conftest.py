@@ -1,1 +1,2 @@
+from fusion_service import service  # noqa: F401
 from rpc_peers import caller_of, rings, serve  # noqa: F401

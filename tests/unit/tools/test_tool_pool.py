@@ -6,6 +6,7 @@ from typing import Any
 
 import golden_lines
 import pytest
+from fusion_service import Service
 from golden_lines import assert_lines, read_lines
 
 from ppojob_api.v1alpha1.agent import AgentSpec
@@ -135,6 +136,23 @@ def test_programs_run_in_the_sandbox() -> None:
         assert "Error" in ask(pool, "python", '{"code": "open(\'/etc/passwd\')"}').text
         endless = ask(pool, "python", '{"code": "while True: pass"}')
         assert (endless.text, endless.failure) == ("Error: it took too long.", "")
+
+
+def test_programs_run_in_a_service_that_the_job_names(service: Service) -> None:
+    sandbox = SandboxSpec(url=service.url, time_limit_seconds=2.0)
+    with ToolPool(agent({"name": "python"}), sandbox=sandbox) as pool:
+        assert ask(pool, "python", '{"code": "print(6 * 7)"}').text == "42"
+        (asked,) = service.asked
+        assert (asked["language"], asked["run_timeout"]) == ("python", 2.0)
+        failed = ask(pool, "python", '{"code": "print(1 / 0)"}')
+        assert failed.failure == ""
+        assert failed.text.endswith("ZeroDivisionError: division by zero")
+        endless = ask(pool, "python", '{"code": "while True: pass"}')
+        assert (endless.text, endless.failure) == ("Error: it took too long.", "")
+        service.answers = [{"status": "SandboxError", "message": "no room"}]
+        refused = ask(pool, "python", '{"code": "print(1)"}')
+        assert refused.failure == "raised"
+        assert refused.text.endswith("/run_code ran nothing: SandboxError: no room")
 
 
 @pytest.mark.parametrize("case", EXPECTED)

@@ -5,10 +5,18 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
-from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildKilled
+import msgspec
+
+from ppojob_trainer.children.process import (
+    BoundedProcess,
+    ChildDied,
+    ChildKilled,
+    ChildTimeout,
+)
 from ppojob_trainer.closeable import Closeable
+from ppojob_trainer.errors import ConfigError
 
 START_SECONDS = 120.0
 """Users' files may import large libraries."""
@@ -20,8 +28,32 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Numbered(Protocol):
+    """A call, or the answer to one, which repeats its number."""
+
+    @property
+    def number(self) -> int:
+        """Of the call."""
+        ...
+
+
+A = TypeVar("A", bound=Numbered)
+
+
 class NotStarted(Exception):  # noqa: N818  it says what happened
     """No child can be had; reads on from what is done first in one: "the import ..."."""
+
+    @property
+    def reason(self) -> str:
+        """The whole of it, for a message of the job."""
+        return (
+            f"got files whose import {self}: memory is short, or something kills them; "
+            "more memory, or files that need less"
+        )
+
+
+class PoolClosed(ChildDied):
+    """Nothing is started any more."""
 
 
 class ChildPool(Closeable):
@@ -72,30 +104,37 @@ class ChildPool(Closeable):
         """Do something on a thread of the pool; it may `call`."""
         return self._threads.submit(act, *given, **named)
 
-    def call(self, body: bytes, seconds: float, read: Callable[[bytes], T]) -> T:
+    def call(self, request: Numbered, seconds: float, form: type[A]) -> A:
         """Call an idle child, or a new one; waits until there is one.
 
         Args:
-            body: the request.
+            request: what children of this kind take.
             seconds: limit of the call; the start of a child does not count.
-            read: makes something of the answer; where it raises, the child is ended too.
+            form: of the answer; a child that gives another is ended.
 
         Raises:
             ChildTimeout: no answer in time. The child has been killed.
-            ChildDied: it ended or answered with garbage, or the pool is closed.
+            ChildDied: it ended, broke the protocol, or gave the answer to another call.
             ChildKilled: it ended, and by a SIGKILL.
+            PoolClosed: it was not started, since the pool is closed.
+            FrameError: the request is too long.
+            msgspec.MsgspecError: the answer has another form.
             NotStarted: children are killed again and again while they are got ready.
         """
+        body = msgspec.msgpack.encode(request)
         child = self._idle.get()
         try:
             if child is None or not child.is_alive:
                 child = self._start()
-            answer = child.call(body, seconds)
+            answered = child.call(body, seconds)
             try:
-                return read(answer)
+                answer = msgspec.msgpack.decode(answered, type=form)
+                if answer.number != request.number:
+                    raise ChildDied("gave an answer to another call")
             except BaseException:
                 child.kill()
                 raise
+            return answer
         finally:
             self._idle.put(child)
 
@@ -122,7 +161,7 @@ class ChildPool(Closeable):
     def _start_once(self) -> BoundedProcess:
         with self._lock:
             if self._is_closed:
-                raise ChildDied("was not started: the pool has been closed")
+                raise PoolClosed("was not started: the pool has been closed")
             child = BoundedProcess(
                 self._module,
                 memory_bytes=self._memory_bytes,
@@ -136,3 +175,32 @@ class ChildPool(Closeable):
             child.kill()
             raise
         return child
+
+
+def import_files(
+    child: BoundedProcess, request: msgspec.Struct, form: type[T], *, where: str, what: str
+) -> T:
+    """Have a child import users' files.
+
+    Args:
+        child: it has imported nothing yet.
+        request: says which files.
+        form: of the answer.
+        where: in the spec they are named.
+        what: is made of them, in the plural.
+
+    Raises:
+        ChildKilled: it ended by a SIGKILL.
+        ConfigError: it ended otherwise, or gave no answer in time.
+    """
+    try:
+        answered = child.call(msgspec.msgpack.encode(request), START_SECONDS)
+        return msgspec.msgpack.decode(answered, type=form)
+    except ChildKilled:
+        raise
+    except (ChildTimeout, ChildDied) as error:
+        reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
+        raise ConfigError(
+            f"{where}: got files whose import {reason}: {what} cannot be loaded; "
+            "files that can be imported"
+        ) from None

@@ -1,6 +1,7 @@
-"""Users' Python files: imported in a child, with what is wrong of them in words."""
+"""Users' Python code: imported in a child, with what is wrong of it in words."""
 
 import asyncio
+import importlib
 import importlib.util
 import sys
 import traceback
@@ -14,8 +15,8 @@ _LINE_CHARACTERS = 600
 _EVENT_LOOP = Path(asyncio.__file__).parent
 
 
-class UnusableFile(Exception):  # noqa: N818  the file is unusable
-    """A file cannot be imported.
+class UnusableModule(Exception):  # noqa: N818  the module is unusable
+    """A file, or a module of a package, cannot be imported.
 
     Attributes:
         got: what is there.
@@ -39,14 +40,14 @@ def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
         pod: where it runs, for messages.
 
     Raises:
-        UnusableFile: it cannot be imported.
+        UnusableModule: it cannot be imported.
     """
     file = Path(path)
     if not file.is_file():
-        raise UnusableFile(path, "no such file", "a Python file")
+        raise UnusableModule(path, "no such file", "a Python file")
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
-        raise UnusableFile(path, "no Python file", "a file that ends in .py")
+        raise UnusableModule(path, "no Python file", "a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses look their module up
     try:
@@ -56,23 +57,52 @@ def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
     return module
 
 
-def raised(error: BaseException) -> tuple[str, str]:
-    """An exception of users' code in two lines: what it says, and where it came from."""
+def load_packaged(package: str, *, pod: str) -> ModuleType:
+    """Import a module of an installed package.
+
+    Args:
+        package: the module, ``rewards`` or ``our_package.rewards``.
+        pod: where it runs, for messages.
+
+    Raises:
+        UnusableModule: there is no such module, or it cannot be imported.
+    """
+    try:
+        return importlib.import_module(package)
+    except BaseException as error:  # as in a file
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{package}.".startswith(f"{missing}."):
+            raise _import_problem(package, error, pod) from None
+        raise UnusableModule(
+            package,
+            "no such module is installed",
+            f"a module of a package in the {pod} pod's image, such as our_package.rewards",
+        ) from None
+
+
+def raised(error: BaseException, caller: str) -> tuple[str, str]:
+    """An exception of users' code in two lines: what it says, and where it came from.
+
+    Args:
+        error: the exception.
+        caller: the file of ours that called the code; its frames are left out.
+    """
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # an exception whose own text raises
         text = type(error).__name__
-    frames = " < ".join(reversed(user_frames(error))) or "no frame"
+    frames = " < ".join(reversed(_user_frames(error, caller))) or "no frame"
     return (
         printable(text, _LINE_CHARACTERS),
         printable(f"it raised at {frames}", _LINE_CHARACTERS),
     )
 
 
-def user_frames(error: BaseException) -> list[str]:
+def _user_frames(error: BaseException, caller: str) -> list[str]:
     """The last five frames of an exception, as ``file:line name``, those of the caller left out."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if Path(frame.filename).parent != _EVENT_LOOP]
+    frames = traceback.extract_tb(error.__traceback__)
+    others = [frame for frame in frames if frame.filename != caller]
+    own = [frame for frame in others if Path(frame.filename).parent != _EVENT_LOOP]
     return [_shown(frame) for frame in own[-_SHOWN_FRAMES:]]
 
 
@@ -89,16 +119,16 @@ def _last_place(path: str, error: BaseException) -> str:
     return _shown(own[-1]) if own else path
 
 
-def _import_problem(path: str, error: BaseException, pod: str) -> UnusableFile:
+def _import_problem(path: str, error: BaseException, pod: str) -> UnusableModule:
     if isinstance(error, SyntaxError):
-        return UnusableFile(f"{path}:{error.lineno}", f"not Python: {error.msg}", "valid Python")
+        return UnusableModule(f"{path}:{error.lineno}", f"not Python: {error.msg}", "valid Python")
     if isinstance(error, ModuleNotFoundError):
-        return UnusableFile(
+        return UnusableModule(
             path,
             f"it imports {error.name}, which is not installed",
             f"a package of the {pod} pod's image, or a file beside this one",
         )
-    return UnusableFile(
+    return UnusableModule(
         _last_place(path, error),
         f"importing it raised {type(error).__name__}: {printable(str(error), 200)}",
         "a file that can be imported",

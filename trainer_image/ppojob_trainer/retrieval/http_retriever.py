@@ -7,14 +7,14 @@ from typing import Final
 import msgspec
 
 from ppojob_trainer.errors import ConfigError, RetrievalFailed
-from ppojob_trainer.retrieval.passages import Passage, passage_of
-from ppojob_trainer.rewards.http_calls import (
+from ppojob_trainer.http_calls import (
     ATTEMPT_SECONDS,
     RETRIES,
     CallFailed,
     endpoint_problem,
     post_json,
 )
+from ppojob_trainer.retrieval.passages import Passage, passage_of
 
 CONCURRENT: Final = 8
 

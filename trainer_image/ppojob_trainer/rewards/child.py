@@ -7,20 +7,19 @@ to end (``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian``
 
 import asyncio
 import inspect
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from ppojob_api.problem import printable
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.frames import read_frame, write_frame
 from ppojob_trainer.children.neighbours import Neighbours
+from ppojob_trainer.children.serving import answer_requests
+from ppojob_trainer.children.user_code import raised
 from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.custom import (
     BadFunction,
@@ -28,11 +27,9 @@ from ppojob_trainer.rewards.custom import (
     load_function,
     of_the_response,
     takes_batch,
-    user_frames,
 )
 from ppojob_trainer.rewards.results import BadResult, read_result, read_results
 from ppojob_trainer.rewards.routing import SCORERS
-from ppojob_trainer.rewards.sandbox_fusion import FusionSandbox
 from ppojob_trainer.rewards.wire import (
     CallBatch,
     Called,
@@ -42,14 +39,14 @@ from ppojob_trainer.rewards.wire import (
     FunctionSpec,
     Loaded,
     LoadFunctions,
-    SandboxSettings,
     ScorerRequest,
 )
-from ppojob_trainer.sandbox.executor import Runner, Sandbox, SandboxRefused
-from ppojob_trainer.sandbox.levels import Level
-from ppojob_trainer.sandbox.process import Limits
+from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
+from ppojob_trainer.sandbox.settings import SandboxSettings
 
-_LINE_CHARACTERS = 600
+# Taken before a function is loaded, which may put something else in their place.
+_decode: Final = msgspec.msgpack.Decoder(ScorerRequest).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,52 +190,20 @@ class Functions:
     def _sandbox(self) -> Runner:
         """The same for all calls; opened when the first needs it."""
         if self._opened is None:
-            settings = self._settings
-            limits = Limits(settings.seconds, settings.memory_bytes)
-            if settings.url:
-                self._opened = FusionSandbox(settings.url, limits)
-            else:
-                self._opened = Sandbox(limits, least=Level[settings.level.upper()])
-            sys.stdout.write(f"{self._opened.description}\n")  # it goes to the log of the pod
+            self._opened = self._settings.open()
         return self._opened
 
 
 def serve(requests: int, answers: int) -> None:
     """Answer requests until the parent closes its end."""
     functions = Functions()
-    own = os.getpid()
-    decoder = msgspec.msgpack.Decoder(ScorerRequest)
-    while (body := read_frame(requests)) is not None:
-        request = decoder.decode(body)
-        answer = functions.answer(request)
-        _flush()
-        if os.getpid() != own:  # the function forked, and its child came back here as well
-            os._exit(0)
-        write_frame(answers, msgspec.msgpack.encode(answer))
+    answer_requests(requests, answers, lambda body: _encode(functions.answer(_decode(body))))
 
 
 def _raised(number: int, error: BaseException) -> Called:
     reason = "RewardMemory" if isinstance(error, MemoryError) else "RewardRaised"
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:  # an exception whose own text raises
-        text = type(error).__name__
-    frames = " < ".join(reversed(user_frames(error, __file__))) or "no frame"
-    return Called(
-        number,
-        reason_code=reason,
-        got=printable(text, _LINE_CHARACTERS),
-        why=printable(f"it raised at {frames}", _LINE_CHARACTERS),
-    )
-
-
-def _flush() -> None:
-    """Send what was printed before the answer; a function may have closed the stream."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (ValueError, OSError, AttributeError):
-            continue
+    got, why = raised(error, __file__)
+    return Called(number, reason_code=reason, got=got, why=why)
 
 
 if __name__ == "__main__":

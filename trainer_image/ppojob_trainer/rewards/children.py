@@ -1,19 +1,13 @@
 """Child processes that have loaded the reward functions, each for one call at a time."""
 
 import logging
-import queue
-import threading
-from collections.abc import Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Final, ParamSpec, TypeVar
 
-import msgspec
-
-from ppojob_trainer.children.process import (
-    BoundedProcess,
-    ChildDied,
-    ChildKilled,
-    ChildTimeout,
-)
+from ppojob_trainer.children.pool import ChildPool, NotStarted, PoolClosed, import_files
+from ppojob_trainer.children.process import BoundedProcess
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.rewards.wire import (
@@ -27,11 +21,8 @@ from ppojob_trainer.rewards.wire import (
 )
 
 Answer = TypeVar("Answer", Called, CalledBatch)
-
-START_SECONDS: Final = 120.0
-"""A reward file may import large libraries."""
-ATTEMPTS: Final = 2
-"""Processes that a call, or the loading of functions, may end before it is to blame."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _FIELDS: Final = {
     "RewardModule": "source.path",
@@ -42,11 +33,11 @@ _FIELDS: Final = {
 
 
 class Children(Closeable):
-    """As many processes as calls are made at one time; a new one where one has ended.
+    """A pool of them; what goes wrong with the pool is told as a failure of rewards.
 
     Args:
         request: the functions to load.
-        processes: children; the first is started now, the others when there is work.
+        processes: children, at most.
         memory_bytes: limit of each process's data.
         variables: names of environment variables that the functions see, where they are set.
         log: where children's output goes.
@@ -69,100 +60,56 @@ class Children(Closeable):
         log: logging.Logger,
     ) -> None:
         self._request = request
-        self._memory_bytes = memory_bytes
-        self._variables = tuple(variables)
-        self._log = log
-        self._idle: queue.SimpleQueue[BoundedProcess | None] = queue.SimpleQueue()
-        self._children: set[BoundedProcess] = set()
-        self._lock = threading.Lock()
-        self._is_closed = False
         self.batched = frozenset[int]()
-        self._idle.put(self._start())
-        for _ in range(processes - 1):
-            self._idle.put(None)  # started when there is work for it
+        with _failures():
+            self._pool = ChildPool(
+                "ppojob_trainer.rewards.child",
+                count=processes,
+                load=self._load,
+                memory_bytes=memory_bytes,
+                variables=variables,
+                log=log,
+            )
 
-    def call(
-        self, request: CallFunction | CallBatch, seconds: float, answer: type[Answer]
-    ) -> Answer:
+    def submit(self, act: Callable[P, T], *given: P.args, **named: P.kwargs) -> Future[T]:
+        """Do something on a thread of the pool; it may `call`."""
+        return self._pool.submit(act, *given, **named)
+
+    def call(self, request: CallFunction | CallBatch, seconds: float, form: type[Answer]) -> Answer:
         """Have an idle child, or a new one, answer a request.
 
         Raises:
             ChildTimeout, ChildDied, FrameError, msgspec.MsgspecError: there is no answer.
+            RewardFailed: no child can be had any more.
         """
-        child = self._idle.get()
-        try:
-            if child is None or not child.is_alive:
-                child = self._start()
-            body = child.call(msgspec.msgpack.encode(request), seconds)
-            given = msgspec.msgpack.decode(body, type=answer)
-            if given.number != request.number:
-                child.kill()
-                raise ChildDied("gave an answer to another call")
-            return given
-        finally:
-            self._idle.put(child)
-
-    def abort(self) -> None:
-        """End all children at once, also those that are at work."""
-        with self._lock:
-            self._is_closed = True
-            children = list(self._children)
-        for child in children:
-            child.abort()
+        with _failures():
+            return self._pool.call(request, seconds, form)
 
     def close(self) -> None:
-        """End all children, and wait for it. Idempotent."""
-        self.abort()
-        for child in list(self._children):
-            child.kill()
+        """End all children, at once also those that are at work. Idempotent."""
+        self._pool.close()
 
-    def _start(self) -> BoundedProcess:
-        """Start a child; a second one where something killed the first, which is nobody's input."""
-        for _ in range(ATTEMPTS):
-            try:
-                return self._start_once()
-            except ChildKilled as killed:
-                end = killed
-        raise RewardFailed(
-            "spec.rewards",
-            f"got files whose import {end}, in {ATTEMPTS} processes: memory is short, or something "
-            "kills them; more memory, or files that need less",
-        )
-
-    def _start_once(self) -> BoundedProcess:
-        with self._lock:
-            if self._is_closed:
-                raise RewardFailed("scoring", "the pool has been closed")
-            child = BoundedProcess(
-                "ppojob_trainer.rewards.child",
-                memory_bytes=self._memory_bytes,
-                log=self._log,
-                variables=self._variables,
-            )
-            self._children = {old for old in self._children if old.is_alive} | {child}
-        try:
-            body = child.call(msgspec.msgpack.encode(self._request), START_SECONDS)
-            loaded = msgspec.msgpack.decode(body, type=Loaded)
-        except ChildKilled:
-            raise
-        except (ChildTimeout, ChildDied) as error:
-            child.kill()
-            reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
-            raise ConfigError(
-                f"spec.rewards: got files whose import {reason}: functions cannot be loaded; "
-                "files that can be imported"
-            ) from None
+    def _load(self, child: BoundedProcess) -> None:
+        loaded = import_files(child, self._request, Loaded, where="spec.rewards", what="functions")
         if loaded.problems:
-            child.kill()
             raise ConfigError(
                 f"spec.rewards[{problem.position}].{self._field(problem)}: "
                 f"got {problem.got}: {problem.why}; {problem.allowed}"
                 for problem in loaded.problems
             )
         self.batched = frozenset(loaded.batched)
-        return child
 
     def _field(self, problem: FunctionProblem) -> str:
         is_of_package = bool(self._request.functions[problem.position].package)
         field = _FIELDS[problem.reason_code]
         return "source.package" if is_of_package and field == "source.path" else field
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except NotStarted as problem:
+        raise RewardFailed("spec.rewards", problem.reason) from None
+    except PoolClosed:
+        raise RewardFailed("scoring", "the pool has been closed") from None

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
+from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.rewards.routing import SCORERS
-from ppojob_trainer.rewards.wire import FunctionSpec, SandboxSettings
+from ppojob_trainer.rewards.wire import FunctionSpec
 
 BUILT_IN_SECONDS = 60.0
 """Where rows are routed; the first call of a scorer may import a library in it."""
@@ -35,13 +35,6 @@ class Function:
     seconds: float
     error_score: float | None = None
     drops: bool = False
-
-
-def sandbox_settings(spec: SandboxSpec) -> SandboxSettings:
-    """Where children run the code of responses."""
-    return SandboxSettings(
-        spec.level, spec.memory_mib << 20, spec.time_limit_seconds, spec.url or ""
-    )
 
 
 def functions_of(rewards: Sequence[RewardSpec], program_seconds: float) -> list[Function]:

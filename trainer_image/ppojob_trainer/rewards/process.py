@@ -5,21 +5,21 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 
 from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.children.frames import FrameError
+from ppojob_trainer.children.pool import ATTEMPTS, DEFAULT_MEMORY_BYTES
 from ppojob_trainer.children.process import ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import NonFiniteReward, RewardFailed
-from ppojob_trainer.rewards.children import ATTEMPTS, Answer, Children
-from ppojob_trainer.rewards.functions import Function, functions_of, sandbox_settings
+from ppojob_trainer.rewards.children import Answer, Children
+from ppojob_trainer.rewards.functions import Function, functions_of
 from ppojob_trainer.rewards.records import DROPPED, RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
-from ppojob_trainer.rewards.sandbox_fusion import ANSWER_SECONDS
 from ppojob_trainer.rewards.wire import (
     CallBatch,
     Called,
@@ -27,8 +27,8 @@ from ppojob_trainer.rewards.wire import (
     CallFunction,
     LoadFunctions,
 )
+from ppojob_trainer.sandbox.settings import SandboxSettings
 
-DEFAULT_MEMORY_BYTES = 4 * 1024**3
 DIED = "RewardDied"
 TOLD_CHARACTERS = 2_000
 """Of a response that could not be scored."""
@@ -66,9 +66,8 @@ class ScoringPool(Closeable):
         variables: Sequence[str] = (),
         log: logging.Logger | None = None,
     ) -> None:
-        settings = sandbox_settings(sandbox or SandboxSpec())
-        program_seconds = settings.seconds + (ANSWER_SECONDS if settings.url else 0.0)
-        self._functions = functions_of(rewards, program_seconds)
+        settings = SandboxSettings.of(sandbox or SandboxSpec())
+        self._functions = functions_of(rewards, settings.answer_seconds)
         self._is_routed = not rewards
         self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
@@ -80,7 +79,6 @@ class ScoringPool(Closeable):
             variables=variables,
             log=self._log,
         )
-        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="scoring")
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
         """Score responses, several at one time; the answer is in their order.
@@ -92,10 +90,10 @@ class ScoringPool(Closeable):
         """
         stop = threading.Event()
         at_once = {
-            position: self._threads.submit(self._score_all, position, items, stop)
+            position: self._children.submit(self._score_all, position, items, stop)
             for position in sorted(self._children.batched)
         }
-        futures = [self._threads.submit(self._score_one, item, stop) for item in items]
+        futures = [self._children.submit(self._score_one, item, stop) for item in items]
         try:
             of_all = {position: future.result() for position, future in at_once.items()}
             found = [future.result() for future in futures]
@@ -114,8 +112,6 @@ class ScoringPool(Closeable):
 
     def close(self) -> None:
         """End all children, at once also those that are at work. Idempotent."""
-        self._children.abort()
-        self._threads.shutdown(cancel_futures=True)
         self._children.close()
 
     def _score_one(self, item: RewardItem, stop: threading.Event) -> dict[int, Called]:

@@ -62,15 +62,6 @@ class Row:
     extra_info: Mapping[str, Json] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Wrong:
-    """What is wrong with an argument of a scorer."""
-
-    got: str
-    why: str
-    allowed: str
-
-
 class Verdict(TypedDict):
     """What a built-in scorer returns: the form that users' functions may return too."""
 

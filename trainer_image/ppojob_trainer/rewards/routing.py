@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ppojob_trainer import http_calls
+from ppojob_trainer.errors import Wrong
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards import (
     addition,
@@ -10,7 +12,6 @@ from ppojob_trainer.rewards import (
     countdown,
     geometry3k,
     gsm8k,
-    http_calls,
     judge,
     math_dapo,
     math_reward,
@@ -19,7 +20,6 @@ from ppojob_trainer.rewards import (
     search_r1,
     unit_tests,
 )
-from ppojob_trainer.rewards.records import Wrong
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from ppojob_trainer.sandbox.settings import SandboxSettings
+
 
 class FunctionSpec(msgspec.Struct, frozen=True):
     """One reward function.
@@ -22,15 +24,6 @@ class FunctionSpec(msgspec.Struct, frozen=True):
     def is_built_in(self) -> bool:
         """Whether it is a scorer of ours."""
         return not self.path and not self.package
-
-
-class SandboxSettings(msgspec.Struct, frozen=True):
-    """``spec.sandbox``, for the scorers that run the code of responses."""
-
-    level: str
-    memory_bytes: int
-    seconds: float
-    url: str = ""
 
 
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):

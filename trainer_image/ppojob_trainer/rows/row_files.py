@@ -42,15 +42,15 @@ SCHEMA: Final = pa.schema(
         ("reward_values", pa.string()),
     ]
 )
-"""Columns of every part. A `ground_truth` that is no text is JSON, and null where there is none;
-`extra_info` is a JSON object.
+"""Columns of every part; behind them stands one for each of the `reward_values`.
 
-`segments` says which tokens of a response belong together: `version` is that of the weights that
-drew them, and null where they were given (by a tool, say) and are not trained; `reward` is what a
-tool gave for a turn. `figures` is a JSON
-object of turns and calls, and null for rows of one turn. `reward_values` is
-the JSON object of what the scorers said beside the score; behind these columns stands one for each
-of its values.
+- `ground_truth`: what is no text is JSON; null where there is none.
+- `segments`: which tokens of a response belong together. `version` is that of the weights that drew
+  them; null where they were given (by a tool, say) and are not trained. `reward` is what a tool
+  gave for a turn.
+- `figures`: JSON object of turns and calls; null for rows of one turn.
+- `extra_info`: JSON object.
+- `reward_values`: JSON object of what the scorers said beside the score.
 """
 
 ADVANTAGES: Final = pa.schema(

@@ -5,7 +5,8 @@ import sys
 import msgspec
 
 from ppojob_api.v1alpha1.rollout import SandboxSpec
-from ppojob_trainer.sandbox.executor import Sandbox
+from ppojob_trainer.sandbox.executor import Runner, Sandbox
+from ppojob_trainer.sandbox.fusion import ANSWER_SECONDS, FusionSandbox
 from ppojob_trainer.sandbox.levels import Level
 from ppojob_trainer.sandbox.process import Limits
 
@@ -16,19 +17,29 @@ class SandboxSettings(msgspec.Struct, frozen=True):
     level: str
     memory_bytes: int
     seconds: float
+    url: str = ""
 
     @classmethod
     def of(cls, spec: SandboxSpec) -> "SandboxSettings":
         """Those of a spec."""
-        return cls(spec.level, spec.memory_mib << 20, spec.time_limit_seconds)
+        return cls(spec.level, spec.memory_mib << 20, spec.time_limit_seconds, spec.url or "")
 
-    def open(self) -> Sandbox:
-        """Open it, and print its level, which goes to the log of the pod.
+    @property
+    def answer_seconds(self) -> float:
+        """What a program may take until its outcome is here."""
+        return self.seconds + (ANSWER_SECONDS if self.url else 0.0)
+
+    def open(self) -> Runner:
+        """Open it, and print what stands around programs, which goes to the log of the pod.
 
         Raises:
             SandboxRefused: this machine locks programs in less well than that.
         """
         limits = Limits(self.seconds, self.memory_bytes)
-        opened = Sandbox(limits, least=Level[self.level.upper()])
+        opened: Runner
+        if self.url:
+            opened = FusionSandbox(self.url, limits)
+        else:
+            opened = Sandbox(limits, least=Level[self.level.upper()])
         sys.stdout.write(f"{opened.description}\n")
         return opened

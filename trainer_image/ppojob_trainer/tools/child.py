@@ -22,7 +22,7 @@ from ppojob_trainer.children.user_code import raised
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
-from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused
+from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
 from ppojob_trainer.tools.answers import for_the_model, read_answer
 from ppojob_trainer.tools.built_in import TOOLS
 from ppojob_trainer.tools.built_in.tool import Call
@@ -59,7 +59,7 @@ class Tools:
     def __init__(self) -> None:
         self._tools: list[_Loaded] = []
         self._settings: LoadTools
-        self._opened: Sandbox | None = None
+        self._opened: Runner | None = None
         self._neighbours = Neighbours()
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
@@ -91,7 +91,7 @@ class Tools:
         except BadResult as bad:
             return ToolCalled(request.number, raised=f"got {bad.got}: {bad.why}")
         except BaseException as error:  # SystemExit and its kin are answers too
-            text, where = raised(error)
+            text, where = raised(error, __file__)
             return ToolCalled(request.number, raised=text, where=where)
         return ToolCalled(request.number, text, reward)
 
@@ -123,7 +123,7 @@ class Tools:
 
         return call
 
-    def _sandbox(self) -> Sandbox:
+    def _sandbox(self) -> Runner:
         """The same for all calls."""
         if self._opened is None:
             self._opened = self._settings.sandbox.open()

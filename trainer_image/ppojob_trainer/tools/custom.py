@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ppojob_trainer.children.user_code import UnusableFile, load_module, raised
+from ppojob_trainer.children.user_code import UnusableModule, load_module, raised
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.tools import verl_names
 from ppojob_trainer.tools.wire import ToolCode
@@ -51,7 +51,7 @@ def load_tool(code: ToolCode, modules: dict[str, ModuleType]) -> Tool:
         verl_names.provide()
         try:
             module = load_module(code.path, f"ppojob_tools_{len(modules)}", pod="tools")
-        except UnusableFile as bad:
+        except UnusableModule as bad:
             raise BadTool("source.path", bad.got, bad.why, bad.allowed) from None
         modules[code.path] = module
     schema = msgspec.json.decode(code.schema)
@@ -93,7 +93,7 @@ def _of_class(name: str, kind: type, config: dict[str, Json], schema: dict[str, 
         form = forms.OpenAIFunctionToolSchema.model_validate(schema)
         tool = kind(config=config, tool_schema=form)
     except BaseException as error:  # the class is the user's
-        text, where = raised(error)
+        text, where = raised(error, __file__)
         why = f"making one raised {text} ({where})"
         raise BadTool("source.function", name, why, "a class that takes its config") from None
     more = {"agent_data": None} if _takes(tool.execute, "agent_data") else {}

@@ -15,7 +15,7 @@ import msgspec
 
 from ppojob_api.problem import printable
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
-from ppojob_trainer.children.user_code import UnusableFile, load_module
+from ppojob_trainer.children.user_code import UnusableModule, load_module
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.tools import verl_names
 from ppojob_trainer.tools.wire import Described, DescribeTools, ToolProblem, ToolsDescribed
@@ -54,7 +54,7 @@ def describe_tools(path: str) -> ToolsDescribed:
     verl_names.provide()
     try:
         module = load_module(path, _MODULE, pod="tools")
-    except UnusableFile as bad:
+    except UnusableModule as bad:
         return ToolsDescribed([], [ToolProblem(0, path, bad.got, bad.why, bad.allowed)])
     tools, problems = [], []
     for name, function, schema in _found(module):

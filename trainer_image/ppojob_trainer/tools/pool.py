@@ -14,11 +14,11 @@ from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
     DEFAULT_MEMORY_BYTES,
-    START_SECONDS,
     ChildPool,
     NotStarted,
+    import_files,
 )
-from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildKilled, ChildTimeout
+from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError, JobFailed
 from ppojob_trainer.sandbox.settings import SandboxSettings
@@ -110,10 +110,7 @@ class ToolPool(Closeable):
                 log=self._log,
             )
         except NotStarted as problem:
-            raise JobFailed(
-                f"spec.agent.tools: got files whose import {problem}: memory is short, or "
-                "something kills them; more memory, or files that need less"
-            ) from None
+            raise JobFailed(f"spec.agent.tools: {problem.reason}") from None
 
     def start(self, calls: Sequence[Wanted]) -> Future[list[Made]]:
         """Have calls made, one after the other; others are made beside them."""
@@ -162,22 +159,14 @@ class ToolPool(Closeable):
     def _answer(self, call: Wanted, position: int, arguments: bytes, limit: float) -> ToolCalled:
         number = next(self._numbers)
         request = CallTool(number, position, call.instance, arguments, call.created)
-        body = msgspec.msgpack.encode(request)
-
-        def read(answer: bytes) -> ToolCalled:
-            called = msgspec.msgpack.decode(answer, type=ToolCalled)
-            if called.number != number:
-                raise ChildDied("gave an answer to another call")
-            return called
-
         began = time.monotonic()
         try:
-            return self._children.call(body, limit, read)
+            return self._children.call(request, limit, ToolCalled)
         except ChildDied:
             left = limit - (time.monotonic() - began)
             if left <= 0:
                 raise
-            return self._children.call(body, left, read)
+            return self._children.call(request, left, ToolCalled)
 
     def _failed(self, failure: str, call: Wanted, why: str = "") -> Made:
         agent = self._agent
@@ -196,17 +185,7 @@ class ToolPool(Closeable):
             agent.max_tool_response_characters,
             agent.tool_response_truncate_side,
         )
-        try:
-            body = child.call(msgspec.msgpack.encode(request), START_SECONDS)
-            loaded = msgspec.msgpack.decode(body, type=ToolsLoaded)
-        except ChildKilled:
-            raise
-        except (ChildTimeout, ChildDied) as error:
-            reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
-            raise ConfigError(
-                f"spec.agent.tools: got files whose import {reason}: tools cannot be loaded; "
-                "files that can be imported"
-            ) from None
+        loaded = import_files(child, request, ToolsLoaded, where="spec.agent.tools", what="tools")
         if loaded.problems:
             raise ConfigError(
                 f"spec.agent.tools[{problem.position}].{problem.field}: "

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.sandbox.executor import Sandbox
+from ppojob_trainer.sandbox.executor import Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Call:
     arguments: Mapping[str, Json]
     created: Mapping[str, Json]
     config: Mapping[str, Json]
-    sandbox: Callable[[], Sandbox]
+    sandbox: Callable[[], Runner]
 
 
 @dataclass(frozen=True, slots=True)

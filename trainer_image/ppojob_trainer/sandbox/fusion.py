@@ -8,8 +8,8 @@ https://github.com/bytedance/SandboxFusion
 import secrets
 from typing import Any
 
+from ppojob_trainer.http_calls import RETRIES, CallFailed, post_json
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.http_calls import RETRIES, CallFailed, post_json
 from ppojob_trainer.sandbox.executor import Outcome, Program
 from ppojob_trainer.sandbox.inside import NOT_PYTHON
 from ppojob_trainer.sandbox.process import Limits

@@ -1,7 +1,7 @@
-"""JSON over HTTP to a service that scores: tried again where that may help, never without an end.
+"""JSON over HTTP to a service: tried again where that may help, never without an end.
 
-The time limit of a reward function, beside that of the attempts, ends all of it; what is wrong is
-raised in one line, without the key.
+The time limit of a reward function or a tool, beside that of the attempts, ends all of it; what is
+wrong is raised in one line, without the key.
 """
 
 import functools
@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ppojob_api.problem import printable, shown
+from ppojob_trainer.errors import Wrong
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.records import Wrong
 
 if TYPE_CHECKING:
     from urllib.request import OpenerDirector
