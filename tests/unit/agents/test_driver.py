@@ -50,7 +50,10 @@ class Form:
             return Turn(reply=f"{tokens[-1]}")
         return Turn(tuple(ToolCall("sum", str(sum(tokens) + more)) for more in range(2)))
 
-    def answered(self, _: Sequence[int], answers: Sequence[str]) -> list[int]:
+    def answered(
+        self, _: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str]
+    ) -> list[int]:
+        assert len(calls) == len(answers)
         return [5, *(int(answer) % VOCAB for answer in answers), 6]
 
     def replied(self, _: Sequence[int], reply: str) -> list[int]:

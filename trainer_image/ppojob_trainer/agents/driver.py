@@ -159,7 +159,7 @@ class _Phase:
             return episode.reply(waiting.wanted.reply, self.driver.form)
         answers = self.driver.tools.answers(waiting.begun)
         self._refuse_failures(answers)
-        return episode.answer(answers, self.driver.form)
+        return episode.answer(waiting.wanted.calls, answers, self.driver.form)
 
     def _take(self, response: Finished) -> None:
         number = self._running.pop(response.request_id)
