@@ -249,6 +249,15 @@ def test_a_phase_that_fails_leaves_an_idle_engine_and_no_call() -> None:
         Driver(model, Workers(), Form(), 4).run(rows())
 
 
+@pytest.mark.timeout(60)
+def test_an_engine_that_loses_a_row_is_not_waited_for() -> None:
+    model = engine()
+    step = model.step
+    model.step = lambda: [one for one in step() if one.request_id.partition("/")[0] != "3"]
+    with pytest.raises(RolloutError, match="the engine lost 1 requests, first '3'"):
+        Driver(model, Workers(), Form(), 4).run(rows())
+
+
 def test_rewards_of_tools_are_told_and_where_it_is_asked_for_on_their_turn():
     told, figures = run(Workers())
     added, _ = run(Workers(), limits=Limits(40, parallel_calls=2, adds_rewards=True))

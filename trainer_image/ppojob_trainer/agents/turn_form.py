@@ -76,7 +76,7 @@ class ChatForm:
     def answered(
         self, written: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str]
     ) -> list[int]:
-        """See `TurnForm`. Some templates write whose answer it is: the name, or the id of a call."""
+        """See `TurnForm`. Some templates write whose answer it is, by name or id of the call."""
         if self.form.answer is not None:
             # Not even the tokenizer's own tokens live in what a tool says.
             return self.template.text.encode(["", ""], ["".join(map(self.form.answer, answers))])
