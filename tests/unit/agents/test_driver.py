@@ -50,7 +50,10 @@ class Form:
             return Turn(reply=f"{tokens[-1]}")
         return Turn(tuple(ToolCall("sum", str(sum(tokens) + more)) for more in range(2)))
 
-    def answered(self, _: Sequence[int], answers: Sequence[str]) -> list[int]:
+    def answered(
+        self, _: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str]
+    ) -> list[int]:
+        assert len(calls) == len(answers)
         return [5, *(int(answer) % VOCAB for answer in answers), 6]
 
     def replied(self, _: Sequence[int], reply: str) -> list[int]:
@@ -243,6 +246,15 @@ def test_a_phase_that_fails_leaves_an_idle_engine_and_no_call() -> None:
     Driver(model, Workers(), Form(), 4).run(rows())
     model.submit(rows()[0].request())
     with pytest.raises(RolloutError, match="still holds requests"):
+        Driver(model, Workers(), Form(), 4).run(rows())
+
+
+@pytest.mark.timeout(60)
+def test_an_engine_that_loses_a_row_is_not_waited_for() -> None:
+    model = engine()
+    step = model.step
+    model.step = lambda: [one for one in step() if one.request_id.partition("/")[0] != "3"]
+    with pytest.raises(RolloutError, match="the engine lost 1 requests, first '3'"):
         Driver(model, Workers(), Form(), 4).run(rows())
 
 

@@ -20,6 +20,7 @@ from ppojob_trainer.rollout.protocol import (
     Request,
     RolloutEngine,
     generation_phase,
+    lost_requests,
 )
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
 
@@ -76,7 +77,7 @@ class Driver:
             episodes: with distinct names; they are over afterwards.
 
         Raises:
-            RolloutError: the engine is busy.
+            RolloutError: the engine is busy, or loses a row.
             ToolFailed: a call failed, and `fails` is set.
         """
         with generation_phase(self.engine) as submit:
@@ -123,6 +124,8 @@ class _Phase:
             self._admit()
             if self.driver.engine.has_work():
                 self._step()
+            elif self._running:
+                raise lost_requests(list(self._running))
 
     def give_up(self) -> None:
         """Wait for no call; after an error there may be some."""
@@ -159,7 +162,7 @@ class _Phase:
             return episode.reply(waiting.wanted.reply, self.driver.form)
         answers = self.driver.tools.answers(waiting.begun)
         self._refuse_failures(answers)
-        return episode.answer(answers, self.driver.form)
+        return episode.answer(waiting.wanted.calls, answers, self.driver.form)
 
     def _take(self, response: Finished) -> None:
         number = self._running.pop(response.request_id)

@@ -16,7 +16,7 @@ from ppojob_trainer.agents.turn_form import Turn, TurnForm
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, SamplingParams
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
-from ppojob_trainer.rpc.messages.agents import ToolAnswer
+from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,15 @@ class Episode:
         wanted = form.read(response.tokens)
         return replace(wanted, calls=wanted.calls[: limits.parallel_calls])
 
-    def answer(self, answers: Sequence[ToolAnswer], form: TurnForm) -> bool:
+    def answer(
+        self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer], form: TurnForm
+    ) -> bool:
         """Take in what the calls of its last turn gave.
+
+        Args:
+            calls: as `take` told them.
+            answers: (calls,).
+            form: of turns.
 
         Returns:
             Whether the model goes on; it does not where the answers would leave it no token.
@@ -123,7 +130,7 @@ class Episode:
             given = sum(answer.reward for answer in answers)
             self._segments[-1] = replace(self._segments[-1], reward=given)
         texts = [answer.text for answer in answers]
-        return self._goes_on(form.answered(self._segments[-1].tokens, texts))
+        return self._goes_on(form.answered(self._segments[-1].tokens, calls, texts))
 
     def reply(self, reply: str, form: TurnForm) -> bool:
         """Take in what the model is told where it called no tool; as `answer`."""

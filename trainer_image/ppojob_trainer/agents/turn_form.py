@@ -30,12 +30,15 @@ class TurnForm(Protocol):
         """What the model wants behind a turn."""
         ...
 
-    def answered(self, written: Sequence[int], answers: Sequence[str]) -> list[int]:
+    def answered(
+        self, written: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str]
+    ) -> list[int]:
         """Token ids from the end of a turn to where the model goes on.
 
         Args:
             written: the turn.
-            answers: texts of the tools, in the order of its calls.
+            calls: of the turn that were made.
+            answers: (calls,) texts of the tools.
         """
         ...
 
@@ -64,15 +67,23 @@ class ChatForm:
         """See `TurnForm`. What names no tool is no call, as in verl."""
         text = self.chat.decode(tokens, skip_special_tokens=not self.form.keeps_special_tokens)
         found = self.form.parse(text, self.tools).calls
-        calls = tuple(ToolCall(one.name, one.arguments) for one in found if isinstance(one, Call))
+        calls = tuple(
+            ToolCall(one.name, one.arguments, id=one.id) for one in found if isinstance(one, Call)
+        )
         is_bad = any(isinstance(one, BadCall) for one in found)
         return Turn(calls, self.form.invalid if is_bad and not calls else "")
 
-    def answered(self, written: Sequence[int], answers: Sequence[str]) -> list[int]:
-        """See `TurnForm`."""
+    def answered(
+        self, written: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str]
+    ) -> list[int]:
+        """See `TurnForm`. Some templates write whose answer it is, by name or id of the call."""
         if self.form.answer is not None:
-            return self.chat.encode("".join(map(self.form.answer, answers)))
-        messages = [{"role": "tool", "content": answer} for answer in answers]
+            # Not even the tokenizer's own tokens live in what a tool says.
+            return self.template.text.encode(["", ""], ["".join(map(self.form.answer, answers))])
+        messages = [
+            {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": answer}
+            for call, answer in zip(calls, answers, strict=True)
+        ]
         return self.template.delta(messages, self.tools, written=written)
 
     def replied(self, written: Sequence[int], reply: str) -> list[int]:

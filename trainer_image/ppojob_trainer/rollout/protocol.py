@@ -135,6 +135,13 @@ def not_a_number(request_id: str, policy_version: int) -> RolloutError:
     )
 
 
+def lost_requests(request_ids: Sequence[str]) -> RolloutError:
+    """What is raised where an engine is done, and requests have no response."""
+    return RolloutError(
+        f"generate: the engine lost {len(request_ids)} requests, first {request_ids[0]!r}"
+    )
+
+
 class RolloutEngine(Protocol):
     """What draws responses. Methods are called from one thread."""
 
@@ -248,7 +255,7 @@ def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finishe
                 finished[response.request_id] = response
     lost = [request.request_id for request in requests if request.request_id not in finished]
     if lost:
-        raise RolloutError(f"generate: the engine lost {len(lost)} requests, first {lost[0]!r}")
+        raise lost_requests(lost)
     return [finished[request.request_id] for request in requests]
 
 

@@ -114,9 +114,10 @@ class Tools:
             try:
                 tool.opens(config)
             except ConfigError as wrong:
-                got, _, why = str(wrong).removeprefix("got ").partition(": ")
+                field, _, what = str(wrong).partition(": got ")
+                got, _, why = what.partition(": ")
                 why, _, allowed = why.rpartition("; ")
-                raise BadTool("config", got, why, allowed) from None
+                raise BadTool(field, got, why, allowed) from None
 
         def call(arguments: dict[str, Json], created: dict[str, Json], _: str) -> object:
             return tool.answer(Call(arguments, created, config, self._sandbox))

@@ -19,11 +19,13 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
         name: of the tool.
         arguments: JSON object, as text; it may be wrong.
         created: JSON object: what the row says its tool is made with.
+        id: by which the model tells its calls apart; empty in most formats.
     """
 
     name: str
     arguments: str
     created: bytes = b"{}"
+    id: str = ""
 
 
 class Act(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from ppojob_api.problem import shown
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.retrieval.http_retriever import HttpRetriever
@@ -13,7 +14,7 @@ from ppojob_trainer.retrieval.passages import Retriever, passages_to_string
 from ppojob_trainer.tools.built_in.tool import BuiltIn, Call, parameters
 
 _PASSAGES: Final = 3
-_SETTINGS: Final = "config of index (a folder of ppojob index) or url, and topk"
+_WHERE: Final = "index (a folder that ppojob index made) or url"
 
 
 def search(call: Call) -> str:
@@ -30,19 +31,25 @@ def open_search(config: Mapping[str, Json]) -> None:
         ConfigError: the settings are not those of a search, or name no index.
     """
     index, url, _ = _settings(config)
-    _retriever(index, url)
+    try:
+        _retriever(index, url)
+    except ConfigError as wrong:
+        place, _, what = wrong.problems[0].partition(": got ")
+        what = f"config.index: got {place} with {what}" if index else f"config.url: got {what}"
+        raise ConfigError(what) from None
 
 
 def _settings(config: Mapping[str, Json]) -> tuple[str, str, int]:
     index, url, top = config.get("index", ""), config.get("url", ""), config.get("topk", _PASSAGES)
-    is_one = isinstance(index, str) and isinstance(url, str) and bool(index) != bool(url)
-    is_top = isinstance(top, int) and not isinstance(top, bool) and top >= 1
-    if not is_one or not is_top or config.keys() - {"index", "url", "topk"}:
-        told = ", ".join(sorted(config)) or "nothing"
-        raise ConfigError(f"got {told}: it does not say what is searched; {_SETTINGS}")
-    assert isinstance(index, str)
-    assert isinstance(url, str)
-    assert isinstance(top, int)
+    for name in sorted(config.keys() - {"index", "url", "topk"}):
+        raise ConfigError(
+            f"config.{name}: got {shown(config[name])}: no such setting; {_WHERE}, and topk"
+        )
+    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+        raise ConfigError(f"config.topk: got {shown(top)}: no number of passages; at least 1")
+    if not isinstance(index, str) or not isinstance(url, str) or bool(index) == bool(url):
+        got = shown(dict(config))
+        raise ConfigError(f"config: got {got}: it does not say what is searched; {_WHERE}")
     return index, url, top
 
 

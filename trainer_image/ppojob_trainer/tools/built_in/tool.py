@@ -35,7 +35,7 @@ class BuiltIn:
         parameters: the same of the arguments, a JSON schema.
         runs_code: whether it needs a sandbox.
         opens: judges its settings, and gets ready what they name; None where it has none. It raises
-            `ConfigError`.
+            `ConfigError`, whose place is in the tool (``config.index``).
     """
 
     answer: Callable[[Call], str | tuple[str, float]]
