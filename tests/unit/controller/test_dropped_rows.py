@@ -4,9 +4,12 @@ import msgspec
 import pytest
 
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.training_step import dropped_rows
+from ppojob_trainer.controller.dropped_rows import dropped_rows
+from ppojob_trainer.controller.records import step_rows
+from ppojob_trainer.controller.training_step import StepResult
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RewardFailed
+from ppojob_trainer.rpc.messages.training import Advantaged, SpreadOf
 
 
 def batch(samples: int, dropped: set[int]) -> Batch:
@@ -28,3 +31,16 @@ def test_rows_and_those_whose_greedy_response_has_no_score() -> None:
 def test_a_step_of_which_nothing_is_left_fails() -> None:
     with pytest.raises(RewardFailed, match="drop for all 6 responses of step 7"):
         dropped_rows(batch(2, {0, 1, 2, 3}), batch(1, {2}), 7)
+
+
+def test_of_a_row_that_is_left_out_failures_count_alone() -> None:
+    made = batch(1, set())
+    made.scores, made.lengths, made.truncated = [1.0, 0.0, 0.5], [4, 4, 4], [False] * 3
+    kept = {"acc": 1.0, "f/score": 1.0, "f/failed": 0.0, "dropped": 0.0}
+    lost = {"acc": 0.0, "f/score": 0.0, "f/failed": 1.0, "pred": "0", "dropped": 1.0}
+    made.extras = [msgspec.json.encode(values) for values in (kept, lost, kept)]
+    none = SpreadOf(0.0, 0.0, 0.0)
+    told = Advantaged([1.0, 0.0, 0.5], none, none, 0.0, [], [], row_advantages=[0.0] * 3)
+    rows = step_rows(StepResult(made, told, {}, dropped=[1]))
+    assert rows.extras == [kept, {"f/failed": 1.0, "dropped": 1.0}, kept]
+    assert rows.dropped == [1]

@@ -75,6 +75,21 @@ def test_equal_numbers_are_no_signal_however_they_round():
     assert has_signal([1.0, 1.0], 1) == [False, False]
 
 
+def test_a_response_without_a_score_makes_no_difference():
+    """One of onError: drop has a score of 0, which nobody gave."""
+    assert has_signal([1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], 3, [2, 4, 6, 7, 8]) == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_prompts_that_have_nothing_to_train_on_fill_a_batch_last():
+    signals = signals_of(".... .+..")
+    assert choose(signals, 3, {(0, 0), (0, 1)}) == [(0, 2), (0, 3), (1, 1)]
+    assert choose(signals_of("..."), 3, {(0, 0)}) == [(0, 0), (0, 1), (0, 2)]
+
+
 def prompt(index: int) -> PromptRow:
     return PromptRow(
         index=index,

@@ -130,6 +130,22 @@ def test_rows_come_by_difficulty(files: PromptFiles, place: str) -> None:
         assert [levels[index] for batch in batches for index in batch] == expected  # type: ignore[call-overload]
 
 
+def test_files_without_weights_are_one_curriculum(files: PromptFiles) -> None:
+    paths = [
+        files.table(
+            f"{name}.parquet",
+            *(
+                {**good_row(f"{name}{level}", extra_info={"index": level}), "l": level}
+                for level in levels
+            ),
+        )
+        for name, levels in (("a", (4, 0, 2)), ("b", (1, 5, 3)))
+    ]
+    spec = files.spec(*paths, curriculum={"key": "l"})
+    with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+        assert drawn(dataset, spec, 2, 3) == [[0, 1], [2, 3], [4, 5]]
+
+
 def test_the_order_of_files_and_what_is_left_of_them_is_in_the_digest(files, mixed) -> None:
     def digest(**settings: object) -> str:
         train = [{"path": str(mixed[0])}, {"path": str(mixed[1])}]

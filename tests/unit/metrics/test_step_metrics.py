@@ -46,6 +46,14 @@ def test_each_of_several_functions_has_a_mean():
     assert found["reward_extra/f/score/mean"] == 2 / 3
 
 
+def test_a_row_without_a_score_has_no_part_in_the_means():
+    found = metrics_of(dataclasses.replace(ROWS, dropped=[1]))
+    assert found["critic/score/mean"] == 0.5
+    assert found["critic/rewards/mean"] == 0.0
+    assert found["critic/rewards/max"] == 0.5
+    assert found["response_length/mean"] == metrics_of(ROWS)["response_length/mean"]
+
+
 def test_hand_computed_rows():
     found = metrics_of(ROWS)
     expected = {

@@ -48,18 +48,84 @@ def test_a_group_whose_signal_lies_on_no_trained_token_gives_none(rows: BatchRow
     assert estimated(rows, [1, 0, 1, 0, 0, 1]).zero_signal_groups == 1 / 3
 
 
+def dropping(spec: PPOJobSpec, **algorithm: object) -> PPOJobSpec:
+    """The same job with a reward function that leaves responses out, and other settings."""
+    reward = {"function": "f", "source": {"path": "f.py"}, "onError": "drop"}
+    told = spec.model_dump(by_alias=True, exclude_unset=True)
+    told["algorithm"] = {**told["algorithm"], **algorithm}
+    return PPOJobSpec.model_validate({**told, "rewards": [reward]})
+
+
 def test_a_row_that_is_left_out_is_compared_with_nothing(rows: BatchRows):
-    """Its group is that of the other rows, and its tokens are not trained."""
-    answer = add_advantages(SPEC, rows, Advantages([3, 7, 1, 0, 5, 5], 0.0, dropped=[1, 4, 5]))
-    assert rows.mine.mask.tolist() == [True] * 2 + [False] * 2 + [True] * 4 + [False] * 4
+    """Its group is that of the other rows; the updates have none of its tokens."""
+    left_out = Advantages([3, 7, 1, 0, 5, 5], 0.0, dropped=[1, 4, 5])
+    answer = add_advantages(dropping(SPEC), rows, left_out)
+    kept = [True] * 2 + [False] * 2 + [True] * 4 + [False] * 4
+    assert rows.mine.mask.all()
+    assert rows.staged([0, 1, 2], ("advantages",)).mask.tolist() == kept
     assert answer.row_rewards == [3, 0, 1, 0, 0, 0]
     alone = rows.mine.advantages.clone()
-    rows.mine.mask[:] = True
-    rows.mine.mask[[2, 3, 8, 9, 10, 11]] = False
+    rows.mine.mask = torch.tensor(kept)
     add_advantages(SPEC, rows, Advantages([3, -100, 1, 0, 100, 5], 0.0))
     assert torch.equal(alone, rows.mine.advantages)
     assert (alone[rows.mine.mask] != 0).any()
     assert not alone[~rows.mine.mask].any()
+
+
+def test_where_rows_may_be_left_out_every_step_says_which(rows: BatchRows):
+    """The critic's ranks ask for the column in every step."""
+    plain = estimated(rows, [1, 0, 1, 0, 0, 1])
+    expected = rows.mine.advantages
+    assert add_advantages(dropping(SPEC), rows, Advantages([1, 0, 1, 0, 0, 1], 0.0)) == plain
+    assert torch.equal(rows.mine.advantages, expected)
+    assert rows.mine.update_mask is not None
+    assert rows.mine.update_mask.all()
+
+
+@pytest.mark.parametrize("weights", ["token", "sequence"])
+def test_rows_that_are_left_out_are_no_part_of_a_correction(rows: BatchRows, weights: str):
+    """Neither of what it rejects, nor of its diagnostics, nor of the mean of its weights."""
+    rows.mine.old_logprobs = torch.full((12,), -3.0)
+    rows.mine.rollout_logprobs = torch.linspace(-5.0, -1.0, 12)
+    correction = {
+        "weights": weights,
+        "normalize": True,
+        "rejection": [{"mode": "token_k1", "low": 0.4, "high": 2.0}],
+    }
+    scores = [1, 0, 1, 0, 0, 1]
+    spec = dropping(SPEC, rolloutCorrection=correction)
+    with_dropped = add_advantages(spec, rows, Advantages(scores, 0.0, dropped=[0, 5]))
+    seen = rows.mine.advantages, rows.mine.loss_weights, rows.mine.update_mask
+    rows.mine.mask[[0, 1, 10, 11]] = False
+    alone = add_advantages(corrected_spec(**correction), rows, Advantages(scores, 0.0))
+    assert with_dropped == alone
+    own = rows.mine.advantages, rows.mine.loss_weights, rows.mine.update_mask
+    for one, other in zip(seen, own, strict=True):
+        assert torch.equal(one, other)
+    assert 0 < int(seen[2].sum()) < 8
+
+
+@pytest.mark.parametrize("kind", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_token_baselines_leave_rows_out(rows: BatchRows, kind: str):
+    rows.mine.old_logprobs = torch.linspace(-3.0, -0.5, 12)
+    rows.mine.sum_pi_squared = torch.linspace(0.2, 0.9, 12)
+    answer = add_advantages(
+        dropping(SPEC, type=kind), rows, Advantages([1, 0, 3, 2, 0, 1], 0.0, dropped=[0, 4, 5])
+    )
+    # Alone in its group, a row is compared with nothing; a group without rows has no signal.
+    assert rows.mine.advantages.tolist()[:4] == [0, 0, 0, 0]
+    assert rows.mine.advantages.tolist()[8:] == [0, 0, 0, 0]
+    assert rows.mine.advantages[4:8].all()
+    assert answer.zero_signal_groups == 2 / 3
+
+
+def test_the_kl_of_a_step_is_that_of_the_rows_that_are_trained_on(rows: BatchRows):
+    """It leads the coefficient: rows that are left out are no zeros among the others."""
+    rows.mine.old_logprobs = torch.full((12,), -1.0)
+    rows.mine.ref_logprobs = torch.full((12,), -1.5)
+    spec = dropping(SPEC, kl={"in": "reward", "estimator": "k1", "coefficient": 0.1})
+    answer = add_advantages(spec, rows, Advantages([1] * 6, 0.1, dropped=[0, 3, 5]))
+    assert answer.kl == pytest.approx(0.5)
 
 
 def test_tokens_of_a_rank_count_the_prompt_once_a_row(rows: BatchRows):

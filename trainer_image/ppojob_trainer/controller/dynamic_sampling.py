@@ -10,11 +10,13 @@ is the one that a job without dynamic sampling does. verl ends the job there.
 """
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ppojob_api.v1alpha1.algorithm import DynamicSamplingSpec
 from ppojob_trainer.controller.batch import Batch, Origin
+from ppojob_trainer.controller.dropped_rows import dropped_rows
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.timer import StepTimer
@@ -35,12 +37,14 @@ class DynamicSampling:
         settings: the job's, nothing left open.
         prompts_per_step: prompts of the batch.
         samples: responses a prompt.
+        drops: whether responses at which a reward function failed are left out.
     """
 
     stages: RolloutStages
     settings: DynamicSamplingSpec
     prompts_per_step: int
     samples: int
+    drops: bool = False
 
     def batch(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Batch, dict[str, float]]:
         """Generate, score and keep rounds until the batch is full, or they are used up.
@@ -55,9 +59,13 @@ class DynamicSampling:
         """
         rounds: list[Batch] = []
         signals: list[list[bool]] = []
+        lost = set[tuple[int, int]]()
         while len(rounds) < self.settings.max_rounds:
-            rounds.append(self._round(len(rounds), step, draw, timer))
-            signals.append(self._signals(rounds[-1], step))
+            number = len(rounds)
+            batch, dropped = self._round(number, step, draw, timer)
+            rounds.append(batch)
+            signals.append(self._signals(batch, dropped, step))
+            lost |= {(number, position) for position in _lost(batch, dropped)}
             if sum(map(sum, signals)) >= self.prompts_per_step:
                 break
         found = sum(map(sum, signals))
@@ -67,10 +75,13 @@ class DynamicSampling:
                 "others fill the batch",
                 *(step, len(rounds), found, self.prompts_per_step, self.settings.metric),
             )
-        origins = choose(signals, self.prompts_per_step)
+        origins = choose(signals, self.prompts_per_step, lost)
         return chosen_batch(rounds, origins), sampling_metrics(signals, self.prompts_per_step)
 
-    def _round(self, number: int, step: int, draw: Draw, timer: StepTimer) -> Batch:
+    def _round(
+        self, number: int, step: int, draw: Draw, timer: StepTimer
+    ) -> tuple[Batch, list[int]]:
+        """A round that is kept, and the rows of it that nobody trains on."""
         assert self.settings.prompts_per_round is not None, "a resolved configuration says it"
         with timer("data"):
             prompts = draw(self.settings.prompts_per_round)
@@ -80,28 +91,45 @@ class DynamicSampling:
             self.stages.generate(batch, step)
         with timer("reward"):
             self.stages.score(batch, step)
+        dropped = dropped_rows(batch, None, step) if self.drops else []
         with timer("write_rows"):
             self.stages.keep(batch, step)
-        return batch
+        return batch, dropped
 
-    def _signals(self, batch: Batch, step: int) -> list[bool]:
+    def _signals(self, batch: Batch, dropped: list[int], step: int) -> list[bool]:
         """(prompts,) whether the responses of each differ in the metric."""
         numbers = batch.numbers(self.settings.metric, step, METRIC)
-        return has_signal(numbers, batch.samples)
+        return has_signal(numbers, batch.samples, dropped)
 
 
-def has_signal(numbers: list[float], samples: int) -> list[bool]:
-    """(prompts,) whether the responses of each prompt have different numbers."""
-    groups = (numbers[first : first + samples] for first in range(0, len(numbers), samples))
-    return [len(set(group)) > 1 for group in groups]
+def has_signal(numbers: list[float], samples: int, dropped: Sequence[int] = ()) -> list[bool]:
+    """(prompts,) whether the responses of each prompt have different numbers.
+
+    Args:
+        numbers: (rows,).
+        samples: rows a prompt.
+        dropped: rows that do not count.
+    """
+    left = set(range(len(numbers))) - set(dropped)
+    groups = (range(first, first + samples) for first in range(0, len(numbers), samples))
+    return [len({numbers[row] for row in group if row in left}) > 1 for group in groups]
 
 
-def choose(signals: list[list[bool]], size: int) -> list[tuple[int, int]]:
+def _lost(batch: Batch, dropped: Sequence[int]) -> list[int]:
+    """Positions of the prompts that have no response to train on."""
+    counts = Counter(row // batch.samples for row in dropped)
+    return [position for position, count in counts.items() if count == batch.samples]
+
+
+def choose(
+    signals: list[list[bool]], size: int, lost: Collection[tuple[int, int]] = ()
+) -> list[tuple[int, int]]:
     """The prompts of a batch: the first with signal, then the first of the others.
 
     Args:
         signals: (rounds, prompts of a round) whether responses differ.
         size: prompts of the batch.
+        lost: places without a response to train on, which come last.
 
     Returns:
         Round and position of each, in the order in which they were drawn.
@@ -112,7 +140,7 @@ def choose(signals: list[list[bool]], size: int) -> list[tuple[int, int]]:
         for position in range(len(of_round))
     ]
     # A stable sort: those with signal first, each kind as it was drawn.
-    by_signal = sorted(drawn, key=lambda place: not signals[place[0]][place[1]])
+    by_signal = sorted(drawn, key=lambda at: (not signals[at[0]][at[1]], at in lost))
     return sorted(by_signal[:size])
 
 

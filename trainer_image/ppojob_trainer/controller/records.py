@@ -12,6 +12,7 @@ from ppojob_api.run_layout import METRICS_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.dropped_rows import values_of_failure
 from ppojob_trainer.controller.row_tape import ROW_FOLDERS, BatchKey
 from ppojob_trainer.controller.training_step import StepResult
 from ppojob_trainer.errors import StorageError
@@ -121,15 +122,18 @@ def _spread(values: SpreadOf) -> Spread:
 
 def step_rows(result: StepResult) -> StepRows:
     """The step's rows as the statistics want them."""
-    batch = result.batch
+    batch, extras = result.batch, result.batch.values()
+    for row in result.dropped:
+        extras[row] = values_of_failure(extras[row])
     return StepRows(
         scores=batch.scores,
         rewards=result.advantaged.row_rewards,
         prompt_tokens=[len(batch.prompt_of(row).token_ids) for row in range(batch.num_rows)],
         response_tokens=batch.lengths,
         finish_reasons=["length" if truncated else "stop" for truncated in batch.truncated],
-        extras=batch.values(),
+        extras=extras,
         figures=[msgspec.json.decode(own, type=RowFigures) for own in batch.figures],
+        dropped=result.dropped,
     )
 
 

@@ -7,7 +7,7 @@ old log-probabilities when the step is one update) is decided when the step is b
 it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -15,17 +15,16 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, Estimator
 from ppojob_trainer.algorithms.entropy_controller import EntropyController
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.dropped_rows import dropped_rows
 from ppojob_trainer.controller.dynamic_sampling import Draw, DynamicSampling
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_flow import RowFlow
-from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.step_metrics import Spread
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rewards.overlong import OverlongPenalty
-from ppojob_trainer.rewards.records import DROPPED
 from ppojob_trainer.rpc.messages.rollout import SyncWeights
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages, Forward, Update
 from ppojob_trainer.rpc.methods import ADVANTAGES, FORWARD, SYNC_WEIGHTS, UPDATE
@@ -136,27 +135,6 @@ class Coefficients:
     entropy: float = 0.0
 
 
-def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
-    """The rows that are not trained on: a reward failed there, or at what they are compared with.
-
-    Raises:
-        RewardFailed: no row would be left.
-    """
-    alone = {row for row, values in enumerate(batch.values()) if values.get(DROPPED)}
-    compared = [] if greedy is None else greedy.values()
-    unknown = {position for position, values in enumerate(compared) if values.get(DROPPED)}
-    dropped = [
-        row for row in range(batch.num_rows) if row in alone or row // batch.samples in unknown
-    ]
-    if len(dropped) == batch.num_rows:
-        raise RewardFailed(
-            "spec.rewards[].onError",
-            f"got drop for all {batch.num_rows} responses of step {step}: nothing is left to train "
-            "on; functions that score some of them",
-        )
-    return dropped
-
-
 @dataclass(frozen=True)
 class StepResult:
     """What a step leaves behind for the records.
@@ -165,11 +143,13 @@ class StepResult:
         batch: the rows with their scores.
         advantaged: rewards and advantages.
         statistics: of the passes and updates, by name of the metric.
+        dropped: rows that were not trained on.
     """
 
     batch: Batch
     advantaged: Advantaged
     statistics: dict[str, float]
+    dropped: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -244,13 +224,14 @@ class TrainingStep:
             if finish_scoring is not None:
                 with timer("reward"):
                     finish_scoring()
+        dropped = dropped_rows(batch, greedy, step) if self.drops else []
         with timer("write_rows"):
             if greedy is not None:
                 self.stages.keep(greedy, step)
             if self.sampling is None:
                 self.stages.keep(batch, step)
         with timer("adv"):
-            advantaged = self._advantages(batch, greedy, step, coefficients.kl)
+            advantaged = self._advantages(batch, greedy, step, coefficients.kl, dropped)
         coefficients = self._with_bonus(coefficients, before)
         statistics: dict[str, float] = {}
         for updates in self.updates:
@@ -261,7 +242,8 @@ class TrainingStep:
             id_ = RequestId(0, step, "sync_weights")
             self.roles.ask_all(self.actor, SYNC_WEIGHTS, SyncWeights(step), id_)
         # A pass over all rows knows better than updates, which leave rows out.
-        return StepResult(batch, advantaged, statistics | before | sampled | self._penalties(batch))
+        statistics |= before | sampled | self._penalties(batch)
+        return StepResult(batch, advantaged, statistics, dropped)
 
     def _generated(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Batch, Batch | None]:
         """Rows to train on, and greedy responses to their prompts where somebody reads those."""
@@ -290,7 +272,12 @@ class TrainingStep:
         return step_statistics([measured])
 
     def _advantages(
-        self, batch: Batch, greedy: Batch | None, step: int, kl_coefficient: float
+        self,
+        batch: Batch,
+        greedy: Batch | None,
+        step: int,
+        kl_coefficient: float,
+        dropped: Sequence[int],
     ) -> Advantaged:
         """Every owner estimates the whole batch and keeps its rows; so they all say the same."""
         request = Advantages(
@@ -298,7 +285,7 @@ class TrainingStep:
             kl_coefficient=kl_coefficient,
             greedy_scores=[] if greedy is None else self._penalised(greedy),
             rewards=[batch.numbers(key, step, REWARD_KEYS) for key in self.reward_keys],
-            dropped=dropped_rows(batch, greedy, step) if self.drops else [],
+            dropped=list(dropped),
         )
         id_ = RequestId(0, step, "advantages")
         return self.roles.ask_all(self.actor, ADVANTAGES, request, id_)[0]

@@ -213,6 +213,7 @@ def _sampling(spec: PPOJobSpec, stages: RolloutStages) -> DynamicSampling | None
         settings=spec.algorithm.dynamic_sampling,
         prompts_per_step=spec.algorithm.prompts_per_step,
         samples=spec.algorithm.samples_per_prompt,
+        drops=spec.drops_responses,
     )
 
 

@@ -94,17 +94,18 @@ class PromptDataset(Closeable):
         weights = [file.weight for file in spec.train if file.weight is not None]
         if not weights and spec.curriculum is None:
             return PromptOrder(len(self), seed, shuffle=spec.shuffle)
-        rows = self._rows_of if weights else (len(self),)
-        weights = weights or [1.0]
-        if problems := mixture_problems([file.path for file in spec.train], rows, weights, batch):
-            raise ConfigError(map(str, problems))
+        rows = (len(self),)
+        if weights:
+            rows, paths = self._rows_of, [file.path for file in spec.train]
+            if problems := mixture_problems(paths, rows, weights, batch):
+                raise ConfigError(map(str, problems))
         passes = Passes(
             seed,
             shuffle=spec.shuffle,
             difficulties=self._difficulties,
             descending=spec.curriculum is not None and spec.curriculum.order == "descending",
         )
-        mixture = Mixture(rows, tuple(weights), batch, passes)
+        mixture = Mixture(rows, tuple(weights or [1.0]), batch, passes)
         return PromptOrder(len(self), seed, mixture=mixture)
 
     def rows(self, indices: Iterable[int]) -> list[PromptRow]:

@@ -80,6 +80,7 @@ class StepRows:
         finish_reasons: (rows,) ``stop``, ``length`` or ``abort``.
         extras: (rows,) what the reward functions gave beside the score.
         figures: (rows,) turns and calls of each; none where rows have one turn.
+        dropped: numbers of rows that are not trained on, since a reward function failed.
     """
 
     scores: Sequence[float]
@@ -89,6 +90,7 @@ class StepRows:
     finish_reasons: Sequence[str]
     extras: Sequence[Mapping[str, float | str]]
     figures: Sequence[RowFigures] = ()
+    dropped: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         columns = (self.prompt_tokens, self.response_tokens, self.finish_reasons, self.extras)
@@ -110,6 +112,8 @@ def row_metrics(
     verl counts those as long as the limit, also ones whose last token is the end token, and misses
     those that the model's own length ended; a row counts as aborted by its finish reason too.
 
+    A response that is left out, since a reward function failed, has no score and no reward.
+
     Args:
         rows: of the step.
         max_prompt_tokens: limit of a prompt.
@@ -120,9 +124,11 @@ def row_metrics(
     is_aborted = [length == 0 or reason == ABORTED for length, reason in pairs]
     is_clipped = [reason == CLIPPED for reason in rows.finish_reasons]
     at_limit = [length == max_prompt_tokens for length in rows.prompt_tokens]
+    unscored = set(rows.dropped)
+    is_out = [aborted or row in unscored for row, aborted in enumerate(is_aborted)]
     return {
-        **Spread.of(_without(rows.scores, is_aborted)).named("critic/score"),
-        **Spread.of(_without(rows.rewards, is_aborted)).named("critic/rewards"),
+        **Spread.of(_without(rows.scores, is_out)).named("critic/score"),
+        **Spread.of(_without(rows.rewards, is_out)).named("critic/rewards"),
         **_extra_metrics(_without(rows.extras, is_aborted)),
         **advantages.named("critic/advantages"),
         **returns.named("critic/returns"),

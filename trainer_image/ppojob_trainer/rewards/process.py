@@ -18,7 +18,7 @@ from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import NonFiniteReward, RewardFailed
 from ppojob_trainer.rewards.children import Answer, Children
 from ppojob_trainer.rewards.functions import Function, functions_of
-from ppojob_trainer.rewards.records import DROPPED, RewardItem, RewardResult
+from ppojob_trainer.rewards.records import DROPPED, FAILED, RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
 from ppojob_trainer.rewards.wire import (
     CallBatch,
@@ -164,11 +164,11 @@ class ScoringPool(Closeable):
     def _forgiven(self, function: Function, items: Sequence[RewardItem], answer: Called) -> Called:
         """What counts where failed calls have a score of their own; how many is a metric."""
         if not answer.reason_code:
-            return Called(answer.number, answer.score, {**answer.extras, "failed": 0.0})
+            return Called(answer.number, answer.score, {**answer.extras, FAILED: 0.0})
         score = function.error_score or 0.0
         counts = "it is left out" if function.drops else f"it counts as {score:g}"
         self._log.warning("%s; %s", _failure(function, items, answer), counts)
-        return Called(answer.number, score, {"failed": 1.0})
+        return Called(answer.number, score, {FAILED: 1.0})
 
     def _chosen(self, item: RewardItem) -> list[int]:
         if not self._is_routed:
@@ -306,6 +306,6 @@ def _combined(answers: list[tuple[Function, Called]]) -> RewardResult:
     given = next((found["acc"] for found in shared if "acc" in found), None)
     extras["acc"] = score if given is None else given
     if any(function.drops for function, _ in answers):
-        failed = [answer.extras.get("failed") for function, answer in answers if function.drops]
+        failed = [answer.extras.get(FAILED) for function, answer in answers if function.drops]
         extras[DROPPED] = float(1.0 in failed)
     return RewardResult(score, extras)

@@ -10,6 +10,9 @@ DROPPED: Final = "dropped"
 """Value of a response that is left out of training, 1, and of one that is not, 0: of all where a
 function says `onError: drop`."""
 
+FAILED: Final = "failed"
+"""Value of a response at which a function failed, 1, where that does not fail the job."""
+
 
 @dataclass(frozen=True, slots=True)
 class RewardItem:

@@ -64,7 +64,9 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         old, reference = batch["old_logprobs"], batch["ref_logprobs"]
         kl_estimates = kl_estimate(old, reference, estimator, mask=mask)
         rewards = apply_kl_penalty(rewards, kl_estimates, given.kl_coefficient)
-        kl = float(row_mean(kl_estimates, mask, lengths).mean())
+        is_counted = torch.ones(len(lengths), dtype=torch.bool)
+        is_counted[given.dropped] = False
+        kl = float(row_mean(kl_estimates, mask, lengths)[is_counted].mean())
     corrected, told = _correct(spec, batch)
     kept = mask if corrected is None else corrected.mask
     weights = None if corrected is None else corrected.weights

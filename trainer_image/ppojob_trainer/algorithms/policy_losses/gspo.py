@@ -4,6 +4,7 @@ import torch
 
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput, check_bounds
 
+# Summed over the tokens of a response instead of averaged it is LUSPO (arXiv:2602.05261).
 LOG_RATIO_TOP = 10.0
 """Log-ratio of a response above which it is cut off, with no gradient, as verl does."""
 
