@@ -4,7 +4,6 @@ import torch
 
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput, check_bounds
 
-# Summed over the tokens of a response instead of averaged it is LUSPO (arXiv:2602.05261).
 LOG_RATIO_TOP = 10.0
 """Log-ratio of a response above which it is cut off, with no gradient, as verl does."""
 
@@ -16,7 +15,7 @@ def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     `s = exp(1/n Σ_t log ρ_t)` over the n trained tokens of a row, and `s_t = sg(s) π_t / sg(π_t)`,
     which is s in value and whose gradient is that of the token,
     `L_t = max(-A s_t, -A clip(s_t, 1 - clip_low, 1 + clip_high))`. Added up by
-    `sequence_mean_token_mean`.
+    `sequence_mean_token_mean`; by `sequence_mean_token_sum` it is LUSPO (arXiv:2602.05261).
 
     Numbers and gradients are those of verl's `gspo`.
 
