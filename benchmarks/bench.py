@@ -237,6 +237,11 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def end_by_sigterm() -> None:
+    """Leave by an exception, so that what is being measured is ended as well."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def table(outcomes: list[Outcome]) -> Table:
     drawn = Table(title="bench")
     for heading in ("claim", "value", "target", "unit", "holds"):
@@ -285,4 +290,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_by_sigterm()
     sys.exit(main())

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -94,3 +96,22 @@ def test_what_a_benchmark_starts_ends_with_it(bench: ModuleType) -> None:
 def test_a_name_that_is_not_registered_is_refused(bench, capsys) -> None:
     assert bench.main(["--only", "nonsense"]) == 2
     assert "nonsense" in capsys.readouterr().err
+
+
+def test_a_sigterm_ends_what_was_measured_as_well(tmp_path: Path) -> None:
+    bench_folder = Path(__file__).resolve().parents[3] / "benchmarks"
+    program = (
+        "import sys; import bench; bench.end_by_sigterm(); log = open('log', 'w')\n"
+        "bench.ROOT = '.'\n"
+        "bench.run_bounded((sys.executable, '-c', 'import os, time; "
+        "open(\"pid\", \"w\").write(str(os.getpid())); time.sleep(600)'), log, log, 600.0)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(bench_folder)},
+    )
+    eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 60)
+    process.terminate()
+    assert process.wait(30) == 143
+    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
