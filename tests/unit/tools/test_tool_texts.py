@@ -27,7 +27,7 @@ SCHEMA = {
 
 
 def call(created: dict[str, object] | None = None, **arguments: object) -> Call:
-    return Call(arguments, created or {}, lambda: pytest.fail("no sandbox"))  # type: ignore[arg-type]
+    return Call(arguments, created or {}, {}, lambda: pytest.fail("no sandbox"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
