@@ -160,7 +160,7 @@ class SandboxSpec(Section):
 
     url: Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)] | None = None
     """A SandboxFusion service that runs that code instead: http://HOST:8080/run_code. Absent: the
-    reward pods do. verl: sandbox_fusion.url."""
+    pods of the job do. verl: sandbox_fusion.url."""
 
 
 class RewardSpec(Section):
