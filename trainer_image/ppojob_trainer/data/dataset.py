@@ -94,7 +94,7 @@ class PromptDataset(Closeable):
         weights = [file.weight for file in spec.train if file.weight is not None]
         if not weights and spec.curriculum is None:
             return PromptOrder(len(self), seed, shuffle=spec.shuffle)
-        rows = (len(self),)
+        rows: tuple[int, ...] = (len(self),)
         if weights:
             rows, paths = self._rows_of, [file.path for file in spec.train]
             if problems := mixture_problems(paths, rows, weights, batch):
