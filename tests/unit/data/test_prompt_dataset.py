@@ -79,6 +79,16 @@ def test_a_folder_and_a_pattern_are_their_files_by_name(files: PromptFiles) -> N
             assert found == list(expected)
 
 
+def test_endings_are_known_in_capitals_as_well(files: PromptFiles) -> None:
+    """The rule for paths takes them."""
+    (files.folder / "rows").mkdir()
+    path = files.lines("rows/A.JSONL", *ROWS[:3])
+    for named in (f"{path}", f"{path.parent}/"):
+        spec = files.spec(named)
+        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+            assert len(dataset) == 3
+
+
 def drawn(dataset: PromptDataset, spec: DataSpec, batch: int, count: int) -> list[list[object]]:
     order = dataset.order(spec, batch)
     return [
