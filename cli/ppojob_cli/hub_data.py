@@ -21,7 +21,10 @@ _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
-    """Fetch the data files of a repository; what was fetched before is not fetched again.
+    """Fetch the data files of a repository.
+
+    Notes of the hub's library are taken away, unless the folder had a `.cache` before: it may be
+    somebody's home.
 
     Args:
         hub_id: `<owner>/<name>`.
@@ -43,6 +46,8 @@ def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
 
     wanted = [f"{pattern}{ending}" for ending in ENDINGS]
     wanted += [pattern] if pattern.endswith(ENDINGS) else []
+    notes = output / ".cache"
+    had_notes = notes.exists()
     try:
         snapshot_download(hub_id, repo_type="dataset", local_dir=output, allow_patterns=wanted)
     except (OSError, ValueError, HfHubHTTPError) as error:
@@ -52,7 +57,8 @@ def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
             f" fetched where the hub can be reached: hf download --repo-type dataset {hub_id}"
             " --local-dir DIR"
         ) from None
-    shutil.rmtree(output / ".cache", ignore_errors=True)
+    if not had_notes:
+        shutil.rmtree(notes, ignore_errors=True)
     return output
 
 

@@ -127,6 +127,11 @@ class DataSpec(Section):
     """Variables handed to the chat template; null: left out.
     verl: data.apply_chat_template_kwargs."""
 
+    @property
+    def of_validation(self) -> "DataSpec":
+        """How the files of a validation are read, which takes all rows: their order is nobody's."""
+        return self.model_copy(update={"curriculum": None})
+
 
 class OptimizerSpec(Section):
     """AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) and its schedule."""

@@ -26,3 +26,11 @@ def test_every_estimator_but_the_less_usual_has_one() -> None:
     used = {YAML(typ="safe").load(recipe)["algorithm"]["type"] for recipe in RECIPES.values()}
     unused = {"opo", "reinforce_plus_plus_baseline", "tir_optimal_token_baseline"}
     assert ESTIMATORS.keys() - used == unused
+
+
+def test_no_target_of_the_kl_is_that_of_a_whole_response() -> None:
+    """It is compared with a mean over tokens: a coefficient that aims at nats falls to nothing."""
+    algorithms = [YAML(typ="safe").load(recipe)["algorithm"] for recipe in RECIPES.values()]
+    controlled = [one["kl"] for one in algorithms if "controller" in one.get("kl", {})]
+    assert controlled
+    assert all(kl["target"] <= 1.0 for kl in controlled)

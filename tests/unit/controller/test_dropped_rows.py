@@ -41,6 +41,8 @@ def test_of_a_row_that_is_left_out_failures_count_alone() -> None:
     made.extras = [msgspec.json.encode(values) for values in (kept, lost, kept)]
     none = SpreadOf(0.0, 0.0, 0.0)
     told = Advantaged([1.0, 0.0, 0.5], none, none, 0.0, [], [], row_advantages=[0.0] * 3)
-    rows = step_rows(StepResult(made, told, {}, dropped=[1]))
+    result = StepResult(made, told, {}, dropped=[1])
+    assert result.scores == [1.0, 0.5]
+    rows = step_rows(result)
     assert rows.extras == [kept, {"f/failed": 1.0, "dropped": 1.0}, kept]
     assert rows.dropped == [1]

@@ -1,14 +1,18 @@
 """Which prompts a batch is made of, and what of several rounds is left over."""
 
+import itertools
 import math
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppojob_api.v1alpha1.algorithm import DynamicSamplingSpec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.dynamic_sampling import (
+    DynamicSampling,
     choose,
     chosen_batch,
     has_signal,
@@ -16,6 +20,7 @@ from ppojob_trainer.controller.dynamic_sampling import (
 )
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RewardFailed
+from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.messages.scoring import RowScore
 
 
@@ -144,3 +149,48 @@ def test_a_failed_call_counts_as_what_it_may_count_as():
     assert several.numbers("a/safe", 1, "where") == [0.75, -1.0]
     with pytest.raises(RewardFailed, match='where: got "save": row 0 of step 1 has no such number'):
         alone.numbers("save", 1, "where")
+
+
+class Rounds:
+    """Stages whose scores are given; None is a response at which the function failed."""
+
+    actor = SimpleNamespace(ranks=(0,))
+
+    def __init__(self, *scores: list[float | None]) -> None:
+        self.scores = scores
+        self.kept: list[int] = []
+
+    def generate(self, batch: Batch, step: int) -> None:
+        batch.lengths, batch.truncated = [1] * batch.num_rows, [False] * batch.num_rows
+
+    def score(self, batch: Batch, step: int) -> None:
+        given = self.scores[batch.round]
+        batch.scores = [score or 0.0 for score in given]
+        batch.extras = [msgspec.json.encode({"dropped": float(one is None)}) for one in given]
+
+    def keep(self, batch: Batch, step: int) -> None:
+        self.kept.append(batch.round)
+
+
+def chosen_of(stages: Rounds) -> list[int]:
+    """The prompts of a batch of two, out of rounds of two prompts with two responses."""
+    numbers = itertools.count()
+    settings = DynamicSamplingSpec(metric="score", prompts_per_round=2, max_rounds=2)
+    sampling = DynamicSampling(stages, settings, 2, 2, drops=True)  # type: ignore[arg-type]
+    batch, _ = sampling.batch(
+        1, lambda count: [prompt(next(numbers)) for _ in range(count)], StepTimer()
+    )
+    return [one.index for one in batch.prompts]
+
+
+def test_failures_make_no_signal_and_fill_a_batch_last():
+    stages = Rounds([1.0, None, None, None], [1.0, 0.0, 1.0, 1.0])
+    assert chosen_of(stages) == [0, 2]
+    assert chosen_of(Rounds([None, None, 1.0, 1.0], [0.0, None, 2.0, 2.0])) == [1, 2]
+
+
+def test_a_round_without_any_score_is_not_kept():
+    stages = Rounds([1.0, 1.0, 0.0, 0.0], [None] * 4)
+    with pytest.raises(RewardFailed, match="drop for all 4 responses of step 1"):
+        chosen_of(stages)
+    assert stages.kept == [0]

@@ -79,6 +79,16 @@ def test_a_folder_and_a_pattern_are_their_files_by_name(files: PromptFiles) -> N
             assert found == list(expected)
 
 
+def test_endings_are_known_in_capitals_as_well(files: PromptFiles) -> None:
+    """The rule for paths takes them."""
+    (files.folder / "rows").mkdir()
+    path = files.lines("rows/A.JSONL", *ROWS[:3])
+    for named in (f"{path}", f"{path.parent}/"):
+        spec = files.spec(named)
+        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+            assert len(dataset) == 3
+
+
 def drawn(dataset: PromptDataset, spec: DataSpec, batch: int, count: int) -> list[list[object]]:
     order = dataset.order(spec, batch)
     return [
@@ -144,6 +154,16 @@ def test_files_without_weights_are_one_curriculum(files: PromptFiles) -> None:
     spec = files.spec(*paths, curriculum={"key": "l"})
     with PromptDataset.open(spec.train, spec, files.chat) as dataset:
         assert drawn(dataset, spec, 2, 3) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_rows_of_a_validation_need_no_difficulty(files: PromptFiles) -> None:
+    train = files.table("a.parquet", {**good_row("1"), "level": 1}, {**good_row("2"), "level": 0})
+    validation = files.table("b.parquet", good_row("3"))
+    spec = files.spec(train, curriculum={"key": "level"}, validation=[{"path": str(validation)}])
+    report = check_files(spec, files.chat, rewards=SumsOnly(), draw=("promptsPerStep", 1))
+    assert report.errors == []
+    with PromptDataset.open(spec.validation, spec.of_validation, files.chat) as dataset:
+        assert len(dataset) == 1
 
 
 def test_the_order_of_files_and_what_is_left_of_them_is_in_the_digest(files, mixed) -> None:

@@ -185,6 +185,8 @@ def test_a_correction_weighs_and_rejects_before_the_advantages(rows: BatchRows):
     kept = torch.tensor([token not in (5, 6) for token in range(12)])
     assert torch.equal(rows.mine.advantages, torch.where(kept, expected, 0.0))
     assert answer.row_rewards == plain.row_rewards
+    # A row that keeps a token has the advantage of that token; row 3 keeps token 7 alone.
+    assert answer.row_advantages == plain.row_advantages
     assert torch.equal(rows.mine.update_mask, kept)
     weights = [{0: 2.0, 5: 3.0, 6: 0.25}.get(token, 1.0) for token in range(12)]
     assert rows.mine.loss_weights.tolist() == pytest.approx(weights)

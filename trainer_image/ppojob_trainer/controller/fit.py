@@ -184,7 +184,7 @@ class Loop:
             raise self._saved(failure, progress) from failure
         self.records.keep_advantages(result, step)
         zero = result.advantaged.zero_signal_groups
-        if (told := self._signal.warning(step, zero, result.batch.scores)) is not None:
+        if (told := self._signal.warning(step, zero, result.scores)) is not None:
             _log.warning("%s", told)
         self._log_samples(result.batch, step)
         metrics = training_metrics(

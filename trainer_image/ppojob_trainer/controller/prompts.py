@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppojob_api.run_config import RunConfig
-from ppojob_api.v1alpha1.training import DataFile
+from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_api.validation import check_length
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
@@ -45,13 +45,13 @@ def open_prompts(config: RunConfig, began: float, stack: contextlib.ExitStack) -
         ChatTokenizer(model, tokenizer, template, began=began, tools=tool_schemas(spec.agent))
     )
 
-    def opened(files: Sequence[DataFile], max_rows: int | None) -> PromptDataset:
+    def opened(files: Sequence[DataFile], data: DataSpec, max_rows: int | None) -> PromptDataset:
         rewards = row_checks(spec.rewards, has_model=spec.reward_model is not None)
         return stack.enter_context(
-            PromptDataset.open(files, spec.data, chat, rewards=rewards, max_rows=max_rows)
+            PromptDataset.open(files, data, chat, rewards=rewards, max_rows=max_rows)
         )
 
-    train = opened(spec.data.train, spec.data.max_train_rows)
+    train = opened(spec.data.train, spec.data, spec.data.max_train_rows)
     field, drawn = spec.algorithm.draw
     if len(train) < drawn:
         raise ConfigError(
@@ -62,7 +62,9 @@ def open_prompts(config: RunConfig, began: float, stack: contextlib.ExitStack) -
         raise ConfigError(map(str, problems))
     validation = None
     if spec.data.validation:
-        validation = opened(spec.data.validation, spec.data.max_validation_rows)
+        validation = opened(
+            spec.data.validation, spec.data.of_validation, spec.data.max_validation_rows
+        )
     for dataset in (train, validation):
         for warning in dataset.warnings if dataset else ():
             _log.warning("%s", warning)

@@ -151,6 +151,12 @@ class StepResult:
     statistics: dict[str, float]
     dropped: Sequence[int] = ()
 
+    @property
+    def scores(self) -> list[float]:
+        """Those of the rows that were trained on."""
+        dropped = set(self.dropped)
+        return [score for row, score in enumerate(self.batch.scores) if row not in dropped]
+
 
 @dataclass(frozen=True)
 class TrainingStep:

@@ -55,7 +55,7 @@ def check_files(
     validation = Scan()
     if spec.validation:
         validation = Scanner(
-            spec, chat, rewards, max_rows=spec.max_validation_rows, with_keys=True
+            spec.of_validation, chat, rewards, max_rows=spec.max_validation_rows, with_keys=True
         ).scan(spec.validation)
     errors = train.errors.lines() + validation.errors.lines()
     if not train.errors and train.kept < draw[1]:

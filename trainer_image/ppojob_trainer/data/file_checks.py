@@ -58,7 +58,7 @@ def files_of(path: str, form: Format) -> list[str] | DataProblem:
 
 def _is_data(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
     is_hidden = entry.name.startswith(".")
-    return entry.is_file() and not is_hidden and entry.name.endswith(endings)
+    return entry.is_file() and not is_hidden and entry.name.lower().endswith(endings)
 
 
 def open_row_file(path: str, form: Format, names: ColumnNames) -> RowFile | DataProblem:
@@ -73,7 +73,7 @@ def open_row_file(path: str, form: Format, names: ColumnNames) -> RowFile | Data
     if problem is not None:
         return problem
     if form == "auto":
-        form = "jsonl" if path.endswith(_JSON_ENDINGS) else "parquet"
+        form = "jsonl" if path.lower().endswith(_JSON_ENDINGS) else "parquet"
     if form == "jsonl":
         return _open_json(path)
     opened = _open_parquet(path)

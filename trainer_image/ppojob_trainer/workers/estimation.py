@@ -84,7 +84,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         tokens_computed=rows.tokens_computed(),
         told=told,
         kl=kl,
-        row_advantages=row_mean(estimated.advantages, mask, lengths).tolist(),
+        row_advantages=row_mean(estimated.advantages, kept, lengths).tolist(),
     )
     if spec.critic is None:
         return answer
