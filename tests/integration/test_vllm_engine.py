@@ -185,6 +185,8 @@ def test_a_text_ends_a_response_with_the_token_that_completes_it(behaviour: Fact
         assert tokens == whole[: min(ends, default=len(whole))]
         assert len(logprobs) == len(tokens)
         assert end == ("stop" if ends else reason)
+    # Also where no further token was allowed.
+    assert found["at the limit"][0][2] == "stop"
 
 
 def test_a_phase_that_fails_leaves_an_idle_engine(behaviour: Facts) -> None:

@@ -309,9 +309,11 @@ def ended_by_texts(opened: VllmEngine, rows: list[Request], done: list[Finished]
     first, second = done[0].tokens[2:4]
     texts = StopTexts((f"<{first}><{second}>",), lambda ids: "".join(f"<{id_}>" for id_ in ids))
     asked = [replace(r, sampling=replace(r.sampling, stop_texts=texts)) for r in rows]
+    last = replace(asked[0], sampling=replace(asked[0].sampling, max_tokens=4))
     return {
         "whole": rows_of(done),
         "cut": rows_of(generate(opened, asked)),
+        "at the limit": rows_of(generate(opened, [last])),
         "pair": [first, second],
     }
 

@@ -1,5 +1,6 @@
 """Jobs whose rows are conversations: a model that calls a tool by chance, and is trained on it."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 import run_folders
 import tiny_jobs
 import tiny_models
+
+from ppojob_trainer.agents.formats.search_r1 import INVALID, information
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -159,3 +162,48 @@ def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
     start(job, again, options=("--replay", str(output))).succeed()
     assert run_folders.result(again) == run_folders.result(output)
     assert (tmp_path / "job" / "calls").read_text() == calls
+
+
+def test_search_r1_is_told_what_it_has_found_and_what_was_no_action(tmp_path: Path):
+    tiny_jobs.make_tiny_folder(tmp_path, model="searcher")
+    corpus, index = tmp_path / "corpus.jsonl", tmp_path / "index"
+    lines = [{"id": str(n), "contents": f'"T"\ntown {n}'} for n in range(40)]
+    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, "-m", "ppojob_cli", "index", corpus, "--output", index]
+    subprocess.run(command, check=True, capture_output=True)
+    spec = tiny_jobs.make_manifest(tmp_path)["spec"]
+    search = {"name": "search", "config": {"index": str(index), "topk": 1}}
+    sections = {
+        "agent": {"tools": [search], "format": "search_r1", "toolSteps": -1, "turnTokens": 24},
+        "rollout": {
+            **spec["rollout"],
+            "stopTokenIds": [tiny_models.NAMES.index(sign) for sign in ".,:;!?"],
+        },
+        "data": {**spec["data"], "maxResponseTokens": 192},
+        "roles": {"tools": {"replicas": 2, "cpu": 1}},
+        "steps": {"total": 2},
+    }
+    job = tiny_jobs.write_manifest(tmp_path, tmp_path, **sections)
+    command = [sys.executable, "-m", "ppojob_cli", "run", job, "--output", tmp_path / "run"]
+    subprocess.run(command, check=True, capture_output=True)
+    names = [*tiny_models.NAMES, *tiny_models.SEARCHES, *tiny_models.ANSWERS]
+    seen = set()
+    for row in pq.read_table(tmp_path / "run" / "rollouts" / "step-000001.parquet").to_pylist():
+        texts, start_of = [], 0
+        for segment in row["segments"]:
+            ids = row["response_ids"][start_of : start_of + segment["tokens"]]
+            texts.append("".join(names[i] for i in ids))
+            start_of += segment["tokens"]
+        for drawn, given in zip(texts[::2], [*texts[1::2], ""], strict=True):
+            _, is_search, query = drawn.partition("<search>")
+            if is_search:
+                number = query.removesuffix("</search>").removeprefix("town ")
+                assert given in ("", information(f'Doc 1(Title: "T") town {number}'))
+            elif "</answer>" in drawn:
+                assert drawn.endswith("</answer>")
+                assert not given
+            else:
+                assert given in ("", INVALID)
+            seen.add(given and given[:5])
+        assert json.loads(row["figures"])["tool_failures"] == 0
+    assert seen == {"", information("")[:5], INVALID[:5]}

@@ -1,7 +1,7 @@
 """Tiny models and tokenizers in Hugging Face form, made in milliseconds.
 
 Run for a model as a process that starts jobs wants it, without loading torch itself:
-`python tiny_models.py policy FOLDER DROPOUT`, `talker FOLDER DROPOUT` or
+`python tiny_models.py policy FOLDER DROPOUT`, the same with `talker` or `searcher`, or
 `classifier POLICY FOLDER`.
 """
 
@@ -46,6 +46,9 @@ CALLS = [
     for b in range(1, 9)
 ]
 """Tokens of a model that calls a tool with one of them, as it does by chance."""
+SEARCHES = [f"<search>town {n}</search>" for n in range(40)]
+ANSWERS = [f"<answer>{n}</answer>" for n in range(10)]
+"""The same of a model that searches as Search-R1 does."""
 TEMPLATE = (
     "{% for m in messages %}"
     "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
@@ -128,6 +131,8 @@ def main() -> None:
         save_policy(Path(first), float(second))
     elif kind == "talker":
         save_policy(Path(first), float(second), [*NAMES, *CALLS])
+    elif kind == "searcher":
+        save_policy(Path(first), float(second), [*NAMES, *SEARCHES, *ANSWERS])
     else:
         save_classifier(Path(first), Path(second))
 

@@ -10,6 +10,15 @@ TOOL_RULES = rules(
         two tools have the same name; each name once
     must: self.tools.all(one, self.tools.exists_one(other, other.name == one.name))
 
+    spec.agent | tools | Required | here
+        nobody answers a call; the tools that the model may call
+    must: self.tools.size() > 0
+
+    spec.agent | format | Conflict | here
+        a query is a call of the tool search, and there is none; a tool of this name in agent.tools
+    when: self.format == 'search_r1' && self.tools.size() > 0
+    must: !self.tools.all(one, one.name != 'search')
+
     spec.agent.tools[] | name | NotOneOf | here
         no tool of this name is built in; one of $TOOLS, or a source
     when: !has(self.source)

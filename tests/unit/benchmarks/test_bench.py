@@ -104,7 +104,7 @@ def test_a_sigterm_ends_what_was_measured_as_well(tmp_path: Path) -> None:
         "import sys; import bench; bench.end_by_sigterm(); log = open('log', 'w')\n"
         "bench.ROOT = '.'\n"
         "bench.run_bounded((sys.executable, '-c', 'import os, time; "
-        "open(\"pid\", \"w\").write(str(os.getpid())); time.sleep(600)'), log, log, 600.0)"
+        'open("pid", "w").write(str(os.getpid())); time.sleep(600)\'), log, log, 600.0)'
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program],

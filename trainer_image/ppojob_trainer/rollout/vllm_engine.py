@@ -20,7 +20,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -178,9 +178,13 @@ class VllmEngine:
                 self._unusable = "a step failed"
                 raise
             for output in outputs:
+                by_text = self._rows[output.request_id].ends_with(output)
                 if output.finished:
-                    ended.append((self._rows.pop(output.request_id), self._finished(output)))
-                elif self._rows[output.request_id].ends_with(output):
+                    finished = self._finished(output)
+                    if by_text:  # with the last token that was allowed, too
+                        finished = replace(finished, finish_reason="stop")
+                    ended.append((self._rows.pop(output.request_id), finished))
+                elif by_text:
                     ended.append(self._taken_out(output.request_id, VllmFinishReason.STOP))
         return [finished for _, finished in sorted(ended, key=lambda pair: pair[0].number)]
 
