@@ -18,7 +18,6 @@ CANNOT_BE_SET = {
     *("spec.model.trustRemoteCode", "spec.roles.rollout", "spec.rewards.source.configMap"),
     *("spec.rewards.source.package", "spec.rewards.onError", "spec.sandbox.url"),
     *(f"spec.roles.{role}.parallelism.tensor" for role in ("actorRollout", "reference", "critic")),
-    "spec.agent.format",
     *("spec.roles.rewardModel.parallelism.tensor", "spec.rollout.parallelism.tensor"),
     # Beside another choice that the job makes.
     *(f"spec.algorithm.policyLoss.{name}" for name in ("clipLow", "clipHigh", "dualClip")),
