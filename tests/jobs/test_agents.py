@@ -111,6 +111,7 @@ def test_what_is_trained_kept_and_told(undisturbed_talk: Path):
             assert all(value < 0 for value in drawn_with) == (segment["version"] is not None)
     line = run_folders.metrics(undisturbed_talk)[1]
     assert line["num_turns/max"] > 2
+    assert run_folders.metrics(undisturbed_talk)[0]["val-aux/num_turns/mean"] >= 2
     assert line["tool_call_counts/mean"] > 0
     assert 0 < line["response/given_share"] < 1
     assert line["reward_extra/calls/mean"] == line["tool_call_counts/mean"]

@@ -120,6 +120,11 @@ def _spread(values: SpreadOf) -> Spread:
     return Spread(mean=values.mean, max=values.max, min=values.min)
 
 
+def row_figures(batch: Batch) -> list[RowFigures]:
+    """(rows,) turns and calls of each; none where rows have one turn."""
+    return [msgspec.json.decode(own, type=RowFigures) for own in batch.figures]
+
+
 def step_rows(result: StepResult) -> StepRows:
     """The step's rows as the statistics want them."""
     batch, extras = result.batch, result.batch.values()
@@ -132,7 +137,7 @@ def step_rows(result: StepResult) -> StepRows:
         response_tokens=batch.lengths,
         finish_reasons=["length" if truncated else "stop" for truncated in batch.truncated],
         extras=extras,
-        figures=[msgspec.json.decode(own, type=RowFigures) for own in batch.figures],
+        figures=row_figures(batch),
         dropped=result.dropped,
     )
 
@@ -198,4 +203,5 @@ def evaluation_metrics(batch: Batch) -> dict[str, float]:
         )
         for row in range(batch.num_rows)
     ]
-    return validation_metrics(rows)
+    turns = [figures.num_turns for figures in row_figures(batch)]
+    return validation_metrics(rows) | (Spread.of(turns).named("val-aux/num_turns") if turns else {})

@@ -290,6 +290,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "share",
         "mean or std over bootstraps of the acc of the most common answer of n",
     ),
+    *_spread("val-aux/num_turns", "turns", "turns of a validation row, as `num_turns`"),
     Metric(
         "val-aux/<data source>/<variable>/mean@<n>", "-", "mean over samples, then over prompts"
     ),
