@@ -286,11 +286,16 @@ def test_variables_of_ours_are_not_the_users(chat: ChatTokenizer) -> None:
 
 def test_schemas_of_tools_are_a_variable_of_the_template(make_folder: MakeFolder) -> None:
     template = "{{ tools[0].function.name if tools is not none else 'none' }}"
-    with ChatTokenizer(make_folder(template)) as chat:
+    folder = make_folder(template)
+    with ChatTokenizer(folder) as chat:
         for tools, said in (([{"function": {"name": "add"}}], "add"), ([], "none"), (None, "none")):
             assert chat.render_chats([TURNS], tools=tools) == [said]
             assert chat.encode_chats([TURNS], tools=tools) == [chat.encode(said)]
-            assert chat.encode_prompts([TURNS, "as it is"], tools=tools)[0] == chat.encode(said)
+        assert chat.encode_prompts([TURNS, "as it is"])[0] == chat.encode("none")
+        plain = chat.digest
+    with ChatTokenizer(folder, tools=[{"function": {"name": "add"}}]) as chat:
+        assert chat.encode_prompts([TURNS, "as it is"])[0] == chat.encode("add")
+        assert chat.digest != plain
 
 
 @pytest.mark.parametrize(

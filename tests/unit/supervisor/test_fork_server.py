@@ -201,7 +201,8 @@ def test_a_server_keeps_no_descriptor_of_ranks_that_ended(forks: Forks):
     before = held()
     for _ in range(5):
         forks.start("pass")[0].wait()
-    eventually(lambda: held() == before)
+    # Those of the first may still have been open then.
+    eventually(lambda: held() <= before)
 
 
 def test_a_rank_is_of_the_group_of_its_supervisor(forks: Forks):
