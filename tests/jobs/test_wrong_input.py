@@ -24,8 +24,8 @@ from ppojob_cli import gpus, machine_checks, output_checks
 from ppojob_cli import run as run_command
 from ppojob_cli.validate import load_job
 from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.children import pool
 from ppojob_trainer.models import memory
-from ppojob_trainer.rewards import children as scoring
 
 LINES = read_lines(Path(__file__).with_suffix(".txt"))
 
@@ -214,7 +214,7 @@ def test_old_and_absent_libraries(wrong: RefusedJob, monkeypatch: pytest.MonkeyP
 
 
 def test_a_reward_file_whose_import_does_not_end(wrong, monkeypatch) -> None:
-    monkeypatch.setattr(scoring, "START_SECONDS", 1.0)
+    monkeypatch.setattr(pool, "START_SECONDS", 1.0)
     reward("while True:\n    pass\n")(wrong)
     (line,) = wrong.refused()
     assert line.startswith("spec.rewards: got files whose import gave no answer in 1 s: ")
