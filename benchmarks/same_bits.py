@@ -32,8 +32,10 @@ PACKAGES = ("api", "cli", "operator", "trainer_image")
 RENAMED: Mapping[str, str] = {}
 """What a metric, a column of rows or a failpoint was called before -> what it is called here."""
 
-ADDED = ("response_ids", "rollout_logprobs", "segments", "reward_values", "extra_info")
+ADDED = ("figures", "extra_info")
 """Columns of rows that only this revision has, and that repeat nothing."""
+ADDED_OF_SEGMENTS = frozenset({"reward"})
+"""The same of the members of a row's segments."""
 
 KILLS = (
     "rpc.generate.answer.before@3=kill",
@@ -112,10 +114,17 @@ def left(output: Path) -> dict[str, object]:
     for part in sorted((*output.glob("rollouts/*/*"), *output.glob("validation/*/*"))):
         for column, values in pq.read_table(part).to_pydict().items():
             key = f"{part.relative_to(output)}: {RENAMED.get(column, column)}"
-            found[key] = values
+            found[key] = _segments(values) if column == "segments" else values
     weights = output / "export" / "model.safetensors"
     found["weights"] = hashlib.sha256(weights.read_bytes()).hexdigest()
     return found
+
+
+def _segments(rows: list[list[dict[str, object]]]) -> list[list[dict[str, object]]]:
+    return [
+        [{k: v for k, v in span.items() if k not in ADDED_OF_SEGMENTS} for span in spans]
+        for spans in rows
+    ]
 
 
 def _renamed(name: str, table: Mapping[str, str], separator: str) -> str:
