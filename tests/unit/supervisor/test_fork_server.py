@@ -23,7 +23,7 @@ from pod_plans import pod_plan
 
 from ppojob_api import contract
 from ppojob_trainer import stop_signal
-from ppojob_trainer.supervisor.forked_rank import ForkedRank, ForkServer, listen
+from ppojob_trainer.supervisor.forked_rank import ForkedRank, ForkServer, listen, suits
 from ppojob_trainer.supervisor.pod import Pod
 from ppojob_trainer.supervisor.rank_variables import rank_variables
 
@@ -35,11 +35,11 @@ SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 def environment(program: str, threads: int = 1, **changes: str) -> dict[str, str]:
     """That of a rank which runs a program."""
     inherited = {name: value for name, value in os.environ.items() if name[:7] != "PYTEST_"}
-    path = f"{Path(rank_facts.__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
+    paths = (str(Path(rank_facts.__file__).parent), os.environ.get("PYTHONPATH", ""))
     return {
         **inherited,
         **rank_variables(threads),
-        "PYTHONPATH": path,
+        "PYTHONPATH": ":".join(filter(None, paths)),
         "PPOJOB_PROGRAM": program,
         **changes,
     }
@@ -244,6 +244,16 @@ def test_what_the_server_cannot_read_costs_nobody_else(forks: Forks):
 def test_a_rank_whose_libraries_would_load_otherwise_is_not_forked(name: str, forks: Forks):
     with pytest.raises(OSError, match="another environment"):
         forks.start("pass", **{name: "another"})
+
+
+def test_a_relative_path_of_modules_is_read_where_the_server_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    variables = {"PYTHONPATH": f"{tmp_path}:"}
+    listen(tmp_path / "server", variables).close()
+    assert suits(tmp_path / "server", variables)
+    monkeypatch.chdir(tmp_path)
+    assert not suits(tmp_path / "server", variables)
 
 
 def test_a_rank_does_not_outlive_its_server(own_forks: Forks):

@@ -79,10 +79,13 @@ def suits(folder: Path, environment: Mapping[str, str]) -> bool:
 def _facts(environment: Mapping[str, str]) -> dict[str, object]:
     """What must be the same for a server and for who asks it.
 
-    A process group cannot be entered from another session.
+    A process group cannot be entered from another session, and Python reads relative paths of
+    modules (an empty one is the working directory) once, where it starts.
     """
-    read = sorted(read_while_loading(environment).items())
-    digest = hashlib.sha256(json.dumps(read).encode()).hexdigest()
+    read = read_while_loading(environment)
+    if path := read.get("PYTHONPATH"):
+        read["PYTHONPATH"] = ":".join(map(os.path.abspath, path.split(":")))
+    digest = hashlib.sha256(json.dumps(sorted(read.items())).encode()).hexdigest()
     return {"environment": digest, "session": os.getsid(0), "python": sys.executable}
 
 
