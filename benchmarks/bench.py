@@ -58,6 +58,30 @@ LONG_TAIL_MEMORY = Claim(
     "x",
     at_least=True,
 )
+GIVEN_TIME = Claim(
+    "time of that update with 60 % of the responses written by tools, over all trained",
+    "given_time",
+    0.65,
+    "x",
+    at_least=False,
+)
+LATENCY = Claim(
+    "phase of 64 conversations, calls of 0.5 s, over the larger of decoding and of calls alone",
+    "latency_ratio",
+    1.15,
+    "x",
+    at_least=False,
+)
+DRIVER = Claim(
+    "driver of 2,000 conversations, share of the time of a phase",
+    "driver_share",
+    0.02,
+    "x",
+    at_least=False,
+)
+GROWTH = Claim(
+    "memory grown over 50 such phases", "growth_mib", 8.0, "MiB", at_least=False
+)
 SANDBOX_COST = Claim(
     "a program in the sandbox over a bare one, median",
     "restricted_added_p50_ms",
@@ -128,12 +152,17 @@ def benchmarks(run: Path) -> tuple[Benchmark, ...]:
             name="sandbox_cost", commands=(script("sandbox_cost.py"),), claims=(SANDBOX_COST,)
         ),
         Benchmark(name="balance", commands=(script("balance.py"),), claims=(BALANCE,)),
+        Benchmark(
+            name="agent_clock",
+            commands=(script("agent_clock.py"),),
+            claims=(LATENCY, DRIVER, GROWTH),
+        ),
         Benchmark(name="update_phase", commands=(script("update_phase.py"),), claims=()),
         Benchmark(name="two_ranks", commands=(script("two_ranks.py"),), claims=(TWO_RANKS,)),
         Benchmark(
             name="long_tail",
             commands=long_tail(peer_python),
-            claims=(LONG_TAIL_SPEED, LONG_TAIL_MEMORY),
+            claims=(LONG_TAIL_SPEED, LONG_TAIL_MEMORY, GIVEN_TIME),
         ),
         Benchmark(
             name="step_speed",
@@ -152,15 +181,17 @@ def benchmarks(run: Path) -> tuple[Benchmark, ...]:
 def long_tail(peer_python: str) -> tuple[tuple[str, ...], ...]:
     """One batch of few long responses: ours, TRL's, and with full logits (20 GB of memory)."""
     work = ("--work", str(SCRATCH / "long_tail"))
-    ours, trl, full = (str(SCRATCH / f"long_tail-{way}.json") for way in ("ours", "trl", "full"))
-    way = ("--way", "full-logits", "--steps", "1")
+    names = ("ours", "trl", "full", "given")
+    ours, trl, full, given = (str(SCRATCH / f"long_tail-{way}.json") for way in names)
+    way, taught = ("--way", "full-logits", "--steps", "1"), ("--given", given)
     return (
         ("benchmarks/trl_environment.sh",),
         script("long_tail_rows.py", "--output", str(SCRATCH / "long_tail")),
         script("long_tail_update.py", *work, "--output", ours),
         (peer_python, "benchmarks/long_tail_trl.py", *work, "--output", trl),
         script("long_tail_update.py", *work, "--output", full, *way),
-        script("long_tail_ratio.py", "--ours", ours, "--trl", trl, "--full-logits", full),
+        script("long_tail_update.py", *work, "--output", given, "--given-share", "0.6"),
+        script("long_tail_ratio.py", "--ours", ours, "--trl", trl, "--full-logits", full, *taught),
     )
 
 

@@ -1,8 +1,9 @@
 """One update on the batch of `long_tail_rows.py`: ours, or with full logits; time and memory.
 
     python benchmarks/long_tail_update.py --work FOLDER --output FILE [--way ours|full-logits]
-        [--steps 4] [--threads 2]
+        [--steps 4] [--threads 2] [--given-share 0.6]
 
+With a `--given-share` so much of each response is as if tools had written it: it is not trained on.
 `full-logits` is the textbook: rows padded to the longest, the model of transformers, log-softmax
 over all logits of the responses. Prints a line a step, writes one line of JSON. `extra_gib` is by
 how much the resident memory grew during an update beyond what weights and optimizer hold: gradients
@@ -34,21 +35,22 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rows.experience import Experience
 
 
-def experience(rows: list[dict[str, Any]]) -> Experience:
+def experience(rows: list[dict[str, Any]], given_share: float = 0.0) -> Experience:
+    """What is trained on: every ten tokens of a response begin with those that are trained."""
     groups = torch.tensor([row["group"] for row in rows])
     samples = int((groups == 0).sum())
     lengths = torch.tensor([len(row["response_ids"]) for row in rows])
     rewards = torch.tensor([row["reward"] for row in rows]).view(-1, samples)
     advantages = (rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, keepdim=True)
     prompts = {row["group"]: torch.tensor(row["prompt_ids"]) for row in rows}
-    tokens = int(lengths.sum())
+    places = torch.cat([torch.arange(int(length)) for length in lengths])
     return Experience(
         prompts=list(prompts.values()),
         row_groups=groups,
         response_tokens=torch.tensor([token for row in rows for token in row["response_ids"]]),
         lengths=lengths,
-        mask=torch.ones(tokens, dtype=torch.bool),
-        rollout_logprobs=torch.zeros(tokens),
+        mask=places % 10 < round(10 * (1.0 - given_share)),
+        rollout_logprobs=torch.zeros(len(places)),
         advantages=advantages.flatten().repeat_interleave(lengths),
     )
 
@@ -129,9 +131,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--given-share", type=float, default=0.0)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = experience(read_rows(options.work))
+    rows = experience(read_rows(options.work), options.given_share)
     update = WAYS[options.way](options.work / "model", rows)
     real_tokens = sum(len(rows.prompts[g]) for g in rows.row_groups.tolist()) + rows.num_tokens
     seconds, extra, norm = [], 0.0, 0.0
