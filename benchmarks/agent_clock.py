@@ -56,9 +56,10 @@ class Engine:
     sequences: int
     turns: int
     _queue: list[Request] = field(default_factory=list)
-    _running: list[tuple[int, Request, int]] = field(default_factory=list)
-    """A heap of the step at which it ends, the request and its length."""
+    _running: list[tuple[int, int, Request, int]] = field(default_factory=list)
+    """A heap of the step at which it ends, how many began before it, the request, its length."""
     _steps: int = 0
+    _begun: int = 0
 
     def submit(self, request: Request) -> None:
         self._queue.append(request)
@@ -69,12 +70,13 @@ class Engine:
             request = self._queue.pop(0)
             drawn = random.Random(request.seed).lognormvariate(4.0, 0.5)
             length = min(max(int(drawn), 8), 400)
-            heapq.heappush(self._running, (self._steps + length, request, length))
+            self._begun += 1
+            heapq.heappush(self._running, (self._steps + length, self._begun, request, length))
         self._steps += 1
         self.clock.now += STEP_SECONDS
         finished = []
         while self._running and self._running[0][0] <= self._steps:
-            _, request, length = heapq.heappop(self._running)
+            *_, request, length = heapq.heappop(self._running)
             last = CALLS if request.seed % self.turns < self.turns - 1 else ENDS
             tokens = (*[5] * (length - 1), last)
             finished.append(Finished(request.request_id, tokens, (0.0,) * length, "stop", 0))
@@ -86,6 +88,9 @@ class Engine:
 
     def reset_cache(self) -> None:
         """It has none."""
+
+    def abort(self, request_id: str) -> None:
+        """Nothing is aborted here."""
 
 
 @dataclass

@@ -61,7 +61,7 @@ LONG_TAIL_MEMORY = Claim(
 GIVEN_TIME = Claim(
     "time of that update with 60 % of the responses written by tools, over all trained",
     "given_time",
-    0.65,
+    0.85,
     "x",
     at_least=False,
 )

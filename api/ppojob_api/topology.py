@@ -6,14 +6,17 @@ The operator renders pods by it and the pods find each other by it, so there is 
 
 from typing import Final, Literal
 
+from ppojob_api.v1alpha1.agent import ToolSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.roles import ColocatableRole, RolePods, RolesSpec
 from ppojob_api.v1alpha1.section import Items, Section
-from ppojob_api.well_known import RoleName, pod_host, pod_name
+from ppojob_api.well_known import SEARCH_TOOL, RoleName, pod_host, pod_name
 
 Device = Literal["cpu", "cuda"]
 
-_ROLES_WITHOUT_MODEL: Final[frozenset[RoleName]] = frozenset({"controller", "reward", "tools"})
+_ROLES_WITHOUT_MODEL: Final[frozenset[RoleName]] = frozenset(
+    {"controller", "reward", "tools", "retriever"}
+)
 
 
 class PodTopology(Section):
@@ -165,9 +168,19 @@ def scores_by_functions(spec: PPOJobSpec) -> bool:
     return bool(spec.rewards) or spec.reward_model is None
 
 
-def calls_tools(spec: PPOJobSpec) -> bool:
-    """Whether there are tools that the model may call."""
-    return spec.agent is not None and bool(spec.agent.tools)
+def retrieved_tools(spec: PPOJobSpec) -> tuple[ToolSpec, ...]:
+    """The tools that the role `retriever` answers."""
+    if spec.agent is None or spec.agent.retriever is None:
+        return ()
+    return tuple(t for t in spec.agent.tools if t.name == SEARCH_TOOL and t.source is None)
+
+
+def called_tools(spec: PPOJobSpec) -> tuple[ToolSpec, ...]:
+    """The tools that the role `tools` calls: all others."""
+    if spec.agent is None:
+        return ()
+    retrieved = retrieved_tools(spec)
+    return tuple(tool for tool in spec.agent.tools if tool not in retrieved)
 
 
 def build(job_name: str, spec: PPOJobSpec) -> Topology:
@@ -189,9 +202,12 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
     if scores_by_functions(spec) and not is_replayed:
         reward = spec.roles.reward
         roles.append(_pods_without_model(job_name, "reward", reward.replicas, reward.cpu))
-    if calls_tools(spec) and not is_replayed:
+    if called_tools(spec) and not is_replayed:
         tools = spec.roles.tools
         roles.append(_pods_without_model(job_name, "tools", tools.replicas, tools.cpu))
+    if retrieved_tools(spec) and not is_replayed:
+        retriever = spec.roles.retriever
+        roles.append(_pods_without_model(job_name, "retriever", retriever.replicas, retriever.cpu))
     return Topology(roles=tuple(roles))
 
 

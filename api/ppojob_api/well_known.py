@@ -19,6 +19,7 @@ RoleName = Literal[
     "rewardModel",
     "reward",
     "tools",
+    "retriever",
 ]
 
 # As the role is called in names of pods and services, which know no capitals.
@@ -31,6 +32,7 @@ ROLE_SLUGS: Final[dict[RoleName, str]] = {
     "rewardModel": "reward-model",
     "reward": "reward",
     "tools": "tools",
+    "retriever": "retriever",
 }
 
 # Scorers that a reward may name without a source; the trainer's table is held to this by a test.
@@ -40,7 +42,8 @@ BUILT_IN_SCORERS: Final = (
 )
 
 # Tools that a model may call without a source; held to the trainer's table in the same way.
-BUILT_IN_TOOLS: Final = ("calc_gsm8k_reward", "calculator", "python", "search")
+SEARCH_TOOL: Final = "search"
+BUILT_IN_TOOLS: Final = ("calc_gsm8k_reward", "calculator", "python", SEARCH_TOOL)
 
 LABEL_JOB: Final = "ppojob.dev/job"
 LABEL_ROLE: Final = "ppojob.dev/role"

@@ -8,6 +8,7 @@ from ppojob_api import validation
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
+from ppojob_api.topology import called_tools, retrieved_tools
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_cli.agent_checks import check_agent
 from ppojob_cli.commit_checks import check_commits, uncommitted_warning
@@ -30,8 +31,11 @@ from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.tokenizer_fit import check_tokenizer_fit
 from ppojob_trainer.pod_environment import variables_of_code
+from ppojob_trainer.retrieval.manifest import check_memory as check_index_memory
+from ppojob_trainer.retrieval.manifest import read_manifest
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.row_checks import row_checks
+from ppojob_trainer.tools.built_in.search import passages_a_query
 from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.schemas import tool_schemas
 
@@ -94,7 +98,7 @@ def check_inputs(config: RunConfig) -> Preflight:
     found.errors += render_problems(critic.errors)
     found.warnings += render_problems(critic.warnings)
     _check_reward_model(config.spec, found)
-    found.errors += [*_rewards(config.spec), *_tools(config.spec)]
+    found.errors += [*_rewards(config.spec), *_tools(config.spec), *_retriever(config.spec)]
     found.errors += render_problems(_recording(config.spec))
     return found
 
@@ -190,10 +194,33 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
 
 def _tools(spec: PPOJobSpec) -> list[str]:
     """Load the tools once, in the same way."""
-    if spec.agent is None or not spec.agent.tools:
+    if spec.agent is None or not called_tools(spec):
         return []
+    elsewhere = [tool.name for tool in retrieved_tools(spec)]
+    variables = variables_of_code("tools")
     try:
-        ToolPool(spec.agent, sandbox=spec.sandbox, variables=variables_of_code("tools")).close()
+        ToolPool(
+            spec.agent, sandbox=spec.sandbox, variables=variables, elsewhere=elsewhere
+        ).close()
     except (ConfigError, JobFailed) as problem:
         return str(problem).splitlines()
     return []
+
+
+def _retriever(spec: PPOJobSpec) -> list[str]:
+    """What the index says of itself; its files are held against that where it is opened."""
+    problems: list[str] = []
+    for tool in retrieved_tools(spec):
+        assert spec.agent is not None
+        assert spec.agent.retriever is not None
+        folder = Path(spec.agent.retriever.index)
+        try:
+            check_index_memory(read_manifest(folder), folder)
+        except ConfigError as problem:
+            problems += [f"spec.agent.retriever.index: {line}" for line in problem.problems]
+        try:
+            passages_a_query(tool.config)
+        except ConfigError as problem:
+            place = spec.agent.tools.index(tool)
+            problems += [f"spec.agent.tools[{place}].{line}" for line in problem.problems]
+    return problems

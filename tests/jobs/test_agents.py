@@ -165,31 +165,54 @@ def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
     assert (tmp_path / "job" / "calls").read_text() == calls
 
 
-def test_search_r1_is_told_what_it_has_found_and_what_was_no_action(tmp_path: Path):
-    tiny_jobs.make_tiny_folder(tmp_path, model="searcher")
-    corpus, index = tmp_path / "corpus.jsonl", tmp_path / "index"
+@pytest.fixture(scope="session")
+def searching_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that searches by chance, a corpus and its index."""
+    folder = tmp_path_factory.mktemp("searching")
+    tiny_jobs.make_tiny_folder(folder, model="searcher")
     lines = [{"id": str(n), "contents": f'"T"\ntown {n}'} for n in range(40)]
+    corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = [sys.executable, "-m", "ppojob_cli", "index", corpus, "--output", index]
+    command = [sys.executable, "-m", "ppojob_cli", "index", corpus, "--output", folder / "index"]
     subprocess.run(command, check=True, capture_output=True)
-    spec = tiny_jobs.make_manifest(tmp_path)["spec"]
-    search = {"name": "search", "config": {"index": str(index), "topk": 1}}
+    return folder
+
+
+def searching_job(folder: Path, searching: Path, config: dict[str, object], **agent: object) -> Path:
+    spec = tiny_jobs.make_manifest(searching)["spec"]
+    search = {"name": "search", "config": {"topk": 1, **config}}
+    settings = {"format": "search_r1", "toolSteps": -1, "turnTokens": 24, **agent}
     sections = {
-        "agent": {"tools": [search], "format": "search_r1", "toolSteps": -1, "turnTokens": 24},
+        "agent": {"tools": [search], **settings},
         "rollout": {
             **spec["rollout"],
             "stopTokenIds": [tiny_models.NAMES.index(sign) for sign in ".,:;!?"],
         },
         "data": {**spec["data"], "maxResponseTokens": 192},
-        "roles": {"tools": {"replicas": 2, "cpu": 1}},
         "steps": {"total": 2},
+        "recovery": {"restartsWithoutProgress": 100},
     }
-    job = tiny_jobs.write_manifest(tmp_path, tmp_path, **sections)
-    command = [sys.executable, "-m", "ppojob_cli", "run", job, "--output", tmp_path / "run"]
-    subprocess.run(command, check=True, capture_output=True)
+    folder.mkdir(exist_ok=True)
+    return tiny_jobs.write_manifest(folder, searching, **sections)
+
+
+@pytest.fixture(scope="session")
+def undisturbed_search(
+    searching_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
+) -> Path:
+    """The run folder of a job whose tools pods search."""
+    folder = tmp_path_factory.mktemp("search")
+    job = searching_job(folder, searching_folder, {"index": str(searching_folder / "index")})
+    command = [sys.executable, "-m", "ppojob_cli", "run", job, "--output", folder / "run"]
+    subprocess.run(command, check=True, capture_output=True, env=tiny_jobs.environment())
+    return folder / "run"
+
+
+def test_search_r1_is_told_what_it_has_found_and_what_was_no_action(undisturbed_search: Path):
     names = [*tiny_models.NAMES, *tiny_models.SEARCHES, *tiny_models.ANSWERS]
     seen = set()
-    for row in pq.read_table(tmp_path / "run" / "rollouts" / "step-000001.parquet").to_pylist():
+    table = pq.read_table(undisturbed_search / "rollouts" / "step-000001.parquet")
+    for row in table.to_pylist():
         texts, start_of = [], 0
         for segment in row["segments"]:
             ids = row["response_ids"][start_of : start_of + segment["tokens"]]
@@ -208,3 +231,17 @@ def test_search_r1_is_told_what_it_has_found_and_what_was_no_action(tmp_path: Pa
             seen.add(given and given[:5])
         assert json.loads(row["figures"])["tool_failures"] == 0
     assert seen == {"", information("")[:5], INVALID[:5]}
+
+
+@pytest.mark.parametrize("points", [(), ("rpc.act.answer.before@2=kill", "rpc.act.answer.after@7=kill")])
+def test_a_retriever_of_its_own_finds_the_same_and_may_be_killed(
+    points, searching_folder, start, tmp_path, output: Path, once: Path, undisturbed_search: Path
+):
+    retriever = {"index": str(searching_folder / "index")}
+    job = searching_job(tmp_path / "job", searching_folder, {}, retriever=retriever)
+    start(job, output, **job_points.armed(once, *points)).succeed()
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(output) == run_folders.result(undisturbed_search)
+    assert not list((output / "logs").glob("*-tools-*"))
+    journal = (output / "checkpoints" / "journal.jsonl").read_text()
+    assert journal.count('"rewound"') == 1, "a lost retriever pod costs no step"

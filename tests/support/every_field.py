@@ -38,13 +38,15 @@ START: dict[str, Any] = {
         ],
         "rewardModel": {"path": "/data/reward-model"},
         "agent": {
+            "retriever": {"index": "/data/index"},
             "tools": [
                 {
-                    "name": "search",
+                    "name": "find",
                     "source": {"path": "/data/tools.py"},
                     "description": "Finds pages.",
                     "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
-                }
+                },
+                {"name": "search"},
             ]
         },
         "roles": {

@@ -22,7 +22,7 @@ from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.rpc.methods import STATUS
 from ppojob_trainer.rpc.server import Route, RpcServer
 
-ROLES = ("controller", "actorRollout", "reference", "reward", "tools")
+ROLES = ("controller", "actorRollout", "reference", "reward", "tools", "retriever")
 _ports = itertools.count(20_000)
 
 

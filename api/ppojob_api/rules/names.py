@@ -22,6 +22,7 @@ _SINGLE = (
     "critic.path",
     *(f"rewardModel.{name}" for name in ("path", "tokenizerPath", "chatTemplate")),
     "rollout.replay",
+    *(f"agent.retriever.{name}" for name in ("index", "encoder")),
 )
 _OF_REWARDS = "self.rewards.all(one, !has(one.source) || !has(one.source.path) || %s)"
 _OF_TOOLS = "self.agent.tools.all(one, !has(one.source) || %s)"

@@ -1,7 +1,7 @@
 """Tools that a model may call: their names, where their code is, and what the model is told."""
 
 from ppojob_api.rules.rule import rules, untouched, words
-from ppojob_api.v1alpha1.roles import CodePods
+from ppojob_api.v1alpha1.roles import CodePods, RetrieverPods
 from ppojob_api.well_known import BUILT_IN_TOOLS
 
 TOOL_RULES = rules(
@@ -29,10 +29,16 @@ TOOL_RULES = rules(
     when: !has(self.source) && self.name in $TOOL_WORDS && self.name != 'search'
     must: self.config.size() == 0
 
-    spec.agent.tools[] | config | Required | here
-        it says what is searched; index (a folder that ppojob index made) or url, and topk
-    when: !has(self.source) && self.name == 'search'
-    must: self.config.size() > 0
+    spec.agent | tools | Required | here
+        nobody says what the tool search searches; agent.retriever, or index (a folder that ppojob
+        index made) or url in its config
+    when: !has(self.retriever)
+    must: self.tools.all(one, has(one.source) || one.name != 'search' || one.config.size() > 0)
+
+    spec.agent | retriever | NoEffect | here
+        no tool searches by it; the tool search without a source in agent.tools, or remove it
+    when: has(self.retriever)
+    must: !self.tools.all(one, has(one.source) || one.name != 'search')
 
     spec.agent.tools[] | description | Required | here
         the model is told of the tool by it; what the tool does
@@ -63,9 +69,15 @@ TOOL_RULES = rules(
         it has no effect without tools; remove it, or name some in agent.tools
     when: !has(self.agent) || self.agent.tools.size() == 0
     must: $UNTOUCHED
+
+    spec | roles.retriever | NoEffect | here
+        it has no effect without a corpus; remove it, or say agent.retriever
+    when: !has(self.agent) || !has(self.agent.retriever)
+    must: $RETRIEVER_UNTOUCHED
     """,
     TOOLS=", ".join(BUILT_IN_TOOLS),
     TOOL_WORDS=words(BUILT_IN_TOOLS),
     IDENTIFIER=r"^[^\W\d]\w*$",
     UNTOUCHED=untouched(CodePods, prefix="roles.tools."),
+    RETRIEVER_UNTOUCHED=untouched(RetrieverPods, prefix="roles.retriever."),
 )

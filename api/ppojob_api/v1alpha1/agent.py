@@ -57,6 +57,16 @@ class ToolSpec(Section):
     """Of a call; what takes longer is killed."""
 
 
+class RetrieverSpec(Section):
+    """What the built-in tool `search` searches, in pods that hold it once for all calls."""
+
+    index: Path
+    """Folder that `ppojob index` made."""
+
+    encoder: Path | None = None
+    """Folder of the sentence encoder of a dense index; absent: where it was when that was made."""
+
+
 class AgentSpec(Section):
     """Rows of several turns: the model speaks, tools answer, the model goes on.
 
@@ -65,6 +75,10 @@ class AgentSpec(Section):
 
     tools: Annotated[Items[ToolSpec], Field(max_length=64)] = ()
     """What the model may call. verl: multi_turn.tool_config_path."""
+
+    retriever: RetrieverSpec | None = None
+    """Has the tool `search` answered by the pods of `roles.retriever`; absent: by those of
+    `roles.tools`, as its config says."""
 
     format: ToolFormat = "hermes"
     """How the model writes a call. verl: multi_turn.format, hermes."""

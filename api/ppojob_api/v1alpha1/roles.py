@@ -63,6 +63,16 @@ class CodePods(Section):
     """CPU cores of a pod, and processes in it that run that code. verl: reward.num_workers."""
 
 
+class RetrieverPods(Section):
+    """Pods that search a corpus, each with the whole index in its memory."""
+
+    replicas: Replicas = 1
+    """Pods."""
+
+    cpu: Threads = 1
+    """CPU cores of a pod, and threads of its rank."""
+
+
 class RolesSpec(Section):
     """The roles; the controller has no settings."""
 
@@ -86,3 +96,6 @@ class RolesSpec(Section):
 
     tools: CodePods = CodePods()
     """Where the tools of `agent` are called."""
+
+    retriever: RetrieverPods = RetrieverPods()
+    """Where the corpus of `agent.retriever` is searched."""

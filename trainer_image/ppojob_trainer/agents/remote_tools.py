@@ -1,10 +1,14 @@
-"""Calls of tools from the rank that holds the engine: asked over the wire, answered in time."""
+"""Calls of tools from the rank that holds the engine: asked over the wire, answered in time.
+
+Calls of `search` go to the role `retriever`, where there is one, all others to the role `tools`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from ppojob_api.well_known import SEARCH_TOOL
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
 from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rows import BatchName
@@ -13,38 +17,70 @@ from ppojob_trainer.rpc.wire import RequestId
 
 
 @dataclass(frozen=True)
+class _Begun:
+    """Calls of a turn under way.
+
+    Attributes:
+        pending: what was asked of each role.
+        places: of their answers among the calls of the turn.
+    """
+
+    pending: Pending[Acted]
+    places: Sequence[int]
+
+
+@dataclass(frozen=True)
 class RemoteTools:
     """The tools of one generation phase; see `driver.Tools`.
 
-    All calls of a row go to one rank, by the number of the row.
+    All calls of a row go to one rank of a role, by the number of the row.
 
     Attributes:
         caller: asks.
-        peers: the ranks of the role `tools`, at least one.
+        tools: the ranks of the role `tools`.
+        retrievers: those of the role `retriever`; of both together at least one.
         rows: (rows,) batch and number in it of each row of the phase.
         created: (rows,) what the data says the tools of a row are made with: JSON by tool.
     """
 
     caller: Caller
-    peers: Sequence[Peer]
+    tools: Sequence[Peer]
+    retrievers: Sequence[Peer]
     rows: Sequence[tuple[BatchName, int]]
     created: Sequence[Mapping[str, bytes]]
 
-    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Pending[Acted]:
+    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> _Begun:
         """Ask for the calls of a turn."""
         batch, row = self.rows[number]
         made = self.created[number]
-        told = [msgspec.structs.replace(c, created=made.get(c.name, c.created)) for c in calls]
-        # No epoch: whichever attempt of the role serves is asked, as its loss costs no step.
-        id_ = RequestId(0, batch.step, f"{batch.label}/act/{row}", turn, batch.rewinds)
-        peer = self.peers[row % len(self.peers)]
-        return self.caller.start([Call(peer, ACT, Act(batch, row, turn, told), id_)])
+        asked, places = [], []
+        for label, peers in (("act", self.tools), ("search", self.retrievers)):
+            mine = [place for place, call in enumerate(calls) if self._peers(call) is peers]
+            if not mine:
+                continue
+            told = [
+                msgspec.structs.replace(call, created=made.get(call.name, call.created))
+                for call in (calls[place] for place in mine)
+            ]
+            # No epoch: whichever attempt of the role serves is asked, as its loss costs no step.
+            id_ = RequestId(0, batch.step, f"{batch.label}/{label}/{row}", turn, batch.rewinds)
+            peer = peers[row % len(peers)]
+            asked.append(Call(peer, ACT, Act(batch, row, turn, told), id_))
+            places += mine
+        return _Begun(self.caller.start(asked), places)
 
-    def answers(self, begun: Pending[Acted]) -> list[ToolAnswer]:
+    def answers(self, begun: _Begun) -> list[ToolAnswer]:
         """Wait for the calls of a turn."""
-        (acted,) = self.caller.wait(begun)
-        return acted.answers
+        made = [one for acted in self.caller.wait(begun.pending) for one in acted.answers]
+        by_place = dict(zip(begun.places, made, strict=True))
+        return [by_place[place] for place in range(len(made))]
 
-    def give_up(self, begun: Pending[Acted]) -> None:
+    def give_up(self, begun: _Begun) -> None:
         """Wait for them no longer."""
-        self.caller.give_up(begun)
+        self.caller.give_up(begun.pending)
+
+    def _peers(self, call: ToolCall) -> Sequence[Peer]:
+        """Who answers a call; of a name that the model made up, whoever there is."""
+        if self.retrievers and (call.name == SEARCH_TOOL or not self.tools):
+            return self.retrievers
+        return self.tools

@@ -36,6 +36,7 @@ class RolloutStages:
         chunk_bytes: of what an owner is told at once of rows to write.
         has_turns: whether rows have several turns.
         tools: makes the calls of rows; None where there are no tools.
+        retriever: answers calls of `search`; None where the tools do that.
     """
 
     roles: Roles
@@ -45,6 +46,7 @@ class RolloutStages:
     chunk_bytes: int = CHUNK_BYTES
     has_turns: bool = False
     tools: RoleGroup | None = None
+    retriever: RoleGroup | None = None
 
     def generate(self, batch: Batch, step: int, greedy: Batch | None = None) -> None:
         """Have the rows generated, each run of prompts on its owner; fills in lengths.
@@ -82,8 +84,11 @@ class RolloutStages:
     def _conversations(self) -> Conversations | None:
         if not self.has_turns:
             return None
-        ranks = self.tools.ranks if self.tools is not None else ()
-        return Conversations([ToolsPeer(r.host, r.port) for r in ranks], self.roles.rewinds)
+
+        def peers(group: RoleGroup | None) -> list[ToolsPeer]:
+            return [ToolsPeer(rank.host, rank.port) for rank in group.ranks] if group else []
+
+        return Conversations(peers(self.tools), self.roles.rewinds, peers(self.retriever))
 
     def _load(self, batch: Batch, step: int) -> None:
         """Fill in all that is known of the rows; what is trained on them, ranks take up as well."""

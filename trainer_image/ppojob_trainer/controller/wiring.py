@@ -44,6 +44,7 @@ from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.processor import has_native_bfloat16
+from ppojob_trainer.retrieval.manifest import MANIFEST
 from ppojob_trainer.rewards.overlong import OverlongPenalty
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.identity import code_digest, config_digest
@@ -72,6 +73,7 @@ def build_loop(
     prompts = open_prompts(config, began, stack)
     order = prompts.train.order(spec.data, spec.algorithm.draw[1])
     roles = _roles(environment, stop, stack)
+    hosts = _hosts(environment, roles)
     actor = roles.group("actorRollout")
     tape = _tape(spec, journal, run_folder, store.settings, prompts)
     stages = RolloutStages(
@@ -80,7 +82,8 @@ def build_loop(
         _scoring(environment, roles, began),
         tape,
         has_turns=spec.agent is not None,
-        tools=_hosts(environment, roles).get("tools"),
+        tools=hosts.get("tools"),
+        retriever=hosts.get("retriever"),
     )
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
     records = Records(_sinks(spec, run_folder, shown, stack), run_folder)
@@ -124,11 +127,17 @@ def build_loop(
 
 
 def _code_files(spec: PPOJobSpec) -> dict[str, str]:
-    """Digests of the files of reward functions and tools that the controller's pod can read."""
-    rewards = [one.source.path for one in spec.rewards if one.source is not None]
-    tools = spec.agent.tools if spec.agent is not None else ()
+    """Digests of what decides answers, where the controller's pod can read it.
+
+    These are the files of reward functions and tools, and the manifest of an index.
+    """
+    paths = [one.source.path for one in spec.rewards if one.source is not None]
+    if spec.agent is not None:
+        paths += [one.source.path for one in spec.agent.tools if one.source is not None]
+        if spec.agent.retriever is not None:
+            paths.append(f"{spec.agent.retriever.index}/{MANIFEST}")
     found = {}
-    for path in (*rewards, *(one.source.path for one in tools if one.source is not None)):
+    for path in paths:
         if path is not None:
             with contextlib.suppress(OSError):
                 found[path] = sha256_of(Path(path))[1]

@@ -125,6 +125,7 @@ ACTOR_ROLLOUT_METHODS = (
 REWARD_METHODS = (SCORE,)
 REWARD_MODEL_METHODS = (SCORE_BY_MODEL,)
 TOOLS_METHODS = (ACT,)
+"""Of the roles `tools` and `retriever`."""
 
 
 @dataclass(frozen=True)

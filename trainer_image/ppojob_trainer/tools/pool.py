@@ -3,7 +3,7 @@
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -77,6 +77,7 @@ class ToolPool(Closeable):
         processes: children.
         memory_bytes: limit of each process's data.
         variables: names of environment variables that tools see, where they are set.
+        elsewhere: names of tools that others answer.
         log: where children's output goes.
 
     Raises:
@@ -92,11 +93,13 @@ class ToolPool(Closeable):
         processes: int = 1,
         memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
         variables: Sequence[str] = (),
+        elsewhere: Collection[str] = (),
         log: logging.Logger | None = None,
     ) -> None:
         self._agent = agent
-        self._positions = {tool.name: position for position, tool in enumerate(agent.tools)}
-        self._parameters = [parameters_of(tool) for tool in agent.tools]
+        self._tools = [tool for tool in agent.tools if tool.name not in elsewhere]
+        self._positions = {tool.name: position for position, tool in enumerate(self._tools)}
+        self._parameters = [parameters_of(tool) for tool in self._tools]
         self._sandbox = SandboxSettings.of(sandbox or SandboxSpec())
         self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
@@ -128,7 +131,8 @@ class ToolPool(Closeable):
         began = time.monotonic()
         position = self._positions.get(call.name)
         if position is None:
-            made = self._failed("unknown", call, ", ".join(self._positions))
+            names = ", ".join(tool.name for tool in self._agent.tools)
+            made = self._failed("unknown", call, names)
         else:
             try:
                 arguments = read_arguments(call.arguments, self._parameters[position])
@@ -138,7 +142,7 @@ class ToolPool(Closeable):
         return replace(made, seconds=time.monotonic() - began)
 
     def _called(self, call: Wanted, position: int, arguments: bytes) -> Made:
-        limit = self._agent.tools[position].time_limit_seconds
+        limit = self._tools[position].time_limit_seconds
         try:
             answer = self._answer(call, position, arguments, limit)
         except ChildTimeout:
@@ -180,15 +184,16 @@ class ToolPool(Closeable):
     def _load(self, child: BoundedProcess) -> None:
         agent = self._agent
         request = LoadTools(
-            [_code(tool) for tool in agent.tools],
+            [_code(tool) for tool in self._tools],
             self._sandbox,
             agent.max_tool_response_characters,
             agent.tool_response_truncate_side,
         )
         loaded = import_files(child, request, ToolsLoaded, where="spec.agent.tools", what="tools")
         if loaded.problems:
+            places = [agent.tools.index(tool) for tool in self._tools]
             raise ConfigError(
-                f"spec.agent.tools[{problem.position}].{problem.field}: "
+                f"spec.agent.tools[{places[problem.position]}].{problem.field}: "
                 f"got {problem.got}: {problem.why}; {problem.allowed}"
                 for problem in loaded.problems
             )

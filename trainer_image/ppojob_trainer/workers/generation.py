@@ -24,7 +24,7 @@ from ppojob_trainer.rollout.protocol import (
 from ppojob_trainer.rollout.seeds import Purpose, sample_seed
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.client import Caller, Peer
-from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens
+from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.tools.schemas import tool_schemas
 
@@ -111,10 +111,16 @@ class Generation:
         return [Trajectory.of(response) for response in generate(self.engine, requests)]
 
     def _talk(self, rows: list[_Row], turns: Turns) -> list[Trajectory]:
-        told = next((row.batch.conversations.tools for row in rows if row.batch.conversations), [])
+        told = next(
+            (row.batch.conversations for row in rows if row.batch.conversations),
+            Conversations([], rewinds=0),
+        )
         tools = RemoteTools(
             caller=self.caller,
-            peers=[Peer("tools rank", at.host, at.port, "tools") for at in told],
+            tools=[Peer("tools rank", at.host, at.port, "tools") for at in told.tools],
+            retrievers=[
+                Peer("retriever rank", at.host, at.port, "retriever") for at in told.retrievers
+            ],
             rows=[(batch_of(row.batch), row.number) for row in rows],
             created=[row.prompt.created for row in rows],
         )

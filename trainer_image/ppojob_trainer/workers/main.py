@@ -30,6 +30,10 @@ def _factory(role: RoleName) -> WorkerFactory:
         from ppojob_trainer.workers.tools import open_tools_worker
 
         return open_tools_worker
+    if role == "retriever":
+        from ppojob_trainer.workers.retriever import open_retriever_worker
+
+        return open_retriever_worker
     if role == "actorRollout":
         from ppojob_trainer.workers.actor_rollout_start import open_actor_rollout_worker
 

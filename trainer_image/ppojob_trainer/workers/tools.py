@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
+from ppojob_api.topology import retrieved_tools
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, variables_of_code
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer
@@ -63,5 +64,6 @@ def open_tools_worker(
         sandbox=spec.sandbox,
         processes=spec.roles.tools.cpu,
         variables=variables_of_code("tools"),
+        elsewhere=[tool.name for tool in retrieved_tools(spec)],
     ) as pool:
         yield ToolsWorker(pool)

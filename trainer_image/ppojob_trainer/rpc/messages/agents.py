@@ -1,4 +1,4 @@
-"""Calls of tools, from the rank that holds the engine to where tools run."""
+"""Calls of tools, from the rank that holds the engine to where they are answered."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from ppojob_trainer.rpc.messages.rows import BatchName
 
 
 class ToolsPeer(msgspec.Struct, frozen=True, array_like=True):
-    """A rank that runs tools: address or name of its pod, and its port."""
+    """A rank that answers calls: address or name of its pod, and its port."""
 
     host: str
     port: int

@@ -23,10 +23,12 @@ class Conversations(msgspec.Struct, frozen=True):
     Attributes:
         tools: where calls are made; none where there are no tools.
         rewinds: how often the job went back to a commit.
+        retrievers: where calls of `search` are answered; none where the tools do that.
     """
 
     tools: list[ToolsPeer]
     rewinds: int
+    retrievers: list[ToolsPeer] = []
 
 
 class Generate(msgspec.Struct, frozen=True):

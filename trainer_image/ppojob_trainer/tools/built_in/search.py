@@ -40,17 +40,31 @@ def open_search(config: Mapping[str, Json]) -> None:
 
 
 def _settings(config: Mapping[str, Json]) -> tuple[str, str, int]:
-    index, url, top = config.get("index", ""), config.get("url", ""), config.get("topk", _PASSAGES)
+    top = passages_a_query({"topk": config.get("topk", _PASSAGES)})
+    index, url = config.get("index", ""), config.get("url", "")
     for name in sorted(config.keys() - {"index", "url", "topk"}):
         raise ConfigError(
             f"config.{name}: got {shown(config[name])}: no such setting; {_WHERE}, and topk"
         )
-    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
-        raise ConfigError(f"config.topk: got {shown(top)}: no number of passages; at least 1")
     if not isinstance(index, str) or not isinstance(url, str) or bool(index) == bool(url):
         got = shown(dict(config))
         raise ConfigError(f"config: got {got}: it does not say what is searched; {_WHERE}")
     return index, url, top
+
+
+def passages_a_query(config: Mapping[str, Json]) -> int:
+    """How many passages a query finds, where something else says what is searched.
+
+    Raises:
+        ConfigError: the settings say more than that, or it is no number.
+    """
+    for name in sorted(config.keys() - {"topk"}):
+        got = shown(config[name])
+        raise ConfigError(f"config.{name}: got {got}: agent.retriever says what is searched; topk")
+    top = config.get("topk", _PASSAGES)
+    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+        raise ConfigError(f"config.topk: got {shown(top)}: no number of passages; at least 1")
+    return top
 
 
 @lru_cache

@@ -1,0 +1,92 @@
+"""The retriever role's rank: answers the calls of the tool `search`, by an index in its memory.
+
+It answers `act` as the tools role does, and keeps nothing of a call either. It runs no user's code,
+so there are no child processes: the index is opened once, and one thread searches it.
+"""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from ppojob_api.topology import retrieved_tools
+from ppojob_api.v1alpha1.agent import AgentSpec, ToolSpec
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.retrieval.index import open_index
+from ppojob_trainer.retrieval.passages import Retriever, passages_to_string
+from ppojob_trainer.rpc.keys import KeyRing
+from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer, ToolCall
+from ppojob_trainer.rpc.methods import ACT
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.tools.answers import for_the_model
+from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
+from ppojob_trainer.tools.built_in.search import passages_a_query
+from ppojob_trainer.tools.failures import told
+from ppojob_trainer.tools.schemas import parameters_of
+
+
+class RetrieverWorker:
+    """Answers `act`.
+
+    Args:
+        agent: `spec.agent`.
+        tool: of it, the tool `search`.
+        retriever: finds passages.
+        thread: searches; queries are scored one after the other.
+    """
+
+    def __init__(
+        self, agent: AgentSpec, tool: ToolSpec, retriever: Retriever, thread: ThreadPoolExecutor
+    ) -> None:
+        self._agent = agent
+        self._tool = tool
+        self._passages = passages_a_query(tool.config)
+        self._retriever = retriever
+        self._thread = thread
+
+    def routes(self) -> list[Route]:
+        """The methods of this role."""
+        return [Route(ACT, self._act)]
+
+    def _act(self, request: Act) -> "Future[Acted]":
+        return self._thread.submit(lambda: Acted([self._answer(call) for call in request.calls]))
+
+    def _answer(self, call: ToolCall) -> ToolAnswer:
+        began = time.monotonic()
+        failure = ""
+        if call.name != self._tool.name:
+            names = ", ".join(tool.name for tool in self._agent.tools)
+            failure, text = "unknown", told("unknown", call.name, names)
+        else:
+            try:
+                text = self._found(read_arguments(call.arguments, parameters_of(self._tool)))
+            except WrongArguments as wrong:
+                failure, text = "arguments", told("arguments", call.name, str(wrong))
+        most = self._agent.max_tool_response_characters
+        text = for_the_model(text, most, self._agent.tool_response_truncate_side)
+        return ToolAnswer(text, 0.0, failure, time.monotonic() - began)
+
+    def _found(self, arguments: bytes) -> str:
+        query = str(msgspec.json.decode(arguments)["query"])
+        return passages_to_string(self._retriever.search([query], self._passages)[0])
+
+
+@contextmanager
+def open_retriever_worker(
+    environment: PodEnvironment, _rank: RankEnvironment, _keys: KeyRing
+) -> Iterator[RetrieverWorker]:
+    """The worker with its index, which is closed with the block."""
+    spec = environment.config.spec
+    assert spec.agent is not None, "the role is there for its tool"
+    assert spec.agent.retriever is not None, "the role is there for its index"
+    where, encoder = spec.agent.retriever.index, spec.agent.retriever.encoder
+    try:
+        index = open_index(Path(where), Path(encoder) if encoder else None)
+    except ConfigError as wrong:
+        raise ConfigError(f"spec.agent.retriever: {problem}" for problem in wrong.problems) from None
+    with index, ThreadPoolExecutor(1, "search") as thread:
+        yield RetrieverWorker(spec.agent, retrieved_tools(spec)[0], index, thread)
