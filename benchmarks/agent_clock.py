@@ -1,9 +1,9 @@
-"""Conversations over a simulated engine: how much of the tools' time is hidden, what the driver costs.
+"""Conversations over a simulated engine: what of the tools' time is hidden, what the driver costs.
 
     python benchmarks/agent_clock.py
 
-Engine and tools are simulated, and so is their time; the driver, its rows and its clock are real. An
-engine step takes 10 ms, whatever runs. Prints one line of JSON:
+Engine and tools are simulated, and so is their time; the driver, its rows and its clock are real.
+An engine step takes 10 ms, whatever runs. Prints one line of JSON:
 
 - `latency_ratio`: a phase of 64 rows of three turns on an engine of 16 sequences, with calls of
   0.5 s and `toolSteps` 32, over the larger of decoding alone and of the calls alone;
@@ -156,7 +156,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Phase:
-    """What a phase took: simulated seconds, those of calls if nothing else ran, and the driver's."""
+    """What a phase took: simulated seconds, those if nothing but calls ran, and the driver's."""
 
     seconds: float
     calls_alone: float

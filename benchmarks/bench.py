@@ -79,9 +79,7 @@ DRIVER = Claim(
     "x",
     at_least=False,
 )
-GROWTH = Claim(
-    "memory grown over 50 such phases", "growth_mib", 8.0, "MiB", at_least=False
-)
+GROWTH = Claim("memory grown over 50 such phases", "growth_mib", 8.0, "MiB", at_least=False)
 SANDBOX_COST = Claim(
     "a program in the sandbox over a bare one, median",
     "restricted_added_p50_ms",

@@ -2,8 +2,8 @@
 
     python benchmarks/long_tail_ratio.py --ours FILE --trl FILE --full-logits FILE --given FILE
 
-The files are those of `long_tail_update.py` and `long_tail_trl.py`; `given` is ours with 60 % of the
-responses written by tools. Prints one line of JSON.
+The files are those of `long_tail_update.py` and `long_tail_trl.py`; `given` is ours with 60 %
+of the responses written by tools. Prints one line of JSON.
 Refused where TRL got too little of its threads (the machine was busy, which flatters us) or where
 the norms of the gradients say that the work was not the same.
 """

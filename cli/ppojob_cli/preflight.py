@@ -199,9 +199,7 @@ def _tools(spec: PPOJobSpec) -> list[str]:
     elsewhere = [tool.name for tool in retrieved_tools(spec)]
     variables = variables_of_code("tools")
     try:
-        ToolPool(
-            spec.agent, sandbox=spec.sandbox, variables=variables, elsewhere=elsewhere
-        ).close()
+        ToolPool(spec.agent, sandbox=spec.sandbox, variables=variables, elsewhere=elsewhere).close()
     except (ConfigError, JobFailed) as problem:
         return str(problem).splitlines()
     return []

@@ -178,7 +178,9 @@ def searching_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def searching_job(folder: Path, searching: Path, config: dict[str, object], **agent: object) -> Path:
+def searching_job(
+    folder: Path, searching: Path, config: dict[str, object], **agent: object
+) -> Path:
     spec = tiny_jobs.make_manifest(searching)["spec"]
     search = {"name": "search", "config": {"topk": 1, **config}}
     settings = {"format": "search_r1", "toolSteps": -1, "turnTokens": 24, **agent}
@@ -233,7 +235,9 @@ def test_search_r1_is_told_what_it_has_found_and_what_was_no_action(undisturbed_
     assert seen == {"", information("")[:5], INVALID[:5]}
 
 
-@pytest.mark.parametrize("points", [(), ("rpc.act.answer.before@2=kill", "rpc.act.answer.after@7=kill")])
+@pytest.mark.parametrize(
+    "points", [(), ("rpc.act.answer.before@2=kill", "rpc.act.answer.after@7=kill")]
+)
 def test_a_retriever_of_its_own_finds_the_same_and_may_be_killed(
     points, searching_folder, start, tmp_path, output: Path, once: Path, undisturbed_search: Path
 ):

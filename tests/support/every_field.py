@@ -47,7 +47,7 @@ START: dict[str, Any] = {
                     "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
                 },
                 {"name": "search"},
-            ]
+            ],
         },
         "roles": {
             "actorRollout": {"replicas": 2},

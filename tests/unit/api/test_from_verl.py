@@ -42,7 +42,11 @@ OURS = {
     "spec.roles.actorRollout.cpu",
     "spec.roles.actorRollout.parallelism.tensor",
     "spec.roles.reward.replicas",
-    *(f"spec.roles.{role}.{name}" for role in ("tools", "retriever") for name in ("replicas", "cpu")),
+    *(
+        f"spec.roles.{role}.{name}"
+        for role in ("tools", "retriever")
+        for name in ("replicas", "cpu")
+    ),
     *("spec.agent.tools.timeLimitSeconds", "spec.agent.turnTokens"),
     *("spec.agent.toolSteps", "spec.agent.toolFailure"),
     # verl has one key for all of its losses, which stands at that of the clipped one.

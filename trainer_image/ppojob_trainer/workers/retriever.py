@@ -87,6 +87,8 @@ def open_retriever_worker(
     try:
         index = open_index(Path(where), Path(encoder) if encoder else None)
     except ConfigError as wrong:
-        raise ConfigError(f"spec.agent.retriever: {problem}" for problem in wrong.problems) from None
+        raise ConfigError(
+            f"spec.agent.retriever: {problem}" for problem in wrong.problems
+        ) from None
     with index, ThreadPoolExecutor(1, "search") as thread:
         yield RetrieverWorker(spec.agent, retrieved_tools(spec)[0], index, thread)
