@@ -113,6 +113,7 @@ def test_what_is_trained_kept_and_told(undisturbed_talk: Path):
     assert line["num_turns/max"] > 2
     assert run_folders.metrics(undisturbed_talk)[0]["val-aux/num_turns/mean"] >= 2
     assert line["tool_call_counts/mean"] > 0
+    assert line["timing_s/agent_loop/tool_calls/max"] > 0
     assert 0 < line["response/given_share"] < 1
     assert line["reward_extra/calls/mean"] == line["tool_call_counts/mean"]
     assert any("add" in text for text in [row["response"] for row in talked])

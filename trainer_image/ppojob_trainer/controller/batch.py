@@ -53,6 +53,7 @@ class Batch:
         scores: (rows,) from the reward functions.
         extras: (rows,) the scorers' further variables, JSON objects.
         figures: (rows,) turns and calls of each row, JSON; none where rows have one turn.
+        tool_seconds: (rows,) that calls took; none where the rows come from the disk.
         origins: (prompts,) where each prompt was drawn, in a batch chosen out of rounds.
     """
 
@@ -66,6 +67,7 @@ class Batch:
     scores: list[float] = field(default_factory=list)
     extras: list[bytes] = field(default_factory=list)
     figures: list[bytes] = field(default_factory=list)
+    tool_seconds: list[float] = field(default_factory=list)
     origins: list[Origin] | None = None
 
     @property
@@ -211,6 +213,7 @@ class Batch:
         self.lengths = [length for answer in answers for length in answer.lengths]
         self.truncated = [truncated for answer in answers for truncated in answer.truncated]
         self.figures = [figures for answer in answers for figures in answer.figures]
+        self.tool_seconds = [seconds for answer in answers for seconds in answer.tool_seconds]
 
     def take_scores(self, scores: list[RowScore]) -> None:
         """Keep scores that arrived in any order."""

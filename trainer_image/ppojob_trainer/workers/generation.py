@@ -70,6 +70,12 @@ class _Row:
         position, sample = divmod(self.number, self.batch.samples)
         return f"{prefix}{position}/{sample}"
 
+    @property
+    def place(self) -> str:
+        """What people are told of it; numbers as in the files of rows."""
+        step = f"{self.batch.purpose} step {self.batch.step}"
+        return f"{step}, prompt {self.prompt.prompt}, sample {self.number % self.batch.samples}"
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -119,7 +125,14 @@ class Generation:
             created=[row.prompt.created for row in rows],
         )
         episodes = [
-            Episode(row.name, tuple(row.prompt.tokens), row.sampling, row.seed_of, turns.limits)
+            Episode(
+                row.name,
+                tuple(row.prompt.tokens),
+                row.sampling,
+                row.seed_of,
+                turns.limits,
+                place=row.place,
+            )
             for row in rows
         ]
         driver = Driver(self.engine, tools, turns.form, turns.delay, turns.fails)

@@ -61,12 +61,14 @@ class Generated(msgspec.Struct, frozen=True):
         truncated: (rows,).
         greedy: the same of greedy responses, where they were asked for.
         figures: (rows,) JSON of each row's figures, where rows have several turns.
+        tool_seconds: (rows,) that the calls of each row took, likewise.
     """
 
     lengths: list[int]
     truncated: list[bool]
     greedy: "Generated | None" = None
     figures: list[bytes] = []
+    tool_seconds: list[float] = []
 
 
 class LoadRows(msgspec.Struct, frozen=True):
