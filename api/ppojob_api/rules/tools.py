@@ -49,9 +49,34 @@ TOOL_RULES = rules(
     when: self.parameters.size() > 0
     must: has(self.parameters.type) && self.parameters.type == 'object'
 
+    spec.agent.tools[] | source | Conflict | here
+        a call has one answer; exactly one of path and url
+    when: has(self.source)
+    must: (has(self.source.path) ? 1 : 0) + (has(self.source.url) ? 1 : 0) == 1
+
+    spec.agent.tools[] | source.url | BadForm | here
+        it is no address of a service; http://HOST:PORT/PATH, or https://
+    when: has(self.source) && has(self.source.url)
+    must: self.source.url.startsWith('http://') || self.source.url.startsWith('https://')
+
+    spec.agent.tools[] | source.function | NoEffect | here
+        it is in the file of path; remove it
+    when: has(self.source) && !has(self.source.path)
+    must: !has(self.source.function)
+
+    spec.agent.tools[] | source.keyVariable | NoEffect | here
+        nobody is sent a key; remove it, or a url
+    when: has(self.source) && !has(self.source.url)
+    must: !has(self.source.keyVariable)
+
+    spec.agent.tools[] | config | NoEffect | here
+        settings are for code of path; remove it
+    when: has(self.source) && !has(self.source.path)
+    must: self.config.size() == 0
+
     spec.agent.tools[] | source.function | Required | here
         the name of the tool ${self.name} is no name of Python; that of a function or class
-    when: has(self.source) && !has(self.source.function)
+    when: has(self.source) && has(self.source.path) && !has(self.source.function)
     must: self.name.matches(r'$IDENTIFIER')
 
     spec.agent.tools[] | source.function | BadForm | here

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.section import Arguments, Items, Path, Seconds, Section, Tokens
+from ppojob_api.v1alpha1.kubernetes_names import EnvironmentName
+from ppojob_api.v1alpha1.section import Arguments, Items, Path, Seconds, Section, Tokens, Url
 
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
 ToolFormat = Literal[
@@ -24,13 +25,20 @@ Turns = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class ToolSource(Section):
-    """Where the code of a tool comes from."""
+    """What answers the calls of a tool; one of path and url."""
 
-    path: Path
+    path: Path | None = None
     """Python file."""
 
     function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Function, or class with verl's `execute`, in that file; absent: the tool's name."""
+
+    url: Url | None = None
+    """Service that is posted the arguments as a JSON object: http://HOST:PORT/PATH."""
+
+    key_variable: EnvironmentName | None = None
+    """Variable of the tools pods that holds the key of `url`, sent as a bearer token; absent: no
+    key."""
 
 
 class ToolSpec(Section):
@@ -40,7 +48,7 @@ class ToolSpec(Section):
     """As the model calls it. verl: tool_schema.function.name."""
 
     source: ToolSource | None = None
-    """Its code; absent: the built-in tool of that name. verl: class_name."""
+    """Its code, or a service; absent: the built-in tool of that name. verl: class_name."""
 
     description: Annotated[str, Field(max_length=16_384)] | None = None
     """What it does, for the model; absent only where it is built in.

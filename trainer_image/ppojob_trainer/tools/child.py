@@ -28,6 +28,7 @@ from ppojob_trainer.tools.built_in import TOOLS
 from ppojob_trainer.tools.built_in.tool import Call
 from ppojob_trainer.tools.custom import BadTool, Tool, load_tool
 from ppojob_trainer.tools.describe import describe_tools
+from ppojob_trainer.tools.http_tool import http_tool
 from ppojob_trainer.tools.wire import (
     CallTool,
     DescribeTools,
@@ -47,7 +48,7 @@ _decode_json: Final = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A tool, and where its file lies; empty for one that is built in."""
+    """A tool, and where its file lies; empty where it has none."""
 
     call: Tool
     folder: str
@@ -96,6 +97,8 @@ class Tools:
         return ToolCalled(request.number, text, reward)
 
     def _load(self, code: ToolCode, modules: dict[str, ModuleType]) -> _Loaded:
+        if code.url:
+            return _Loaded(http_tool(code), "")
         if not code.path:
             return _Loaded(self._built_in(code), "")
         folder = str(Path(code.path).resolve().parent)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ppojob_api.v1alpha1.agent import AgentSpec, ToolSpec
+from ppojob_api.v1alpha1.agent import AgentSpec, ToolSource, ToolSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
@@ -195,11 +195,14 @@ class ToolPool(Closeable):
 
 
 def _code(tool: ToolSpec) -> ToolCode:
-    source = tool.source
+    source = tool.source or ToolSource()
     return ToolCode(
         tool.name,
-        source.path if source else "",
-        (source.function if source else None) or tool.name,
+        source.path or "",
+        source.function or tool.name,
         msgspec.json.encode(tool_schema(tool)),
         msgspec.json.encode(tool.config),
+        tool.time_limit_seconds,
+        source.url or "",
+        source.key_variable or "",
     )

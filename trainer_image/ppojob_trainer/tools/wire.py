@@ -11,10 +11,13 @@ class ToolCode(msgspec.Struct, frozen=True):
 
     Attributes:
         name: as the model calls it.
-        path: Python file of the user; empty for a tool that is built in.
+        path: Python file of the user; empty where something else answers.
         function: function or class in that file.
         schema: JSON of what the model is told of it.
         config: JSON object that a class is made with.
+        seconds: limit of a call.
+        url: of the service that answers; empty where code does.
+        key_variable: environment variable with the key of the service; empty for none.
     """
 
     name: str
@@ -22,6 +25,9 @@ class ToolCode(msgspec.Struct, frozen=True):
     function: str
     schema: bytes
     config: bytes
+    seconds: float
+    url: str = ""
+    key_variable: str = ""
 
 
 class LoadTools(msgspec.Struct, frozen=True, tag=True):
