@@ -1,10 +1,16 @@
-"""What CEL cannot say of tools: what is within their schemas and settings."""
+"""What CEL cannot say of tools: what is within schemas and settings, and addresses."""
 
+import ipaddress
 from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
 
 from ppojob_api.checks import Check
 from ppojob_api.problem import Problem, ReasonCode, shown
-from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+
+_EGRESS: Final = "spec.agent.egress"
+_USUAL_PORTS: Final = {"http": 80, "https": 443}
 
 
 def queries(job: PPOJob) -> Iterator[Problem]:
@@ -29,4 +35,60 @@ def queries(job: PPOJob) -> Iterator[Problem]:
         )
 
 
-TOOL_CHECKS = (Check(queries, ("spec.agent.format", "spec.agent.tools")),)
+def addresses(job: PPOJob) -> Iterator[Problem]:
+    """A range of addresses is one that a NetworkPolicy can have."""
+    for index, rule in enumerate(job.spec.agent.egress if job.spec.agent else ()):
+        try:
+            ipaddress.ip_network(rule.cidr or "::/0")
+        except ValueError:
+            why = "no range of addresses in its shortest form"
+            allowed = "such as 10.1.0.0/16 or 2001:db8::/32, with no bit set behind the prefix"
+            where = f"{_EGRESS}[{index}].cidr"
+            yield Problem(where, shown(rule.cidr), why, allowed, ReasonCode.BAD_FORM)
+
+
+def services(job: PPOJob) -> Iterator[Problem]:
+    """A service that tools ask is at a port that tools pods may connect to."""
+    egress = job.spec.agent.egress if job.spec.agent else ()
+    for where, url in _services_of(job.spec):
+        port = _port_of(url)
+        if port is None or any(not rule.ports or port in rule.ports for rule in egress):
+            continue
+        why = f"tools pods connect to nothing that {_EGRESS} does not name, nor to port {port}"
+        allowed = f"{_EGRESS}: [{{ports: [{port}]}}]"
+        yield Problem(where, shown(url), why, allowed, ReasonCode.CONFLICT)
+
+
+def _services_of(spec: PPOJobSpec) -> Iterator[tuple[str, str]]:
+    """What calls of tools ask over the network, as far as the job says it: place and URL."""
+    tools = spec.agent.tools if spec.agent else ()
+    for index, tool in enumerate(tools):
+        where, url = f"spec.agent.tools[{index}]", tool.config.get("url")
+        if tool.source is not None and tool.source.url is not None:
+            yield f"{where}.source.url", tool.source.url
+        elif tool.source is None and isinstance(url, str):
+            yield f"{where}.config.url", url
+    if spec.sandbox.url is not None and any(
+        tool.name == "python" and tool.source is None for tool in tools
+    ):
+        yield "spec.sandbox.url", spec.sandbox.url
+
+
+def _port_of(url: str) -> int | None:
+    """The port of a service that is not in the pod itself; None where there is none."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "localhost", parts.port
+    except ValueError:
+        return None  # which others refuse
+    if host == "localhost" or host == "::1" or host.startswith("127."):
+        return None
+    return port or _USUAL_PORTS.get(parts.scheme)
+
+
+_TOOLS: Final = ("spec.agent.tools", "spec.agent.egress", "spec.sandbox.url")
+TOOL_CHECKS = (
+    Check(queries, ("spec.agent.format", "spec.agent.tools")),
+    Check(addresses, (_EGRESS,)),
+    Check(services, _TOOLS),
+)

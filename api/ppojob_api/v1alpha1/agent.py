@@ -5,7 +5,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ppojob_api.v1alpha1.kubernetes_names import EnvironmentName
-from ppojob_api.v1alpha1.section import Arguments, Items, Path, Seconds, Section, Tokens, Url
+from ppojob_api.v1alpha1.section import (
+    PRINTABLE,
+    Arguments,
+    Items,
+    Path,
+    Seconds,
+    Section,
+    Tokens,
+    Url,
+)
 
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
 ToolFormat = Literal[
@@ -21,6 +30,7 @@ ToolFormat = Literal[
     "llama3_json",
     "search_r1",
 ]
+Port = Annotated[int, Field(ge=1, le=65_535)]
 Turns = Annotated[int, Field(ge=1, le=10_000)]
 
 
@@ -65,6 +75,16 @@ class ToolSpec(Section):
     """Of a call; what takes longer is killed."""
 
 
+class EgressSpec(Section):
+    """Addresses and TCP ports that tools pods may connect to."""
+
+    cidr: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)] | None = None
+    """Addresses, 10.1.0.0/16; absent: all."""
+
+    ports: Annotated[Items[Port], Field(max_length=64)] = ()
+    """Ports; empty: all."""
+
+
 class AgentSpec(Section):
     """Rows of several turns: the model speaks, tools answer, the model goes on.
 
@@ -73,6 +93,10 @@ class AgentSpec(Section):
 
     tools: Annotated[Items[ToolSpec], Field(max_length=64)] = ()
     """What the model may call. verl: multi_turn.tool_config_path."""
+
+    egress: Annotated[Items[EgressSpec], Field(max_length=64)] = ()
+    """What tools pods may connect to on a cluster, and to DNS with it; empty: nothing, which their
+    NetworkPolicy says. Without effect on one machine."""
 
     format: ToolFormat = "hermes"
     """How the model writes a call. verl: multi_turn.format, hermes."""
