@@ -1,12 +1,13 @@
 """Calls of tools from the rank that holds the engine: asked over the wire, answered in time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
 from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.wire import RequestId
@@ -22,23 +23,25 @@ class RemoteTools:
         caller: asks.
         peers: the ranks of the role `tools`, at least one.
         rows: (rows,) batch and number in it of each row of the phase.
-        created: (rows,) what the data says the tools of a row are made with: JSON by tool.
+        prompts: (rows,) what each row answers; it says what its tools are made with, and which.
     """
 
     caller: Caller
     peers: Sequence[Peer]
     rows: Sequence[tuple[BatchName, int]]
-    created: Sequence[Mapping[str, bytes]]
+    prompts: Sequence[PromptTokens]
 
     def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Pending[Acted]:
         """Ask for the calls of a turn."""
         batch, row = self.rows[number]
-        made = self.created[number]
+        prompt = self.prompts[number]
+        made = prompt.created
         told = [msgspec.structs.replace(c, created=made.get(c.name, c.created)) for c in calls]
         # No epoch: whichever attempt of the role serves is asked, as its loss costs no step.
         id_ = RequestId(0, batch.step, f"{batch.label}/act/{row}", turn, batch.rewinds)
         peer = self.peers[row % len(self.peers)]
-        return self.caller.start([Call(peer, ACT, Act(batch, row, turn, told), id_)])
+        act = Act(batch, row, turn, told, prompt.tools)
+        return self.caller.start([Call(peer, ACT, act, id_)])
 
     def answers(self, begun: Pending[Acted]) -> list[ToolAnswer]:
         """Wait for the calls of a turn."""

@@ -13,8 +13,8 @@ import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.data.row_tools import created_tools, selected_tools
 from ppojob_trainer.errors import RewardFailed
-from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.rollout import Generated, PromptTokens
 from ppojob_trainer.rpc.messages.rows import RowIndex, ValueKind, batch_label
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
@@ -123,7 +123,12 @@ class Batch:
     def prompt_tokens(self, first: int, last: int) -> list[PromptTokens]:
         """A run of prompts as the ranks are told of them."""
         return [
-            PromptTokens(prompt.index, list(prompt.token_ids), created_tools(prompt.extra_info))
+            PromptTokens(
+                prompt.index,
+                list(prompt.token_ids),
+                created_tools(prompt.extra_info),
+                selected_tools(prompt.extra_info),
+            )
             for prompt in self.prompts[first:last]
         ]
 
@@ -220,21 +225,6 @@ class Batch:
         ordered = sorted(scores, key=lambda score: score.row)
         self.scores = [score.score for score in ordered]
         self.extras = [score.extras for score in ordered]
-
-
-def created_tools(extra_info: Mapping[str, Json]) -> dict[str, bytes]:
-    """What a row's tools are made with, JSON by tool: verl's `tools_kwargs.<tool>.create_kwargs`.
-
-    Whatever has another form is nobody's, as in verl.
-    """
-    told = extra_info.get("tools_kwargs")
-    if not isinstance(told, dict):
-        return {}
-    return {
-        tool: msgspec.json.encode(own["create_kwargs"])
-        for tool, own in told.items()
-        if isinstance(own, dict) and isinstance(own.get("create_kwargs"), dict)
-    }
 
 
 def shares(rows: int, parts: int) -> list[tuple[int, int]]:

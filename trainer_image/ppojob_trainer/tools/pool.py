@@ -38,12 +38,14 @@ class Wanted:
         arguments: JSON object, as text; it may be wrong.
         created: JSON object: what the row says the tool is made with.
         instance: names the call, the same whenever it is made again.
+        tools: names of those that may be called; empty for all.
     """
 
     name: str
     arguments: str
     created: bytes
     instance: str
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +128,10 @@ class ToolPool(Closeable):
     def _make(self, call: Wanted) -> Made:
         """Make a call; what goes wrong becomes an answer."""
         began = time.monotonic()
-        position = self._positions.get(call.name)
+        known = call.tools or tuple(self._positions)
+        position = self._positions.get(call.name) if call.name in known else None
         if position is None:
-            made = self._failed("unknown", call, ", ".join(self._positions))
+            made = self._failed("unknown", call, ", ".join(known))
         else:
             try:
                 arguments = read_arguments(call.arguments, self._parameters[position])

@@ -122,7 +122,7 @@ class Generation:
             caller=self.caller,
             peers=[Peer("tools rank", at.host, at.port, "tools") for at in told],
             rows=[(batch_of(row.batch), row.number) for row in rows],
-            created=[row.prompt.created for row in rows],
+            prompts=[row.prompt for row in rows],
         )
         episodes = [
             Episode(

@@ -10,11 +10,13 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         created: what its tools are made with: JSON by tool.
+        tools: names of those that may be called; empty for all.
     """
 
     prompt: int
     tokens: list[int]
     created: dict[str, bytes] = {}
+    tools: list[str] = []
 
 
 class Conversations(msgspec.Struct, frozen=True):
