@@ -51,7 +51,7 @@ def services(job: PPOJob) -> Iterator[Problem]:
     """A service that tools ask is at a port that tools pods may connect to."""
     egress = job.spec.agent.egress if job.spec.agent else ()
     for where, url in _services_of(job.spec):
-        port = _port_of(url)
+        port = port_of(url)
         if port is None or any(not rule.ports or port in rule.ports for rule in egress):
             continue
         why = f"tools pods connect to nothing that {_EGRESS} does not name, nor to port {port}"
@@ -68,13 +68,16 @@ def _services_of(spec: PPOJobSpec) -> Iterator[tuple[str, str]]:
             yield f"{where}.source.url", tool.source.url
         elif tool.source is None and isinstance(url, str):
             yield f"{where}.config.url", url
+    for index, server in enumerate(spec.agent.mcp_servers if spec.agent else ()):
+        if server.url is not None:
+            yield f"spec.agent.mcpServers[{index}].url", server.url
     if spec.sandbox.url is not None and any(
         tool.name == "python" and tool.source is None for tool in tools
     ):
         yield "spec.sandbox.url", spec.sandbox.url
 
 
-def _port_of(url: str) -> int | None:
+def port_of(url: str) -> int | None:
     """The port of a service that is not in the pod itself; None where there is none."""
     try:
         parts = urlsplit(url)
@@ -86,9 +89,12 @@ def _port_of(url: str) -> int | None:
     return port or _USUAL_PORTS.get(parts.scheme)
 
 
-_TOOLS: Final = ("spec.agent.tools", "spec.agent.egress", "spec.sandbox.url")
+_SERVICES: Final = (
+    *("spec.agent.tools", "spec.agent.mcpServers", "spec.agent.egress"),
+    "spec.sandbox.url",
+)
 TOOL_CHECKS = (
     Check(queries, ("spec.agent.format", "spec.agent.tools")),
     Check(addresses, (_EGRESS,)),
-    Check(services, _TOOLS),
+    Check(services, _SERVICES),
 )

@@ -35,7 +35,7 @@ Turns = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class ToolSource(Section):
-    """What answers the calls of a tool; one of path and url."""
+    """What answers the calls of a tool; one of path, url and mcpServer."""
 
     path: Path | None = None
     """Python file."""
@@ -49,6 +49,12 @@ class ToolSource(Section):
     key_variable: EnvironmentName | None = None
     """Variable of the tools pods that holds the key of `url`, sent as a bearer token; absent: no
     key."""
+
+    mcp_server: ToolName | None = None
+    """Name of an item of `mcpServers`."""
+
+    tool: Annotated[str, Field(min_length=1, max_length=253, pattern=PRINTABLE)] | None = None
+    """What the server calls it; absent: the tool's name."""
 
 
 class ToolSpec(Section):
@@ -75,6 +81,23 @@ class ToolSpec(Section):
     """Of a call; what takes longer is killed."""
 
 
+class McpServerSpec(Section):
+    """A server of the Model Context Protocol; one of url and command."""
+
+    name: ToolName
+    """By which tools name it."""
+
+    url: Url | None = None
+    """Its address, by Streamable HTTP: http://HOST:PORT/mcp."""
+
+    key_variable: EnvironmentName | None = None
+    """Variable of the tools pods that holds its key, sent as a bearer token; absent: no key."""
+
+    command: Annotated[Items[Path], Field(max_length=64)] = ()
+    """Program and arguments; started for each call, in the tools pods, and spoken to by stdin and
+    stdout."""
+
+
 class EgressSpec(Section):
     """Addresses and TCP ports that tools pods may connect to."""
 
@@ -93,6 +116,10 @@ class AgentSpec(Section):
 
     tools: Annotated[Items[ToolSpec], Field(max_length=64)] = ()
     """What the model may call. verl: multi_turn.tool_config_path."""
+
+    mcp_servers: Annotated[Items[McpServerSpec], Field(max_length=64)] = ()
+    """Servers of tools. What the model is told of their tools stands in `tools`, and is compared
+    when the job starts."""
 
     egress: Annotated[Items[EgressSpec], Field(max_length=64)] = ()
     """What tools pods may connect to on a cluster, and to DNS with it; empty: nothing, which their

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ppojob_api.v1alpha1.agent import AgentSpec, ToolSource, ToolSpec
+from ppojob_api.v1alpha1.agent import AgentSpec, McpServerSpec, ToolSource, ToolSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
@@ -26,7 +26,14 @@ from ppojob_trainer.tools.answers import MARK_CHARACTERS, cut, for_the_model
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
 from ppojob_trainer.tools.failures import told
 from ppojob_trainer.tools.schemas import parameters_of, tool_schema
-from ppojob_trainer.tools.wire import CallTool, LoadTools, ToolCalled, ToolCode, ToolsLoaded
+from ppojob_trainer.tools.wire import (
+    CallTool,
+    LoadTools,
+    ServerCode,
+    ToolCalled,
+    ToolCode,
+    ToolsLoaded,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,7 @@ class ToolPool(Closeable):
         self._sandbox = SandboxSettings.of(sandbox or SandboxSpec())
         self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
+        self._is_compared = False
         try:
             self._children = ChildPool(
                 "ppojob_trainer.tools.child",
@@ -184,6 +192,8 @@ class ToolPool(Closeable):
         agent = self._agent
         request = LoadTools(
             [_code(tool) for tool in agent.tools],
+            [_server(one) for one in agent.mcp_servers],
+            not self._is_compared,
             self._sandbox,
             agent.max_tool_response_characters,
             agent.tool_response_truncate_side,
@@ -191,10 +201,11 @@ class ToolPool(Closeable):
         loaded = import_files(child, request, ToolsLoaded, where="spec.agent.tools", what="tools")
         if loaded.problems:
             raise ConfigError(
-                f"spec.agent.tools[{problem.position}].{problem.field}: "
-                f"got {problem.got}: {problem.why}; {problem.allowed}"
+                f"spec.agent.{problem.where}: got {problem.got}: {problem.why}; {problem.allowed}"
                 for problem in loaded.problems
             )
+        # A child that comes later, in the place of one that was killed, finds a job under way.
+        self._is_compared = True
 
 
 def _code(tool: ToolSpec) -> ToolCode:
@@ -202,10 +213,17 @@ def _code(tool: ToolSpec) -> ToolCode:
     return ToolCode(
         tool.name,
         source.path or "",
-        source.function or tool.name,
+        source.function or source.tool or tool.name,
         msgspec.json.encode(tool_schema(tool)),
         msgspec.json.encode(tool.config),
         tool.time_limit_seconds,
         source.url or "",
         source.key_variable or "",
+        source.mcp_server or "",
+    )
+
+
+def _server(server: McpServerSpec) -> ServerCode:
+    return ServerCode(
+        server.name, server.url or "", list(server.command), server.key_variable or ""
     )
