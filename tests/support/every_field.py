@@ -38,6 +38,7 @@ START: dict[str, Any] = {
         ],
         "rewardModel": {"path": "/data/reward-model"},
         "agent": {
+            "egress": [{"cidr": "10.1.0.0/16"}],
             "tools": [
                 {
                     "name": "search",
@@ -45,7 +46,7 @@ START: dict[str, Any] = {
                     "description": "Finds pages.",
                     "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
                 }
-            ]
+            ],
         },
         "roles": {
             "actorRollout": {"replicas": 2},

@@ -14,6 +14,7 @@ import time
 import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Image
+from mcp.server.mcpserver.exceptions import ToolError
 
 server = MCPServer("sums")
 calls: list[str] = []
@@ -36,7 +37,7 @@ else:
 @server.tool()
 def fails(why: str | None = None) -> str:
     """Fails."""
-    raise ValueError(f"{why}, says {os.environ.get('KEY')}")
+    raise ToolError(f"{why}, says {os.environ.get('KEY')}")
 
 
 @server.tool()

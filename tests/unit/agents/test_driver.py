@@ -36,7 +36,9 @@ def engine() -> HuggingFaceEngine:
 def rows(limits: Limits = LIMITS, number: int = ROWS) -> list[Episode]:
     drawn = SamplingParams(1.0, 1.0, -1, 1, ENDS)
     return [
-        Episode(f"{n}", (1, 2, n % VOCAB), drawn, lambda turn, n=n: 1000 * turn + n, limits, f"r{n}")
+        Episode(
+            f"{n}", (1, 2, n % VOCAB), drawn, lambda turn, n=n: 1000 * turn + n, limits, f"r{n}"
+        )
         for n in range(number)
     ]
 

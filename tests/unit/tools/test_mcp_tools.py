@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from golden_lines import assert_lines, read_lines
 
-from ppojob_api.manifest import read_file
+from ppojob_api.manifest import read_bytes
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_cli.main import main
 from ppojob_trainer.errors import ConfigError
@@ -52,15 +52,9 @@ def printed(*arguments: str) -> dict[str, Any]:
     """What `ppojob tools` prints of a server, as a manifest has it."""
     done = CliRunner().invoke(main, ["tools", *arguments])
     assert done.exit_code == 0, done.output
-    read = read_file_of(done.stdout)
+    read = read_bytes(done.stdout.encode(), "agent.yaml").value
     assert isinstance(read, dict)
     return read["agent"]
-
-
-def read_file_of(text: str) -> Any:
-    with CliRunner().isolated_filesystem():
-        Path("agent.yaml").write_text(text)
-        return read_file("agent.yaml").value
 
 
 def ask(pool: ToolPool, name: str, arguments: str = "{}") -> Made:

@@ -1,7 +1,8 @@
 """What a row says of the tools of its job, in its `extra_info` and by verl's names.
 
-`tools_kwargs.NAME.create_kwargs` is what a tool is made with. `tool_selection` is a list of names: the
-row shows the model these tools, in this order, and no other can be called; absent or empty, all are.
+`tools_kwargs.NAME.create_kwargs` is what a tool is made with. `tool_selection` is a list of names:
+the row shows the model these tools, in this order, and no other can be called; where it is absent
+or empty, all can.
 """
 
 from collections.abc import Collection, Mapping
