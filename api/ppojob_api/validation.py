@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 
 from ppojob_api.checks.pods import POD_CHECKS
 from ppojob_api.checks.schedule import SCHEDULE_CHECKS, rounded_updates, steps_of_run
+from ppojob_api.checks.tools import TOOL_CHECKS
 from ppojob_api.parsing import parse
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.rules import RULES, Rule
 from ppojob_api.shape import PathKey, dotted, within
 from ppojob_api.v1alpha1.job import PPOJob
 
-CHECKS = (*SCHEDULE_CHECKS, *POD_CHECKS)
+CHECKS = (*SCHEDULE_CHECKS, *POD_CHECKS, *TOOL_CHECKS)
 _RULES_OF_A_JOB = tuple(rule for rule in RULES if not rule.is_of_edits)
 
 _NAME_TO_COME = Problem(

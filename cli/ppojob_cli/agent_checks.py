@@ -36,6 +36,29 @@ def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[
     return errors + ([found.refusal] if found.refusal else []), warnings
 
 
+def text_prompt_warning(spec: PPOJobSpec, place: str) -> list[str]:
+    """Tell that prompts which are text show no tools.
+
+    Args:
+        spec: the job.
+        place: of such a prompt; empty where there is none.
+    """
+    agent = spec.agent
+    if not place or agent is None or not agent.tools or FORMATS[agent.format].answer is not None:
+        return []
+    return [
+        str(
+            Problem(
+                f"{place}:{spec.data.prompt_key}",
+                "a prompt that is text",
+                "no chat template tells the model of spec.agent.tools",
+                "chat messages, spec.data.textPrompts: user_message, or fine where it tells itself",
+                ReasonCode.NO_EFFECT,
+            )
+        )
+    ]
+
+
 def _unknown_tokens(name: str, chat: ChatTokenizer) -> list[str]:
     """Tokens at which turns are to end, and which the model does not have."""
     known = {token.content for token in chat.added_tokens.values()}

@@ -10,7 +10,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_api.topology import called_tools, retrieved_tools
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_cli.agent_checks import check_agent
+from ppojob_cli.agent_checks import check_agent, text_prompt_warning
 from ppojob_cli.commit_checks import check_commits, uncommitted_warning
 from ppojob_cli.machine_checks import (
     check_gpus,
@@ -152,7 +152,7 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
     found.errors += report.errors
     if not report.errors:
         found.errors += render_problems(validation.check_length(config.job(), report.train_rows))
-    found.warnings += report.warnings
+    found.warnings += [*report.warnings, *text_prompt_warning(spec, report.text_prompt)]
     return chat.largest_token_id
 
 

@@ -63,7 +63,11 @@ class StepRecord:
             for name, seconds in self.values.items()
             if name.startswith(_STAGE_PREFIX)
         }
-        times = [(name, seconds) for name, seconds in stages.items() if name not in _NO_STAGES]
+        times = [
+            (name, seconds)
+            for name, seconds in stages.items()
+            if name not in _NO_STAGES and "/" not in name
+        ]
         return sorted(times, key=lambda stage: -stage[1])
 
 

@@ -1,50 +1,107 @@
 """`ppojob tools`: what `spec.agent.tools` is to say of tools that are there already."""
 
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ppojob_api.checks.tools import port_of
 from ppojob_api.manifest import to_yaml
 from ppojob_api.problem import shown
 from ppojob_cli.input_error import InputError, told
 from ppojob_cli.verl_tools import read_verl_tools, wrong_tools
 
+if TYPE_CHECKING:
+    from ppojob_trainer.tools.wire import Described
+
 
 @click.command()
-@click.argument("file", metavar="FILE")
-def tools(file: str) -> None:
-    """Print spec.agent.tools for verl's YAML of tools, or for the functions of a Python file.
+@click.argument("file", metavar="[FILE]", required=False)
+@click.option(
+    "--mcp", metavar="URL", help="An MCP server, or the command of one, with its arguments."
+)
+@click.option("--name", default="mcp", metavar="NAME", help="What the job calls that server.")
+@click.option("--key-variable", metavar="NAME", help="Variable that holds the key of that server.")
+def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None) -> None:
+    """Print spec.agent.tools for verl's YAML of tools, a Python file, or an MCP server.
 
     Of a Python file all public functions are tools, or those that verl's @function_tool marks. What
-    a model is told of one is its signature and docstring; nothing of the file is kept.
+    a model is told of one is its signature and docstring; nothing of the file is kept. Of an MCP
+    server all tools are printed, and what a job needs to call them.
     """
-    if file.endswith((".yaml", ".yml", ".json")):
-        found = read_verl_tools(file)
+    if (file is None) == (mcp is None):
+        got = "both" if file else "neither"
+        why = "tools are in a file, or at a server"
+        raise InputError(f"FILE and --mcp: got {got}: {why}; one of the two")
+    if file is None:
+        agent = _of_server(str(mcp), name, key_variable)
+    elif file.endswith((".yaml", ".yml", ".json")):
+        agent = {"tools": read_verl_tools(file)}
     elif file.endswith(".py"):
-        found = _of_functions(file)
+        agent = {"tools": _of_functions(file)}
     else:
         why = "tools are in YAML or in Python"
         raise InputError(f"FILE: got {shown(file)}: {why}; a name that ends in .yaml or .py")
-    if problems := list(wrong_tools(found)):
+    if problems := list(wrong_tools(agent)):
         raise InputError("\n".join(map(str, problems)))
-    click.echo(to_yaml({"agent": {"tools": found}}), nl=False)
+    click.echo(to_yaml({"agent": agent}), nl=False)
 
 
 def _of_functions(file: str) -> list[dict[str, Any]]:
     """Of each function of a file what a model has to know."""
-    import msgspec
-
     from ppojob_trainer.tools.describe import read_tools
 
     with told():
         described = read_tools(file)
-    return [
-        {
-            "name": one.name,
+    path = str(Path(file))
+    return list(_tools(described, lambda one: {"path": path, "function": one.function}))
+
+
+def _of_server(place: str, name: str, key_variable: str | None) -> dict[str, Any]:
+    """Of each tool of a server the same, with the server and the port that it is asked at."""
+    from ppojob_trainer.tools.describe import read_server
+    from ppojob_trainer.tools.wire import ServerCode
+
+    is_url = place.startswith(("http://", "https://"))
+    command = [] if is_url else shlex.split(place)
+    if not is_url and not command:
+        raise InputError(f"--mcp: got {shown(place)}: no server; http://HOST:PORT/mcp or a command")
+    server: dict[str, Any] = {"name": name} | ({"url": place} if is_url else {"command": command})
+    if key_variable:
+        server["keyVariable"] = key_variable
+    code = ServerCode(name, place if is_url else "", command, key_variable or "")
+    with told():
+        described = read_server(code)
+    port = port_of(place) if is_url else None
+    return {
+        "mcpServers": [server],
+        **({"egress": [{"ports": [port]}]} if port is not None else {}),
+        "tools": list(_tools(described, lambda one: _source_at(name, one))),
+    }
+
+
+def _source_at(server: str, one: "Described") -> dict[str, str]:
+    own_name = {} if one.function == _tool_name(one.name) else {"tool": one.function}
+    return {"mcpServer": server, **own_name}
+
+
+def _tools(
+    described: "Iterable[Described]", source: "Callable[[Described], dict[str, str]]"
+) -> Iterator[dict[str, Any]]:
+    import msgspec
+
+    for one in described:
+        yield {
+            "name": _tool_name(one.name),
             "description": one.description,
             "parameters": msgspec.json.decode(one.parameters),
-            "source": {"path": str(Path(file)), "function": one.function},
+            "source": source(one),
         }
-        for one in described
-    ]
+
+
+def _tool_name(name: str) -> str:
+    """A name that chat models can write; servers allow more signs."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]

@@ -59,8 +59,8 @@ class _Item:
         config = self._item.get("config") or {}
         kind = config.get("type", "native") if isinstance(config, dict) else "native"
         if kind != "native":
-            why = "tools of other servers: not in this version"
-            self._wrong("config.type", kind, why, "native")
+            why = "what the model is told of it is the server's to say"
+            self._wrong("config.type", kind, why, "native, or ppojob tools --mcp URL")
         schema = self._item.get("tool_schema")
         function = schema.get("function") if isinstance(schema, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -103,11 +103,11 @@ class _Item:
         self.problems.append(Problem(where, got, why, allowed, ReasonCode.BAD_FORM))
 
 
-def wrong_tools(tools: list[dict[str, Any]]) -> Iterator[Problem]:
+def wrong_tools(agent: dict[str, Any]) -> Iterator[Problem]:
     """What a job with these tools would be told of them."""
     from ppojob_api import validation
 
-    judged = validation.validate({**_JOB, "spec": {**_SPEC, "agent": {"tools": tools}}})
+    judged = validation.validate({**_JOB, "spec": {**_SPEC, "agent": agent}})
     for problem in judged if isinstance(judged, list) else ():
         if problem.where.startswith("spec.agent"):
             yield problem

@@ -3,7 +3,10 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import job_points
 import pyarrow.parquet as pq
@@ -11,6 +14,7 @@ import pytest
 import run_folders
 import tiny_jobs
 import tiny_models
+from ruamel.yaml import YAML
 
 from ppojob_trainer.agents.formats.search_r1 import INVALID, information
 
@@ -50,9 +54,15 @@ def talking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def manifest(
-    folder: Path, talking: Path, seconds: float = 0.0, function: str = "add", **changes: object
+    folder: Path,
+    talking: Path,
+    seconds: float = 0.0,
+    function: str = "add",
+    agent: Mapping[str, object] | None = None,
+    source: Mapping[str, object] | None = None,
+    **changes: object,
 ) -> Path:
-    """Write the manifest of a job with a tool, and the tool."""
+    """Write the manifest of a job with a tool, and the tool, unless something else answers."""
     folder.mkdir(exist_ok=True)
     tools = folder / "tools.py"
     tools.write_text(TOOLS.format(seconds=seconds, calls=str(folder / "calls")))
@@ -61,11 +71,17 @@ def manifest(
         "name": "add",
         "description": "Adds two numbers.",
         "parameters": {"type": "object", "properties": {"a": number, "b": number}},
-        "source": {"path": str(tools), "function": function},
+        "source": source or {"path": str(tools), "function": function},
     }
     spec = tiny_jobs.make_manifest(talking)["spec"]
     sections = {
-        "agent": {"tools": [tool], "toolSteps": 8, "turnTokens": 24, "toolRewards": "add"},
+        "agent": {
+            "tools": [tool],
+            "toolSteps": 8,
+            "turnTokens": 24,
+            "toolRewards": "add",
+            **(agent or {}),
+        },
         "rollout": {**spec["rollout"], "stopTokenIds": STOPS, "maxSequences": 8},
         "data": {**spec["data"], "maxResponseTokens": 96},
         "rewards": [{"function": "talk", "source": {"path": str(talking / "talk.py")}}],
@@ -113,6 +129,7 @@ def test_what_is_trained_kept_and_told(undisturbed_talk: Path):
     assert line["num_turns/max"] > 2
     assert run_folders.metrics(undisturbed_talk)[0]["val-aux/num_turns/mean"] >= 2
     assert line["tool_call_counts/mean"] > 0
+    assert line["timing_s/agent_loop/tool_calls/max"] > 0
     assert 0 < line["response/given_share"] < 1
     assert line["reward_extra/calls/mean"] == line["tool_call_counts/mean"]
     assert any("add" in text for text in [row["response"] for row in talked])
@@ -123,6 +140,65 @@ def test_neither_latency_nor_its_jitter_changes_a_bit(
 ):
     start(manifest(tmp_path / "slow", talking_folder, seconds=0.2), output).succeed()
     assert run_folders.result(output) == run_folders.result(undisturbed_talk)
+
+
+class _Adds(BaseHTTPRequestHandler):
+    """What the tool `add` is, as a service."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.dumps({"text": str(asked["a"] + asked["b"]), "reward": 0.25}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_whether_a_function_or_a_service_answers_changes_no_bit(
+    talking_folder: Path, start, tmp_path: Path, output: Path, undisturbed_talk: Path
+):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Adds)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        source = {"url": f"http://127.0.0.1:{server.server_port}/add"}
+        start(manifest(tmp_path / "job", talking_folder, source=source), output).succeed()
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert run_folders.result(output) == run_folders.result(undisturbed_talk)
+
+
+def test_an_mcp_server_answers_though_a_tools_pod_is_killed(
+    talking_folder: Path, start, tmp_path: Path, output: Path, once: Path
+):
+    program = str(Path(tiny_jobs.__file__).with_name("mcp_server.py"))
+    serving = [sys.executable, program, "http"]
+    server = subprocess.Popen(serving, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{server.stdout.readline().strip()}/mcp"
+        printed = subprocess.run(
+            [sys.executable, "-m", "ppojob_cli", "tools", "--mcp", url],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        of_server = YAML(typ="safe").load(printed.stdout)["agent"]
+        job = manifest(tmp_path / "job", talking_folder, agent=of_server, steps={"total": 2})
+        armed = job_points.armed(once, "rpc.act.answer.before@3=kill")
+        start(job, output, **armed).succeed()
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    assert job_points.fired(once) == {"rpc.act.answer.before"}
+    table = pq.read_table(output / "rollouts" / "step-000001.parquet").to_pylist()
+    figures = [json.loads(row["figures"]) for row in table]
+    assert sum(own["tool_calls"] for own in figures) > 0
+    assert not any(own["tool_failures"] for own in figures)
 
 
 KILLED = {

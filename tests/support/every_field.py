@@ -39,6 +39,7 @@ START: dict[str, Any] = {
         "rewardModel": {"path": "/data/reward-model"},
         "agent": {
             "retriever": {"index": "/data/index"},
+            "egress": [{"cidr": "10.1.0.0/16"}],
             "tools": [
                 {
                     "name": "find",

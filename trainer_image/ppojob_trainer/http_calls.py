@@ -8,15 +8,18 @@ import functools
 import json
 import os
 import time
-from collections.abc import Mapping
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from ppojob_api.contract import VARIABLES_OF_CODE
 from ppojob_api.problem import printable, shown
+from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import Wrong
 from ppojob_trainer.json_value import Json
 
 if TYPE_CHECKING:
+    from http.client import HTTPMessage, HTTPResponse
     from urllib.request import OpenerDirector
 
 RETRIES = 3
@@ -28,30 +31,42 @@ _LONGEST_SECONDS = 31_536_000.0
 _LARGEST_ANSWER = 16 * 1024**2
 _LARGEST_REFUSAL = 4_096
 _SHOWN_CHARACTERS = 200
+_CODE: Final[Mapping[RoleName, tuple[str, str]]] = {
+    "reward": ("reward functions", "key_variable"),
+    "tools": ("tools", "keyVariable"),
+}
+"""By role whose code it is, and what the name of the key's variable is called there."""
 
 
 class CallFailed(Exception):  # noqa: N818  it says what happened
     """The service gave no usable answer."""
 
 
-def endpoint_problem(url: str, key_variable: str) -> Wrong | None:
-    """Say what is wrong with an endpoint, before anything is started."""
+def endpoint_problem(url: str, key_variable: str, *, role: RoleName = "reward") -> Wrong | None:
+    """Say what is wrong with an endpoint, before anything is started.
+
+    Args:
+        url: of the service.
+        key_variable: environment variable with its key; empty for none.
+        role: whose code asks it.
+    """
+    code, key_name = _CODE[role]
     if "@" in url.partition("://")[2].partition("/")[0]:
-        return Wrong("url with user info", "it would be told in messages", "key_variable")
+        return Wrong("url with user info", "it would be told in messages", key_name)
     if not _is_address(url):
         return Wrong(f"url {shown(url)}", "no address of a service", "http://... or https://...")
     if not key_variable:
         return None
     if not (key := _key(key_variable)):
         return Wrong(
-            f"key_variable {shown(key_variable)}",
-            "reward functions see no such variable",
-            "one of spec.pods[].env of the role reward; with ppojob run, one that "
-            "PPOJOB_REWARD_VARIABLES names",
+            f"{key_name} {shown(key_variable)}",
+            f"{code} see no such variable",
+            f"one of spec.pods[].env of the role {role}; with ppojob run, one that "
+            f"{VARIABLES_OF_CODE[role]} names",
         )
     if not key.isprintable() or max(key) > "\xff":
         why = "its value holds characters that a header cannot carry"
-        return Wrong(f"key_variable {shown(key_variable)}", why, "printable ones of Latin-1")
+        return Wrong(f"{key_name} {shown(key_variable)}", why, "printable ones of Latin-1")
     return None
 
 
@@ -72,7 +87,43 @@ def post_json(
     retries: int = RETRIES,
     attempt_seconds: float = ATTEMPT_SECONDS,
 ) -> Json:
-    """Post a JSON body and give back the JSON answer.
+    """Post a JSON body and give back the JSON answer; see `post`.
+
+    Raises:
+        CallFailed: no attempt gave an answer, or it is no JSON.
+    """
+    return post(
+        url,
+        body,
+        _json_of,
+        key_variable=key_variable,
+        retries=retries,
+        attempt_seconds=attempt_seconds,
+    )
+
+
+def json_or_text(answer: "HTTPMessage", body: bytes) -> Json:
+    """An answer as it says that it is: JSON by its `Content-Type`, or else text.
+
+    Raises:
+        ValueError: it is not the JSON that it says.
+    """
+    kind = answer.get_content_type()
+    if kind == "application/json" or kind.endswith("+json"):
+        return _json_of(answer, body)
+    return body.decode(errors="replace")
+
+
+def post(
+    url: str,
+    body: Json,
+    read: Callable[["HTTPMessage", bytes], Json],
+    *,
+    key_variable: str = "",
+    retries: int = RETRIES,
+    attempt_seconds: float = ATTEMPT_SECONDS,
+) -> Json:
+    """Post a JSON body.
 
     Connections that fail, answers that take too long and statuses that say "later" (429, 503 and
     their kin) are tried again, after 0.5, 1, 2 ... s, or as long as ``Retry-After`` says.
@@ -80,12 +131,13 @@ def post_json(
     Args:
         url: of the service.
         body: of the request.
+        read: makes something of the answer's headers and body; a ValueError is that it cannot.
         key_variable: environment variable with the bearer token; empty for none.
         retries: attempts after the first.
         attempt_seconds: longest silence of the service.
 
     Raises:
-        CallFailed: no attempt gave an answer, or it is no JSON.
+        CallFailed: no attempt gave an answer that can be read.
     """
     from http.client import HTTPException  # these take long to load, and few jobs call a service
     from urllib.error import HTTPError
@@ -99,7 +151,7 @@ def post_json(
         wait = min(_FIRST_WAIT_SECONDS * 2**attempt, _LONGEST_WAIT_SECONDS)
         try:
             with _opener().open(request, timeout=attempt_seconds) as answer:
-                return _decoded(url, answer, key)
+                return _read(url, answer, read, key)
         except HTTPError as error:
             problem = f"{url} answered {error.code}"
             try:
@@ -149,13 +201,25 @@ def _key(variable: str) -> str:
     return os.environ.get(variable, "").strip() if variable else ""
 
 
-def _decoded(url: str, answer: IO[bytes], key: str) -> Json:
-    body = answer.read(_LARGEST_ANSWER)
+def _json_of(_: "HTTPMessage", body: bytes) -> Json:
+    decoded: Json = json.loads(body)
+    return decoded
+
+
+def _read(
+    url: str,
+    answer: "HTTPResponse",
+    read: Callable[["HTTPMessage", bytes], Json],
+    key: str,
+) -> Json:
+    body = answer.read(_LARGEST_ANSWER + 1)
+    if len(body) > _LARGEST_ANSWER:
+        raise CallFailed(f"{url} answered more than {_LARGEST_ANSWER} bytes")
     try:
-        decoded: Json = json.loads(body)
+        value = read(answer.headers, body)
     except (ValueError, RecursionError):
         raise CallFailed(f"{url} answered no JSON: {_shown(body, key)}") from None
-    return _without(key, decoded) if key else decoded
+    return _without(key, value) if key else value
 
 
 def _shown(body: bytes, key: str) -> str:

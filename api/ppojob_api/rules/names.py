@@ -25,7 +25,7 @@ _SINGLE = (
     *(f"agent.retriever.{name}" for name in ("index", "encoder")),
 )
 _OF_REWARDS = "self.rewards.all(one, !has(one.source) || !has(one.source.path) || %s)"
-_OF_TOOLS = "self.agent.tools.all(one, !has(one.source) || %s)"
+_OF_TOOLS = "self.agent.tools.all(one, !has(one.source) || !has(one.source.path) || %s)"
 _PATHS = (
     *((path, "%s", f"self.{path}") for path in _SINGLE),
     ("data.train", "self.data.train.all(file, %s)", "file.path"),

@@ -55,9 +55,68 @@ TOOL_RULES = rules(
     when: self.parameters.size() > 0
     must: has(self.parameters.type) && self.parameters.type == 'object'
 
+    spec.agent.tools[] | source | Conflict | here
+        a call has one answer; exactly one of path, url and mcpServer
+    when: has(self.source)
+    must: (has(self.source.path) ? 1 : 0) + (has(self.source.url) ? 1 : 0)
+        + (has(self.source.mcpServer) ? 1 : 0) == 1
+
+    spec.agent.tools[] | source.tool | NoEffect | here
+        it is a name at a server; remove it, or name the mcpServer
+    when: has(self.source) && !has(self.source.mcpServer)
+    must: !has(self.source.tool)
+
+    spec.agent | tools | NotOneOf | here
+        no item of mcpServers has the name of its mcpServer; the name of one
+    must: self.tools.all(one, !has(one.source) || !has(one.source.mcpServer) ||
+        !self.mcpServers.all(server, server.name != one.source.mcpServer))
+
+    spec.agent | mcpServers | Duplicate | here
+        two servers have the same name; each name once
+    must: self.mcpServers.all(one, self.mcpServers.exists_one(other, other.name == one.name))
+
+    spec.agent | mcpServers | NoEffect | here
+        no tool names it; tools as `ppojob tools --mcp` prints them, or remove it
+    must: self.mcpServers.all(server, !self.tools.all(one, !has(one.source) ||
+        !has(one.source.mcpServer) || one.source.mcpServer != server.name))
+
+    spec.agent.mcpServers[] | | Conflict | here
+        a server is at one place; exactly one of url and command
+    must: (has(self.url) ? 1 : 0) + (self.command.size() > 0 ? 1 : 0) == 1
+
+    spec.agent.mcpServers[] | url | BadForm | here
+        it is no address of a server; http://HOST:PORT/mcp, or https://
+    when: has(self.url)
+    must: self.url.startsWith('http://') || self.url.startsWith('https://')
+
+    spec.agent.mcpServers[] | keyVariable | NoEffect | here
+        a command is sent no key; remove it, or a url
+    when: !has(self.url)
+    must: !has(self.keyVariable)
+
+    spec.agent.tools[] | source.url | BadForm | here
+        it is no address of a service; http://HOST:PORT/PATH, or https://
+    when: has(self.source) && has(self.source.url)
+    must: self.source.url.startsWith('http://') || self.source.url.startsWith('https://')
+
+    spec.agent.tools[] | source.function | NoEffect | here
+        it is in the file of path; remove it
+    when: has(self.source) && !has(self.source.path)
+    must: !has(self.source.function)
+
+    spec.agent.tools[] | source.keyVariable | NoEffect | here
+        nobody is sent a key; remove it, or a url
+    when: has(self.source) && !has(self.source.url)
+    must: !has(self.source.keyVariable)
+
+    spec.agent.tools[] | config | NoEffect | here
+        settings are for code of path; remove it
+    when: has(self.source) && !has(self.source.path)
+    must: self.config.size() == 0
+
     spec.agent.tools[] | source.function | Required | here
         the name of the tool ${self.name} is no name of Python; that of a function or class
-    when: has(self.source) && !has(self.source.function)
+    when: has(self.source) && has(self.source.path) && !has(self.source.function)
     must: self.name.matches(r'$IDENTIFIER')
 
     spec.agent.tools[] | source.function | BadForm | here

@@ -4,7 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.section import Arguments, Items, Path, Seconds, Section, Tokens
+from ppojob_api.v1alpha1.kubernetes_names import EnvironmentName
+from ppojob_api.v1alpha1.section import (
+    PRINTABLE,
+    Arguments,
+    Items,
+    Path,
+    Seconds,
+    Section,
+    Tokens,
+    Url,
+)
 
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
 ToolFormat = Literal[
@@ -20,17 +30,31 @@ ToolFormat = Literal[
     "llama3_json",
     "search_r1",
 ]
+Port = Annotated[int, Field(ge=1, le=65_535)]
 Turns = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class ToolSource(Section):
-    """Where the code of a tool comes from."""
+    """What answers the calls of a tool; one of path, url and mcpServer."""
 
-    path: Path
+    path: Path | None = None
     """Python file."""
 
     function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Function, or class with verl's `execute`, in that file; absent: the tool's name."""
+
+    url: Url | None = None
+    """Service that is posted the arguments as a JSON object: http://HOST:PORT/PATH."""
+
+    key_variable: EnvironmentName | None = None
+    """Variable of the tools pods that holds the key of `url`, sent as a bearer token; absent: no
+    key."""
+
+    mcp_server: ToolName | None = None
+    """Name of an item of `mcpServers`."""
+
+    tool: Annotated[str, Field(min_length=1, max_length=253, pattern=PRINTABLE)] | None = None
+    """What the server calls it; absent: the tool's name."""
 
 
 class ToolSpec(Section):
@@ -40,7 +64,7 @@ class ToolSpec(Section):
     """As the model calls it. verl: tool_schema.function.name."""
 
     source: ToolSource | None = None
-    """Its code; absent: the built-in tool of that name. verl: class_name."""
+    """Its code, or a service; absent: the built-in tool of that name. verl: class_name."""
 
     description: Annotated[str, Field(max_length=16_384)] | None = None
     """What it does, for the model; absent only where it is built in.
@@ -67,6 +91,33 @@ class RetrieverSpec(Section):
     """Folder of the sentence encoder of a dense index; absent: where it was when that was made."""
 
 
+class McpServerSpec(Section):
+    """A server of the Model Context Protocol; one of url and command."""
+
+    name: ToolName
+    """By which tools name it."""
+
+    url: Url | None = None
+    """Its address, by Streamable HTTP: http://HOST:PORT/mcp."""
+
+    key_variable: EnvironmentName | None = None
+    """Variable of the tools pods that holds its key, sent as a bearer token; absent: no key."""
+
+    command: Annotated[Items[Path], Field(max_length=64)] = ()
+    """Program and arguments; started for each call, in the tools pods, and spoken to by stdin and
+    stdout."""
+
+
+class EgressSpec(Section):
+    """Addresses and TCP ports that tools pods may connect to."""
+
+    cidr: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)] | None = None
+    """Addresses, 10.1.0.0/16; absent: all."""
+
+    ports: Annotated[Items[Port], Field(max_length=64)] = ()
+    """Ports; empty: all."""
+
+
 class AgentSpec(Section):
     """Rows of several turns: the model speaks, tools answer, the model goes on.
 
@@ -79,6 +130,14 @@ class AgentSpec(Section):
     retriever: RetrieverSpec | None = None
     """Has the tool `search` answered by the pods of `roles.retriever`; absent: by those of
     `roles.tools`, as its config says."""
+
+    mcp_servers: Annotated[Items[McpServerSpec], Field(max_length=64)] = ()
+    """Servers of tools. What the model is told of their tools stands in `tools`, and is compared
+    when the job starts."""
+
+    egress: Annotated[Items[EgressSpec], Field(max_length=64)] = ()
+    """What tools pods may connect to on a cluster, and to DNS with it; empty: nothing, which their
+    NetworkPolicy says. Without effect on one machine."""
 
     format: ToolFormat = "hermes"
     """How the model writes a call. verl: multi_turn.format, hermes."""

@@ -23,6 +23,7 @@ ObjectName = Annotated[str, Field(max_length=_LIMIT, pattern=rf"^{_DOMAIN}$")]
 LabelKey = Annotated[str, Field(max_length=_LIMIT, pattern=LABEL_KEY_PATTERN)]
 LabelValue = Annotated[str, Field(max_length=_LABEL_VALUE_LIMIT, pattern=_LABEL_VALUE)]
 DataKey = Annotated[str, Field(max_length=_LIMIT, pattern=r"^\.?[-_A-Za-z0-9][-._A-Za-z0-9]*$")]
+EnvironmentName = Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 DeviceName = Annotated[str, Field(max_length=_LIMIT, pattern=rf"^{_DOMAIN}/{_WORD}$")]
 
 LABEL_KEY_WORDS: Final = "at most 63 letters, digits, -, _ and ., behind DOMAIN/ if need be"

@@ -9,6 +9,7 @@ from pydantic import Field
 from ppojob_api.v1alpha1.kubernetes_names import (
     DataKey,
     DeviceName,
+    EnvironmentName,
     LabelKey,
     LabelValue,
     ObjectName,
@@ -21,7 +22,6 @@ from ppojob_api.well_known import RoleName
 Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
 MountPath = Annotated[str, Field(max_length=4_096, pattern=r"^/[^:\x00-\x1f\x7f]*$")]
 ImageName = Annotated[str, Field(min_length=1, max_length=1_024, pattern=r"^[^\s\x00-\x1f]+$")]
-EnvironmentName = Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class Toleration(Section):

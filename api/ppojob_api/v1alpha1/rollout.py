@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ppojob_api.v1alpha1.section import (
-    PRINTABLE,
     Arguments,
     AutoFloatType,
     Count,
@@ -18,6 +17,7 @@ from ppojob_api.v1alpha1.section import (
     Temperature,
     Tokens,
     TopK,
+    Url,
 )
 
 
@@ -158,7 +158,7 @@ class SandboxSpec(Section):
     time_limit_seconds: Annotated[float, Field(ge=1, le=3_600)] = 10.0
     """Of a program, in wall time and in processor time: one test of a response. verl: 10."""
 
-    url: Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)] | None = None
+    url: Url | None = None
     """A SandboxFusion service that runs that code instead: http://HOST:8080/run_code. Absent: the
     pods of the job do. verl: sandbox_fusion.url."""
 

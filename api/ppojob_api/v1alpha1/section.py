@@ -34,6 +34,7 @@ Items = Annotated[tuple[T, ...], Field(strict=False)]
 # Control characters in a name end up in logs and file names; no path of a model needs them.
 PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
 Path = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)]
+Url = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)]
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=PRINTABLE)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]

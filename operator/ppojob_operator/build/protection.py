@@ -1,19 +1,28 @@
 """What keeps others away from the pods of a job: network policy and disruption budget. Pure."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ppojob_api import contract
+from ppojob_api.v1alpha1.agent import EgressSpec
+from ppojob_api.well_known import LABEL_ROLE, ROLE_SLUGS, workload_name
 from ppojob_operator.build.metadata import manifest, selector
 from ppojob_operator.state import Job
 
 _OPEN_PORTS = (contract.PORT_HEALTH, contract.PORT_METRICS)
+_DNS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 
 
-def network_policy(job: Job) -> dict[str, Any]:
+def network_policy(job: Job, *, has_tools: bool) -> dict[str, Any]:
     """Only pods of the job reach its ports; health and metrics are open, and hold no secret.
 
-    torch.distributed authenticates nobody, so this is what fences its ports.
+    torch.distributed authenticates nobody, so this is what fences its ports: from tools too, which
+    nobody in the job waits to hear from.
     """
+    own: dict[str, Any] = {"matchLabels": selector(job)}
+    if has_tools:
+        tools = {"key": LABEL_ROLE, "operator": "NotIn", "values": [ROLE_SLUGS["tools"]]}
+        own["matchExpressions"] = [tools]
     return manifest(
         "NetworkPolicy",
         job,
@@ -22,11 +31,36 @@ def network_policy(job: Job) -> dict[str, Any]:
             "podSelector": {"matchLabels": selector(job)},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": [{"podSelector": {"matchLabels": selector(job)}}]},
+                {"from": [{"podSelector": own}]},
                 {"ports": [{"port": port, "protocol": "TCP"} for port in _OPEN_PORTS]},
             ],
         },
     )
+
+
+def tools_policy(job: Job, egress: Sequence[EgressSpec]) -> dict[str, Any]:
+    """Tools pods connect to what the job names, and to nothing else; to DNS where it names any."""
+    return manifest(
+        "NetworkPolicy",
+        job,
+        workload_name(job.name, "tools"),
+        "tools",
+        spec={
+            "podSelector": {"matchLabels": selector(job, "tools")},
+            "policyTypes": ["Egress"],
+            "egress": [*([{"ports": _DNS}] if egress else []), *map(_allowed, egress)],
+        },
+    )
+
+
+def _allowed(rule: EgressSpec) -> dict[str, Any]:
+    """A rule as a NetworkPolicy has it; what is absent there allows all."""
+    allowed: dict[str, Any] = {}
+    if rule.cidr is not None:
+        allowed["to"] = [{"ipBlock": {"cidr": rule.cidr}}]
+    if rule.ports:
+        allowed["ports"] = [{"port": port, "protocol": "TCP"} for port in rule.ports]
+    return allowed
 
 
 def disruption_budget(job: Job) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -35,7 +36,9 @@ def engine() -> HuggingFaceEngine:
 def rows(limits: Limits = LIMITS, number: int = ROWS) -> list[Episode]:
     drawn = SamplingParams(1.0, 1.0, -1, 1, ENDS)
     return [
-        Episode(f"{n}", (1, 2, n % VOCAB), drawn, lambda turn, n=n: 1000 * turn + n, limits)
+        Episode(
+            f"{n}", (1, 2, n % VOCAB), drawn, lambda turn, n=n: 1000 * turn + n, limits, f"r{n}"
+        )
         for n in range(number)
     ]
 
@@ -100,7 +103,7 @@ class Workers:
             seconds = self._random.uniform(0.0, self.seconds)
         time.sleep(seconds)
         failure = "raised" if number in self.refused else ""
-        return [ToolAnswer(call.arguments, 0.5, failure) for call in calls]
+        return [ToolAnswer(call.arguments, 0.5, failure, seconds) for call in calls]
 
 
 def run(
@@ -114,9 +117,13 @@ def run(
 @pytest.mark.parametrize("delay", [0, 3, 8, math.inf])
 def test_latency_changes_no_bit(delay: float) -> None:
     at_once = run(Workers(), delay)
+    assert not any(trajectory.tool_seconds for trajectory in at_once[0])
     assert any(len(trajectory.segments) >= 5 for trajectory in at_once[0]), "no row of three turns"
     for seed in range(3):
-        assert run(Workers(0.02, seed), delay) == at_once
+        late = run(Workers(0.02, seed), delay)
+        assert late == at_once
+        for trajectory, figures in zip(*late, strict=True):
+            assert (trajectory.tool_seconds > 0) == (figures.tool_calls > 0)
 
 
 def test_what_is_trained_is_what_was_drawn_after_the_very_tokens_of_the_row() -> None:
@@ -228,8 +235,15 @@ def test_failures_are_told_masked_or_end_the_job() -> None:
         t for n, t in enumerate(told) if n != first
     ]
     tools = Workers(refused=refused)
-    with pytest.raises(ToolFailed, match=r"toolFailure: got fail: a call failed \(raised\)"):
+    with pytest.raises(ToolFailed) as failure:
         run(tools, fails=True)
+    found = re.fullmatch(
+        r"spec.agent.toolFailure: got fail: turn 1 of r(\d+): a call of \"sum\" failed "
+        r"\(raised\): \d+",
+        str(failure.value),
+    )
+    assert found
+    assert int(found[1]) in refused
 
 
 def test_a_phase_that_fails_leaves_an_idle_engine_and_no_call() -> None:

@@ -26,6 +26,8 @@ CANNOT_BE_SET = {
         f"spec.algorithm.policyLoss.{name}"
         for name in ("klCov", "geoMean", "dro", "cispo", "vespo")
     ),
+    *(f"spec.agent.tools.source.{name}" for name in ("url", "keyVariable", "mcpServer", "tool")),
+    "spec.agent.mcpServers",
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.volcano"),
     *("spec.optimizer.warmupRatio", "spec.critic.optimizer.warmupRatio"),

@@ -8,8 +8,8 @@ import tiny_jobs
 import tiny_models
 
 from ppojob_api.v1alpha1.agent import ToolFormat
-from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_cli.agent_checks import check_agent
+from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+from ppojob_cli.agent_checks import check_agent, text_prompt_warning
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.data.chat import ChatTokenizer
 
@@ -19,10 +19,14 @@ ONLY_USERS = (
 )
 
 
+def job(folder: Path, format_: str = "hermes") -> PPOJobSpec:
+    agent = {"tools": [{"name": "calculator"}], "format": format_}
+    return PPOJob.model_validate(tiny_jobs.make_manifest(folder, agent=agent)).spec
+
+
 def told(folder: Path, format_: str = "hermes", template: str = tiny_models.TEMPLATE):
     tiny_models.save_tokenizer(folder, template=template)
-    agent = {"tools": [{"name": "calculator"}], "format": format_}
-    spec = PPOJob.model_validate(tiny_jobs.make_manifest(folder, agent=agent)).spec
+    spec = job(folder, format_)
     with ChatTokenizer(folder, folder) as chat:
         return check_agent(spec, chat)
 
@@ -49,6 +53,16 @@ def test_what_cannot_work_is_refused(tmp_path: Path, format_: str, template: str
     errors, _ = told(tmp_path, format_, template)
     assert len(errors) == 1
     assert said in errors[0]
+
+
+def test_prompts_that_are_text_show_no_tools(tmp_path: Path):
+    assert text_prompt_warning(job(tmp_path), "a.jsonl:1") == [
+        "a.jsonl:1:prompt: got a prompt that is text: no chat template tells the model of "
+        "spec.agent.tools; chat messages, spec.data.textPrompts: user_message, or fine where it "
+        "tells itself"
+    ]
+    assert text_prompt_warning(job(tmp_path), "") == []
+    assert text_prompt_warning(job(tmp_path, "search_r1"), "a.jsonl:1") == []
 
 
 def test_a_format_that_says_itself_how_answers_stand_needs_no_template(tmp_path: Path):

@@ -173,6 +173,7 @@ def test_names_of_validations() -> None:
 
 def test_stages_by_their_length() -> None:
     values = {"timing_s/step": 9.0, "timing_s/gen": 3.0, "timing_s/update_actor": 5.0}
+    values["timing_s/agent_loop/tool_calls/mean"] = 7.0
     stages = StepRecord(1, 0.0, {**values, "timing_s/unaccounted": 1.0}).stage_seconds
     assert stages == [("update_actor", 5.0), ("gen", 3.0)]
 

@@ -132,6 +132,20 @@ def test_speed_by_hand():
     }
 
 
+def test_times_of_tools_are_told_under_a_name_that_is_not_compared():
+    timed = dataclasses.replace(ROWS, tool_seconds=[1.0, 0.0, 2.0, 3.0])
+    known = speed_metrics(ROWS, {}, step_seconds=8.0, num_devices=2)
+    found = speed_metrics(timed, {}, step_seconds=8.0, num_devices=2)
+    told = {key: value for key, value in found.items() if key not in known}
+    assert told == {
+        "timing_s/agent_loop/tool_calls/mean": 1.5,
+        "timing_s/agent_loop/tool_calls/max": 3.0,
+        "timing_s/agent_loop/tool_calls/min": 0.0,
+    }
+    assert not any(map(names.is_repeatable, told))
+    assert None not in map(names.find, told)
+
+
 def test_balance_by_hand():
     assert balance_metrics([10, 30, 20], [21, 20, 19]) == {
         "global_seqlen/min": 10.0,

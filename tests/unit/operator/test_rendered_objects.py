@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from bad_specs import changed_job
-from operator_jobs import CONFIG_DIGEST, config_digest, make_job
+from operator_jobs import CONFIG_DIGEST, UID, config_digest, make_job
 
 from ppojob_api import validation
 from ppojob_api.manifest import to_yaml
@@ -68,6 +68,44 @@ def test_objects_of_a_job_word_for_word() -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
+
+
+def policies(**agent: Any) -> dict[str, dict[str, Any]]:
+    found = [one for one in rendered(make_job(**agent)) if one["kind"] == "NetworkPolicy"]
+    return {one["metadata"]["name"]: one["spec"] for one in found}
+
+
+def test_tools_pods_connect_to_nothing_and_to_nobody_of_their_job() -> None:
+    assert "sum-tools" not in policies()
+    found = policies(agent={"tools": [{"name": "calculator"}]})
+    uid = {"ppojob.dev/job-uid": UID}
+    assert found["sum-tools"] == {
+        "podSelector": {"matchLabels": {**uid, "ppojob.dev/role": "tools"}},
+        "policyTypes": ["Egress"],
+        "egress": [],
+    }
+    assert found["sum-pods"]["ingress"][0]["from"] == [
+        {
+            "podSelector": {
+                "matchLabels": uid,
+                "matchExpressions": [
+                    {"key": "ppojob.dev/role", "operator": "NotIn", "values": ["tools"]}
+                ],
+            }
+        }
+    ]
+
+
+def test_tools_pods_connect_to_what_the_job_names() -> None:
+    named = [{"ports": [443, 8000]}, {"cidr": "10.1.0.0/16"}, {"cidr": "::/0", "ports": [80]}]
+    found = policies(agent={"tools": [{"name": "calculator"}], "egress": named})
+    tcp = {"protocol": "TCP"}
+    assert found["sum-tools"]["egress"] == [
+        {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, **tcp}]},
+        {"ports": [{"port": 443, **tcp}, {"port": 8000, **tcp}]},
+        {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]},
+        {"to": [{"ipBlock": {"cidr": "::/0"}}], "ports": [{"port": 80, **tcp}]},
+    ]
 
 
 @pytest.mark.parametrize(

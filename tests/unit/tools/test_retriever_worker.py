@@ -14,6 +14,7 @@ from ppojob_trainer.retrieval.build import build_index
 from ppojob_trainer.retrieval.index import open_index
 from ppojob_trainer.rpc.client import Peer
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.workers.retriever import RetrieverWorker
@@ -52,7 +53,7 @@ def tools(serve, agent: AgentSpec) -> Iterator[Peer]:
 
 def ask(caller, tools: list[Peer], retrievers: list[Peer], *calls: ToolCall) -> list[ToolAnswer]:
     caller.default_deadline_seconds = 60.0
-    remote = RemoteTools(caller, tools, retrievers, [(BatchName(0, 3, "train"), 7)], [{}])
+    remote = RemoteTools(caller, tools, retrievers, [(BatchName(0, 3, "train"), 7)], [PromptTokens(0, [])])
     return remote.answers(remote.start(0, 0, calls))
 
 

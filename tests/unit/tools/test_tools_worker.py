@@ -84,6 +84,16 @@ def test_answers_are_in_the_order_of_the_calls(peer: Peer, caller_of) -> None:
     assert all(answer.seconds > 0 for answer in answers)
 
 
+def test_a_row_calls_the_tools_that_it_shows_and_no_others(peer: Peer, caller_of) -> None:
+    caller = caller_of("actorRollout", epoch=0)
+    caller.default_deadline_seconds = 60.0
+    calls = [ToolCall("calculator", '{"expression": "1"}'), ToolCall("waits", "{}")]
+    act = Act(BATCH, 1, 0, calls, ["calculator"])
+    acted = caller.call(Call(peer, ACT, act, RequestId(0, BATCH.step, "train/act/1", 0)))
+    assert [answer.failure for answer in acted.answers] == ["", "unknown"]
+    assert acted.answers[1].text == "Error: there is no tool waits. Tools: calculator."
+
+
 def test_rows_do_not_wait_for_each_other(peer: Peer, caller_of) -> None:
     caller = caller_of("actorRollout", epoch=0)
     caller.default_deadline_seconds = 60.0

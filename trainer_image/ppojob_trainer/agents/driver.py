@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ppojob_api.problem import shown
 from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.turn_form import Turn, TurnForm
 from ppojob_trainer.errors import PPOJobError
@@ -161,7 +162,8 @@ class _Phase:
         if not waiting.wanted.calls:
             return episode.reply(waiting.wanted.reply, self.driver.form)
         answers = self.driver.tools.answers(waiting.begun)
-        self._refuse_failures(answers)
+        if self.driver.fails:
+            _refuse_failures(episode, waiting.wanted.calls, answers)
         return episode.answer(waiting.wanted.calls, answers, self.driver.form)
 
     def _take(self, response: Finished) -> None:
@@ -175,9 +177,13 @@ class _Phase:
             begun = self.driver.tools.start(number, episode.turn, wanted.calls)
         self._waiting[number] = _Waiting(self._clock + self.driver.delay, wanted, begun)
 
-    def _refuse_failures(self, answers: Sequence[ToolAnswer]) -> None:
-        failed = next((answer for answer in answers if answer.failure), None)
-        if failed is not None and self.driver.fails:
+
+def _refuse_failures(
+    episode: Episode, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]
+) -> None:
+    for call, answer in zip(calls, answers, strict=True):
+        if answer.failure:
             raise ToolFailed(
-                f"spec.agent.toolFailure: got fail: a call failed ({failed.failure}): {failed.text}"
+                f"spec.agent.toolFailure: got fail: turn {episode.turn + 1} of {episode.place}: a "
+                f"call of {shown(call.name)} failed ({answer.failure}): {answer.text}"
             )

@@ -65,6 +65,7 @@ class Episode:
         sampling: how tokens are drawn; `max_tokens` is set turn by turn.
         seed_of: the seed of a turn, by its number from 0.
         limits: where it ends.
+        place: what people are told of it: step, prompt and sample.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Episode:
     sampling: SamplingParams
     seed_of: Callable[[int], int]
     limits: Limits
+    place: str = ""
     _segments: list[Segment] = field(default_factory=list)
     _tokens: int = 0
     _drawn: int = 0
@@ -162,7 +164,12 @@ class Episode:
         segments = tuple(self._segments)
         if self.limits.masks_failed and self.figures.tool_failures:
             segments = tuple(Segment(segment.tokens) for segment in segments)
-        return Trajectory(segments, self._finish_reason, msgspec.json.encode(self.figures))
+        return Trajectory(
+            segments,
+            self._finish_reason,
+            msgspec.json.encode(self.figures),
+            tool_seconds=sum(answer.seconds for answer in self._answers),
+        )
 
     def _add(self, segment: Segment) -> None:
         self._segments.append(segment)

@@ -3,7 +3,7 @@
 Calls of `search` go to the role `retriever`, where there is one, all others to the role `tools`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from ppojob_api.well_known import SEARCH_TOOL
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
 from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.wire import RequestId
@@ -40,32 +41,33 @@ class RemoteTools:
         tools: the ranks of the role `tools`.
         retrievers: those of the role `retriever`; of both together at least one.
         rows: (rows,) batch and number in it of each row of the phase.
-        created: (rows,) what the data says the tools of a row are made with: JSON by tool.
+        prompts: (rows,) what each row answers; it says what its tools are made with, and which.
     """
 
     caller: Caller
     tools: Sequence[Peer]
     retrievers: Sequence[Peer]
     rows: Sequence[tuple[BatchName, int]]
-    created: Sequence[Mapping[str, bytes]]
+    prompts: Sequence[PromptTokens]
 
     def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> _Begun:
         """Ask for the calls of a turn."""
         batch, row = self.rows[number]
-        made = self.created[number]
+        prompt = self.prompts[number]
         asked, places = [], []
         for label, peers in (("act", self.tools), ("search", self.retrievers)):
             mine = [place for place, call in enumerate(calls) if self._peers(call) is peers]
             if not mine:
                 continue
             told = [
-                msgspec.structs.replace(call, created=made.get(call.name, call.created))
+                msgspec.structs.replace(call, created=prompt.created.get(call.name, call.created))
                 for call in (calls[place] for place in mine)
             ]
             # No epoch: whichever attempt of the role serves is asked, as its loss costs no step.
             id_ = RequestId(0, batch.step, f"{batch.label}/{label}/{row}", turn, batch.rewinds)
             peer = peers[row % len(peers)]
-            asked.append(Call(peer, ACT, Act(batch, row, turn, told), id_))
+            act = Act(batch, row, turn, told, prompt.tools)
+            asked.append(Call(peer, ACT, act, id_))
             places += mine
         return _Begun(self.caller.start(asked), places)
 

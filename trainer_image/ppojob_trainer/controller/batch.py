@@ -13,8 +13,8 @@ import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.data.row_tools import created_tools, selected_tools
 from ppojob_trainer.errors import RewardFailed
-from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.rollout import Generated, PromptTokens
 from ppojob_trainer.rpc.messages.rows import RowIndex, ValueKind, batch_label
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
@@ -53,6 +53,7 @@ class Batch:
         scores: (rows,) from the reward functions.
         extras: (rows,) the scorers' further variables, JSON objects.
         figures: (rows,) turns and calls of each row, JSON; none where rows have one turn.
+        tool_seconds: (rows,) that calls took; none where the rows come from the disk.
         origins: (prompts,) where each prompt was drawn, in a batch chosen out of rounds.
     """
 
@@ -66,6 +67,7 @@ class Batch:
     scores: list[float] = field(default_factory=list)
     extras: list[bytes] = field(default_factory=list)
     figures: list[bytes] = field(default_factory=list)
+    tool_seconds: list[float] = field(default_factory=list)
     origins: list[Origin] | None = None
 
     @property
@@ -121,7 +123,12 @@ class Batch:
     def prompt_tokens(self, first: int, last: int) -> list[PromptTokens]:
         """A run of prompts as the ranks are told of them."""
         return [
-            PromptTokens(prompt.index, list(prompt.token_ids), created_tools(prompt.extra_info))
+            PromptTokens(
+                prompt.index,
+                list(prompt.token_ids),
+                created_tools(prompt.extra_info),
+                selected_tools(prompt.extra_info),
+            )
             for prompt in self.prompts[first:last]
         ]
 
@@ -211,27 +218,13 @@ class Batch:
         self.lengths = [length for answer in answers for length in answer.lengths]
         self.truncated = [truncated for answer in answers for truncated in answer.truncated]
         self.figures = [figures for answer in answers for figures in answer.figures]
+        self.tool_seconds = [seconds for answer in answers for seconds in answer.tool_seconds]
 
     def take_scores(self, scores: list[RowScore]) -> None:
         """Keep scores that arrived in any order."""
         ordered = sorted(scores, key=lambda score: score.row)
         self.scores = [score.score for score in ordered]
         self.extras = [score.extras for score in ordered]
-
-
-def created_tools(extra_info: Mapping[str, Json]) -> dict[str, bytes]:
-    """What a row's tools are made with, JSON by tool: verl's `tools_kwargs.<tool>.create_kwargs`.
-
-    Whatever has another form is nobody's, as in verl.
-    """
-    told = extra_info.get("tools_kwargs")
-    if not isinstance(told, dict):
-        return {}
-    return {
-        tool: msgspec.json.encode(own["create_kwargs"])
-        for tool, own in told.items()
-        if isinstance(own, dict) and isinstance(own.get("create_kwargs"), dict)
-    }
 
 
 def shares(rows: int, parts: int) -> list[tuple[int, int]]:

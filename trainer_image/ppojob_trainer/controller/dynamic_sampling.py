@@ -163,6 +163,7 @@ def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
         scores=[batch.scores[row] for batch, row in rows],
         extras=[batch.extras[row] for batch, row in rows],
         figures=[batch.figures[row] for batch, row in rows if batch.figures],
+        tool_seconds=[batch.tool_seconds[row] for batch, row in rows if batch.tool_seconds],
         origins=[Origin(r, position, owners[r][position]) for r, position in places],
     )
 

@@ -138,6 +138,7 @@ def step_rows(result: StepResult) -> StepRows:
         finish_reasons=["length" if truncated else "stop" for truncated in batch.truncated],
         extras=extras,
         figures=row_figures(batch),
+        tool_seconds=batch.tool_seconds,
         dropped=result.dropped,
     )
 

@@ -65,6 +65,7 @@ class ChatTokenizer(Closeable):
         self._files = files
         self._setting = setting
         self._tools = tools
+        self._by_name = {_name_of(tool): tool for tool in tools}
         self._renderer: TemplateRenderer | None = None
         if files.chat_template is not None:
             self._renderer = TemplateRenderer(
@@ -96,6 +97,11 @@ class ChatTokenizer(Closeable):
     def added_tokens(self) -> dict[int, AddedToken]:
         """Tokens that no text is merged into, by id; most are special."""
         return dict(self._files.tokenizer.get_added_tokens_decoder())
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        """Names of what the model may call."""
+        return tuple(self._by_name)
 
     @property
     def template(self) -> tuple[str, str]:
@@ -177,18 +183,37 @@ class ChatTokenizer(Closeable):
         self,
         prompts: Sequence[str | Messages],
         variables: Mapping[str, Json] | None = None,
+        selections: Sequence[Sequence[str]] = (),
     ) -> list[list[int] | BadChatTemplate]:
         """Tokenise prompts of both kinds: text as it is, messages by the template.
+
+        Args:
+            prompts: of both kinds.
+            variables: as ``encode_chats``.
+            selections: (prompts,) names of the tools that each shows, empty for all; or nothing,
+                where all show all.
 
         Raises:
             BadChatTemplate: as ``encode_chats``.
         """
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
-        encodings = self._files.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        of_texts = iter([encoding.ids for encoding in encodings])
-        of_chats = iter(self.encode_chats(chats, variables, tools=self._tools) if chats else [])
-        return [next(of_texts if isinstance(prompt, str) else of_chats) for prompt in prompts]
+        encoded: dict[int, list[int] | BadChatTemplate] = {}
+        texts = {at: prompt for at, prompt in enumerate(prompts) if isinstance(prompt, str)}
+        encodings = self._files.tokenizer.encode_batch_fast(
+            list(texts.values()), add_special_tokens=False
+        )
+        encoded |= zip(texts, (encoding.ids for encoding in encodings), strict=True)
+        by_tools: dict[tuple[str, ...], dict[int, Messages]] = {}
+        for at, prompt in enumerate(prompts):
+            if not isinstance(prompt, str):
+                names = tuple(selections[at]) if selections else ()
+                by_tools.setdefault(names, {})[at] = prompt
+        for names, chats in by_tools.items():
+            tools = [self._by_name[name] for name in names if name in self._by_name]
+            told = tools if names else self._tools
+            encoded |= zip(
+                chats, self.encode_chats([*chats.values()], variables, tools=told), strict=True
+            )
+        return [encoded[at] for at in range(len(prompts))]
 
     def tell_time(self, began: float) -> None:
         """Tell templates another time from now on.
@@ -211,3 +236,9 @@ class ChatTokenizer(Closeable):
                 f"a model with a chat template, {self._setting}, or prompts that are text"
             )
         return self._renderer
+
+
+def _name_of(tool: Mapping[str, Json]) -> str:
+    function = tool["function"]
+    assert isinstance(function, dict), "OpenAI's form"
+    return str(function["name"])

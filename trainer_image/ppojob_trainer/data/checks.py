@@ -26,11 +26,13 @@ class DataReport:
         errors: lines to mend; nothing may be started while there are any.
         warnings: lines worth knowing.
         train_rows: prompts to draw from.
+        text_prompt: place of a prompt that is text; empty where they are messages.
     """
 
     errors: list[str]
     warnings: list[str]
     train_rows: int
+    text_prompt: str = ""
 
 
 def check_files(
@@ -68,7 +70,8 @@ def check_files(
     for scan in (train, validation):
         warnings += [str(problem) for problem in _duplicates(scan)]
     warnings += [str(problem) for problem in _overlaps(train, validation)]
-    return DataReport(errors, warnings, train.kept)
+    places = [scan.prompt_place for scan in (train, validation) if scan.prompt_kind == "text"]
+    return DataReport(errors, warnings, train.kept, text_prompt=next(iter(places), ""))
 
 
 def unusable_files(spec: DataSpec) -> list[str]:

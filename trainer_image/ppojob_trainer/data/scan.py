@@ -19,6 +19,7 @@ from ppojob_trainer.data.row_checks import (
     with_control_token,
 )
 from ppojob_trainer.data.row_file import BadRow, RowFile
+from ppojob_trainer.data.row_tools import selected_tools, wrong_selection
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.json_value import Json
 
@@ -193,7 +194,9 @@ class Scanner:
 
     def _take(self, scan: Scan, candidates: list[_Candidate], control: tuple[str, ...]) -> None:
         prompts = [candidate.cells.prompt for candidate in candidates]
-        encoded = self.chat.encode_prompts(prompts, self.spec.apply_chat_template_kwargs)
+        tools = [selected_tools(candidate.cells.extra_info) for candidate in candidates]
+        variables = self.spec.apply_chat_template_kwargs
+        encoded = self.chat.encode_prompts(prompts, variables, tools if any(tools) else ())
         for candidate, ids in zip(candidates, encoded, strict=True):
             self._check_kind(scan, candidate)
             self._check_row(scan, candidate, control)
@@ -260,10 +263,11 @@ class Scanner:
             _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
 
     def _check_row(self, scan: Scan, candidate: _Candidate, control: tuple[str, ...]) -> None:
-        """What rewards and tokenizer say of a row."""
+        """What rewards, tools and tokenizer say of a row."""
         cells = candidate.cells
         found = (
             (scan.errors, unrewarded(cells, self.rewards, self.spec)),
+            (scan.errors, wrong_selection(cells, self.chat.tool_names)),
             (scan.warnings, truthless(cells, self.spec) if self.rewards is None else None),
             (scan.warnings, with_control_token(cells.prompt, control, self.spec)),
         )

@@ -15,6 +15,8 @@ _T = TypeVar("_T")
 
 ABORTED: Final = "abort"
 CLIPPED: Final = "length"
+TOOL_SECONDS: Final = "timing_s/agent_loop/tool_calls"
+"""verl's name for how long the calls of a row took."""
 OWN_SCORE: Final = "/score"
 """Ends the name of a function's own score among the values of several."""
 
@@ -80,6 +82,7 @@ class StepRows:
         finish_reasons: (rows,) ``stop``, ``length`` or ``abort``.
         extras: (rows,) what the reward functions gave beside the score.
         figures: (rows,) turns and calls of each; none where rows have one turn.
+        tool_seconds: (rows,) that the calls of each took; none where that is not known.
         dropped: numbers of rows that are not trained on, since a reward function failed.
     """
 
@@ -90,6 +93,7 @@ class StepRows:
     finish_reasons: Sequence[str]
     extras: Sequence[Mapping[str, float | str]]
     figures: Sequence[RowFigures] = ()
+    tool_seconds: Sequence[float] = ()
     dropped: Sequence[int] = ()
 
     def __post_init__(self) -> None:
@@ -178,7 +182,7 @@ def balance_metrics(given: Sequence[int], balanced: Sequence[int]) -> dict[str, 
 def speed_metrics(
     rows: StepRows, stage_seconds: Mapping[str, float], *, step_seconds: float, num_devices: int
 ) -> dict[str, float]:
-    """Tokens a second and milliseconds a token.
+    """Tokens a second, milliseconds a token, and the time of a row's calls.
 
     Args:
         rows: of the step.
@@ -198,6 +202,7 @@ def speed_metrics(
             for stage, tokens in sorted(tokens_of_stage.items())
             if stage in stage_seconds
         },
+        **(Spread.of(rows.tool_seconds).named(TOOL_SECONDS) if rows.tool_seconds else {}),
     }
 
 

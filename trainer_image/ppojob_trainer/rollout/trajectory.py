@@ -7,7 +7,7 @@ between them), and the policy goes on. What it wrote is trained; what it was giv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ppojob_trainer.rollout.protocol import Finished, FinishReason
 
@@ -42,11 +42,13 @@ class Trajectory:
         segments: in order; none where the policy drew nothing.
         finish_reason: why it ended.
         figures: JSON of what it was besides its tokens; empty for a row of one turn.
+        tool_seconds: that its calls took; another time in each run, so it makes no row another.
     """
 
     segments: tuple[Segment, ...]
     finish_reason: FinishReason
     figures: bytes = b""
+    tool_seconds: float = field(default=0.0, compare=False)
 
     @classmethod
     def of(cls, response: Finished) -> Trajectory:

@@ -8,6 +8,7 @@ guardian's to end (``ppojob_trainer.tools.pool``, ``ppojob_trainer.children.guar
 import asyncio
 import inspect
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from ppojob_api.problem import shown
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.neighbours import Neighbours
 from ppojob_trainer.children.serving import answer_requests
@@ -28,14 +30,24 @@ from ppojob_trainer.tools.built_in import TOOLS
 from ppojob_trainer.tools.built_in.tool import Call
 from ppojob_trainer.tools.custom import BadTool, Tool, load_tool
 from ppojob_trainer.tools.describe import describe_tools
+from ppojob_trainer.tools.http_tool import http_tool
+from ppojob_trainer.tools.mcp_tools import (
+    McpFailed,
+    McpServer,
+    Offered,
+    describe_server,
+    mcp_tool,
+)
 from ppojob_trainer.tools.wire import (
     CallTool,
     DescribeTools,
     LoadTools,
+    ServerCode,
     ToolCalled,
     ToolCode,
     ToolProblem,
     ToolRequest,
+    ToolsDescribed,
     ToolsLoaded,
 )
 
@@ -47,7 +59,7 @@ _decode_json: Final = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A tool, and where its file lies; empty for one that is built in."""
+    """A tool, and where its file lies; empty where it has none."""
 
     call: Tool
     folder: str
@@ -58,6 +70,7 @@ class Tools:
 
     def __init__(self) -> None:
         self._tools: list[_Loaded] = []
+        self._servers: dict[str, tuple[McpServer, Mapping[str, Offered] | None]] = {}
         self._settings: LoadTools
         self._opened: Runner | None = None
         self._neighbours = Neighbours()
@@ -67,14 +80,28 @@ class Tools:
     def load(self, request: LoadTools) -> ToolsLoaded:
         """Load all; say what is wrong with each that cannot be used."""
         self._settings = request
-        problems = []
+        problems = self._open_servers(request)
         modules: dict[str, ModuleType] = {}
         for position, code in enumerate(request.tools):
+            if code.server and code.server not in self._servers:
+                continue  # which was told of the server
             try:
                 self._tools.append(self._load(code, modules))
             except BadTool as bad:
-                problems.append(ToolProblem(position, bad.field, bad.got, bad.why, bad.allowed))
+                where = f"tools[{position}].{bad.field}"
+                problems.append(ToolProblem(where, bad.got, bad.why, bad.allowed))
         return ToolsLoaded(problems)
+
+    def describe(self, server: ServerCode) -> ToolsDescribed:
+        """Say what tools a server has."""
+        opened = McpServer(server, self._loop.run)
+        if (wrong := opened.problem()) is not None:
+            problem = ToolProblem(server.name, wrong.got, wrong.why, wrong.allowed)
+            return ToolsDescribed([], [problem])
+        try:
+            return ToolsDescribed(describe_server(opened), [])
+        except McpFailed as failed:
+            return ToolsDescribed([], [_away(server.name, server, failed)])
 
     def call(self, request: CallTool) -> ToolCalled:
         """Call a tool with objects decoded for this call alone."""
@@ -95,7 +122,29 @@ class Tools:
             return ToolCalled(request.number, raised=text, where=where)
         return ToolCalled(request.number, text, reward)
 
+    def _open_servers(self, request: LoadTools) -> list[ToolProblem]:
+        """Ask the servers what their tools take, if need be; what is wrong with each."""
+        problems = []
+        for position, code in enumerate(request.servers):
+            where, server = f"mcpServers[{position}]", McpServer(code, self._loop.run)
+            if (wrong := server.problem()) is not None:
+                problems.append(ToolProblem(where, wrong.got, wrong.why, wrong.allowed))
+                continue
+            try:
+                offered = server.offered() if request.compares else None
+            except McpFailed as failed:
+                problems.append(_away(where, code, failed))
+                continue
+            self._servers[code.name] = server, offered
+        return problems
+
     def _load(self, code: ToolCode, modules: dict[str, ModuleType]) -> _Loaded:
+        if code.server:
+            return _Loaded(mcp_tool(code, *self._servers[code.server]), "")
+        if code.url:
+            return _Loaded(http_tool(code), "")
+        if code.is_elsewhere:
+            return _Loaded(_answered_elsewhere, "")
         if not code.path:
             return _Loaded(self._built_in(code), "")
         folder = str(Path(code.path).resolve().parent)
@@ -131,6 +180,16 @@ class Tools:
         return self._opened
 
 
+def _answered_elsewhere(*_: object) -> object:
+    raise LookupError("another role answers it")
+
+
+def _away(where: str, server: ServerCode, failed: McpFailed) -> ToolProblem:
+    got = server.url or " ".join(server.command)
+    why = f"the server does not say which tools it has: {failed}"
+    return ToolProblem(where, shown(got), why, "an MCP server that is up")
+
+
 async def _result(value: object) -> object:
     assert inspect.isawaitable(value)
     return await value
@@ -143,7 +202,8 @@ def serve(requests: int, answers: int) -> None:
     def answer(body: bytes) -> bytes:
         request = _decode(body)
         if isinstance(request, DescribeTools):
-            return _encode(describe_tools(request.path))
+            server = request.server
+            return _encode(tools.describe(server) if server else describe_tools(request.path))
         return _encode(
             tools.load(request) if isinstance(request, LoadTools) else tools.call(request)
         )

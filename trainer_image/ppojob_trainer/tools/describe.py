@@ -1,6 +1,6 @@
-"""What a Python file of tools says of them: signatures and docstrings as JSON schemas.
+"""What a Python file of tools says of them: signatures and docstrings as JSON schemas; or a server.
 
-A child does so, since the file is the user's (``ppojob tools``); what runs a job reads the result,
+A child asks, since the file is the user's (``ppojob tools``); what runs a job reads the result,
 which is data in its manifest.
 """
 
@@ -18,7 +18,13 @@ from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTime
 from ppojob_trainer.children.user_code import UnusableModule, load_module
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.tools import verl_names
-from ppojob_trainer.tools.wire import Described, DescribeTools, ToolProblem, ToolsDescribed
+from ppojob_trainer.tools.wire import (
+    Described,
+    DescribeTools,
+    ServerCode,
+    ToolProblem,
+    ToolsDescribed,
+)
 
 _SECONDS = 120.0
 _MODULE = "ppojob_tools"
@@ -31,20 +37,39 @@ def read_tools(path: str) -> list[Described]:
     Raises:
         ConfigError: it cannot be imported, or functions do not say what a model has to know.
     """
+    allowed = "a file that can be imported"
+    return _asked(DescribeTools(path), f"{path}: got a file whose import", allowed)
+
+
+def read_server(server: ServerCode) -> list[Described]:
+    """The tools of an MCP server, read in a child.
+
+    Raises:
+        ConfigError: it does not say which it has.
+    """
+    got = f"{server.name}: got a server of which the client"
+    variables = (server.key_variable,) if server.key_variable else ()
+    return _asked(DescribeTools("", server), got, "a server that answers", variables)
+
+
+def _asked(
+    request: DescribeTools, got: str, allowed: str, variables: tuple[str, ...] = ()
+) -> list[Described]:
     log = logging.getLogger(__name__)
-    child = BoundedProcess("ppojob_trainer.tools.child", memory_bytes=None, log=log)
+    child = BoundedProcess(
+        "ppojob_trainer.tools.child", memory_bytes=None, log=log, variables=variables
+    )
     try:
-        body = child.call(msgspec.msgpack.encode(DescribeTools(path)), _SECONDS)
+        body = child.call(msgspec.msgpack.encode(request), _SECONDS)
     except (ChildTimeout, ChildDied) as error:
         reason = str(error) or f"gave no answer in {_SECONDS:g} s"
-        allowed = "a file that can be imported"
-        raise ConfigError(f"{path}: got a file whose import {reason}; {allowed}") from None
+        raise ConfigError(f"{got} {reason}; {allowed}") from None
     finally:
         child.kill()
     described = msgspec.msgpack.decode(body, type=ToolsDescribed)
     if described.problems:
         raise ConfigError(
-            f"{one.field}: got {one.got}: {one.why}; {one.allowed}" for one in described.problems
+            f"{one.where}: got {one.got}: {one.why}; {one.allowed}" for one in described.problems
         )
     return described.tools
 
@@ -55,7 +80,7 @@ def describe_tools(path: str) -> ToolsDescribed:
     try:
         module = load_module(path, _MODULE, pod="tools")
     except UnusableModule as bad:
-        return ToolsDescribed([], [ToolProblem(0, path, bad.got, bad.why, bad.allowed)])
+        return ToolsDescribed([], [ToolProblem(path, bad.got, bad.why, bad.allowed)])
     tools, problems = [], []
     for name, function, schema in _found(module):
         try:
@@ -63,9 +88,9 @@ def describe_tools(path: str) -> ToolsDescribed:
             tools.append(_described(name, function, told))
         except Exception as error:
             place, got = f"{path}: {function.__name__}", "what cannot be told to a model"
-            problems.append(ToolProblem(0, place, got, printable(str(error), 300), _FORM))
+            problems.append(ToolProblem(place, got, printable(str(error), 300), _FORM))
     if not tools and not problems:
-        problems.append(ToolProblem(0, path, "no function", "no tool is in it", "public functions"))
+        problems.append(ToolProblem(path, "no function", "no tool is in it", "public functions"))
     return ToolsDescribed(tools, problems)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ppojob_api.v1alpha1.agent import AgentSpec, ToolSpec
+from ppojob_api.v1alpha1.agent import AgentSpec, McpServerSpec, ToolSource, ToolSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
@@ -26,7 +26,14 @@ from ppojob_trainer.tools.answers import MARK_CHARACTERS, cut, for_the_model
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
 from ppojob_trainer.tools.failures import told
 from ppojob_trainer.tools.schemas import parameters_of, tool_schema
-from ppojob_trainer.tools.wire import CallTool, LoadTools, ToolCalled, ToolCode, ToolsLoaded
+from ppojob_trainer.tools.wire import (
+    CallTool,
+    LoadTools,
+    ServerCode,
+    ToolCalled,
+    ToolCode,
+    ToolsLoaded,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +45,14 @@ class Wanted:
         arguments: JSON object, as text; it may be wrong.
         created: JSON object: what the row says the tool is made with.
         instance: names the call, the same whenever it is made again.
+        tools: names of those that may be called; empty for all.
     """
 
     name: str
     arguments: str
     created: bytes
     instance: str
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ class ToolPool(Closeable):
         processes: children.
         memory_bytes: limit of each process's data.
         variables: names of environment variables that tools see, where they are set.
-        elsewhere: names of tools that others answer.
+        elsewhere: names of tools that another role answers.
         log: where children's output goes.
 
     Raises:
@@ -97,12 +106,13 @@ class ToolPool(Closeable):
         log: logging.Logger | None = None,
     ) -> None:
         self._agent = agent
-        self._tools = [tool for tool in agent.tools if tool.name not in elsewhere]
-        self._positions = {tool.name: position for position, tool in enumerate(self._tools)}
-        self._parameters = [parameters_of(tool) for tool in self._tools]
+        self._positions = {tool.name: position for position, tool in enumerate(agent.tools)}
+        self._parameters = [parameters_of(tool) for tool in agent.tools]
         self._sandbox = SandboxSettings.of(sandbox or SandboxSpec())
         self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
+        self._is_compared = False
+        self._elsewhere = elsewhere
         try:
             self._children = ChildPool(
                 "ppojob_trainer.tools.child",
@@ -129,10 +139,10 @@ class ToolPool(Closeable):
     def _make(self, call: Wanted) -> Made:
         """Make a call; what goes wrong becomes an answer."""
         began = time.monotonic()
-        position = self._positions.get(call.name)
+        known = call.tools or tuple(self._positions)
+        position = self._positions.get(call.name) if call.name in known else None
         if position is None:
-            names = ", ".join(tool.name for tool in self._agent.tools)
-            made = self._failed("unknown", call, names)
+            made = self._failed("unknown", call, ", ".join(known))
         else:
             try:
                 arguments = read_arguments(call.arguments, self._parameters[position])
@@ -142,7 +152,7 @@ class ToolPool(Closeable):
         return replace(made, seconds=time.monotonic() - began)
 
     def _called(self, call: Wanted, position: int, arguments: bytes) -> Made:
-        limit = self._tools[position].time_limit_seconds
+        limit = self._agent.tools[position].time_limit_seconds
         try:
             answer = self._answer(call, position, arguments, limit)
         except ChildTimeout:
@@ -184,27 +194,40 @@ class ToolPool(Closeable):
     def _load(self, child: BoundedProcess) -> None:
         agent = self._agent
         request = LoadTools(
-            [_code(tool) for tool in self._tools],
+            [_code(tool, tool.name in self._elsewhere) for tool in agent.tools],
+            [_server(one) for one in agent.mcp_servers],
+            not self._is_compared,
             self._sandbox,
             agent.max_tool_response_characters,
             agent.tool_response_truncate_side,
         )
         loaded = import_files(child, request, ToolsLoaded, where="spec.agent.tools", what="tools")
         if loaded.problems:
-            places = [agent.tools.index(tool) for tool in self._tools]
             raise ConfigError(
-                f"spec.agent.tools[{places[problem.position]}].{problem.field}: "
-                f"got {problem.got}: {problem.why}; {problem.allowed}"
+                f"spec.agent.{problem.where}: got {problem.got}: {problem.why}; {problem.allowed}"
                 for problem in loaded.problems
             )
+        # A child that comes later, in the place of one that was killed, finds a job under way.
+        self._is_compared = True
 
 
-def _code(tool: ToolSpec) -> ToolCode:
-    source = tool.source
+def _code(tool: ToolSpec, is_elsewhere: bool) -> ToolCode:  # noqa: FBT001
+    source = tool.source or ToolSource()
     return ToolCode(
         tool.name,
-        source.path if source else "",
-        (source.function if source else None) or tool.name,
+        source.path or "",
+        source.function or source.tool or tool.name,
         msgspec.json.encode(tool_schema(tool)),
         msgspec.json.encode(tool.config),
+        tool.time_limit_seconds,
+        source.url or "",
+        source.key_variable or "",
+        source.mcp_server or "",
+        is_elsewhere,
+    )
+
+
+def _server(server: McpServerSpec) -> ServerCode:
+    return ServerCode(
+        server.name, server.url or "", list(server.command), server.key_variable or ""
     )

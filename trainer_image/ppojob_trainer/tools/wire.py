@@ -11,10 +11,15 @@ class ToolCode(msgspec.Struct, frozen=True):
 
     Attributes:
         name: as the model calls it.
-        path: Python file of the user; empty for a tool that is built in.
-        function: function or class in that file.
+        path: Python file of the user; empty where something else answers.
+        function: function or class in that file, or name of the tool at its server.
         schema: JSON of what the model is told of it.
         config: JSON object that a class is made with.
+        seconds: limit of a call.
+        url: of the service that answers; empty where code does.
+        key_variable: environment variable with the key of the service; empty for none.
+        server: name of the MCP server that answers; empty where none does.
+        is_elsewhere: whether another role answers, and nothing is loaded.
     """
 
     name: str
@@ -22,6 +27,27 @@ class ToolCode(msgspec.Struct, frozen=True):
     function: str
     schema: bytes
     config: bytes
+    seconds: float
+    url: str = ""
+    key_variable: str = ""
+    server: str = ""
+    is_elsewhere: bool = False
+
+
+class ServerCode(msgspec.Struct, frozen=True):
+    """An MCP server.
+
+    Attributes:
+        name: as the job calls it.
+        url: of Streamable HTTP; empty where it is a command.
+        command: program and arguments.
+        key_variable: environment variable with the key; empty for none.
+    """
+
+    name: str
+    url: str
+    command: list[str]
+    key_variable: str
 
 
 class LoadTools(msgspec.Struct, frozen=True, tag=True):
@@ -29,30 +55,32 @@ class LoadTools(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         tools: what to load.
+        servers: the MCP servers that they name.
+        compares: whether servers are asked what their tools take.
         sandbox: where code that a model has written runs.
         most_characters: of an answer.
         side: where a longer one is cut.
     """
 
     tools: list[ToolCode]
+    servers: list[ServerCode]
+    compares: bool
     sandbox: SandboxSettings
     most_characters: int
     side: Side
 
 
 class ToolProblem(msgspec.Struct, frozen=True):
-    """Why a tool cannot be used.
+    """Why a tool, or a server of tools, cannot be used.
 
     Attributes:
-        position: of the tool.
-        field: of its spec that is to blame.
+        where: place in the file, or in ``spec.agent``.
         got: what is there.
         why: what is wrong with it.
         allowed: what to write instead.
     """
 
-    position: int
-    field: str
+    where: str
     got: str
     why: str
     allowed: str
@@ -83,17 +111,23 @@ class CallTool(msgspec.Struct, frozen=True, tag=True):
 
 
 class DescribeTools(msgspec.Struct, frozen=True, tag=True):
-    """Say which tools a Python file has."""
+    """Say which tools a Python file has, or an MCP server.
+
+    Attributes:
+        path: of the file; empty for a server.
+        server: where there is no file.
+    """
 
     path: str
+    server: ServerCode | None = None
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What a function says of itself.
+    """What a function, or a server of its tool, says of it.
 
     Attributes:
         name: of the tool.
-        function: of the function.
+        function: of the function; of a server's tool its name there.
         description: what it does.
         parameters: JSON schema of its arguments.
     """

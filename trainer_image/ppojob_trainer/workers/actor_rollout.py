@@ -102,7 +102,12 @@ class ActorRolloutWorker:
         rows = self._own(request, trajectories)
         self._take_up(request.purpose, request.round, rows)
         figures = [own for own in rows.figures if own]
-        return Generated(rows.experience.lengths.tolist(), rows.truncated, figures=figures)
+        return Generated(
+            rows.experience.lengths.tolist(),
+            rows.truncated,
+            figures=figures,
+            tool_seconds=[row.tool_seconds for row in trajectories if row.figures],
+        )
 
     def _load_rows(self, request: LoadRows) -> Nothing:
         first, last = (p * request.samples for p in (request.first, request.last))

@@ -70,6 +70,12 @@ class _Row:
         position, sample = divmod(self.number, self.batch.samples)
         return f"{prefix}{position}/{sample}"
 
+    @property
+    def place(self) -> str:
+        """What people are told of it; numbers as in the files of rows."""
+        step = f"{self.batch.purpose} step {self.batch.step}"
+        return f"{step}, prompt {self.prompt.prompt}, sample {self.number % self.batch.samples}"
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -122,10 +128,17 @@ class Generation:
                 Peer("retriever rank", at.host, at.port, "retriever") for at in told.retrievers
             ],
             rows=[(batch_of(row.batch), row.number) for row in rows],
-            created=[row.prompt.created for row in rows],
+            prompts=[row.prompt for row in rows],
         )
         episodes = [
-            Episode(row.name, tuple(row.prompt.tokens), row.sampling, row.seed_of, turns.limits)
+            Episode(
+                row.name,
+                tuple(row.prompt.tokens),
+                row.sampling,
+                row.seed_of,
+                turns.limits,
+                place=row.place,
+            )
             for row in rows
         ]
         driver = Driver(self.engine, tools, turns.form, turns.delay, turns.fails)

@@ -5,7 +5,7 @@ so there are no child processes: the index is opened once, and one thread search
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,14 +53,17 @@ class RetrieverWorker:
         return [Route(ACT, self._act)]
 
     def _act(self, request: Act) -> "Future[Acted]":
-        return self._thread.submit(lambda: Acted([self._answer(call) for call in request.calls]))
+        return self._thread.submit(lambda: Acted(self._answers(request)))
 
-    def _answer(self, call: ToolCall) -> ToolAnswer:
+    def _answers(self, request: Act) -> list[ToolAnswer]:
+        known = request.tools or [tool.name for tool in self._agent.tools]
+        return [self._answer(call, known) for call in request.calls]
+
+    def _answer(self, call: ToolCall, known: Sequence[str]) -> ToolAnswer:
         began = time.monotonic()
         failure = ""
-        if call.name != self._tool.name:
-            names = ", ".join(tool.name for tool in self._agent.tools)
-            failure, text = "unknown", told("unknown", call.name, names)
+        if call.name != self._tool.name or call.name not in known:
+            failure, text = "unknown", told("unknown", call.name, ", ".join(known))
         else:
             try:
                 text = self._found(read_arguments(call.arguments, parameters_of(self._tool)))

@@ -36,7 +36,13 @@ class ToolsWorker:
         batch = request.batch
         turn = f"step {batch.step}/{batch.label}/row {request.row}/turn {request.turn}"
         calls = [
-            Wanted(call.name, call.arguments, call.created, f"{turn}/call {number}")
+            Wanted(
+                call.name,
+                call.arguments,
+                call.created,
+                f"{turn}/call {number}",
+                tuple(request.tools),
+            )
             for number, call in enumerate(request.calls)
         ]
         acted: Future[Acted] = Future()

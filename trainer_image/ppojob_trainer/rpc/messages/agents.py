@@ -36,12 +36,14 @@ class Act(msgspec.Struct, frozen=True):
         row: its number in the batch.
         turn: how many turns with calls the row had before.
         calls: in the order in which the model wrote them.
+        tools: names of those that the row may call; empty for all.
     """
 
     batch: BatchName
     row: int
     turn: int
     calls: list[ToolCall]
+    tools: list[str] = []
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):

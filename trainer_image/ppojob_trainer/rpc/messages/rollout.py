@@ -10,11 +10,13 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         created: what its tools are made with: JSON by tool.
+        tools: names of those that may be called; empty for all.
     """
 
     prompt: int
     tokens: list[int]
     created: dict[str, bytes] = {}
+    tools: list[str] = []
 
 
 class Conversations(msgspec.Struct, frozen=True):
@@ -63,12 +65,14 @@ class Generated(msgspec.Struct, frozen=True):
         truncated: (rows,).
         greedy: the same of greedy responses, where they were asked for.
         figures: (rows,) JSON of each row's figures, where rows have several turns.
+        tool_seconds: (rows,) that the calls of each row took, likewise.
     """
 
     lengths: list[int]
     truncated: list[bool]
     greedy: "Generated | None" = None
     figures: list[bytes] = []
+    tool_seconds: list[float] = []
 
 
 class LoadRows(msgspec.Struct, frozen=True):

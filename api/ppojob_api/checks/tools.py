@@ -1,0 +1,100 @@
+"""What CEL cannot say of tools: what is within schemas and settings, and addresses."""
+
+import ipaddress
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+from ppojob_api.checks import Check
+from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+
+_EGRESS: Final = "spec.agent.egress"
+_USUAL_PORTS: Final = {"http": 80, "https": 443}
+
+
+def queries(job: PPOJob) -> Iterator[Problem]:
+    """A search of Search-R1's is a call of `search` with a `query` and nothing else."""
+    agent = job.spec.agent
+    if agent is None or agent.format != "search_r1":
+        return
+    for index, tool in enumerate(agent.tools):
+        if tool.name != "search" or not tool.parameters:
+            continue
+        properties, required = (tool.parameters.get(key) for key in ("properties", "required"))
+        takes_query = isinstance(properties, dict) and "query" in properties
+        needs_more = isinstance(required, list) and set(map(str, required)) - {"query"}
+        if takes_query and not needs_more:
+            continue
+        yield Problem(
+            f"spec.agent.tools[{index}].parameters",
+            shown(tool.parameters),
+            "with format search_r1 a search is a call with query alone",
+            "a property query, and no other that is required",
+            ReasonCode.CONFLICT,
+        )
+
+
+def addresses(job: PPOJob) -> Iterator[Problem]:
+    """A range of addresses is one that a NetworkPolicy can have."""
+    for index, rule in enumerate(job.spec.agent.egress if job.spec.agent else ()):
+        try:
+            ipaddress.ip_network(rule.cidr or "::/0")
+        except ValueError:
+            why = "no range of addresses in its shortest form"
+            allowed = "such as 10.1.0.0/16 or 2001:db8::/32, with no bit set behind the prefix"
+            where = f"{_EGRESS}[{index}].cidr"
+            yield Problem(where, shown(rule.cidr), why, allowed, ReasonCode.BAD_FORM)
+
+
+def services(job: PPOJob) -> Iterator[Problem]:
+    """A service that tools ask is at a port that tools pods may connect to."""
+    egress = job.spec.agent.egress if job.spec.agent else ()
+    for where, url in _services_of(job.spec):
+        port = port_of(url)
+        if port is None or any(not rule.ports or port in rule.ports for rule in egress):
+            continue
+        why = f"tools pods connect to nothing that {_EGRESS} does not name, nor to port {port}"
+        allowed = f"{_EGRESS}: [{{ports: [{port}]}}]"
+        yield Problem(where, shown(url), why, allowed, ReasonCode.CONFLICT)
+
+
+def _services_of(spec: PPOJobSpec) -> Iterator[tuple[str, str]]:
+    """What calls of tools ask over the network, as far as the job says it: place and URL."""
+    tools = spec.agent.tools if spec.agent else ()
+    for index, tool in enumerate(tools):
+        where, url = f"spec.agent.tools[{index}]", tool.config.get("url")
+        if tool.source is not None and tool.source.url is not None:
+            yield f"{where}.source.url", tool.source.url
+        elif tool.source is None and isinstance(url, str):
+            yield f"{where}.config.url", url
+    for index, server in enumerate(spec.agent.mcp_servers if spec.agent else ()):
+        if server.url is not None:
+            yield f"spec.agent.mcpServers[{index}].url", server.url
+    if spec.sandbox.url is not None and any(
+        tool.name == "python" and tool.source is None for tool in tools
+    ):
+        yield "spec.sandbox.url", spec.sandbox.url
+
+
+def port_of(url: str) -> int | None:
+    """The port of a service that is not in the pod itself; None where there is none."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "localhost", parts.port
+    except ValueError:
+        return None  # which others refuse
+    if host == "localhost" or host == "::1" or host.startswith("127."):
+        return None
+    return port or _USUAL_PORTS.get(parts.scheme)
+
+
+_SERVICES: Final = (
+    *("spec.agent.tools", "spec.agent.mcpServers", "spec.agent.egress"),
+    "spec.sandbox.url",
+)
+TOOL_CHECKS = (
+    Check(queries, ("spec.agent.format", "spec.agent.tools")),
+    Check(addresses, (_EGRESS,)),
+    Check(services, _SERVICES),
+)

@@ -1,0 +1,167 @@
+"""Tools of MCP servers: real servers in processes of their own, called from a real child."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import golden_lines
+import pytest
+from click.testing import CliRunner
+from golden_lines import assert_lines, read_lines
+
+from ppojob_api.manifest import read_bytes
+from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_cli.main import main
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.tools.pool import Made, ToolPool, Wanted
+
+pytestmark = pytest.mark.processes
+
+PROGRAM = str(Path(golden_lines.__file__).with_name("mcp_server.py"))
+EXPECTED = read_lines(Path(__file__).parent / "bad_servers.txt")
+STDIO = [sys.executable, PROGRAM, "stdio"]
+Serve = Callable[..., str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts servers over HTTP, with these variables, and gives their URLs."""
+    started = []
+
+    def start(**variables: str) -> str:
+        process = subprocess.Popen(
+            [sys.executable, PROGRAM, "http"],
+            stdout=subprocess.PIPE,
+            env={"PATH": "/usr/bin:/bin", **variables},
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        return f"http://127.0.0.1:{process.stdout.readline().strip()}/mcp"
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def printed(*arguments: str) -> dict[str, Any]:
+    """What `ppojob tools` prints of a server, as a manifest has it."""
+    done = CliRunner().invoke(main, ["tools", *arguments])
+    assert done.exit_code == 0, done.output
+    read = read_bytes(done.stdout.encode(), "agent.yaml").value
+    assert isinstance(read, dict)
+    return read["agent"]
+
+
+def ask(pool: ToolPool, name: str, arguments: str = "{}") -> Made:
+    return pool.start([Wanted(name, arguments, b"{}", "i")]).result()[0]
+
+
+def test_a_server_over_http_from_its_address_to_its_answers(serve: Serve) -> None:
+    agent = printed("--mcp", serve())
+    assert [one["name"] for one in agent["tools"]] == [
+        "add",
+        "fails",
+        "waits",
+        "town_people",
+        "draw",
+    ]
+    assert agent["tools"][3]["source"] == {"mcpServer": "mcp", "tool": "town.people"}
+    agent["tools"][2]["timeLimitSeconds"] = 1.0
+    with ToolPool(AgentSpec.model_validate(agent)) as pool:
+        assert ask(pool, "add", '{"a": 3, "b": 4}').text == "7"
+        wrong = ask(pool, "add", '{"a": "3", "b": 4}')
+        assert (wrong.failure, wrong.text) == (
+            "arguments",
+            "Error: wrong arguments for add: a: not of type integer.",
+        )
+        failed = ask(pool, "fails", '{"why": "no reason"}')
+        assert failed.failure == "raised"
+        assert failed.text.startswith("Error: fails failed: McpFailed: ")
+        assert "no reason" in failed.text
+        found = ask(pool, "town_people", '{"town": "Ulm"}')
+        assert found.failure == ""
+        assert '"Ulm": 1' in found.text
+        picture = ask(pool, "draw")
+        assert picture.failure == "raised"
+        assert "content of type image" in picture.text
+        slow = ask(pool, "waits", '{"seconds": 30}')
+        assert (slow.failure, slow.seconds < 20) == ("timeout", True)
+        assert ask(pool, "add", '{"a": 1, "b": 1}').text == "2", "a new child goes on"
+
+
+def test_a_command_is_started_for_each_call() -> None:
+    agent = printed("--mcp", " ".join(STDIO), "--name", "sums")
+    assert agent["mcpServers"] == [{"name": "sums", "command": STDIO}]
+    with ToolPool(AgentSpec.model_validate(agent)) as pool:
+        for _ in range(2):  # it counts its calls
+            assert '"Ulm": 1' in ask(pool, "town_people", '{"town": "Ulm"}').text
+
+
+def test_the_key_is_sent_and_never_told(serve: Serve, monkeypatch) -> None:
+    url = serve(KEY="canary")
+    monkeypatch.setenv("SUMS_KEY", "canary\n")
+    agent = AgentSpec.model_validate(printed("--mcp", url, "--key-variable", "SUMS_KEY"))
+    assert agent.mcp_servers[0].key_variable == "SUMS_KEY"
+    with ToolPool(agent, variables=("SUMS_KEY",)) as pool:
+        assert ask(pool, "add", '{"a": 3, "b": 4}').text == "7"
+        failed = ask(pool, "fails", '{"why": "none"}')
+        assert "none, says ***" in failed.text
+    monkeypatch.setenv("SUMS_KEY", "other")
+    with pytest.raises(ConfigError) as refused:
+        ToolPool(agent, variables=("SUMS_KEY",))
+    (line,) = refused.value.problems
+    assert line.startswith(f'spec.agent.mcpServers[0]: got "{url}": the server does not say')
+    assert "other" not in line
+
+
+def test_what_a_server_has_become_is_refused_by_name(serve: Serve) -> None:
+    agent = printed("--mcp", serve())
+    agent["tools"].append({**agent["tools"][0], "name": "gone"})
+    agent["mcpServers"][0]["url"] = serve(CHANGED="1")
+    with pytest.raises(ConfigError) as refused:
+        ToolPool(AgentSpec.model_validate(agent))
+    assert_lines(list(refused.value.problems), EXPECTED["changed"])
+
+
+def test_servers_that_are_away(tmp_path: Path) -> None:
+    tool = {"description": "d", "parameters": {"type": "object"}}
+    agent = {
+        "mcpServers": [
+            {"name": "nobody", "url": "http://127.0.0.1:9/mcp"},
+            {"name": "absent", "command": [str(tmp_path / "absent")]},
+            {"name": "ends", "command": [sys.executable, "-c", "print(1)"]},
+            {"name": "bare", "url": "http:///mcp"},
+        ],
+        "tools": [
+            {**tool, "name": name, "source": {"mcpServer": name}}
+            for name in ("nobody", "absent", "ends", "bare")
+        ],
+    }
+    with pytest.raises(ConfigError) as refused:
+        ToolPool(AgentSpec.model_validate(agent))
+    found = [
+        line.replace(str(tmp_path), "FOLDER").replace(sys.executable, "PYTHON")
+        for line in refused.value.problems
+    ]
+    assert_lines(found, EXPECTED["away"])
+
+
+def test_a_server_that_is_away_has_no_tools_to_print() -> None:
+    done = CliRunner().invoke(main, ["tools", "--mcp", "http://127.0.0.1:9/mcp"])
+    assert done.exit_code == 2
+    assert_lines(done.output.splitlines(), EXPECTED["nothing to print"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "case"),
+    [([], "neither"), (["a.py", "--mcp", "http://a/"], "both"), (["--mcp", " "], "no command")],
+)
+def test_what_cannot_be_printed(arguments: list[str], case: str) -> None:
+    done = CliRunner().invoke(main, ["tools", *arguments])
+    assert done.exit_code == 2
+    assert done.output.splitlines() == EXPECTED[case]

@@ -1,0 +1,61 @@
+"""What a row says of the tools of its job, in its `extra_info` and by verl's names.
+
+`tools_kwargs.NAME.create_kwargs` is what a tool is made with. `tool_selection` is a list of names:
+the row shows the model these tools, in this order, and no other can be called; where it is absent
+or empty, all can.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import msgspec
+
+from ppojob_api.problem import shown
+from ppojob_trainer.data.columns import EXTRA_COLUMN, BadCell, Cells
+from ppojob_trainer.data.problems import DataReason
+from ppojob_trainer.json_value import Json
+
+_SELECTION: Final = "tool_selection"
+
+
+def created_tools(extra_info: Mapping[str, Json]) -> dict[str, bytes]:
+    """What a row's tools are made with, JSON by tool.
+
+    Whatever has another form is nobody's, as in verl.
+    """
+    told = extra_info.get("tools_kwargs")
+    if not isinstance(told, dict):
+        return {}
+    return {
+        tool: msgspec.json.encode(own["create_kwargs"])
+        for tool, own in told.items()
+        if isinstance(own, dict) and isinstance(own.get("create_kwargs"), dict)
+    }
+
+
+def selected_tools(extra_info: Mapping[str, Json]) -> list[str]:
+    """Names of a row's tools, in its order; empty for all that there are."""
+    told = extra_info.get(_SELECTION)
+    return list(dict.fromkeys(map(str, told))) if isinstance(told, list) else []
+
+
+def wrong_selection(cells: Cells, names: Collection[str]) -> BadCell | None:
+    """Say why a row's tools cannot be shown, where the job has some.
+
+    Departs from verl, which leaves out names that it does not know.
+
+    Args:
+        cells: of the row.
+        names: of the tools of the job; empty where it has none, and nothing is wrong then.
+    """
+    told = cells.extra_info.get(_SELECTION)
+    if not names or told is None:
+        return None
+    column, allowed = f"{EXTRA_COLUMN}.{_SELECTION}", f"a list of {', '.join(names)}"
+    if not isinstance(told, list):
+        return BadCell(column, shown(told), "no list of tools", allowed, DataReason.BAD_VALUE)
+    for name in told:
+        if name not in names:
+            why = "spec.agent.tools has no such tool"
+            return BadCell(column, shown(name), why, allowed, DataReason.BAD_VALUE)
+    return None

@@ -1,0 +1,50 @@
+"""Tools that a service answers over HTTP.
+
+A call is a POST of its arguments, a JSON object. What the model gets is the body of the answer: the
+text, or the JSON where its `Content-Type` says that it is some. A JSON text is that text, and an
+object of `text`, and `reward` if need be, is an answer with a reward.
+"""
+
+import json
+from typing import Final
+
+from ppojob_trainer.http_calls import endpoint_problem, json_or_text, post
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.tools.custom import BadTool, Tool
+from ppojob_trainer.tools.wire import ToolCode
+
+_WITH_REWARD: Final = frozenset({"text", "reward"})
+
+
+def http_tool(code: ToolCode) -> Tool:
+    """Make a tool of a service; nobody is asked yet.
+
+    Raises:
+        BadTool: it cannot be asked.
+    """
+    wrong = endpoint_problem(code.url, code.key_variable, role="tools")
+    if wrong is not None:
+        raise BadTool("source", wrong.got, wrong.why, wrong.allowed)
+
+    def call(arguments: dict[str, Json], _created: dict[str, Json], _instance: str) -> object:
+        answer = post(
+            code.url,
+            arguments,
+            json_or_text,
+            key_variable=code.key_variable,
+            attempt_seconds=code.seconds,  # which ends all attempts, too
+        )
+        return returned(answer)
+
+    return call
+
+
+def returned(answer: Json) -> object:
+    """The answer as a function returns it."""
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, dict) and answer.keys() <= _WITH_REWARD:
+        text = answer.get("text")
+        if isinstance(text, str):
+            return text, answer.get("reward")
+    return json.dumps(answer, ensure_ascii=False)

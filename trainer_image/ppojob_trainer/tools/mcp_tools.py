@@ -1,0 +1,229 @@
+"""Tools of MCP servers, by the official client, in the child that calls tools.
+
+Every call has a connection of its own, and a server that is a command a process of its own, so
+nothing that a server keeps for a connection lasts from one call to the next.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from ppojob_api.problem import printable, shown
+from ppojob_trainer.errors import Wrong
+from ppojob_trainer.http_calls import endpoint_problem
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.results import BadResult
+from ppojob_trainer.tools.custom import BadTool, Tool
+from ppojob_trainer.tools.wire import Described, ServerCode, ToolCode
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult
+
+LIST_SECONDS: Final = 20.0
+_WAITS: Final = (0.5, 1.0, 2.0)
+_SILENCE_SECONDS: Final = 600.0
+_WHY_CHARACTERS: Final = 200
+
+T = TypeVar("T")
+
+
+class McpFailed(Exception):  # noqa: N818  it says what happened
+    """A server gave no answer, or one that says that the call failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A tool of a server."""
+
+    description: str
+    parameters: dict[str, Json]
+
+
+class McpServer:
+    """A server that is asked for its tools and calls.
+
+    Args:
+        code: where it is.
+        run: runs a coroutine to its end.
+    """
+
+    def __init__(self, code: ServerCode, run: Callable[..., Any]) -> None:
+        self._code = code
+        self._run = run
+        self._key = os.environ.get(code.key_variable, "").strip() if code.key_variable else ""
+
+    def problem(self) -> Wrong | None:
+        """What is wrong with its address, before it is asked."""
+        if not self._code.url:
+            return None
+        return endpoint_problem(self._code.url, self._code.key_variable, role="tools")
+
+    def offered(self) -> dict[str, Offered]:
+        """Its tools by name; a server that is away is asked again for some seconds.
+
+        Raises:
+            McpFailed: it does not say which.
+        """
+        for wait in (*_WAITS, None):
+            try:
+                found: dict[str, Offered] = self._run(self._bounded())
+            except TimeoutError:
+                raise McpFailed(f"it said nothing in {LIST_SECONDS:g} s") from None
+            except BaseException as error:  # the client raises groups, of whatever it met
+                if wait is None:
+                    raise McpFailed(self._told(error)) from None
+                time.sleep(wait)
+            else:
+                return found
+        raise AssertionError("the last attempt raises")
+
+    async def call(self, name: str, arguments: Mapping[str, Json]) -> str:
+        """Call a tool.
+
+        Raises:
+            McpFailed: there is no answer, or it says that the call failed.
+            BadResult: there is something else than text in it.
+        """
+        try:
+            async with self._connected() as client:
+                result = await client.call_tool(name, dict(arguments))
+        except BaseException as error:
+            raise McpFailed(self._told(error)) from None
+        text = _text_of(result)
+        text = text.replace(self._key, "***") if self._key else text
+        if result.is_error:
+            raise McpFailed(text)
+        return text
+
+    async def _bounded(self) -> dict[str, Offered]:
+        async with asyncio.timeout(LIST_SECONDS):
+            return await self._offered()
+
+    async def _offered(self) -> dict[str, Offered]:
+        found: dict[str, Offered] = {}
+        async with self._connected() as client:
+            cursor: str | None = None
+            while True:
+                page = await client.list_tools(cursor=cursor)
+                for tool in page.tools:
+                    found[tool.name] = Offered(tool.description or "", plain(tool.input_schema))
+                cursor = page.next_cursor
+                if not cursor:
+                    return found
+
+    @asynccontextmanager
+    async def _connected(self) -> "AsyncIterator[Client]":
+        import httpx2  # what mcp takes a client of; both take long to load, and few jobs need them
+        from mcp import Client, StdioServerParameters
+        from mcp.client.streamable_http import streamable_http_client
+
+        code = self._code
+        async with AsyncExitStack() as stack:
+            if code.url:
+                headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+                # The limit of a call, and that of the list, end what takes too long.
+                http = httpx2.AsyncClient(headers=headers, timeout=_SILENCE_SECONDS)
+                await stack.enter_async_context(http)
+                client = Client(streamable_http_client(code.url, http_client=http), cache=None)
+            else:
+                program, *arguments = code.command
+                server = StdioServerParameters(
+                    command=program, args=arguments, env=dict(os.environ)
+                )
+                client = Client(server, cache=None)
+            yield await stack.enter_async_context(client)
+
+    def _told(self, error: BaseException) -> str:
+        """The first thing that went wrong, in one line and without the key."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        text = f"{type(error).__name__}: {error}"
+        text = text.replace(self._key, "***") if self._key else text
+        return printable(text, _WHY_CHARACTERS)
+
+
+def mcp_tool(code: ToolCode, server: McpServer, offered: Mapping[str, Offered] | None) -> Tool:
+    """Make a tool of a server's.
+
+    Args:
+        code: the tool as the job has it.
+        server: has it.
+        offered: what the server says of its tools; None where that was compared already.
+
+    Raises:
+        BadTool: the server has no such tool, or one that takes other arguments.
+    """
+    name = code.function
+    if offered is not None:
+        if name not in offered:
+            why, allowed = f"{code.server} has no such tool", ", ".join(offered) or "none there"
+            raise BadTool("source", name, why, f"one of its own: {allowed}")
+        ours = plain(json.loads(code.schema)["function"]["parameters"])
+        place, mine, theirs = _difference(ours, offered[name].parameters, "parameters") or ("",) * 3
+        if place:
+            why = f"{code.server} says {theirs} of {name} now"
+            allowed = "what `ppojob tools --mcp` prints of it, where the model is to be told that"
+            raise BadTool(place, mine, why, allowed)
+
+    async def call(arguments: dict[str, Json], _created: object, _instance: str) -> str:
+        return await server.call(name, arguments)
+
+    return call
+
+
+def describe_server(server: McpServer) -> list[Described]:
+    """The tools of a server, as a job has them.
+
+    Raises:
+        McpFailed: it does not say which.
+    """
+    return [
+        Described(name, name, one.description, json.dumps(one.parameters).encode())
+        for name, one in server.offered().items()
+    ]
+
+
+def plain(schema: Mapping[str, Json]) -> dict[str, Json]:
+    """A schema without what is null: a manifest holds none."""
+    return {key: _plain(value) for key, value in schema.items() if value is not None}
+
+
+def _plain(value: Json) -> Json:
+    if isinstance(value, dict):
+        return plain(value)
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _difference(ours: Json, theirs: Json, place: str) -> tuple[str, str, str] | None:
+    """The first place where two schemas differ, and what is there in each; None where they do not.
+
+    The order of keys has no meaning.
+    """
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return None if ours == theirs else (place, shown(ours), shown(theirs))
+    for key in sorted(ours.keys() | theirs.keys()):
+        here = f"{place}.{key}"
+        if key not in ours or key not in theirs:
+            mine, other = (shown(one[key]) if key in one else "nothing" for one in (ours, theirs))
+            return here, mine, other
+        if (found := _difference(ours[key], theirs[key], here)) is not None:
+            return found
+    return None
+
+
+def _text_of(result: "CallToolResult") -> str:
+    """The text of an answer; structured content stands in for it where there is none."""
+    texts = []
+    for block in result.content:
+        if block.type != "text":
+            raise BadResult("BadAnswer", f"content of type {block.type}", "a response is text here")
+        texts.append(block.text)
+    if not texts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(texts)
