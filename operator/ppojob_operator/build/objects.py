@@ -17,16 +17,14 @@ from ppojob_operator.state import Job, Manifest
 
 def surroundings(job: Job, config: PodConfig) -> list[dict[str, Any]]:
     """What must be there before the first pod, Secrets aside."""
-    agent = config.run.spec.agent
-    has_tools = any(role.role == "tools" for role in config.run.topology.with_own_pods)
+    roles = [role.role for role in config.run.topology.with_own_pods]
     return [
         config_map(job, config),
         access.service_account(job),
         access.role(job),
-        protection.network_policy(job, has_tools=has_tools),
-        *([protection.tools_policy(job, agent.egress)] if agent and has_tools else []),
+        *protection.network_policies(job, roles, config.run.spec.agent),
         protection.disruption_budget(job),
-        *(service(job, role.role) for role in config.run.topology.with_own_pods),
+        *(service(job, role) for role in roles),
     ]
 
 

@@ -1,28 +1,49 @@
 """What keeps others away from the pods of a job: network policy and disruption budget. Pure."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from ppojob_api import contract
-from ppojob_api.v1alpha1.agent import EgressSpec
-from ppojob_api.well_known import LABEL_ROLE, ROLE_SLUGS, workload_name
+from ppojob_api.v1alpha1.agent import AgentSpec, EgressSpec
+from ppojob_api.well_known import LABEL_ROLE, ROLE_SLUGS, RoleName, workload_name
 from ppojob_operator.build.metadata import manifest, selector
 from ppojob_operator.state import Job
+
+ANSWERING_ROLES: Final[tuple[RoleName, ...]] = ("tools", "retriever")
+"""Roles that are asked, and ask nobody."""
 
 _OPEN_PORTS = (contract.PORT_HEALTH, contract.PORT_METRICS)
 _DNS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 
 
-def network_policy(job: Job, *, has_tools: bool) -> dict[str, Any]:
+def network_policies(
+    job: Job, roles: Sequence[RoleName], agent: AgentSpec | None
+) -> list[dict[str, Any]]:
+    """All of a job: who reaches its pods, and whom those reach that only answer.
+
+    Args:
+        job: whose.
+        roles: with pods of their own.
+        agent: whose tools may reach more.
+    """
+    answering = [role for role in ANSWERING_ROLES if role in roles]
+    named = {"tools": agent.egress if agent is not None else ()}
+    return [
+        _ingress(job, answering),
+        *(_egress(job, role, named.get(role, ())) for role in answering),
+    ]
+
+
+def _ingress(job: Job, answering: Sequence[RoleName]) -> dict[str, Any]:
     """Only pods of the job reach its ports; health and metrics are open, and hold no secret.
 
-    torch.distributed authenticates nobody, so this is what fences its ports: from tools too, which
-    nobody in the job waits to hear from.
+    torch.distributed authenticates nobody, so this is what fences its ports: from those pods too
+    which nobody in the job waits to hear from.
     """
     own: dict[str, Any] = {"matchLabels": selector(job)}
-    if has_tools:
-        tools = {"key": LABEL_ROLE, "operator": "NotIn", "values": [ROLE_SLUGS["tools"]]}
-        own["matchExpressions"] = [tools]
+    if answering:
+        slugs = [ROLE_SLUGS[role] for role in answering]
+        own["matchExpressions"] = [{"key": LABEL_ROLE, "operator": "NotIn", "values": slugs}]
     return manifest(
         "NetworkPolicy",
         job,
@@ -38,15 +59,15 @@ def network_policy(job: Job, *, has_tools: bool) -> dict[str, Any]:
     )
 
 
-def tools_policy(job: Job, egress: Sequence[EgressSpec]) -> dict[str, Any]:
-    """Tools pods connect to what the job names, and to nothing else; to DNS where it names any."""
+def _egress(job: Job, role: RoleName, egress: Sequence[EgressSpec]) -> dict[str, Any]:
+    """Pods connect to what the job names, and to nothing else; to DNS where it names any."""
     return manifest(
         "NetworkPolicy",
         job,
-        workload_name(job.name, "tools"),
-        "tools",
+        workload_name(job.name, role),
+        role,
         spec={
-            "podSelector": {"matchLabels": selector(job, "tools")},
+            "podSelector": {"matchLabels": selector(job, role)},
             "policyTypes": ["Egress"],
             "egress": [*([{"ports": _DNS}] if egress else []), *map(_allowed, egress)],
         },

@@ -96,6 +96,15 @@ def test_tools_pods_connect_to_nothing_and_to_nobody_of_their_job() -> None:
     ]
 
 
+def test_retriever_pods_connect_to_nothing_even_where_tools_do() -> None:
+    agent = {"tools": [{"name": "search"}, {"name": "calculator"}], "egress": [{"ports": [443]}]}
+    found = policies(agent={**agent, "retriever": {"index": "/data/index"}})
+    assert found["sum-retriever"]["egress"] == []
+    assert found["sum-retriever"]["policyTypes"] == ["Egress"]
+    expressions = found["sum-pods"]["ingress"][0]["from"][0]["podSelector"]["matchExpressions"]
+    assert expressions[0]["values"] == ["tools", "retriever"]
+
+
 def test_tools_pods_connect_to_what_the_job_names() -> None:
     named = [{"ports": [443, 8000]}, {"cidr": "10.1.0.0/16"}, {"cidr": "::/0", "ports": [80]}]
     found = policies(agent={"tools": [{"name": "calculator"}], "egress": named})

@@ -211,7 +211,7 @@ class ToolPool(Closeable):
         self._is_compared = True
 
 
-def _code(tool: ToolSpec, is_elsewhere: bool) -> ToolCode:  # noqa: FBT001
+def _code(tool: ToolSpec, is_elsewhere: bool) -> ToolCode:
     source = tool.source or ToolSource()
     return ToolCode(
         tool.name,
