@@ -166,8 +166,8 @@ def scores_by_functions(spec: PPOJobSpec) -> bool:
 
 
 def calls_tools(spec: PPOJobSpec) -> bool:
-    """Whether there are tools that the model may call."""
-    return spec.agent is not None and bool(spec.agent.tools)
+    """Whether there are tools that the model may call, or users that it speaks with."""
+    return spec.agent is not None and bool(spec.agent.tools or spec.agent.interactions)
 
 
 def build(job_name: str, spec: PPOJobSpec) -> Topology:

@@ -1,4 +1,4 @@
-"""`ppojob tools`: what `spec.agent.tools` is to say of tools that are there already."""
+"""`ppojob tools`: what `spec.agent` is to say of tools and users that are there already."""
 
 from pathlib import Path
 from typing import Any
@@ -8,27 +8,27 @@ import click
 from ppojob_api.manifest import to_yaml
 from ppojob_api.problem import shown
 from ppojob_cli.input_error import InputError, told
-from ppojob_cli.verl_tools import read_verl_tools, wrong_tools
+from ppojob_cli.verl_tools import read_verl_agent, wrong_agent
 
 
 @click.command()
 @click.argument("file", metavar="FILE")
 def tools(file: str) -> None:
-    """Print spec.agent.tools for verl's YAML of tools, or for the functions of a Python file.
+    """Print spec.agent for verl's YAML of tools or interactions, or for functions of Python.
 
     Of a Python file all public functions are tools, or those that verl's @function_tool marks. What
     a model is told of one is its signature and docstring; nothing of the file is kept.
     """
     if file.endswith((".yaml", ".yml", ".json")):
-        found = read_verl_tools(file)
+        found = read_verl_agent(file)
     elif file.endswith(".py"):
-        found = _of_functions(file)
+        found = {"tools": _of_functions(file)}
     else:
         why = "tools are in YAML or in Python"
         raise InputError(f"FILE: got {shown(file)}: {why}; a name that ends in .yaml or .py")
-    if problems := list(wrong_tools(found)):
+    if problems := list(wrong_agent(found)):
         raise InputError("\n".join(map(str, problems)))
-    click.echo(to_yaml({"agent": {"tools": found}}), nl=False)
+    click.echo(to_yaml({"agent": found}), nl=False)
 
 
 def _of_functions(file: str) -> list[dict[str, Any]]:

@@ -45,7 +45,8 @@ START: dict[str, Any] = {
                     "description": "Finds pages.",
                     "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
                 }
-            ]
+            ],
+            "interactions": [{"name": "user", "source": {"path": "/data/users.py"}}],
         },
         "roles": {
             "actorRollout": {"replicas": 2},

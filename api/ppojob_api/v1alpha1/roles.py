@@ -85,4 +85,4 @@ class RolesSpec(Section):
     """Where responses are scored."""
 
     tools: CodePods = CodePods()
-    """Where the tools of `agent` are called."""
+    """Where the tools of `agent` are called, and its users speak."""

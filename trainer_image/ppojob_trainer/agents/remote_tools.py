@@ -1,4 +1,4 @@
-"""Calls of tools from the rank that holds the engine: asked over the wire, answered in time."""
+"""Calls of tools, and turns to users, from the rank that holds the engine: asked over the wire."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,12 @@ class RemoteTools:
         """Ask for the calls of a turn."""
         batch, row = self.rows[number]
         made = self.created[number]
-        told = [msgspec.structs.replace(c, created=made.get(c.name, c.created)) for c in calls]
+        told = [
+            call
+            if call.to_user
+            else msgspec.structs.replace(call, created=made.get(call.name, call.created))
+            for call in calls
+        ]
         # No epoch: whichever attempt of the role serves is asked, as its loss costs no step.
         id_ = RequestId(0, batch.step, f"{batch.label}/act/{row}", turn, batch.rewinds)
         peer = self.peers[row % len(self.peers)]

@@ -12,10 +12,11 @@ from typing import Final
 import msgspec
 
 from ppojob_api.problem import shown
+from ppojob_trainer.data.columns import INTERACTION
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rpc.messages.rollout import Generated, PromptTokens
+from ppojob_trainer.rpc.messages.rollout import Generated, Interaction, PromptTokens
 from ppojob_trainer.rpc.messages.rows import RowIndex, ValueKind, batch_label
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
 
@@ -121,7 +122,12 @@ class Batch:
     def prompt_tokens(self, first: int, last: int) -> list[PromptTokens]:
         """A run of prompts as the ranks are told of them."""
         return [
-            PromptTokens(prompt.index, list(prompt.token_ids), created_tools(prompt.extra_info))
+            PromptTokens(
+                prompt.index,
+                list(prompt.token_ids),
+                created_tools(prompt.extra_info),
+                interaction_of(prompt),
+            )
             for prompt in self.prompts[first:last]
         ]
 
@@ -232,6 +238,16 @@ def created_tools(extra_info: Mapping[str, Json]) -> dict[str, bytes]:
         for tool, own in told.items()
         if isinstance(own, dict) and isinstance(own.get("create_kwargs"), dict)
     }
+
+
+def interaction_of(prompt: PromptRow) -> Interaction | None:
+    """The user of a row, by verl's `extra_info.interaction_kwargs`; None where it names nobody."""
+    arguments = prompt.extra_info.get(INTERACTION)
+    if not isinstance(arguments, dict) or not isinstance(name := arguments.get("name"), str):
+        return None
+    asked = prompt.prompt
+    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    return Interaction(name, msgspec.json.encode(arguments), msgspec.json.encode(messages))
 
 
 def shares(rows: int, parts: int) -> list[tuple[int, int]]:

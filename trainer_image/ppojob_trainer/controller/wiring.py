@@ -124,11 +124,13 @@ def build_loop(
 
 
 def _code_files(spec: PPOJobSpec) -> dict[str, str]:
-    """Digests of the files of reward functions and tools that the controller's pod can read."""
+    """Digests of the files of rewards, tools and users that the controller's pod can read."""
     rewards = [one.source.path for one in spec.rewards if one.source is not None]
-    tools = spec.agent.tools if spec.agent is not None else ()
+    agent = spec.agent
+    tools = [one.source for one in agent.tools] if agent is not None else []
+    users = [one.source for one in agent.interactions] if agent is not None else []
     found = {}
-    for path in (*rewards, *(one.source.path for one in tools if one.source is not None)):
+    for path in (*rewards, *(source.path for source in (*tools, *users) if source is not None)):
         if path is not None:
             with contextlib.suppress(OSError):
                 found[path] = sha256_of(Path(path))[1]

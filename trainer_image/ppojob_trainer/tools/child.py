@@ -1,4 +1,4 @@
-"""The child that calls tools.
+"""The child that calls tools and asks users.
 
 It trusts nothing of them: every call gets objects of its own, whatever a tool raises is an answer,
 and what it prints cannot reach the pipes. Loops, bombs and deaths are the parent's and the
@@ -8,6 +8,7 @@ guardian's to end (``ppojob_trainer.tools.pool``, ``ppojob_trainer.children.guar
 import asyncio
 import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,10 +25,11 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
 from ppojob_trainer.tools.answers import for_the_model, read_answer
-from ppojob_trainer.tools.built_in import TOOLS
+from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
 from ppojob_trainer.tools.custom import BadTool, Tool, load_tool
 from ppojob_trainer.tools.describe import describe_tools
+from ppojob_trainer.tools.users import REPLY_CHARACTERS, Heard, load_user, read_reply
 from ppojob_trainer.tools.wire import (
     CallTool,
     DescribeTools,
@@ -43,13 +45,21 @@ from ppojob_trainer.tools.wire import (
 _decode: Final = msgspec.msgpack.Decoder(ToolRequest).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
+_decode_heard: Final = msgspec.json.Decoder(Heard).decode
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A tool, and where its file lies; empty for one that is built in."""
+    """A tool or user, and where its file lies; empty for one that is built in.
 
-    call: Tool
+    Attributes:
+        ask: what it answers, or an awaitable of it.
+        read: what that means, by the number of the call.
+        folder: of the file.
+    """
+
+    ask: Callable[[CallTool], object]
+    read: Callable[[int, object], ToolCalled]
     folder: str
 
 
@@ -80,27 +90,43 @@ class Tools:
         """Call a tool with objects decoded for this call alone."""
         tool = self._tools[request.tool]
         try:
-            arguments = _decode_json(request.arguments)
-            created = _decode_json(request.created)
             self._neighbours.enter(tool.folder)
-            value = tool.call(arguments, created, request.instance)
+            value = tool.ask(request)
             if inspect.isawaitable(value):
                 value = self._loop.run(_result(value))
-            text, reward = read_answer(value)
-            text = for_the_model(text, self._settings.most_characters, self._settings.side)
+            return tool.read(request.number, value)
         except BadResult as bad:
             return ToolCalled(request.number, raised=f"got {bad.got}: {bad.why}")
         except BaseException as error:  # SystemExit and its kin are answers too
             text, where = raised(error, __file__)
             return ToolCalled(request.number, raised=text, where=where)
-        return ToolCalled(request.number, text, reward)
 
     def _load(self, code: ToolCode, modules: dict[str, ModuleType]) -> _Loaded:
-        if not code.path:
-            return _Loaded(self._built_in(code), "")
-        folder = str(Path(code.path).resolve().parent)
-        self._neighbours.enter(folder)
-        return _Loaded(load_tool(code, modules), folder)
+        folder = str(Path(code.path).resolve().parent) if code.path else ""
+        if folder:
+            self._neighbours.enter(folder)
+        if code.is_user:
+            user = load_user(code, modules) if folder else USERS[code.name].answer
+
+            def hear(request: CallTool) -> object:
+                heard, told = _decode_heard(request.arguments), _decode_json(request.created)
+                return user(heard, told, request.instance)
+
+            return _Loaded(hear, _said, folder)
+        tool = load_tool(code, modules) if folder else self._built_in(code)
+
+        def call(request: CallTool) -> object:
+            arguments, created = (_decode_json(one) for one in (request.arguments, request.created))
+            return tool(arguments, created, request.instance)
+
+        return _Loaded(call, self._answered, folder)
+
+    def _answered(self, number: int, value: object) -> ToolCalled:
+        text, reward = read_answer(value)
+        settings = self._settings
+        return ToolCalled(
+            number, for_the_model(text, settings.most_characters, settings.side), reward
+        )
 
     def _built_in(self, code: ToolCode) -> Tool:
         tool, config = TOOLS[code.name], _decode_json(code.config)
@@ -129,6 +155,12 @@ class Tools:
         if self._opened is None:
             self._opened = self._settings.sandbox.open()
         return self._opened
+
+
+def _said(number: int, value: object) -> ToolCalled:
+    """Of a user; nothing of its words is cut but what no model reads."""
+    ends, text, score = read_reply(value)
+    return ToolCalled(number, for_the_model(text, REPLY_CHARACTERS, "left"), score, ends=ends)
 
 
 async def _result(value: object) -> object:

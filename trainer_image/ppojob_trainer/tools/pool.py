@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ppojob_api.v1alpha1.agent import AgentSpec, ToolSpec
+from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
@@ -26,24 +26,27 @@ from ppojob_trainer.tools.answers import MARK_CHARACTERS, cut, for_the_model
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
 from ppojob_trainer.tools.failures import told
 from ppojob_trainer.tools.schemas import parameters_of, tool_schema
+from ppojob_trainer.tools.users import REPLY_CHARACTERS
 from ppojob_trainer.tools.wire import CallTool, LoadTools, ToolCalled, ToolCode, ToolsLoaded
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A call as the model wrote it.
+    """A call as the model wrote it, or a turn that a user answers.
 
     Attributes:
-        name: of the tool.
-        arguments: JSON object, as text; it may be wrong.
-        created: JSON object: what the row says the tool is made with.
+        name: of the tool or user.
+        arguments: JSON object, as text; it may be wrong. Of a user the conversation.
+        created: JSON object: what the row says the tool is made with, or tells the user.
         instance: names the call, the same whenever it is made again.
+        to_user: whether a user is asked.
     """
 
     name: str
     arguments: str
     created: bytes
     instance: str
+    to_user: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +58,18 @@ class Made:
         reward: that the tool gave.
         failure: empty, or a word of ``failures.TEXTS``.
         seconds: that it took.
+        ends: the user ends the conversation.
     """
 
     text: str
     reward: float = 0.0
     failure: str = ""
     seconds: float = 0.0
+    ends: bool = False
 
 
 class ToolPool(Closeable):
-    """Children that call tools; each call has a time limit that nothing can outlive.
+    """Children that call tools and ask users; each call has a limit that nothing can outlive.
 
     Whatever a tool or a model does is an answer. When a call is too slow, or its process dies, that
     process and everything it started are killed, and the next call gets another. A call whose
@@ -95,7 +100,12 @@ class ToolPool(Closeable):
         log: logging.Logger | None = None,
     ) -> None:
         self._agent = agent
+        self._answering: list[ToolSpec | InteractionSpec] = [*agent.tools, *agent.interactions]
         self._positions = {tool.name: position for position, tool in enumerate(agent.tools)}
+        self._users = {
+            user.name: position
+            for position, user in enumerate(agent.interactions, start=len(agent.tools))
+        }
         self._parameters = [parameters_of(tool) for tool in agent.tools]
         self._sandbox = SandboxSettings.of(sandbox or SandboxSpec())
         self._log = log or logging.getLogger(__name__)
@@ -127,7 +137,9 @@ class ToolPool(Closeable):
         """Make a call; what goes wrong becomes an answer."""
         began = time.monotonic()
         position = self._positions.get(call.name)
-        if position is None:
+        if call.to_user:
+            made = self._called(call, self._users[call.name], call.arguments.encode())
+        elif position is None:
             made = self._failed("unknown", call, ", ".join(self._positions))
         else:
             try:
@@ -138,7 +150,7 @@ class ToolPool(Closeable):
         return replace(made, seconds=time.monotonic() - began)
 
     def _called(self, call: Wanted, position: int, arguments: bytes) -> Made:
-        limit = self._agent.tools[position].time_limit_seconds
+        limit = self._answering[position].time_limit_seconds
         try:
             answer = self._answer(call, position, arguments, limit)
         except ChildTimeout:
@@ -152,9 +164,10 @@ class ToolPool(Closeable):
             )
             return self._failed("raised", call, answer.raised)
         # The child has cut it already, unless the tool has written the answer itself.
-        most = self._agent.max_tool_response_characters + 2 * MARK_CHARACTERS
-        side = self._agent.tool_response_truncate_side
-        return Made(cut(answer.text, most, side), answer.reward)
+        limit_of_tools = self._agent.max_tool_response_characters
+        most = (REPLY_CHARACTERS if call.to_user else limit_of_tools) + 2 * MARK_CHARACTERS
+        text = cut(answer.text, most, self._agent.tool_response_truncate_side)
+        return Made(text, answer.reward, ends=answer.ends and call.to_user)
 
     def _answer(self, call: Wanted, position: int, arguments: bytes, limit: float) -> ToolCalled:
         number = next(self._numbers)
@@ -180,7 +193,7 @@ class ToolPool(Closeable):
     def _load(self, child: BoundedProcess) -> None:
         agent = self._agent
         request = LoadTools(
-            [_code(tool) for tool in agent.tools],
+            [_code(one) for one in self._answering],
             self._sandbox,
             agent.max_tool_response_characters,
             agent.tool_response_truncate_side,
@@ -188,18 +201,24 @@ class ToolPool(Closeable):
         loaded = import_files(child, request, ToolsLoaded, where="spec.agent.tools", what="tools")
         if loaded.problems:
             raise ConfigError(
-                f"spec.agent.tools[{problem.position}].{problem.field}: "
+                f"{self._place(problem.position)}.{problem.field}: "
                 f"got {problem.got}: {problem.why}; {problem.allowed}"
                 for problem in loaded.problems
             )
 
+    def _place(self, position: int) -> str:
+        tools = len(self._agent.tools)
+        own = f"tools[{position}]" if position < tools else f"interactions[{position - tools}]"
+        return f"spec.agent.{own}"
 
-def _code(tool: ToolSpec) -> ToolCode:
-    source = tool.source
+
+def _code(one: ToolSpec | InteractionSpec) -> ToolCode:
+    source, is_user = one.source, isinstance(one, InteractionSpec)
     return ToolCode(
-        tool.name,
+        one.name,
         source.path if source else "",
-        (source.function if source else None) or tool.name,
-        msgspec.json.encode(tool_schema(tool)),
-        msgspec.json.encode(tool.config),
+        (source.function if source else None) or one.name,
+        msgspec.json.encode(None if isinstance(one, InteractionSpec) else tool_schema(one)),
+        msgspec.json.encode(one.config),
+        is_user,
     )

@@ -7,14 +7,15 @@ from ppojob_trainer.tools.answers import Side
 
 
 class ToolCode(msgspec.Struct, frozen=True):
-    """One tool.
+    """One tool, or one user.
 
     Attributes:
         name: as the model calls it.
         path: Python file of the user; empty for a tool that is built in.
         function: function or class in that file.
-        schema: JSON of what the model is told of it.
+        schema: JSON of what the model is told of it; null of a user.
         config: JSON object that a class is made with.
+        is_user: it is no tool, but a user who answers the model.
     """
 
     name: str
@@ -22,6 +23,7 @@ class ToolCode(msgspec.Struct, frozen=True):
     function: str
     schema: bytes
     config: bytes
+    is_user: bool = False
 
 
 class LoadTools(msgspec.Struct, frozen=True, tag=True):
@@ -65,14 +67,14 @@ class ToolsLoaded(msgspec.Struct, frozen=True):
 
 
 class CallTool(msgspec.Struct, frozen=True, tag=True):
-    """Call a tool.
+    """Call a tool, or ask a user.
 
     Attributes:
         number: of the call; the answer repeats it.
         tool: position in ``LoadTools``.
         instance: names the call, the same whenever it is made again.
-        arguments: JSON object.
-        created: JSON object: what the row says its tool is made with.
+        arguments: JSON object; of a user the conversation, as `users.Heard`.
+        created: JSON object: what the row says its tool is made with, or tells its user.
     """
 
     number: int
@@ -120,6 +122,7 @@ class ToolCalled(msgspec.Struct, frozen=True):
         reward: that the tool gave.
         raised: empty, or what the tool raised instead of an answer.
         where: it came from, for the log.
+        ends: the user ends the conversation.
     """
 
     number: int
@@ -127,6 +130,7 @@ class ToolCalled(msgspec.Struct, frozen=True):
     reward: float = 0.0
     raised: str = ""
     where: str = ""
+    ends: bool = False
 
 
 ToolRequest = LoadTools | CallTool | DescribeTools
