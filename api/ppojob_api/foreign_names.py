@@ -95,7 +95,8 @@ sampler | spec.data.curriculum | the column that orders rows; no sampler by code
 tool_config_path function_tool_path | spec.agent.tools | as `ppojob tools FILE` prints them
 multi_turn.enable | spec.agent | where there: true
 multi_turn.format | spec.agent.format
-interaction_config_path | not yet | simulated users
+interaction_config_path | spec.agent.interactions | as `ppojob tools FILE` prints them
+interactions.class_name | spec.agent.interactions[].source
 use_inference_chat_template | not needed | the tokens that were drawn are trained on
 tokenization_sanity_check_mode | not needed | no conversation is tokenised anew
 num_repeat_rollouts | not needed | samplesPerPrompt

@@ -175,12 +175,12 @@ def retrieved_tools(spec: PPOJobSpec) -> tuple[ToolSpec, ...]:
     return tuple(t for t in spec.agent.tools if t.name == SEARCH_TOOL and t.source is None)
 
 
-def called_tools(spec: PPOJobSpec) -> tuple[ToolSpec, ...]:
-    """The tools that the role `tools` calls: all others."""
+def calls_tools(spec: PPOJobSpec) -> bool:
+    """Whether the role `tools` has something to do: other tools, or users to speak for."""
     if spec.agent is None:
-        return ()
+        return False
     retrieved = retrieved_tools(spec)
-    return tuple(tool for tool in spec.agent.tools if tool not in retrieved)
+    return bool(spec.agent.interactions) or any(t not in retrieved for t in spec.agent.tools)
 
 
 def build(job_name: str, spec: PPOJobSpec) -> Topology:
@@ -202,7 +202,7 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
     if scores_by_functions(spec) and not is_replayed:
         reward = spec.roles.reward
         roles.append(_pods_without_model(job_name, "reward", reward.replicas, reward.cpu))
-    if called_tools(spec) and not is_replayed:
+    if calls_tools(spec) and not is_replayed:
         tools = spec.roles.tools
         roles.append(_pods_without_model(job_name, "tools", tools.replicas, tools.cpu))
     if retrieved_tools(spec) and not is_replayed:

@@ -45,6 +45,9 @@ BUILT_IN_SCORERS: Final = (
 SEARCH_TOOL: Final = "search"
 BUILT_IN_TOOLS: Final = ("calc_gsm8k_reward", "calculator", "python", SEARCH_TOOL)
 
+# Interactions that need no source; held to the trainer's table in the same way.
+BUILT_IN_INTERACTIONS: Final = ("gsm8k",)
+
 LABEL_JOB: Final = "ppojob.dev/job"
 LABEL_ROLE: Final = "ppojob.dev/role"
 ANNOTATION_CONFIG_DIGEST: Final = "ppojob.dev/config-digest"

@@ -23,13 +23,14 @@ def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[
         return [], []
     form = FORMATS[agent.format]
     errors = _unknown_tokens(agent.format, chat)
-    if form.answer is not None:  # the format says itself what stands between two turns
+    has_users = bool(agent.interactions)
+    if form.answer is not None and not has_users:  # it says itself what stands between two turns
         return errors, []
     if not chat.has_template:
         return [*errors, _no_template(agent.format)], []
     template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
     schemas = tool_schemas(agent)
-    found = check_template(template, schemas, parallel=agent.max_parallel_calls, users=False)
+    found = check_template(template, schemas, parallel=agent.max_parallel_calls, users=has_users)
     warnings = []
     if schemas and not found.shows_tools:
         warnings.append(_tools_untold(chat))

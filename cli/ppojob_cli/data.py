@@ -157,12 +157,15 @@ _input = click.option(
 @data.command()
 @_output
 @_input
-def gsm8k(output: Path, source: Path) -> None:
+@click.option(
+    "--with-user", is_flag=True, help="Rows name the simulated user gsm8k, and tell it the answer."
+)
+def gsm8k(output: Path, source: Path, with_user: bool) -> None:
     """GSM8K from local files, in verl's columns and wording."""
     from ppojob_trainer.data.gsm8k_files import gsm8k_rows
 
     train, test = _splits(source, "GSM8K")
-    _write(output, gsm8k_rows(train), gsm8k_rows(test))
+    _write(output, *(gsm8k_rows(file, with_user=with_user) for file in (train, test)))
 
 
 @data.command()

@@ -8,7 +8,7 @@ from ppojob_api import validation
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
-from ppojob_api.topology import called_tools, retrieved_tools
+from ppojob_api.topology import calls_tools, retrieved_tools
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_cli.agent_checks import check_agent, text_prompt_warning
 from ppojob_cli.commit_checks import check_commits, uncommitted_warning
@@ -24,6 +24,7 @@ from ppojob_cli.machine_checks import (
 from ppojob_cli.model_checks import check_critic, check_reward_model
 from ppojob_cli.output_checks import check_output, volatile_warning
 from ppojob_cli.validate import render_problems
+from ppojob_trainer.agents.row_agents import row_agents
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
@@ -147,6 +148,7 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
             spec.data,
             chat,
             rewards=row_checks(spec.rewards, has_model=spec.reward_model is not None),
+            agents=row_agents(spec.agent),
             draw=spec.algorithm.draw,
         )
     found.errors += report.errors
@@ -193,12 +195,13 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
 
 
 def _tools(spec: PPOJobSpec) -> list[str]:
-    """Load the tools once, in the same way."""
-    if spec.agent is None or not called_tools(spec):
+    """Load tools and users once, in the same way."""
+    if not calls_tools(spec):
         return []
     elsewhere = [tool.name for tool in retrieved_tools(spec)]
     variables = variables_of_code("tools")
     try:
+        assert spec.agent is not None
         ToolPool(spec.agent, sandbox=spec.sandbox, variables=variables, elsewhere=elsewhere).close()
     except (ConfigError, JobFailed) as problem:
         return str(problem).splitlines()

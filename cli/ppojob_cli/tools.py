@@ -1,4 +1,4 @@
-"""`ppojob tools`: what `spec.agent.tools` is to say of tools that are there already."""
+"""`ppojob tools`: what `spec.agent` is to say of tools and users that are there already."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from ppojob_api.checks.tools import port_of
 from ppojob_api.manifest import to_yaml
 from ppojob_api.problem import shown
 from ppojob_cli.input_error import InputError, told
-from ppojob_cli.verl_tools import read_verl_tools, wrong_tools
+from ppojob_cli.verl_tools import read_verl_agent, wrong_agent
 
 if TYPE_CHECKING:
     from ppojob_trainer.tools.wire import Described
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--name", default="mcp", metavar="NAME", help="What the job calls that server.")
 @click.option("--key-variable", metavar="NAME", help="Variable that holds the key of that server.")
 def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None) -> None:
-    """Print spec.agent.tools for verl's YAML of tools, a Python file, or an MCP server.
+    """Print spec.agent for verl's YAML of tools or interactions, Python, or an MCP server.
 
     Of a Python file all public functions are tools, or those that verl's @function_tool marks. What
     a model is told of one is its signature and docstring; nothing of the file is kept. Of an MCP
@@ -39,13 +39,13 @@ def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None
     if file is None:
         agent = _of_server(str(mcp), name, key_variable)
     elif file.endswith((".yaml", ".yml", ".json")):
-        agent = {"tools": read_verl_tools(file)}
+        agent = read_verl_agent(file)
     elif file.endswith(".py"):
         agent = {"tools": _of_functions(file)}
     else:
         why = "tools are in YAML or in Python"
         raise InputError(f"FILE: got {shown(file)}: {why}; a name that ends in .yaml or .py")
-    if problems := list(wrong_tools(agent)):
+    if problems := list(wrong_agent(agent)):
         raise InputError("\n".join(map(str, problems)))
     click.echo(to_yaml({"agent": agent}), nl=False)
 

@@ -1,8 +1,8 @@
-"""verl's YAML files of tools, as items of `spec.agent.tools`."""
+"""verl's YAML files of tools and interactions, as `spec.agent` has them."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,28 +12,37 @@ from ppojob_cli.input_error import InputError
 
 _BUILT_IN: Final = {"verl.tools.gsm8k_tool.Gsm8kTool": "calc_gsm8k_reward"}
 """verl's own classes that are tools here; it had them until May 2026."""
+_USERS: Final = {"verl.interactions.gsm8k_interaction.Gsm8kInteraction": "gsm8k"}
+"""The same of interactions; it had them until April 2026."""
+_FORM: Final = {
+    "tools": "a list of {class_name, config, tool_schema}",
+    "interaction": "a list of {name, class_name, config}",
+}
+_NAMES: Final = {"tools": "tools", "interaction": "interactions"}
+"""What verl's lists are called here."""
 
-_FORM = "a list of {class_name, config, tool_schema}"
 
-
-def read_verl_tools(path: str) -> list[dict[str, Any]]:
-    """The tools of a file.
+def read_verl_agent(path: str) -> dict[str, list[dict[str, Any]]]:
+    """The tools and interactions of a file, as parts of `spec.agent`.
 
     Raises:
         InputError: it is no such file; every problem, one line each.
     """
     read = manifest.read_file(path)
     problems = list(read.problems)
-    tools = read.value.get("tools") if isinstance(read.value, dict) else None
-    if not problems and not isinstance(tools, list):
-        why = "these are no tools of verl"
-        place = f"{read.name}: tools"
-        problems.append(Problem(place, shown(tools), why, _FORM, ReasonCode.BAD_FORM))
-    found = []
-    for index, item in enumerate(tools if isinstance(tools, list) else ()):
-        one = _Item(f"{read.name}: tools[{index}]", item, Path(path).parent)
-        found.append(one.tool())
-        problems += one.problems
+    value = read.value if isinstance(read.value, dict) else {}
+    lists = {key: value[key] for key in _FORM if key in value} or {"tools": value.get("tools")}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for key, items in lists.items():
+        if not problems and not isinstance(items, list):
+            why = f"these are no {_NAMES[key]} of verl"
+            place = f"{read.name}: {key}"
+            problems.append(Problem(place, shown(items), why, _FORM[key], ReasonCode.BAD_FORM))
+        own = found.setdefault(_NAMES[key], [])
+        for index, item in enumerate(items if isinstance(items, list) else ()):
+            one = _Item(f"{read.name}: {key}[{index}]", item, Path(path).parent)
+            own.append(one.tool() if key == "tools" else one.interaction())
+            problems += one.problems
     if problems:
         raise InputError("\n".join(map(str, problems)))
     return found
@@ -75,6 +84,24 @@ class _Item:
         source = self._source(name)
         return {**tool, "source": source, **({"config": config} if config else {})}
 
+    def interaction(self) -> dict[str, Any]:
+        """The same as an item of `spec.agent.interactions`; a name is made as verl makes one."""
+        kind = str(self._item.get("class_name", ""))
+        own = kind.rpartition(":")[2].rpartition(".")[2]
+        name = self._item.get("name") or own.removesuffix("Interaction").lower()
+        built_in = _USERS.get(kind, name)
+        if built_in != name:
+            why, allowed = f"this class is built in as {built_in}", f"{built_in}, in the rows too"
+            self._wrong("name", name, why, allowed)
+        if kind in _USERS:
+            return {"name": name}
+        config = self._item.get("config")
+        return {
+            "name": name,
+            "source": self._source(kind),
+            **({"config": config} if config else {}),
+        }
+
     def _source(self, name: str) -> dict[str, str]:
         """Where a class is: `package.module.Class`, or `FILE.py:Class`."""
         if ".py:" in name:
@@ -103,8 +130,8 @@ class _Item:
         self.problems.append(Problem(where, got, why, allowed, ReasonCode.BAD_FORM))
 
 
-def wrong_tools(agent: dict[str, Any]) -> Iterator[Problem]:
-    """What a job with these tools would be told of them."""
+def wrong_agent(agent: Mapping[str, Any]) -> Iterator[Problem]:
+    """What a job with such a `spec.agent` would be told of it."""
     from ppojob_api import validation
 
     judged = validation.validate({**_JOB, "spec": {**_SPEC, "agent": agent}})

@@ -108,26 +108,39 @@ def test_reward_model(home: Path, tmp_path: Path):
     assert step["actor/reward_kl_penalty_coeff"] == 0.01
 
 
-def test_gsm8k_grpo(home: Path, tmp_path: Path):
+def run_gsm8k(home: Path, output: Path, name: str, data: str, *options: str) -> dict[str, float]:
+    """Run an example of GSM8K; the metrics of its first validation."""
     source = home / "grade-school-math"
     source.mkdir(exist_ok=True)
     for part in ("train", "test"):
         lines = "".join(json.dumps(row) + "\n" for row in GSM8K)
         (source / f"{part}.jsonl").write_text(lines)
-    ppojob(home, "data", "gsm8k", "--input", str(source), "--output", "data/gsm8k")
+    ppojob(home, "data", "gsm8k", *options, "--input", str(source), "--output", data)
     first, _ = run_short(
         home,
-        tmp_path / "run",
-        "gsm8k-grpo",
+        output,
+        name,
         "spec.model.path=models/smollm2-135m",  # what this machine has
         "spec.roles.actorRollout.gpusPerReplica=0",
         "spec.rollout.kvCacheGib=1",
-        "spec.data.maxResponseTokens=32",
+        f"spec.data.maxResponseTokens={128 if options else 32}",
         "spec.algorithm.miniBatchPrompts=2",
         "spec.checkpoint.best=null",
         "spec.optimizer.warmupSteps=0",
     )
     assert "val-core/openai/gsm8k/acc/mean@1" in first
+    return first
+
+
+def test_gsm8k_grpo(home: Path, tmp_path: Path):
+    run_gsm8k(home, tmp_path / "run", "gsm8k-grpo", "data/gsm8k")
+
+
+def test_gsm8k_interaction(home: Path, tmp_path: Path):
+    first = run_gsm8k(
+        home, tmp_path / "run", "gsm8k-interaction", "data/gsm8k-with-user", "--with-user"
+    )
+    assert first["val-aux/num_turns/mean"] >= 2
 
 
 def export_is_the_committed_model(output: Path) -> None:

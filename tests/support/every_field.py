@@ -49,6 +49,7 @@ START: dict[str, Any] = {
                 },
                 {"name": "search"},
             ],
+            "interactions": [{"name": "user", "source": {"path": "/data/users.py"}}],
         },
         "roles": {
             "actorRollout": {"replicas": 2},

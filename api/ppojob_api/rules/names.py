@@ -25,13 +25,14 @@ _SINGLE = (
     *(f"agent.retriever.{name}" for name in ("index", "encoder")),
 )
 _OF_REWARDS = "self.rewards.all(one, !has(one.source) || !has(one.source.path) || %s)"
-_OF_TOOLS = "self.agent.tools.all(one, !has(one.source) || !has(one.source.path) || %s)"
+_OF_AGENT = "self.agent.$LIST.all(one, !has(one.source) || !has(one.source.path) || %s)"
 _PATHS = (
     *((path, "%s", f"self.{path}") for path in _SINGLE),
     ("data.train", "self.data.train.all(file, %s)", "file.path"),
     ("data.validation", "self.data.validation.all(file, %s)", "file.path"),
     ("rewards", _OF_REWARDS, "one.source.path"),
-    ("agent.tools", _OF_TOOLS, "one.source.path"),
+    ("agent.tools", _OF_AGENT.replace("$LIST", "tools"), "one.source.path"),
+    ("agent.interactions", _OF_AGENT.replace("$LIST", "interactions"), "one.source.path"),
 )
 
 

@@ -1,8 +1,8 @@
-"""Tools that a model may call: their names, where their code is, and what the model is told."""
+"""Tools and users of a model: their names, where their code is, and what the model is told."""
 
 from ppojob_api.rules.rule import rules, untouched, words
 from ppojob_api.v1alpha1.roles import CodePods, RetrieverPods
-from ppojob_api.well_known import BUILT_IN_TOOLS
+from ppojob_api.well_known import BUILT_IN_INTERACTIONS, BUILT_IN_TOOLS
 
 TOOL_RULES = rules(
     """
@@ -11,12 +11,17 @@ TOOL_RULES = rules(
     must: self.tools.all(one, self.tools.exists_one(other, other.name == one.name))
 
     spec.agent | tools | Required | here
-        nobody answers a call; the tools that the model may call
-    must: self.tools.size() > 0
+        nobody answers the model; the tools that it may call, or interactions
+    must: self.tools.size() > 0 || self.interactions.size() > 0
+
+    spec.agent | interactions | Duplicate | here
+        two interactions have the same name; each name once
+    must: self.interactions.all(one,
+        self.interactions.exists_one(other, other.name == one.name))
 
     spec.agent | format | Conflict | here
         a query is a call of the tool search, and there is none; a tool of this name in agent.tools
-    when: self.format == 'search_r1' && self.tools.size() > 0
+    when: self.format == 'search_r1' && self.tools.size() + self.interactions.size() > 0
     must: !self.tools.all(one, one.name != 'search')
 
     spec.agent.tools[] | name | NotOneOf | here
@@ -114,19 +119,29 @@ TOOL_RULES = rules(
     when: has(self.source) && !has(self.source.path)
     must: self.config.size() == 0
 
-    spec.agent.tools[] | source.function | Required | here
-        the name of the tool ${self.name} is no name of Python; that of a function or class
+    spec.agent.interactions[] | name | NotOneOf | here
+        no interaction of this name is built in; one of $INTERACTIONS, or a source
+    when: !has(self.source)
+    must: self.name in $INTERACTION_WORDS
+
+    spec.agent.interactions[] | config | NoEffect | here
+        an interaction that is built in has no settings; remove it, or give a source
+    when: !has(self.source) && self.name in $INTERACTION_WORDS
+    must: self.config.size() == 0
+
+    spec.agent.tools[] spec.agent.interactions[] | source.function | Required | here
+        the name ${self.name} is no name of Python; that of a function or class
     when: has(self.source) && has(self.source.path) && !has(self.source.function)
     must: self.name.matches(r'$IDENTIFIER')
 
-    spec.agent.tools[] | source.function | BadForm | here
+    spec.agent.tools[] spec.agent.interactions[] | source.function | BadForm | here
         it names no function; the name of a function or class
     when: has(self.source) && has(self.source.function)
     must: self.source.function.matches(r'$IDENTIFIER')
 
     spec | roles.tools | NoEffect | here
         it has no effect without tools; remove it, or name some in agent.tools
-    when: !has(self.agent) || self.agent.tools.size() == 0
+    when: !has(self.agent) || self.agent.tools.size() + self.agent.interactions.size() == 0
     must: $UNTOUCHED
 
     spec | roles.retriever | NoEffect | here
@@ -136,6 +151,8 @@ TOOL_RULES = rules(
     """,
     TOOLS=", ".join(BUILT_IN_TOOLS),
     TOOL_WORDS=words(BUILT_IN_TOOLS),
+    INTERACTIONS=", ".join(BUILT_IN_INTERACTIONS),
+    INTERACTION_WORDS=words(BUILT_IN_INTERACTIONS),
     IDENTIFIER=r"^[^\W\d]\w*$",
     UNTOUCHED=untouched(CodePods, prefix="roles.tools."),
     RETRIEVER_UNTOUCHED=untouched(RetrieverPods, prefix="roles.retriever."),

@@ -34,6 +34,17 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 Turns = Annotated[int, Field(ge=1, le=10_000)]
 
 
+class UserSource(Section):
+    """Where the code of an interaction comes from."""
+
+    path: Path
+    """Python file."""
+
+    function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Function, or class with verl's `generate_response`, in that file; absent: the interaction's
+    name."""
+
+
 class ToolSource(Section):
     """What answers the calls of a tool; one of path, url and mcpServer."""
 
@@ -41,7 +52,8 @@ class ToolSource(Section):
     """Python file."""
 
     function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Function, or class with verl's `execute`, in that file; absent: the tool's name."""
+    """Function, or class in verl's form, in that file; absent: the name of the tool or
+    interaction."""
 
     url: Url | None = None
     """Service that is posted the arguments as a JSON object: http://HOST:PORT/PATH."""
@@ -118,8 +130,24 @@ class EgressSpec(Section):
     """Ports; empty: all."""
 
 
+class InteractionSpec(Section):
+    """A simulated user, who answers the turns of the model that call no tool."""
+
+    name: ToolName
+    """By which rows ask for it: `extra_info.interaction_kwargs.name`. verl: interaction[].name."""
+
+    source: UserSource | None = None
+    """Its code; absent: the built-in interaction of that name. verl: interaction[].class_name."""
+
+    config: Arguments = Field(default_factory=dict)
+    """Settings that a class is made with. verl: interaction[].config."""
+
+    time_limit_seconds: Seconds = 30.0
+    """Of an answer; what takes longer is killed."""
+
+
 class AgentSpec(Section):
-    """Rows of several turns: the model speaks, tools answer, the model goes on.
+    """Rows of several turns: the model speaks, tools or a user answer, the model goes on.
 
     Only what the model wrote is trained. verl: rollout.multi_turn.
     """
@@ -138,6 +166,10 @@ class AgentSpec(Section):
     egress: Annotated[Items[EgressSpec], Field(max_length=64)] = ()
     """What tools pods may connect to on a cluster, and to DNS with it; empty: nothing, which their
     NetworkPolicy says. Without effect on one machine."""
+
+    interactions: Annotated[Items[InteractionSpec], Field(max_length=64)] = ()
+    """Simulated users; each row names the one that it speaks with.
+    verl: multi_turn.interaction_config_path."""
 
     format: ToolFormat = "hermes"
     """How the model writes a call. verl: multi_turn.format, hermes."""
@@ -169,9 +201,9 @@ class AgentSpec(Section):
     have ended theirs."""
 
     tool_failure: Literal["answer", "mask", "fail"] = "answer"
-    """What becomes of a row whose tool fails: the model is told and goes on, the row is not trained
-    on, or the job fails."""
+    """What becomes of a row whose tool or user fails: the model is told and goes on, the row is not
+    trained on, or the job fails."""
 
     tool_rewards: Literal["tell", "add"] = "tell"
-    """What becomes of rewards that tools give: reward functions are told of them in extra_info, or
-    they are also added to the row, each on the last token of the turn that called."""
+    """What becomes of rewards that tools give, and of scores of users: reward functions are told of
+    them in extra_info, or they are also added to the row, each on the last token of its turn."""

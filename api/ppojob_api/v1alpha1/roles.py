@@ -95,7 +95,7 @@ class RolesSpec(Section):
     """Where responses are scored."""
 
     tools: CodePods = CodePods()
-    """Where the tools of `agent` are called."""
+    """Where the tools of `agent` are called, and its users speak."""
 
     retriever: RetrieverPods = RetrieverPods()
     """Where the corpus of `agent.retriever` is searched."""

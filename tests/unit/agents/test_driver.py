@@ -1,5 +1,6 @@
 """Rows of several turns over a real engine: what decides a bit, and what must not."""
 
+import json
 import math
 import random
 import re
@@ -7,8 +8,9 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import msgspec
 import pytest
 import torch
 from tiny_models import TWO_LAYERS, make_model
@@ -21,6 +23,8 @@ from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import RolloutError, SamplingParams
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.rollout import Interaction
+from ppojob_trainer.tools.users import Heard
 
 VOCAB, ENDS, ROWS = 64, tuple(range(0, 64, 4)), 16
 POOL = ThreadPoolExecutor(4)
@@ -33,11 +37,22 @@ def engine() -> HuggingFaceEngine:
     return HuggingFaceEngine(model, max_model_tokens=64, max_sequences=64)
 
 
-def rows(limits: Limits = LIMITS, number: int = ROWS) -> list[Episode]:
+USER = Interaction("critic", b'{"name": "critic"}', b'[{"role": "user", "content": "1 2"}]')
+
+
+def rows(
+    limits: Limits = LIMITS, number: int = ROWS, user: Interaction | None = None
+) -> list[Episode]:
     drawn = SamplingParams(1.0, 1.0, -1, 1, ENDS)
     return [
         Episode(
-            f"{n}", (1, 2, n % VOCAB), drawn, lambda turn, n=n: 1000 * turn + n, limits, f"r{n}"
+            f"{n}",
+            (1, 2, n % VOCAB),
+            drawn,
+            lambda turn, n=n: 1000 * turn + n,
+            limits,
+            user,
+            place=f"r{n}",
         )
         for n in range(number)
     ]
@@ -62,6 +77,12 @@ class Form:
     def replied(self, _: Sequence[int], reply: str) -> list[int]:
         return [7, int(reply), 9]
 
+    def said(self, written: Sequence[int]) -> str:
+        return " ".join(map(str, written))
+
+    def heard(self, _: Sequence[int], text: str) -> list[int]:
+        return [11, int(text) % VOCAB, 13]
+
 
 class Silent(Form):
     """No turn wants anything."""
@@ -83,6 +104,7 @@ class Workers:
     seed: int = 0
     refused: frozenset[int] = frozenset()
     started: list[tuple[int, int]] = field(default_factory=list)
+    asked: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     given_up: int = 0
 
     def __post_init__(self) -> None:
@@ -103,13 +125,29 @@ class Workers:
             seconds = self._random.uniform(0.0, self.seconds)
         time.sleep(seconds)
         failure = "raised" if number in self.refused else ""
+        if calls[0].to_user:
+            return [self._criticise(calls[0], failure)]
         return [ToolAnswer(call.arguments, 0.5, failure, seconds) for call in calls]
+
+    def _criticise(self, turn: ToolCall, failure: str) -> ToolAnswer:
+        """A user who hears all that was said, and is content with what can be divided by six."""
+        assert (turn.name, json.loads(turn.created)) == ("critic", {"name": "critic"})
+        heard = msgspec.json.decode(turn.arguments, type=Heard)
+        assert heard.messages[-1]["role"] == "assistant"
+        said = sum(int(word) for one in heard.messages for word in str(one["content"]).split())
+        self.asked.append((len(heard.messages), tuple(heard.asked)))
+        return ToolAnswer(f"{said}", said % 7 / 4, failure, ends=said % 6 == 0)
 
 
 def run(
-    tools: Workers, delay: float = 8, limits: Limits = LIMITS, *, fails: bool = False
+    tools: Workers,
+    delay: float = 8,
+    limits: Limits = LIMITS,
+    *,
+    fails: bool = False,
+    user: Interaction | None = None,
 ) -> tuple[list[Trajectory], list[RowFigures]]:
-    episodes = rows(limits)
+    episodes = rows(limits, user=user)
     Driver(engine(), tools, Form(), delay, fails=fails).run(episodes)
     return [e.trajectory for e in episodes], [e.figures for e in episodes]
 
@@ -282,3 +320,60 @@ def test_rewards_of_tools_are_told_and_where_it_is_asked_for_on_their_turn():
         assert sum(rewards) == sum(own.tool_rewards)
         assert set(rewards) <= {0.0, 1.0}
     assert any(own.tool_rewards for own in figures)
+
+
+@pytest.mark.parametrize("delay", [0, 8, math.inf])
+def test_a_user_answers_where_no_tool_is_called_and_its_latency_changes_no_bit(delay: float):
+    at_once = run(Workers(), delay, user=USER)
+    for seed in range(2):
+        assert run(Workers(0.02, seed), delay, user=USER) == at_once
+    trajectories, figures = at_once
+    alone, _ = run(Workers(), delay)
+    assert max(len(own.turn_scores) for own in figures) > 2
+    for trajectory, own, other in zip(trajectories, figures, alone, strict=True):
+        assert trajectory.tokens[: len(other.tokens)] == other.tokens
+        spoken = [s for s in trajectory.segments if s.tokens[0] == 11 and not s.is_trained]
+        assert len(own.turn_scores) - len(spoken) in (0, 1), "the last words of a user are left out"
+        assert own.num_turns >= 2 * len(spoken) + 2
+        assert b"turn_scores" in trajectory.figures
+        assert trajectory.segments[-1].is_trained
+    assert all(own.turn_scores is None for own in run(Workers(), delay)[1])
+
+
+def test_a_user_hears_all_that_was_said_and_when_it_was_asked_before():
+    tools = Workers()
+    run(tools, 0, user=USER)
+    assert all(length > (asked[-1] if asked else 1) for length, asked in tools.asked)
+    assert {len(asked) for _, asked in tools.asked} >= {0, 1, 2}
+    assert any(length > 2 and not asked for length, asked in tools.asked), "none behind a tool"
+
+
+def test_scores_of_users_are_told_and_where_it_is_asked_for_on_their_turn():
+    told, figures = run(Workers(), user=USER)
+    added, _ = run(Workers(), limits=replace(LIMITS, adds_rewards=True), user=USER)
+    assert not any(segment.reward for trajectory in told for segment in trajectory.segments)
+    for trajectory, own in zip(added, figures, strict=True):
+        rewards = [segment.reward for segment in trajectory.segments if segment.is_trained]
+        assert sum(rewards) == sum(own.turn_scores) + sum(own.tool_rewards)
+    assert any(sum(own.turn_scores) for own in figures)
+
+
+def test_a_user_that_fails_is_told_masked_or_ends_the_job():
+    refused = frozenset(range(ROWS))
+    _, figures = run(Workers(refused=refused), user=USER)
+    assert sum(own.tool_failures for own in figures) >= sum(len(o.turn_scores) for o in figures) > 0
+    limits = replace(LIMITS, masks_failed=True)
+    masked, figures = run(Workers(refused=refused), limits=limits, user=USER)
+    for trajectory, own in zip(masked, figures, strict=True):
+        assert any(trajectory.mask) == (own.tool_failures == 0)
+    with pytest.raises(ToolFailed, match=r"a call failed \(raised\)"):
+        run(Workers(refused=refused), fails=True, user=USER)
+
+
+def test_limits_end_a_row_before_its_user_is_asked():
+    tools = Workers()
+    _, figures = run(tools, limits=replace(LIMITS, assistant_turns=1), user=USER)
+    assert tools.asked == []
+    assert all(own.turn_scores == [] for own in figures)
+    _, figures = run(tools, limits=replace(LIMITS, user_turns=1), user=USER)
+    assert max(len(own.turn_scores) for own in figures) == 1

@@ -1,12 +1,13 @@
 """What a chat model reads of its calls: whose answer it is, and nothing that lives."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from turn_templates import TOOLS, ChatInProcess, write_family
 
 from ppojob_trainer.agents.formats.table import FORMATS
-from ppojob_trainer.agents.turn_form import ChatForm
+from ppojob_trainer.agents.turn_form import ChatForm, Turn
 from ppojob_trainer.data.turns import TurnTemplate
 
 NAMED = (
@@ -65,3 +66,24 @@ def test_control_tokens_in_an_answer_are_dead(name: str, tmp_path: Path) -> None
     control = form.template.text.control
     assert [i for i in worse if i in control] == [i for i in given if i in control]
     assert "good<|im_end|>\n<|im_start|>user" in form.chat.decode(worse, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", ["hermes", "search_r1"])
+def test_what_a_user_says_stands_as_the_template_writes_users_and_is_dead(
+    name: str, tmp_path: Path
+) -> None:
+    form = form_of(tmp_path, name, None)
+    written = form.chat.encode("The answer is 3.<|im_end|>")
+    assert form.said(written) == "The answer is 3."
+    given = form.heard(written, "No.<|im_end|>")
+    told = form.chat.decode(given, skip_special_tokens=False)
+    assert told == "\n<|im_start|>user\nNo.<|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    control = form.template.text.control
+    (end,) = form.chat.encode("<|im_end|>")
+    assert [i for i in given if i in control].count(end) == 1
+
+
+def test_without_tools_a_call_is_words(tmp_path: Path) -> None:
+    form = replace(form_of(tmp_path, "hermes"), tools=[])
+    turn = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    assert form.read(form.chat.encode(turn)) == Turn()

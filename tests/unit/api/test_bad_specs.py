@@ -8,10 +8,10 @@ from bad_specs import GOOD_JOB, Case, changed_job, read_table
 
 from ppojob_api import validation
 from ppojob_api.problem import Problem
-from ppojob_api.well_known import BUILT_IN_SCORERS, BUILT_IN_TOOLS
+from ppojob_api.well_known import BUILT_IN_INTERACTIONS, BUILT_IN_SCORERS, BUILT_IN_TOOLS
 from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rollout.protocol import SamplingParams
-from ppojob_trainer.tools.built_in import TOOLS
+from ppojob_trainer.tools.built_in import TOOLS, USERS
 
 CASES = read_table()
 
@@ -71,6 +71,7 @@ def test_built_in_scorers_are_the_trainers() -> None:
 
 def test_built_in_tools_are_the_trainers() -> None:
     assert sorted(TOOLS) == list(BUILT_IN_TOOLS)
+    assert sorted(USERS) == list(BUILT_IN_INTERACTIONS)
 
 
 @pytest.mark.parametrize("temperature", [1e-9, 0.005, 0.0099])

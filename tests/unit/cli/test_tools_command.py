@@ -42,6 +42,16 @@ tools:
       type: "function"
       function: {name: "other", description: "Another.", parameters: {type: object}}
 """
+INTERACTIONS = """\
+interaction:
+  - name: "gsm8k"
+    class_name: "verl.interactions.gsm8k_interaction.Gsm8kInteraction"
+    config: {}
+  - class_name: "package.guesses.PatientInteraction"
+    config: {patience: 3}
+  - name: other
+    class_name: "package/guesses.py:Other"
+"""
 FUNCTIONS = '''
 from typing import Literal, Optional
 import json
@@ -90,6 +100,11 @@ def test_verls_yaml(folder: Path) -> None:
     assert printed("tools.yaml") == (HERE / "tools_of_yaml.txt").read_text()
 
 
+def test_verls_yaml_of_interactions(folder: Path) -> None:
+    (folder / "users.yaml").write_text(INTERACTIONS)
+    assert printed("users.yaml") == (HERE / "interactions_of_yaml.txt").read_text()
+
+
 @pytest.mark.processes
 def test_functions(folder: Path) -> None:
     (folder / "mine.py").write_text(FUNCTIONS)
@@ -117,6 +132,9 @@ FILES = {
     "twice.yaml": YAML.replace('"other"', '"guess"'),
     "no description.yaml": YAML.replace('description: "Another.", ', ""),
     "text.txt": "",
+    "no users.yaml": "interaction: 7\n",
+    "no user.yaml": "interaction: [{name: a, class_name: a.B}, {config: {}}]\n",
+    "renamed.yaml": INTERACTIONS.replace('"gsm8k"', '"math"'),
 }
 SOURCES = {
     "absent.py": None,

@@ -2,12 +2,13 @@
 
 The policy's tokens are kept as they were drawn and never rendered again; what is put between them
 comes from the chat template's `delta`. Where a row ends is verl's rule
-(`experimental/agent_loop/tool_agent_loop.py`): by a turn without a call, by a limit of turns or
-tokens, or when an answer would not fit.
+(`experimental/agent_loop/tool_agent_loop.py`): by a turn without a call that no user answers, by a
+user, by a limit of turns or tokens, or when an answer would not fit.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import msgspec
 
@@ -17,6 +18,10 @@ from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, SamplingParams
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.rollout import Interaction
+from ppojob_trainer.tools.users import Heard, Message
+
+_messages: Final = msgspec.json.Decoder(list[Message]).decode
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Limits:
         user_turns: answers; None for no limit.
         parallel_calls: of one turn; further ones are left out.
         masks_failed: a row with a failed call is not trained on.
-        adds_rewards: a turn has the rewards that tools gave for its calls.
+        adds_rewards: a turn has the rewards that tools gave for its calls, or a user for it.
     """
 
     response_tokens: int
@@ -65,6 +70,7 @@ class Episode:
         sampling: how tokens are drawn; `max_tokens` is set turn by turn.
         seed_of: the seed of a turn, by its number from 0.
         limits: where it ends.
+        user: answers the turns that call no tool; None: such a turn ends the row.
         place: what people are told of it: step, prompt and sample.
     """
 
@@ -73,13 +79,19 @@ class Episode:
     sampling: SamplingParams
     seed_of: Callable[[int], int]
     limits: Limits
+    user: Interaction | None = None
     place: str = ""
     _segments: list[Segment] = field(default_factory=list)
     _tokens: int = 0
     _drawn: int = 0
     _answered: int = 0
     _answers: list[ToolAnswer] = field(default_factory=list)
+    _of_user: list[ToolAnswer] = field(default_factory=list)
+    _heard: Heard = field(init=False)
     _finish_reason: FinishReason = "stop"
+
+    def __post_init__(self) -> None:
+        self._heard = Heard(_messages(self.user.prompt) if self.user else [])
 
     @property
     def turn(self) -> int:
@@ -112,12 +124,20 @@ class Episode:
         if _is_reached(self._answered, limits.user_turns):
             return Turn()
         wanted = form.read(response.tokens)
-        return replace(wanted, calls=wanted.calls[: limits.parallel_calls])
+        wanted = replace(wanted, calls=wanted.calls[: limits.parallel_calls])
+        if self.user is None:
+            return wanted
+        self._tell("assistant", form.said(response.tokens))
+        if wanted.calls or wanted.reply:
+            return wanted
+        heard = msgspec.json.encode(self._heard).decode()
+        self._heard.asked.append(len(self._heard.messages))
+        return Turn((ToolCall(self.user.name, heard, self.user.arguments, to_user=True),))
 
     def answer(
         self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer], form: TurnForm
     ) -> bool:
-        """Take in what the calls of its last turn gave.
+        """Take in what the calls of its last turn gave, or what the user says to it.
 
         Args:
             calls: as `take` told them.
@@ -125,17 +145,32 @@ class Episode:
             form: of turns.
 
         Returns:
-            Whether the model goes on; it does not where the answers would leave it no token.
+            Whether the model goes on; it does not where the user ends the conversation, or the
+            answers would leave it no token.
         """
-        self._answers += answers
         if self.limits.adds_rewards:
             given = sum(answer.reward for answer in answers)
             self._segments[-1] = replace(self._segments[-1], reward=given)
+        if calls[0].to_user:
+            return self._hears(answers[0], form)
+        self._answers += answers
         texts = [answer.text for answer in answers]
+        for text in texts:
+            self._tell("tool", text)
         return self._goes_on(form.answered(self._segments[-1].tokens, calls, texts))
+
+    def _hears(self, answer: ToolAnswer, form: TurnForm) -> bool:
+        """The user has spoken; its last words, which nobody answers, are not part of the row."""
+        self._of_user.append(answer)
+        if answer.ends:
+            self._answered += 1
+            return False
+        self._tell("user", answer.text)
+        return self._goes_on(form.heard(self._segments[-1].tokens, answer.text))
 
     def reply(self, reply: str, form: TurnForm) -> bool:
         """Take in what the model is told where it called no tool; as `answer`."""
+        self._tell("user", reply)
         return self._goes_on(form.replied(self._segments[-1].tokens, reply))
 
     def _goes_on(self, given: Sequence[int]) -> bool:
@@ -153,9 +188,10 @@ class Episode:
         return RowFigures(
             num_turns=self._drawn + self._answered + 1,
             tool_calls=len(self._answers),
-            tool_failures=sum(bool(answer.failure) for answer in self._answers),
+            tool_failures=sum(bool(one.failure) for one in (*self._answers, *self._of_user)),
             tool_rewards=[answer.reward for answer in self._answers],
             given_tokens=sum(len(s.tokens) for s in self._segments if not s.is_trained),
+            turn_scores=[answer.reward for answer in self._of_user] if self.user else None,
         )
 
     @property
@@ -170,6 +206,11 @@ class Episode:
             msgspec.json.encode(self.figures),
             tool_seconds=sum(answer.seconds for answer in self._answers),
         )
+
+    def _tell(self, role: str, text: str) -> None:
+        """Something is said that the user hears, where there is one."""
+        if self.user is not None:
+            self._heard.messages.append({"role": role, "content": text})
 
     def _add(self, segment: Segment) -> None:
         self._segments.append(segment)

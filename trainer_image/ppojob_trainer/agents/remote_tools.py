@@ -1,4 +1,4 @@
-"""Calls of tools from the rank that holds the engine: asked over the wire, answered in time.
+"""Calls of tools, and turns to users, from the rank that holds the engine: asked over the wire.
 
 Calls of `search` go to the role `retriever`, where there is one, all others to the role `tools`.
 """
@@ -59,10 +59,7 @@ class RemoteTools:
             mine = [place for place, call in enumerate(calls) if self._peers(call) is peers]
             if not mine:
                 continue
-            told = [
-                msgspec.structs.replace(call, created=prompt.created.get(call.name, call.created))
-                for call in (calls[place] for place in mine)
-            ]
+            told = [_created(calls[place], prompt) for place in mine]
             # No epoch: whichever attempt of the role serves is asked, as its loss costs no step.
             id_ = RequestId(0, batch.step, f"{batch.label}/{label}/{row}", turn, batch.rewinds)
             peer = peers[row % len(peers)]
@@ -83,6 +80,12 @@ class RemoteTools:
 
     def _peers(self, call: ToolCall) -> Sequence[Peer]:
         """Who answers a call; of a name that the model made up, whoever there is."""
-        if self.retrievers and (call.name == SEARCH_TOOL or not self.tools):
-            return self.retrievers
-        return self.tools
+        is_search = call.name == SEARCH_TOOL and not call.to_user
+        return self.retrievers if self.retrievers and (is_search or not self.tools) else self.tools
+
+
+def _created(call: ToolCall, prompt: PromptTokens) -> ToolCall:
+    """A call, with what the row says its tool is made with."""
+    if call.to_user:
+        return call
+    return msgspec.structs.replace(call, created=prompt.created.get(call.name, call.created))

@@ -46,6 +46,14 @@ class TurnForm(Protocol):
         """The same where the model is told something and no tool was called."""
         ...
 
+    def said(self, written: Sequence[int]) -> str:
+        """The text of a turn, as a user hears it."""
+        ...
+
+    def heard(self, written: Sequence[int], text: str) -> list[int]:
+        """As `answered`, where a user answers the turn."""
+        ...
+
 
 @dataclass(frozen=True)
 class ChatForm:
@@ -65,6 +73,8 @@ class ChatForm:
 
     def read(self, tokens: Sequence[int]) -> Turn:
         """See `TurnForm`. What names no tool is no call, as in verl."""
+        if not self.tools:
+            return Turn()
         text = self.chat.decode(tokens, skip_special_tokens=not self.form.keeps_special_tokens)
         found = self.form.parse(text, self.tools).calls
         calls = tuple(
@@ -90,5 +100,13 @@ class ChatForm:
         """See `TurnForm`."""
         if self.form.answer is not None:
             return self.chat.encode(reply)
-        user = {"role": "user", "content": reply}
+        return self.heard(written, reply)
+
+    def said(self, written: Sequence[int]) -> str:
+        """See `TurnForm`; without special tokens, as in verl."""
+        return self.chat.decode(written, skip_special_tokens=True)
+
+    def heard(self, written: Sequence[int], text: str) -> list[int]:
+        """See `TurnForm`."""
+        user = {"role": "user", "content": text}
         return self.template.delta([user], self.tools, written=written)

@@ -12,10 +12,11 @@ from typing import Final
 import msgspec
 
 from ppojob_api.problem import shown
+from ppojob_trainer.data.columns import INTERACTION
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.data.row_tools import created_tools, selected_tools
 from ppojob_trainer.errors import RewardFailed
-from ppojob_trainer.rpc.messages.rollout import Generated, PromptTokens
+from ppojob_trainer.rpc.messages.rollout import Generated, Interaction, PromptTokens
 from ppojob_trainer.rpc.messages.rows import RowIndex, ValueKind, batch_label
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
 
@@ -128,6 +129,7 @@ class Batch:
                 list(prompt.token_ids),
                 created_tools(prompt.extra_info),
                 selected_tools(prompt.extra_info),
+                interaction_of(prompt),
             )
             for prompt in self.prompts[first:last]
         ]
@@ -225,6 +227,16 @@ class Batch:
         ordered = sorted(scores, key=lambda score: score.row)
         self.scores = [score.score for score in ordered]
         self.extras = [score.extras for score in ordered]
+
+
+def interaction_of(prompt: PromptRow) -> Interaction | None:
+    """The user of a row, by verl's `extra_info.interaction_kwargs`; None where it names nobody."""
+    arguments = prompt.extra_info.get(INTERACTION)
+    if not isinstance(arguments, dict) or not isinstance(name := arguments.get("name"), str):
+        return None
+    asked = prompt.prompt
+    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    return Interaction(name, msgspec.json.encode(arguments), msgspec.json.encode(messages))
 
 
 def shares(rows: int, parts: int) -> list[tuple[int, int]]:

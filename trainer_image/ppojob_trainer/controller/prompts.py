@@ -9,6 +9,7 @@ from pathlib import Path
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_api.validation import check_length
+from ppojob_trainer.agents.row_agents import row_agents
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.errors import ConfigError
@@ -45,10 +46,12 @@ def open_prompts(config: RunConfig, began: float, stack: contextlib.ExitStack) -
         ChatTokenizer(model, tokenizer, template, began=began, tools=tool_schemas(spec.agent))
     )
 
+    agents = row_agents(spec.agent)
+
     def opened(files: Sequence[DataFile], data: DataSpec, max_rows: int | None) -> PromptDataset:
         rewards = row_checks(spec.rewards, has_model=spec.reward_model is not None)
         return stack.enter_context(
-            PromptDataset.open(files, data, chat, rewards=rewards, max_rows=max_rows)
+            PromptDataset.open(files, data, chat, rewards=rewards, agents=agents, max_rows=max_rows)
         )
 
     train = opened(spec.data.train, spec.data, spec.data.max_train_rows)

@@ -129,11 +129,12 @@ def build_loop(
 def _code_files(spec: PPOJobSpec) -> dict[str, str]:
     """Digests of what decides answers, where the controller's pod can read it.
 
-    These are the files of reward functions and tools, and the manifest of an index.
+    These are the files of reward functions, tools and users, and the manifest of an index.
     """
     paths = [one.source.path for one in spec.rewards if one.source is not None]
     if spec.agent is not None:
         paths += [one.source.path for one in spec.agent.tools if one.source is not None]
+        paths += [one.source.path for one in spec.agent.interactions if one.source is not None]
         if spec.agent.retriever is not None:
             paths.append(f"{spec.agent.retriever.index}/{MANIFEST}")
     found = {}

@@ -12,6 +12,7 @@ from ppojob_trainer.data.columns import ColumnNames
 from ppojob_trainer.data.file_checks import files_of, open_row_file
 from ppojob_trainer.data.mixture import mixture_problems
 from ppojob_trainer.data.problems import DataProblem, DataReason
+from ppojob_trainer.data.row_agents import RowAgents
 from ppojob_trainer.data.row_checks import RewardChecks
 from ppojob_trainer.data.scan import Scan, Scanner
 
@@ -40,6 +41,7 @@ def check_files(
     chat: ChatTokenizer,
     *,
     rewards: RewardChecks | None,
+    agents: RowAgents | None = None,
     draw: tuple[str, int],
 ) -> DataReport:
     """Read training and validation data once, row by row, in bounded memory.
@@ -48,16 +50,17 @@ def check_files(
         spec: the job's data section.
         chat: tokenizer of the policy.
         rewards: what the reward side can score; None when a custom function takes every row.
+        agents: who answers in rows that are conversations; None where none is.
         draw: the field of `spec.algorithm` that says how many prompts are drawn at once, and how
             many.
     """
-    train = Scanner(spec, chat, rewards, max_rows=spec.max_train_rows, with_keys=True).scan(
+    train = Scanner(spec, chat, rewards, agents, spec.max_train_rows, with_keys=True).scan(
         spec.train
     )
     validation = Scan()
     if spec.validation:
         validation = Scanner(
-            spec.of_validation, chat, rewards, max_rows=spec.max_validation_rows, with_keys=True
+            spec.of_validation, chat, rewards, agents, spec.max_validation_rows, with_keys=True
         ).scan(spec.validation)
     errors = train.errors.lines() + validation.errors.lines()
     if not train.errors and train.kept < draw[1]:

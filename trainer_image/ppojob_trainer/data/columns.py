@@ -22,6 +22,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 REWARD_COLUMN = "reward_model"
 EXTRA_COLUMN = "extra_info"
 GROUND_TRUTH = f"{REWARD_COLUMN}.ground_truth"
+INTERACTION = "interaction_kwargs"
+"""Entry of extra_info: the simulated user of a row, and what it is told."""
 COLUMNS_ALLOWED = (
     "a column of that name, or spec.data.promptKey, answerKey and dataSourceKey or dataSource"
 )

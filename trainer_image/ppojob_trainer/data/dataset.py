@@ -13,6 +13,7 @@ from ppojob_trainer.data.mixture import Mixture, mixture_problems
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.passes import Passes
 from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
+from ppojob_trainer.data.row_agents import RowAgents
 from ppojob_trainer.data.row_checks import RewardChecks
 from ppojob_trainer.data.scan import Scan, Scanner
 from ppojob_trainer.errors import ConfigError
@@ -46,6 +47,7 @@ class PromptDataset(Closeable):
         *,
         max_rows: int | None = None,
         rewards: RewardChecks | None = None,
+        agents: RowAgents | None = None,
     ) -> Self:
         """Check every row of the files and open them as one data set.
 
@@ -57,6 +59,7 @@ class PromptDataset(Closeable):
                 verl, which draws them at random when it shuffles: the first rows are the same with
                 every seed.
             rewards: what the reward side can score; None for no check of it.
+            agents: who answers in rows that are conversations; None where none is.
 
         Raises:
             ConfigError: with every problem, one line each.
@@ -64,7 +67,7 @@ class PromptDataset(Closeable):
         """
         store = PromptStore()
         try:
-            scan = Scanner(data_spec, chat, rewards, max_rows, store=store).scan(files)
+            scan = Scanner(data_spec, chat, rewards, agents, max_rows, store=store).scan(files)
             if scan.errors:
                 raise ConfigError(scan.errors.lines())
             return cls(scan, store, _digest(scan, files, data_spec, chat))

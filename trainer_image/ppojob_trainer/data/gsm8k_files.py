@@ -5,13 +5,15 @@ Cobbe et al. 2021, arXiv:2110.14168: a "question", and an "answer" that ends in 
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from ppojob_trainer.data.columns import ColumnNames
+from ppojob_trainer.data.columns import INTERACTION, ColumnNames
 from ppojob_trainer.data.prompt_files import TaskRow
 from ppojob_trainer.data.published_files import task_rows, text_of
 from ppojob_trainer.data.row_file import Row
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.json_value import Json
 
 DATA_SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
@@ -20,13 +22,24 @@ _SOLUTION = re.compile(r"#### (-?[0-9.,]+)")
 _NAMES = ColumnNames("question", answer="answer", constant_source=DATA_SOURCE)
 
 
-def gsm8k_rows(path: Path) -> Iterator[TaskRow]:
+def gsm8k_rows(path: Path, *, with_user: bool = False) -> Iterator[TaskRow]:
     """Read problems one by one.
+
+    Args:
+        path: the file.
+        with_user: whether a row tells the user `gsm8k` who answers the model, as in verl.
 
     Raises:
         ConfigError: the file, or one of its rows, is not GSM8K.
     """
-    return task_rows(path, _NAMES, _task_row)
+    rows = task_rows(path, _NAMES, _task_row)
+    return map(_with_user, rows) if with_user else rows
+
+
+def _with_user(row: TaskRow) -> TaskRow:
+    query = f"{row.extra_info['question']} {INSTRUCTION}"
+    told: Json = {"name": "gsm8k", "query": query, "ground_truth": row.ground_truth}
+    return replace(row, extra_info={**row.extra_info, INTERACTION: told})
 
 
 def _task_row(row: Row, place: str) -> TaskRow:

@@ -12,6 +12,7 @@ from ppojob_trainer.data.columns import BadCell, Cells, ColumnNames, read_cells
 from ppojob_trainer.data.file_checks import extension_columns, files_of, open_row_file
 from ppojob_trainer.data.problems import DataProblem, DataReason, Findings
 from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
+from ppojob_trainer.data.row_agents import RowAgents
 from ppojob_trainer.data.row_checks import (
     RewardChecks,
     truthless,
@@ -92,6 +93,7 @@ class Scanner:
         spec: columns, limits and the policy for long prompts.
         chat: tokenizer.
         rewards: what the reward side can score; None for no check (a custom function).
+        agents: who answers in rows that are conversations; None where none is.
         max_rows: only the first rows; None for all.
         with_keys: also collect keys that find duplicates.
         store: takes the rows to draw from; None where nobody will.
@@ -100,6 +102,7 @@ class Scanner:
     spec: DataSpec
     chat: ChatTokenizer
     rewards: RewardChecks | None = None
+    agents: RowAgents | None = None
     max_rows: int | None = None
     with_keys: bool = False
     store: PromptStore | None = None
@@ -268,6 +271,7 @@ class Scanner:
         found = (
             (scan.errors, unrewarded(cells, self.rewards, self.spec)),
             (scan.errors, wrong_selection(cells, self.chat.tool_names)),
+            (scan.errors, self.agents.problem(cells) if self.agents is not None else None),
             (scan.warnings, truthless(cells, self.spec) if self.rewards is None else None),
             (scan.warnings, with_control_token(cells.prompt, control, self.spec)),
         )

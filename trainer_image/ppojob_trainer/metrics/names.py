@@ -220,7 +220,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "num_turns", "turns", "turns of a row: of the model, of what answers it, and the prompt"
     ),
     *_spread("tool_call_counts", "calls", "calls of tools in a row"),
-    Metric("tool/failed_share", "share", "of calls, those that failed"),
+    Metric("tool/failed_share", "share", "of calls and of users' answers, those that failed"),
     Metric("response/given_share", "share", "of response tokens, those that tools or users wrote"),
     *_spread("prompt_length", "tokens", "prompt lengths"),
     Metric("prompt_length/clip_ratio", "share", "prompts as long as the limit"),

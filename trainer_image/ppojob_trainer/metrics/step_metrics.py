@@ -52,15 +52,17 @@ class Spread:
         return {f"{prefix}/mean": self.mean, f"{prefix}/max": self.max, f"{prefix}/min": self.min}
 
 
-class RowFigures(msgspec.Struct, frozen=True):
+class RowFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a row of several turns was, besides its tokens; its scorers are told in `extra_info`.
 
     Attributes:
         num_turns: of the model and of what answered it, and the prompt; as verl counts.
         tool_calls: calls that were made.
-        tool_failures: of them, those that failed.
+        tool_failures: calls that failed, and answers of the user that did.
         tool_rewards: what tools gave for the calls, in order.
         given_tokens: tokens of the row that the model did not write.
+        turn_scores: what the user gave for the turns that it answered, in order; absent where the
+            row had none.
     """
 
     num_turns: int
@@ -68,6 +70,7 @@ class RowFigures(msgspec.Struct, frozen=True):
     tool_failures: int
     tool_rewards: list[float]
     given_tokens: int
+    turn_scores: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +155,13 @@ def row_metrics(
 def _turn_metrics(rows: StepRows) -> dict[str, float]:
     """Turns and calls; the names are verl's where it has some."""
     calls = [own.tool_calls for own in rows.figures]
+    asked = sum(calls) + sum(len(own.turn_scores or ()) for own in rows.figures)
     failures = sum(own.tool_failures for own in rows.figures)
     given = sum(own.given_tokens for own in rows.figures)
     return {
         **Spread.of([own.num_turns for own in rows.figures]).named("num_turns"),
         **Spread.of(calls).named("tool_call_counts"),
-        "tool/failed_share": failures / max(1, sum(calls)),
+        "tool/failed_share": failures / max(1, asked),
         "response/given_share": given / max(1, sum(rows.response_tokens)),
     }
 

@@ -1,4 +1,4 @@
-"""The child that calls tools.
+"""The child that calls tools and asks users.
 
 It trusts nothing of them: every call gets objects of its own, whatever a tool raises is an answer,
 and what it prints cannot reach the pipes. Loops, bombs and deaths are the parent's and the
@@ -8,7 +8,7 @@ guardian's to end (``ppojob_trainer.tools.pool``, ``ppojob_trainer.children.guar
 import asyncio
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +26,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
 from ppojob_trainer.tools.answers import for_the_model, read_answer
-from ppojob_trainer.tools.built_in import TOOLS
+from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
 from ppojob_trainer.tools.custom import BadTool, Tool, load_tool
 from ppojob_trainer.tools.describe import describe_tools
@@ -38,6 +38,7 @@ from ppojob_trainer.tools.mcp_tools import (
     describe_server,
     mcp_tool,
 )
+from ppojob_trainer.tools.users import REPLY_CHARACTERS, Heard, load_user, read_reply
 from ppojob_trainer.tools.wire import (
     CallTool,
     DescribeTools,
@@ -55,13 +56,21 @@ from ppojob_trainer.tools.wire import (
 _decode: Final = msgspec.msgpack.Decoder(ToolRequest).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
+_decode_heard: Final = msgspec.json.Decoder(Heard).decode
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A tool, and where its file lies; empty where it has none."""
+    """A tool or user, and where its file lies; empty where it has none.
 
-    call: Tool
+    Attributes:
+        ask: what it answers, or an awaitable of it.
+        read: what that means, by the number of the call.
+        folder: of the file.
+    """
+
+    ask: Callable[[CallTool], object]
+    read: Callable[[int, object], ToolCalled]
     folder: str
 
 
@@ -88,7 +97,7 @@ class Tools:
             try:
                 self._tools.append(self._load(code, modules))
             except BadTool as bad:
-                where = f"tools[{position}].{bad.field}"
+                where = f"{_place(position, request.tools)}.{bad.field}"
                 problems.append(ToolProblem(where, bad.got, bad.why, bad.allowed))
         return ToolsLoaded(problems)
 
@@ -107,20 +116,16 @@ class Tools:
         """Call a tool with objects decoded for this call alone."""
         tool = self._tools[request.tool]
         try:
-            arguments = _decode_json(request.arguments)
-            created = _decode_json(request.created)
             self._neighbours.enter(tool.folder)
-            value = tool.call(arguments, created, request.instance)
+            value = tool.ask(request)
             if inspect.isawaitable(value):
                 value = self._loop.run(_result(value))
-            text, reward = read_answer(value)
-            text = for_the_model(text, self._settings.most_characters, self._settings.side)
+            return tool.read(request.number, value)
         except BadResult as bad:
             return ToolCalled(request.number, raised=f"got {bad.got}: {bad.why}")
         except BaseException as error:  # SystemExit and its kin are answers too
             text, where = raised(error, __file__)
             return ToolCalled(request.number, raised=text, where=where)
-        return ToolCalled(request.number, text, reward)
 
     def _open_servers(self, request: LoadTools) -> list[ToolProblem]:
         """Ask the servers what their tools take, if need be; what is wrong with each."""
@@ -139,17 +144,40 @@ class Tools:
         return problems
 
     def _load(self, code: ToolCode, modules: dict[str, ModuleType]) -> _Loaded:
+        folder = str(Path(code.path).resolve().parent) if code.path else ""
+        if folder:
+            self._neighbours.enter(folder)
+        if code.is_user:
+            user = load_user(code, modules) if folder else USERS[code.name].answer
+
+            def hear(request: CallTool) -> object:
+                heard, told = _decode_heard(request.arguments), _decode_json(request.created)
+                return user(heard, told, request.instance)
+
+            return _Loaded(hear, _said, folder)
+        tool = load_tool(code, modules) if folder else self._without_file(code)
+
+        def call(request: CallTool) -> object:
+            arguments, created = (_decode_json(one) for one in (request.arguments, request.created))
+            return tool(arguments, created, request.instance)
+
+        return _Loaded(call, self._answered, folder)
+
+    def _without_file(self, code: ToolCode) -> Tool:
         if code.server:
-            return _Loaded(mcp_tool(code, *self._servers[code.server]), "")
+            return mcp_tool(code, *self._servers[code.server])
         if code.url:
-            return _Loaded(http_tool(code), "")
+            return http_tool(code)
         if code.is_elsewhere:
-            return _Loaded(_answered_elsewhere, "")
-        if not code.path:
-            return _Loaded(self._built_in(code), "")
-        folder = str(Path(code.path).resolve().parent)
-        self._neighbours.enter(folder)
-        return _Loaded(load_tool(code, modules), folder)
+            return _answered_elsewhere
+        return self._built_in(code)
+
+    def _answered(self, number: int, value: object) -> ToolCalled:
+        text, reward = read_answer(value)
+        settings = self._settings
+        return ToolCalled(
+            number, for_the_model(text, settings.most_characters, settings.side), reward
+        )
 
     def _built_in(self, code: ToolCode) -> Tool:
         tool, config = TOOLS[code.name], _decode_json(code.config)
@@ -180,6 +208,12 @@ class Tools:
         return self._opened
 
 
+def _place(position: int, codes: list[ToolCode]) -> str:
+    """Of a tool or user in `spec.agent`; users stand behind the tools."""
+    tools = sum(not code.is_user for code in codes)
+    return f"tools[{position}]" if position < tools else f"interactions[{position - tools}]"
+
+
 def _answered_elsewhere(*_: object) -> object:
     raise LookupError("another role answers it")
 
@@ -188,6 +222,12 @@ def _away(where: str, server: ServerCode, failed: McpFailed) -> ToolProblem:
     got = server.url or " ".join(server.command)
     why = f"the server does not say which tools it has: {failed}"
     return ToolProblem(where, shown(got), why, "an MCP server that is up")
+
+
+def _said(number: int, value: object) -> ToolCalled:
+    """Of a user; nothing of its words is cut but what no model reads."""
+    ends, text, score = read_reply(value)
+    return ToolCalled(number, for_the_model(text, REPLY_CHARACTERS, "left"), score, ends=ends)
 
 
 async def _result(value: object) -> object:

@@ -4,7 +4,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from ppojob_trainer.tools.wire import ToolCode
 Tool = Callable[[dict[str, Json], dict[str, Json], str], object]
 """(arguments, what the row says the tool is made with, name of the call) -> what `read_answer`
 takes, or an awaitable of it."""
+_ALLOWED: Final = "a function, or a class with verl's execute"
 
 
 class BadTool(Exception):  # noqa: N818  the tool is bad
@@ -46,28 +47,48 @@ def load_tool(code: ToolCode, modules: dict[str, ModuleType]) -> Tool:
     Raises:
         BadTool: the file cannot be imported, or what is in it cannot be called so.
     """
+    verl_names.provide()
+    schema = msgspec.json.decode(code.schema)
+    found = named_in(code, modules, _ALLOWED)
+    if isinstance(found, type):
+        return _of_class(code.function, found, msgspec.json.decode(code.config), schema)
+    return _of_function(code.function, found, schema["function"]["parameters"])
+
+
+def named_in(code: ToolCode, modules: dict[str, ModuleType], allowed: str) -> Callable[..., object]:
+    """What a file has by a name; the file is imported unless it was.
+
+    Raises:
+        BadTool: it cannot be imported, or the name is that of nothing that can be called.
+    """
     module = modules.get(code.path)
     if module is None:
-        verl_names.provide()
         try:
             module = load_module(code.path, f"ppojob_tools_{len(modules)}", pod="tools")
         except UnusableModule as bad:
             raise BadTool("source.path", bad.got, bad.why, bad.allowed) from None
         modules[code.path] = module
-    schema = msgspec.json.decode(code.schema)
-    found = vars(module).get(code.function)
+    found: object = vars(module).get(code.function)
     if found is None:
-        raise BadTool("source.function", code.function, f"{code.path} has no such name", _allowed())
-    if isinstance(found, type):
-        return _of_class(code.function, found, msgspec.json.decode(code.config), schema)
+        raise BadTool("source.function", code.function, f"{code.path} has no such name", allowed)
     if not callable(found):
         kind = type(found).__name__
-        raise BadTool("source.function", f"{code.function} = {kind}", "not callable", _allowed())
-    return _of_function(code.function, found, schema["function"]["parameters"])
+        raise BadTool("source.function", f"{code.function} = {kind}", "not callable", allowed)
+    return found
 
 
-def _allowed() -> str:
-    return "a function, or a class with verl's execute"
+def made_of(name: str, make: Callable[[], object]) -> Any:
+    """An object of a user's class.
+
+    Raises:
+        BadTool: making one raises.
+    """
+    try:
+        return make()
+    except BaseException as error:  # the class is the user's
+        text, where = raised(error, __file__)
+        why = f"making one raised {text} ({where})"
+        raise BadTool("source.function", name, why, "a class that takes its config") from None
 
 
 def _of_function(name: str, function: Callable[..., object], parameters: Mapping[str, Any]) -> Tool:
@@ -87,15 +108,14 @@ def _of_class(name: str, kind: type, config: dict[str, Json], schema: dict[str, 
     missing = [one for one in ("create", "execute", "release") if not hasattr(kind, one)]
     if missing:
         why = f"the class has no {', '.join(missing)}"
-        raise BadTool("source.function", name, why, _allowed())
-    try:
+        raise BadTool("source.function", name, why, _ALLOWED)
+
+    def make() -> object:
         forms = importlib.import_module("verl.tools.schemas")
         form = forms.OpenAIFunctionToolSchema.model_validate(schema)
-        tool = kind(config=config, tool_schema=form)
-    except BaseException as error:  # the class is the user's
-        text, where = raised(error, __file__)
-        why = f"making one raised {text} ({where})"
-        raise BadTool("source.function", name, why, "a class that takes its config") from None
+        return kind(config=config, tool_schema=form)
+
+    tool = made_of(name, make)
     more = {"agent_data": None} if _takes(tool.execute, "agent_data") else {}
 
     async def call(arguments: dict[str, Json], created: dict[str, Json], instance: str) -> object:

@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ppojob_api.v1alpha1.agent import AgentSpec, McpServerSpec, ToolSource, ToolSpec
+from ppojob_api.v1alpha1.agent import (
+    AgentSpec,
+    InteractionSpec,
+    McpServerSpec,
+    ToolSource,
+    ToolSpec,
+)
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
@@ -26,6 +32,7 @@ from ppojob_trainer.tools.answers import MARK_CHARACTERS, cut, for_the_model
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
 from ppojob_trainer.tools.failures import told
 from ppojob_trainer.tools.schemas import parameters_of, tool_schema
+from ppojob_trainer.tools.users import REPLY_CHARACTERS
 from ppojob_trainer.tools.wire import (
     CallTool,
     LoadTools,
@@ -38,14 +45,15 @@ from ppojob_trainer.tools.wire import (
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A call as the model wrote it.
+    """A call as the model wrote it, or a turn that a user answers.
 
     Attributes:
-        name: of the tool.
-        arguments: JSON object, as text; it may be wrong.
-        created: JSON object: what the row says the tool is made with.
+        name: of the tool or user.
+        arguments: JSON object, as text; it may be wrong. Of a user the conversation.
+        created: JSON object: what the row says the tool is made with, or tells the user.
         instance: names the call, the same whenever it is made again.
         tools: names of those that may be called; empty for all.
+        to_user: whether a user is asked.
     """
 
     name: str
@@ -53,6 +61,7 @@ class Wanted:
     created: bytes
     instance: str
     tools: tuple[str, ...] = ()
+    to_user: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +73,18 @@ class Made:
         reward: that the tool gave.
         failure: empty, or a word of ``failures.TEXTS``.
         seconds: that it took.
+        ends: the user ends the conversation.
     """
 
     text: str
     reward: float = 0.0
     failure: str = ""
     seconds: float = 0.0
+    ends: bool = False
 
 
 class ToolPool(Closeable):
-    """Children that call tools; each call has a time limit that nothing can outlive.
+    """Children that call tools and ask users; each call has a limit that nothing can outlive.
 
     Whatever a tool or a model does is an answer. When a call is too slow, or its process dies, that
     process and everything it started are killed, and the next call gets another. A call whose
@@ -106,7 +117,12 @@ class ToolPool(Closeable):
         log: logging.Logger | None = None,
     ) -> None:
         self._agent = agent
+        self._answering: list[ToolSpec | InteractionSpec] = [*agent.tools, *agent.interactions]
         self._positions = {tool.name: position for position, tool in enumerate(agent.tools)}
+        self._users = {
+            user.name: position
+            for position, user in enumerate(agent.interactions, start=len(agent.tools))
+        }
         self._parameters = [parameters_of(tool) for tool in agent.tools]
         self._sandbox = SandboxSettings.of(sandbox or SandboxSpec())
         self._log = log or logging.getLogger(__name__)
@@ -141,7 +157,9 @@ class ToolPool(Closeable):
         began = time.monotonic()
         known = call.tools or tuple(self._positions)
         position = self._positions.get(call.name) if call.name in known else None
-        if position is None:
+        if call.to_user:
+            made = self._called(call, self._users[call.name], call.arguments.encode())
+        elif position is None:
             made = self._failed("unknown", call, ", ".join(known))
         else:
             try:
@@ -152,7 +170,7 @@ class ToolPool(Closeable):
         return replace(made, seconds=time.monotonic() - began)
 
     def _called(self, call: Wanted, position: int, arguments: bytes) -> Made:
-        limit = self._agent.tools[position].time_limit_seconds
+        limit = self._answering[position].time_limit_seconds
         try:
             answer = self._answer(call, position, arguments, limit)
         except ChildTimeout:
@@ -166,9 +184,10 @@ class ToolPool(Closeable):
             )
             return self._failed("raised", call, answer.raised)
         # The child has cut it already, unless the tool has written the answer itself.
-        most = self._agent.max_tool_response_characters + 2 * MARK_CHARACTERS
-        side = self._agent.tool_response_truncate_side
-        return Made(cut(answer.text, most, side), answer.reward)
+        limit_of_tools = self._agent.max_tool_response_characters
+        most = (REPLY_CHARACTERS if call.to_user else limit_of_tools) + 2 * MARK_CHARACTERS
+        text = cut(answer.text, most, self._agent.tool_response_truncate_side)
+        return Made(text, answer.reward, ends=answer.ends and call.to_user)
 
     def _answer(self, call: Wanted, position: int, arguments: bytes, limit: float) -> ToolCalled:
         number = next(self._numbers)
@@ -194,7 +213,10 @@ class ToolPool(Closeable):
     def _load(self, child: BoundedProcess) -> None:
         agent = self._agent
         request = LoadTools(
-            [_code(tool, tool.name in self._elsewhere) for tool in agent.tools],
+            [
+                *(_code(tool, tool.name in self._elsewhere) for tool in agent.tools),
+                *map(_code_of_user, agent.interactions),
+            ],
             [_server(one) for one in agent.mcp_servers],
             not self._is_compared,
             self._sandbox,
@@ -223,7 +245,19 @@ def _code(tool: ToolSpec, is_elsewhere: bool) -> ToolCode:
         source.url or "",
         source.key_variable or "",
         source.mcp_server or "",
-        is_elsewhere,
+        is_elsewhere=is_elsewhere,
+    )
+
+
+def _code_of_user(user: InteractionSpec) -> ToolCode:
+    return ToolCode(
+        user.name,
+        user.source.path if user.source else "",
+        (user.source.function if user.source else None) or user.name,
+        msgspec.json.encode(None),
+        msgspec.json.encode(user.config),
+        user.time_limit_seconds,
+        is_user=True,
     )
 
 

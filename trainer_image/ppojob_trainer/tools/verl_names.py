@@ -1,4 +1,4 @@
-"""What files of tools import from verl, for pods without verl: names and forms, nothing more."""
+"""What files of tools and users import from verl, for pods without it: names, nothing more."""
 
 import asyncio
 import importlib.util
@@ -95,6 +95,35 @@ class BaseTool:
         """Forget the call."""
 
 
+class BaseInteraction:
+    """A simulated user: made once, started for a row, asked turn after turn, finalized.
+
+    Args:
+        config: settings, with its name.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.name: str = config.get("name", "interaction_agent")
+
+    async def start_interaction(self, instance_id: str | None = None, **_told: Any) -> str:
+        """Get ready for a row."""
+        return instance_id or ""
+
+    async def generate_response(
+        self, _instance_id: str, _messages: list[dict[str, Any]], **_told: Any
+    ) -> tuple[bool, str, float, dict[str, Any]]:
+        """Answer a turn; a user has its own."""
+        raise NotImplementedError(f"{type(self).__name__} has no generate_response")
+
+    async def calculate_score(self, _instance_id: str | None = None, **_more: Any) -> float:
+        """The score of what was said."""
+        return 0.0
+
+    async def finalize_interaction(self, _instance_id: str | None = None, **_more: Any) -> None:
+        """Forget the row."""
+
+
 class FunctionTool:
     """A function that was registered as a tool.
 
@@ -116,6 +145,10 @@ class FunctionTool:
         return self.fn(**parameters)
 
 
+_INTERACTIONS: dict[str, dict[str, Any]] = {
+    "verl.interactions": {},
+    "verl.interactions.base": {"BaseInteraction": BaseInteraction},
+}
 FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}
 
 
@@ -158,7 +191,20 @@ def provide() -> None:
         "verl.tools.function_tool": {**registry, **schemas},
         "verl.utils": {},
         "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
+        **_INTERACTIONS,
     }
+    _put(modules)
+
+
+def provide_interactions() -> None:
+    """The same, and those of interactions where verl is installed: it has none since April 2026."""
+    provide()
+    if "verl.interactions" in sys.modules or importlib.util.find_spec("verl.interactions"):
+        return
+    _put(_INTERACTIONS)
+
+
+def _put(modules: dict[str, dict[str, Any]]) -> None:
     for name, content in modules.items():
         module = types.ModuleType(name)
         module.__dict__.update(content)

@@ -7,19 +7,20 @@ from ppojob_trainer.tools.answers import Side
 
 
 class ToolCode(msgspec.Struct, frozen=True):
-    """One tool.
+    """One tool, or one user.
 
     Attributes:
         name: as the model calls it.
-        path: Python file of the user; empty where something else answers.
+        path: Python file; empty where something else answers.
         function: function or class in that file, or name of the tool at its server.
-        schema: JSON of what the model is told of it.
+        schema: JSON of what the model is told of it; null of a user.
         config: JSON object that a class is made with.
         seconds: limit of a call.
         url: of the service that answers; empty where code does.
         key_variable: environment variable with the key of the service; empty for none.
         server: name of the MCP server that answers; empty where none does.
         is_elsewhere: whether another role answers, and nothing is loaded.
+        is_user: it is no tool, but a user who answers the model.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ToolCode(msgspec.Struct, frozen=True):
     key_variable: str = ""
     server: str = ""
     is_elsewhere: bool = False
+    is_user: bool = False
 
 
 class ServerCode(msgspec.Struct, frozen=True):
@@ -93,14 +95,14 @@ class ToolsLoaded(msgspec.Struct, frozen=True):
 
 
 class CallTool(msgspec.Struct, frozen=True, tag=True):
-    """Call a tool.
+    """Call a tool, or ask a user.
 
     Attributes:
         number: of the call; the answer repeats it.
         tool: position in ``LoadTools``.
         instance: names the call, the same whenever it is made again.
-        arguments: JSON object.
-        created: JSON object: what the row says its tool is made with.
+        arguments: JSON object; of a user the conversation, as `users.Heard`.
+        created: JSON object: what the row says its tool is made with, or tells its user.
     """
 
     number: int
@@ -154,6 +156,7 @@ class ToolCalled(msgspec.Struct, frozen=True):
         reward: that the tool gave.
         raised: empty, or what the tool raised instead of an answer.
         where: it came from, for the log.
+        ends: the user ends the conversation.
     """
 
     number: int
@@ -161,6 +164,7 @@ class ToolCalled(msgspec.Struct, frozen=True):
     reward: float = 0.0
     raised: str = ""
     where: str = ""
+    ends: bool = False
 
 
 ToolRequest = LoadTools | CallTool | DescribeTools

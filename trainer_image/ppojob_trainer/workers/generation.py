@@ -42,6 +42,7 @@ class Turns:
         limits: where a row ends.
         delay: engine steps that calls may take; infinity: until no row runs.
         fails: whether a failed call fails the job.
+        has_users: whether a user answers turns that call no tool.
         stop_token_ids: end a turn, besides the model's own end tokens.
         stop_texts: do so, too.
     """
@@ -50,6 +51,7 @@ class Turns:
     limits: Limits
     delay: float
     fails: bool
+    has_users: bool = False
     stop_token_ids: tuple[int, ...] = ()
     stop_texts: StopTexts | None = None
 
@@ -137,7 +139,8 @@ class Generation:
                 row.sampling,
                 row.seed_of,
                 turns.limits,
-                place=row.place,
+                row.prompt.interaction if turns.has_users else None,
+                row.place,
             )
             for row in rows
         ]
@@ -200,6 +203,7 @@ def open_turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
         limits=Limits.of(agent, spec.data.max_response_tokens),
         delay=math.inf if agent.tool_steps < 0 else agent.tool_steps,
         fails=agent.tool_failure == "fail",
+        has_users=bool(agent.interactions),
         stop_token_ids=tuple(
             id_ for id_, token in chat.added_tokens.items() if token.content in form.stop_tokens
         ),

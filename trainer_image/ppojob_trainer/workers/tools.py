@@ -1,4 +1,4 @@
-"""The tools role's rank: makes the calls that a model wrote, for the ranks that generate.
+"""The tools role's rank: makes calls that a model wrote, and asks users, for ranks that generate.
 
 It holds no model, no GPU and a key that commands nobody, since it is where users' code runs: in
 child processes with a time limit, never in this one. It keeps nothing of a call: one that is lost
@@ -34,14 +34,16 @@ class ToolsWorker:
 
     def _act(self, request: Act) -> "Future[Acted]":
         batch = request.batch
-        turn = f"step {batch.step}/{batch.label}/row {request.row}/turn {request.turn}"
+        row = f"step {batch.step}/{batch.label}/row {request.row}"
         calls = [
             Wanted(
                 call.name,
                 call.arguments,
                 call.created,
-                f"{turn}/call {number}",
+                # A user knows the row by the same name at each of its turns, as in verl.
+                row if call.to_user else f"{row}/turn {request.turn}/call {number}",
                 tuple(request.tools),
+                call.to_user,
             )
             for number, call in enumerate(request.calls)
         ]
@@ -54,7 +56,10 @@ def _hand_on(made: "Future[list[Made]]", acted: "Future[Acted]") -> None:
     if (error := made.exception()) is not None:
         acted.set_exception(error)
         return
-    answers = [ToolAnswer(one.text, one.reward, one.failure, one.seconds) for one in made.result()]
+    answers = [
+        ToolAnswer(one.text, one.reward, one.failure, one.seconds, one.ends)
+        for one in made.result()
+    ]
     acted.set_result(Acted(answers))
 
 

@@ -1,4 +1,4 @@
-"""Calls of tools, from the rank that holds the engine to where they are answered."""
+"""Calls of tools, and turns of users: from the rank that holds the engine to who answers them."""
 
 import msgspec
 
@@ -20,12 +20,15 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
         arguments: JSON object, as text; it may be wrong.
         created: JSON object: what the row says its tool is made with.
         id: by which the model tells its calls apart; empty in most formats.
+        to_user: it is no call, but a turn that the user of this name answers. `arguments` are the
+            conversation, as `tools.users.Heard`; no model writes one.
     """
 
     name: str
     arguments: str
     created: bytes = b"{}"
     id: str = ""
+    to_user: bool = False
 
 
 class Act(msgspec.Struct, frozen=True):
@@ -51,15 +54,17 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         text: for the model; where the call failed, what it is told of that.
-        reward: that the tool gave for the call.
+        reward: that the tool gave for the call, or the user for the turn.
         failure: empty, or a word: `unknown`, `arguments`, `raised`, `timeout`, `died`.
         seconds: that the call took.
+        ends: the user ends the conversation.
     """
 
     text: str
     reward: float = 0.0
     failure: str = ""
     seconds: float = 0.0
+    ends: bool = False
 
 
 class Acted(msgspec.Struct, frozen=True):

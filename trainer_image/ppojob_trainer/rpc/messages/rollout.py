@@ -5,18 +5,34 @@ import msgspec
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
 
 
+class Interaction(msgspec.Struct, frozen=True, array_like=True):
+    """The simulated user of a row.
+
+    Attributes:
+        name: of the user.
+        arguments: JSON object: what the row tells it.
+        prompt: JSON list of the messages that the model answers first.
+    """
+
+    name: str
+    arguments: bytes
+    prompt: bytes
+
+
 class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
     """A prompt by its number in the data and its token ids.
 
     Attributes:
         created: what its tools are made with: JSON by tool.
         tools: names of those that may be called; empty for all.
+        interaction: who answers the model; None where the row names nobody.
     """
 
     prompt: int
     tokens: list[int]
     created: dict[str, bytes] = {}
     tools: list[str] = []
+    interaction: Interaction | None = None
 
 
 class Conversations(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
-"""Tools that are built in, a file each."""
+"""Tools and users that are built in, a file each."""
 
 from typing import Final
 
-from ppojob_trainer.tools.built_in import calculator, gsm8k_answer, python, search
-from ppojob_trainer.tools.built_in.tool import BuiltIn
+from ppojob_trainer.tools.built_in import calculator, gsm8k_answer, gsm8k_user, python, search
+from ppojob_trainer.tools.built_in.tool import BuiltIn, BuiltInUser
 
 TOOLS: Final[dict[str, BuiltIn]] = {
     "calc_gsm8k_reward": gsm8k_answer.TOOL,
@@ -12,3 +12,5 @@ TOOLS: Final[dict[str, BuiltIn]] = {
     "search": search.TOOL,
 }
 """By the name that a model calls them by; `well_known.BUILT_IN_TOOLS` is held to it by a test."""
+USERS: Final[dict[str, BuiltInUser]] = {"gsm8k": gsm8k_user.USER}
+"""The same of users, by the name that rows ask for them by (`well_known.BUILT_IN_INTERACTIONS`)."""

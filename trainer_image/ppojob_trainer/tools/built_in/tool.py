@@ -1,10 +1,11 @@
-"""What a tool that is built in consists of."""
+"""What a tool or a user that is built in consists of."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.sandbox.executor import Runner
+from ppojob_trainer.tools.users import User
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,20 @@ class BuiltIn:
     parameters: Mapping[str, Json]
     runs_code: bool = False
     opens: Callable[[Mapping[str, Json]], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInUser:
+    """A user that is built in.
+
+    Attributes:
+        answer: to a turn.
+        problem: says what is wrong with what a row tells it, before anything is started: the
+            entry, and what is allowed. None where nothing is.
+    """
+
+    answer: User
+    problem: Callable[[Mapping[str, Json]], tuple[str, str] | None]
 
 
 def parameters(**properties: str) -> Mapping[str, Json]:

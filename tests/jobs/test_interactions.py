@@ -1,0 +1,162 @@
+"""Jobs whose rows are conversations with a user: nothing but what the model drew decides a bit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import job_points
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+import tiny_jobs
+import tiny_models
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+USERS = '''
+import random, time
+from verl.interactions.base import BaseInteraction
+
+class PatientInteraction(BaseInteraction):
+    """Counts the turns of a row in itself, sometimes slowly."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.attempts = {}
+
+    async def start_interaction(self, instance_id=None, **told):
+        self.attempts[instance_id] = 0
+
+    async def generate_response(self, instance_id, messages, **told):
+        self.attempts[instance_id] += 1
+        time.sleep(random.uniform(0.0, self.config["seconds"]))
+        attempt, said = self.attempts[instance_id], messages[-1]["content"]
+        return attempt == 3, f"no {attempt}", len(said) / 100, {}
+
+    async def finalize_interaction(self, instance_id, **told):
+        del self.attempts[instance_id]
+
+def brief(messages, query):
+    return True, f"enough of {query}", 0.5
+'''
+REWARD = '''
+def talk(data_source, solution_str, ground_truth, extra_info):
+    """Scores of turns are told, and the words of users are part of the response."""
+    scores, name = extra_info["turn_scores"], extra_info["interaction_kwargs"]["name"]
+    assert len(scores) <= (3 if name == "patient" else 1)
+    assert all(f"no {n + 1}" in solution_str for n in range(min(2, len(scores) - 1)))
+    return {"score": sum(scores) + extra_info["num_turns"], "asked": len(scores)}
+'''
+STOPS = [tiny_models.NAMES.index(sign) for sign in ".,:;!?+-*/"]
+NAMES = ("patient", "brief")
+
+
+@pytest.fixture(scope="session")
+def speaking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("speaking")
+    tiny_jobs.make_tiny_folder(folder)
+    (folder / "talk.py").write_text(REWARD)
+    (folder / "users.py").write_text(USERS)
+    for name in ("train", "validation"):
+        path = folder / f"{name}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for number, row in enumerate(rows):
+            told = {"name": NAMES[number % 2], "query": row["prompt"][0]["content"]}
+            row["extra_info"]["interaction_kwargs"] = told
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def manifest(folder: Path, speaking: Path, seconds: float = 0.0, **changes: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    source = {"path": str(speaking / "users.py")}
+    users = [
+        {
+            "name": "patient",
+            "source": {**source, "function": "PatientInteraction"},
+            "config": {"seconds": seconds},
+        },
+        {"name": "brief", "source": source},
+    ]
+    spec = tiny_jobs.make_manifest(speaking)["spec"]
+    sections = {
+        "agent": {"interactions": users, "toolSteps": 8, "turnTokens": 24, "toolRewards": "add"},
+        "rollout": {**spec["rollout"], "stopTokenIds": STOPS, "maxSequences": 8},
+        "data": {**spec["data"], "maxResponseTokens": 160},
+        "rewards": [{"function": "talk", "source": {"path": str(speaking / "talk.py")}}],
+        "roles": {"tools": {"cpu": 2}},
+        "steps": {"total": 3, "validateEvery": 3},
+        "checkpoint": {"every": 2},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    return tiny_jobs.write_manifest(folder, speaking, **{**sections, **changes})
+
+
+@pytest.fixture(scope="session")
+def undisturbed_speech(
+    speaking_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
+) -> Path:
+    """The run folder of a job that nobody disturbed, whose users are quick."""
+    folder = tmp_path_factory.mktemp("speech")
+    command = [sys.executable, "-m", "ppojob_cli", "run", manifest(folder, speaking_folder)]
+    subprocess.run(
+        [*command, "--output", folder / "run"],
+        check=True,
+        capture_output=True,
+        env=tiny_jobs.environment(),
+    )
+    return folder / "run"
+
+
+def test_what_users_say_is_given_and_what_they_give_is_on_their_turn(undisturbed_speech: Path):
+    table = pq.read_table(undisturbed_speech / "rollouts" / "step-000001.parquet").to_pylist()
+    asked = {name: [] for name in NAMES}
+    for row in table:
+        figures, name = (
+            json.loads(row["figures"]),
+            json.loads(row["extra_info"])["interaction_kwargs"]["name"],
+        )
+        asked[name].append(len(figures["turn_scores"]))
+        drawn = [s for s in row["segments"] if s["version"] is not None]
+        assert len(row["segments"]) - len(drawn) == len(drawn) - 1
+        assert [s["reward"] for s in drawn][: len(figures["turn_scores"])] == pytest.approx(
+            figures["turn_scores"]
+        )
+        assert figures["given_tokens"] == sum(
+            s["tokens"] for s in row["segments"] if s["version"] is None
+        )
+        assert (figures["tool_calls"], figures["tool_failures"]) == (0, 0)
+        for number in range(1, len(drawn)):
+            assert f"user\nno {number}" in row["response"]
+        assert "enough" not in row["response"], "the last words of a user are left out"
+    assert max(asked["patient"]) == 3
+    assert max(asked["brief"]) == 1
+    line = run_folders.metrics(undisturbed_speech)[1]
+    assert line["num_turns/max"] == 7
+    assert line["tool_call_counts/max"] == line["tool/failed_share"] == 0
+    assert 0 < line["response/given_share"] < 1
+
+
+def test_neither_the_latency_of_users_nor_its_jitter_changes_a_bit(
+    speaking_folder: Path, start, tmp_path: Path, output: Path, undisturbed_speech: Path
+):
+    start(manifest(tmp_path / "slow", speaking_folder, seconds=0.2), output).succeed()
+    assert run_folders.result(output) == run_folders.result(undisturbed_speech)
+
+
+def test_users_that_are_killed_say_the_same_again_and_cost_no_step(
+    speaking_folder: Path,
+    start,
+    tmp_path: Path,
+    output: Path,
+    once: Path,
+    undisturbed_speech: Path,
+):
+    points = ("rpc.act.answer.before@3=kill", "rpc.act.answer.after@9=kill")
+    job = manifest(tmp_path / "job", speaking_folder, seconds=0.05)
+    start(job, output, **job_points.armed(once, *points)).succeed()
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(output) == run_folders.result(undisturbed_speech)
+    journal = (output / "checkpoints" / "journal.jsonl").read_text()
+    assert journal.count('"rewound"') == 1, "a lost tools pod costs no step"

@@ -1,0 +1,163 @@
+"""Simulated users in real processes: verl's form, functions, the built-in one, and bad ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import golden_lines
+import msgspec
+import pytest
+from golden_lines import assert_lines, read_lines
+
+from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.rewards.results import BadResult
+from ppojob_trainer.tools.built_in.gsm8k_user import RIGHT, WRONG
+from ppojob_trainer.tools.pool import Made, ToolPool, Wanted
+from ppojob_trainer.tools.users import Heard, read_reply
+
+EXPECTED = read_lines(Path(__file__).parent / "bad_users.txt")
+VERL = str(Path(golden_lines.__file__).with_name("verl_interaction.py"))
+FUNCTIONS = """
+import time
+count = []
+
+def polite(messages, query, unit="cm"):
+    count.append(1)
+    return f"{len(messages)} {query} {unit} {len(count)}"
+
+async def later(messages, **told):
+    return len(messages) > 2, "enough", 0.25
+
+def odd(messages, value):
+    return {"none": None, "list": ["a"], "text first": ("a", True), "nan": (False, "a", 1e999),
+            "long": "x" * 2_000_000, "slow": lambda: time.sleep(100), "no score": (1, "")}[value]
+
+def slow(messages, **told):
+    time.sleep(100)
+
+class Bare:
+    pass
+
+class Refuses:
+    def __init__(self, config):
+        raise KeyError("depth")
+    start_interaction = generate_response = finalize_interaction = None
+
+number = 7
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(FUNCTIONS)
+    return str(path)
+
+
+def user(path: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "source": {"path": path}} | more
+
+
+def agent(*users: dict[str, Any], **more: Any) -> AgentSpec:
+    return AgentSpec.model_validate({"interactions": list(users), **more})
+
+
+def talk(*contents: str, asked: tuple[int, ...] = ()) -> str:
+    """A conversation in which model and user speak by turns; the user begins."""
+    messages = [
+        {"role": ("user", "assistant")[number % 2], "content": content}
+        for number, content in enumerate(contents)
+    ]
+    return msgspec.json.encode(Heard(messages, list(asked))).decode()
+
+
+def ask(pool: ToolPool, name: str, heard: str, **told: Any) -> Made:
+    created = json.dumps({"name": name, **told}).encode()
+    return pool.start([Wanted(name, heard, created, "step 1/train/row 3", to_user=True)]).result()[
+        0
+    ]
+
+
+@pytest.mark.processes
+def test_a_class_in_verls_form_goes_on_where_it_was_in_whichever_process() -> None:
+    source = {"path": VERL, "function": "PatientInteraction"}
+    patient = user(VERL, "patient", source=source, config={"patience": 3})
+    calculator = {"name": "calculator"}
+    with ToolPool(agent(patient, tools=[calculator]), processes=2) as pool:
+        for _ in range(2):  # in either process, nothing is left of the row
+            first = ask(pool, "patient", talk("q", "a"), query="1+1", ground_truth="2")
+            assert first == Made("patient 1+1: attempt 1 of 3", -0.5, "", first.seconds)
+            heard = talk("q", "a", "no", "b", asked=(2,))
+            second = ask(pool, "patient", heard, query="1+1", ground_truth="2")
+            assert (second.text, second.ends) == ("patient 1+1: attempt 2 of 3", False)
+            assert second.reward == -0.25
+            heard = talk("q", "a", "no", "b", "no", "c", asked=(2, 4))
+            third = ask(pool, "patient", heard, query="1+1", ground_truth="2")
+            assert (third.text, third.ends) == ("patient 1+1: attempt 3 of 3", True)
+            right = ask(pool, "patient", talk("q", "2"), query="1+1", ground_truth="2")
+            assert (right.reward, right.ends) == (1.0, True)
+        raised = ask(pool, "patient", talk("q", "a", "no", "raise", asked=(2,)), query="")
+        assert (raised.failure, raised.text) == (
+            "raised",
+            "Error: patient failed: ValueError: attempt 2",
+        )
+        heard = talk("q", "raise", "Error", "b", asked=(2,))
+        assert ask(pool, "patient", heard, query="").text == "patient : attempt 2 of 3"
+        missing = ask(pool, "patient", talk("q", "a"))
+        assert missing.failure == "raised"
+        call = Wanted("patient", "{}", b"{}", "i")
+        assert pool.start([call]).result()[0].failure == "unknown", "a model called its user"
+
+
+@pytest.mark.processes
+def test_functions_are_asked_once_a_turn(file: str) -> None:
+    named = user(file, "kind", source={"path": file, "function": "polite"})
+    users = [named, user(file, "later"), user(file, "odd"), user(file, "slow", timeLimitSeconds=1)]
+    with ToolPool(agent(*users)) as pool:
+        heard = talk("q", "a", "no", "b", asked=(2,))
+        assert ask(pool, "kind", heard, query="x").text == "4 x cm 1"
+        assert ask(pool, "kind", talk("q", "a"), query="x", unit="m").text == "2 x m 2"
+        assert ask(pool, "later", talk("q", "a")).ends is False
+        made = ask(pool, "later", heard)
+        assert (made.text, made.reward, made.ends) == ("enough", 0.25, True)
+        for value in ("none", "list", "text first", "nan"):
+            made = ask(pool, "odd", talk("q", "a"), value=value)
+            assert (made.failure, made.reward, made.ends) == ("raised", 0.0, False)
+        assert len(ask(pool, "odd", talk("q", "a"), value="long").text) < 1_000_100
+        assert ask(pool, "odd", talk("q", "a"), value="no score").ends is True
+        assert ask(pool, "slow", talk("q", "a")).failure == "timeout"
+        assert ask(pool, "kind", talk("q", "a"), query="x").text == "2 x cm 1", "a new process"
+
+
+@pytest.mark.processes
+def test_gsm8k_has_verls_words_and_scores() -> None:
+    with ToolPool(agent({"name": "gsm8k"})) as pool:
+        for said, is_right in (("It is 1,234.", True), ("#### 1234", True), ("1 or 2", False)):
+            made = ask(pool, "gsm8k", talk("q", said), ground_truth="1234")
+            expected = (RIGHT, 1.0, True) if is_right else (WRONG, 0.0, False)
+            assert (made.text, made.reward, made.ends) == expected
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", EXPECTED)
+def test_users_that_cannot_be_used(case: str, file: str, tmp_path: Path) -> None:
+    users = {
+        "no file": user(str(tmp_path / "none.py"), "f"),
+        "no such name": user(file, "absent"),
+        "no function": user(file, "number"),
+        "bare class": user(file, "Bare"),
+        "class that raises": user(file, "Refuses"),
+    }
+    chosen = list(users.values()) if case == "all, behind a tool" else [users[case]]
+    tools = [{"name": "calculator"}] if len(chosen) > 1 else []
+    with pytest.raises(ConfigError) as refused:
+        ToolPool(agent(*chosen, tools=tools))
+    found = [line.replace(str(tmp_path), "FOLDER") for line in refused.value.problems]
+    assert_lines(found, EXPECTED[case])
+
+
+@pytest.mark.parametrize("value", [None, (), (True,), (True, None), (1, "a", 0.5, {}, 1), {}])
+def test_what_is_no_reply(value: object) -> None:
+    with pytest.raises(BadResult, match="a user returns"):
+        read_reply(value)

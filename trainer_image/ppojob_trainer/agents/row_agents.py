@@ -1,0 +1,17 @@
+"""Who answers the model in the rows of a job, as the reader of data asks for it."""
+
+from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_trainer.data.row_agents import RowAgents
+from ppojob_trainer.tools.built_in import USERS
+
+
+def row_agents(agent: AgentSpec | None) -> RowAgents | None:
+    """What `PromptDataset.open` and `check_files` take; None where rows are no conversations."""
+    if agent is None:
+        return None
+    return RowAgents(
+        users={
+            one.name: USERS[one.name].problem if one.source is None else lambda _told: None
+            for one in agent.interactions
+        }
+    )
