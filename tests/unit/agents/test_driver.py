@@ -366,7 +366,7 @@ def test_a_user_that_fails_is_told_masked_or_ends_the_job():
     masked, figures = run(Workers(refused=refused), limits=limits, user=USER)
     for trajectory, own in zip(masked, figures, strict=True):
         assert any(trajectory.mask) == (own.tool_failures == 0)
-    with pytest.raises(ToolFailed, match=r"a call failed \(raised\)"):
+    with pytest.raises(ToolFailed, match=r"a call of \"critic\" failed \(raised\)"):
         run(Workers(refused=refused), fails=True, user=USER)
 
 
