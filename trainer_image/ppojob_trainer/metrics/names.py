@@ -244,11 +244,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "save_checkpoint is the commit of the step before",
         ("ppojob_stage_duration_seconds", "histogram"),
     ),
-    *_spread(
-        "timing_s/agent_loop/tool_calls",
-        "s",
-        "times that the calls of a row took together; part of gen, hidden behind other rows",
-    ),
+    *_spread("timing_s/agent_loop/tool_calls", "s", "times of all calls of a row, during gen"),
     Metric(
         "timing_per_token_ms/<stage>",
         "ms",

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from ppojob_api.problem import printable, shown
 from ppojob_trainer.errors import Wrong
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 LIST_SECONDS: Final = 20.0
 _WAITS: Final = (0.5, 1.0, 2.0)
-_SILENCE_SECONDS: Final = 600.0
 _WHY_CHARACTERS: Final = 200
-
-T = TypeVar("T")
 
 
 class McpFailed(Exception):  # noqa: N818  it says what happened
@@ -128,7 +125,7 @@ class McpServer:
             if code.url:
                 headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
                 # The limit of a call, and that of the list, end what takes too long.
-                http = httpx2.AsyncClient(headers=headers, timeout=_SILENCE_SECONDS)
+                http = httpx2.AsyncClient(headers=headers, timeout=None)
                 await stack.enter_async_context(http)
                 client = Client(streamable_http_client(code.url, http_client=http), cache=None)
             else:
