@@ -271,7 +271,9 @@ importance_sampling_level | spec.algorithm.policyLoss.type | where sequence is g
 sapo_temperature_neg sapo_temperature_pos | not yet | other policy losses
 top_entropy_quantile | spec.algorithm.highEntropyShare
 mask_truncated_completions | not yet | masking of tokens
-sync_ref_model ref_model_mixup_alpha ref_model_sync_steps | not yet | a moving reference
+sync_ref_model | spec.algorithm.kl.referenceRefresh | where there: true
+ref_model_sync_steps | spec.algorithm.kl.referenceRefresh.everySteps | in steps of training
+ref_model_mixup_alpha | spec.algorithm.kl.referenceRefresh.mixup | 1 here where absent, 0.6 there
 vllm_importance_sampling_correction | spec.algorithm.rolloutCorrection.weights
 vllm_importance_sampling_cap | spec.algorithm.rolloutCorrection.weightLimit
 off_policy_mask_threshold | not yet | masks of responses with negative advantages

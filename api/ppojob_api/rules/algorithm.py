@@ -175,7 +175,17 @@ ALGORITHM_RULES = (
         must: self.algorithm.kl.__in__ != 'none'
         """,
         KL_UNTOUCHED=untouched(
-            KlSpec, names=("estimator", "coefficient", "controller", *_KL_TARGET, "lossTerm")
+        spec | algorithm.kl.referenceRefresh | NotInThisVersion
+            a reference in pods of its own that takes over weights: not in this version; remove it,
+            or roles.reference.colocateWith: actorRollout
+        when: has(self.algorithm.kl.referenceRefresh)
+        must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
+
+            KlSpec,
+            names=(
+                *("estimator", "coefficient", "controller", *_KL_TARGET),
+                *("lossTerm", "referenceRefresh"),
+            ),
         ),
         CRITIC_NAMES=", ".join(_HAVE_CRITIC),
         GRADIENT_OF_K2=words(GRADIENT_OF_K2),

@@ -139,6 +139,18 @@ class KlLossSpec(Section):
     """Its weight, which stays as it is. verl: kl_loss_coef, 0.001."""
 
 
+class ReferenceRefreshSpec(Section):
+    """Let the reference follow the policy (TR-DPO: Gorbatovski et al. 2024, arXiv:2404.09656)."""
+
+    every_steps: Count
+    """Behind every so many steps the reference takes over the weights that they have trained.
+    TRL: ref_model_sync_steps, 512."""
+
+    mixup: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """How much of the policy's weights it takes, the rest being its own; 1: a copy of the policy.
+    TRL: ref_model_mixup_alpha, 0.6."""
+
+
 class KlSpec(Section):
     """How far the policy may move from the reference, and where that is charged."""
 
@@ -166,6 +178,9 @@ class KlSpec(Section):
 
     loss_term: KlLossSpec | None = None
     """A term of the loss as well, with `in: reward`. verl: use_kl_loss beside use_kl_in_reward."""
+
+    reference_refresh: ReferenceRefreshSpec | None = None
+    """Bring the reference up to the policy from time to time; absent: it stays as the job began."""
 
 
 class EntropyControlSpec(Section):

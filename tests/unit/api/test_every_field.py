@@ -17,6 +17,7 @@ CANNOT_BE_SET = {
     # Not in this version, or nothing to choose from.
     *("spec.model.trustRemoteCode", "spec.roles.rollout", "spec.rewards.source.configMap"),
     *("spec.rewards.source.package", "spec.rewards.onError", "spec.sandbox.url"),
+    "spec.algorithm.kl.referenceRefresh",
     *(f"spec.roles.{role}.parallelism.tensor" for role in ("actorRollout", "reference", "critic")),
     *("spec.roles.rewardModel.parallelism.tensor", "spec.rollout.parallelism.tensor"),
     # Beside another choice that the job makes.

@@ -63,6 +63,7 @@ OURS = {
     "spec.algorithm.policyLoss.vespo",
     # It stands at that of a KL in the loss alone.
     *(f"spec.algorithm.kl.lossTerm.{field}" for field in ("estimator", "coefficient")),
+    "spec.algorithm.kl.referenceRefresh",
     # verl has one key for a number or a pair.
     "spec.algorithm.rolloutCorrection.weightFloor",
     "spec.algorithm.policyLoss.dppoTv.ratioLimit",

@@ -170,6 +170,7 @@ def _training_step(
 ) -> TrainingStep:
     spec = environment.config.spec
     hosts = _hosts(environment, roles)
+    refresh = spec.algorithm.kl.reference_refresh
     return TrainingStep(
         roles=roles,
         actor=stages.actor,
@@ -186,6 +187,7 @@ def _training_step(
         entropy=_entropy_controller(spec),
         drops=spec.drops_responses,
         sampling=_sampling(spec, stages),
+        refresh_every=None if refresh is None else refresh.every_steps,
     )
 
 
