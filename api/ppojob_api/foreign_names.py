@@ -174,7 +174,7 @@ norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd \
 spec.algorithm.grpoPassk.normalizeByStd \
 spec.algorithm.gdpo.normalizeByStd
 gamma | spec.algorithm.ppo.gamma spec.algorithm.reinforcePlusPlus.gamma | in the section of its type
-use_pf_ppo pf_ppo | not yet | PF-PPO
+use_pf_ppo pf_ppo | spec.algorithm.resampling | where there: true
 filter_groups filter_groups.enable | spec.algorithm.dynamicSampling | where there: true
 max_inflight_gen_batches | not yet | rounds under way at once
 rollout_rs | spec.algorithm.rolloutCorrection.rejection | a list of {mode, low, high}
@@ -276,7 +276,7 @@ ref_model_sync_steps | spec.algorithm.kl.referenceRefresh.everySteps | in steps 
 ref_model_mixup_alpha | spec.algorithm.kl.referenceRefresh.mixup | 1 here where absent, 0.6 there
 vllm_importance_sampling_correction | spec.algorithm.rolloutCorrection.weights
 vllm_importance_sampling_cap | spec.algorithm.rolloutCorrection.weightLimit
-off_policy_mask_threshold | not yet | masks of responses with negative advantages
+off_policy_mask_threshold | spec.algorithm.offPolicyThreshold
 multi_objective_aggregation | spec.algorithm.type | where normalize_then_sum is gdpo
 use_bias_correction_kl | not yet
 use_vllm | spec.rollout.engine | where true is vllm

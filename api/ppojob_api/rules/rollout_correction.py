@@ -1,6 +1,7 @@
 """Which settings of the correction for the engine would have no effect, or contradict others."""
 
 from ppojob_api.rules.rule import rules, untouched, words
+from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.rollout_correction import RATIO_MODES, RolloutCorrectionSpec
 
 ROLLOUT_CORRECTION_RULES = rules(
@@ -61,6 +62,9 @@ ROLLOUT_CORRECTION_RULES = rules(
         give low
     when: self.mode in $RATIO_MODES && !has(self.low)
     must: self.high >= 1.0
+    HAVE_THE_RATIO=words(
+        name for name, one in LOSSES.items() if one.is_of_sampler and name != "bypass"
+    ),
     """,
     IS_BYPASS="self.policyLoss.type == 'bypass'",
     IS_REINFORCE="has(self.policyLoss.bypass) && self.policyLoss.bypass.form == 'reinforce'",

@@ -298,6 +298,7 @@ class TrainingStep:
             greedy_scores=[] if greedy is None else self._penalised(greedy),
             rewards=[batch.numbers(key, step, REWARD_KEYS) for key in self.reward_keys],
             dropped=list(dropped),
+            step=step,
         )
         id_ = RequestId(0, step, "advantages")
         return self.roles.ask_all(self.actor, ADVANTAGES, request, id_)[0]

@@ -257,6 +257,11 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
         return (policy,)
     correction = algorithm.rollout_correction
     rejects = algorithm.is_corrected_before and correction is not None and correction.rejection
+    columns = ["returns"]
+    if rejects or spec.drops_responses:
+        columns.append("update_mask")
+    if algorithm.resampling is not None:
+        columns.append("copies")
     value = Updates(
         model="critic",
         role="critic",
@@ -265,7 +270,7 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
         prompts_per_step=size,
         mini_batch_prompts=critic.mini_batch_prompts or policy.mini_batch_prompts,
         epochs=critic.epochs or algorithm.epochs,
-        columns=("returns", "update_mask") if rejects or spec.drops_responses else ("returns",),
+        columns=tuple(columns),
     )
     return (value, policy)
 
