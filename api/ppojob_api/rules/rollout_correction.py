@@ -17,11 +17,10 @@ ROLLOUT_CORRECTION_RULES = rules(
     when: $IS_BYPASS && !($IS_REINFORCE) && has(self.rolloutCorrection)
     must: self.rolloutCorrection.weights == 'none'
 
-    spec.algorithm | rolloutCorrection.normalize | Conflict
-        with policyLoss.type: bypass the weights are those of the policy in the update, whose mean
-        is not known before its gradient is; false
-    when: $IS_BYPASS && has(self.rolloutCorrection)
-    must: !self.rolloutCorrection.normalize
+    spec.algorithm | rolloutCorrection.weights | NoEffect
+        policyLoss.type ${self.policyLoss.type} has the ratio to the engine already; none
+    when: self.policyLoss.type in $HAVE_THE_RATIO && has(self.rolloutCorrection)
+    must: self.rolloutCorrection.weights == 'none'
 
     spec.algorithm.rolloutCorrection | weightLimit | NoEffect
         it has no effect with weights: none; remove it, or weights: token or sequence
