@@ -268,7 +268,14 @@ vf_coef | not needed | the critic has an optimizer of its own, spec.critic.optim
 whiten_rewards reward_clip_range normalize_advantages | not yet | other normalisation
 missing_eos_penalty | not yet | penalties by length; a reward function can give one
 importance_sampling_level | spec.algorithm.policyLoss.type | where sequence is gspo
-sapo_temperature_neg sapo_temperature_pos | not yet | other policy losses
+sapo_temperature_neg | spec.algorithm.policyLoss.sapo.tauNegative
+sapo_temperature_pos | spec.algorithm.policyLoss.sapo.tauPositive
+entropy_coef | spec.algorithm.entropyCoefficient
+use_adaptive_entropy | spec.algorithm.entropyControl | where there: true
+entropy_target | spec.algorithm.entropyControl.target
+entropy_coef_delta | spec.algorithm.entropyControl.step
+entropy_coef_min | spec.algorithm.entropyControl.minCoefficient
+entropy_coef_max | spec.algorithm.entropyControl.maxCoefficient | 0.1 here where absent, 1 there
 top_entropy_quantile | spec.algorithm.highEntropyShare
 mask_truncated_completions | not yet | masking of tokens
 sync_ref_model | spec.algorithm.kl.referenceRefresh | where there: true

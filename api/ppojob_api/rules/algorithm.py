@@ -175,18 +175,18 @@ ALGORITHM_RULES = (
         when: self.__in__ != 'none' && self.controller == 'fixed'
         must: $TARGET_UNTOUCHED
 
-        spec | roles.reference | NoEffect
-            it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
-        when: has(self.roles.reference)
-        must: self.algorithm.kl.__in__ != 'none'
-        """,
-        KL_UNTOUCHED=untouched(
         spec | algorithm.kl.referenceRefresh | NotInThisVersion
             a reference in pods of its own that takes over weights: not in this version; remove it,
             or roles.reference.colocateWith: actorRollout
         when: has(self.algorithm.kl.referenceRefresh)
         must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
+        spec | roles.reference | NoEffect
+            it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
+        when: has(self.roles.reference)
+        must: self.algorithm.kl.__in__ != 'none'
+        """,
+        KL_UNTOUCHED=untouched(
             KlSpec,
             names=(
                 *("estimator", "coefficient", "controller", *_KL_TARGET),

@@ -61,10 +61,10 @@ ROLLOUT_CORRECTION_RULES = rules(
         give low
     when: self.mode in $RATIO_MODES && !has(self.low)
     must: self.high >= 1.0
+    """,
     HAVE_THE_RATIO=words(
         name for name, one in LOSSES.items() if one.is_of_sampler and name != "bypass"
     ),
-    """,
     IS_BYPASS="self.policyLoss.type == 'bypass'",
     IS_REINFORCE="has(self.policyLoss.bypass) && self.policyLoss.bypass.form == 'reinforce'",
     LIMIT_UNTOUCHED=untouched(RolloutCorrectionSpec, names=("weightLimit",)),
