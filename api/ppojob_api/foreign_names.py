@@ -175,7 +175,7 @@ norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd \
 spec.algorithm.grpoPassk.normalizeByStd \
 spec.algorithm.gdpo.normalizeByStd
 gamma | spec.algorithm.ppo.gamma spec.algorithm.reinforcePlusPlus.gamma | in the section of its type
-use_pf_ppo pf_ppo | not yet | PF-PPO
+use_pf_ppo pf_ppo | spec.algorithm.resampling | where there: true
 filter_groups filter_groups.enable | spec.algorithm.dynamicSampling | where there: true
 max_inflight_gen_batches | not yet | rounds under way at once
 rollout_rs | spec.algorithm.rolloutCorrection.rejection | a list of {mode, low, high}
@@ -269,13 +269,22 @@ vf_coef | not needed | the critic has an optimizer of its own, spec.critic.optim
 whiten_rewards reward_clip_range normalize_advantages | not yet | other normalisation
 missing_eos_penalty | not yet | penalties by length; a reward function can give one
 importance_sampling_level | spec.algorithm.policyLoss.type | where sequence is gspo
-sapo_temperature_neg sapo_temperature_pos | not yet | other policy losses
+sapo_temperature_neg | spec.algorithm.policyLoss.sapo.tauNegative
+sapo_temperature_pos | spec.algorithm.policyLoss.sapo.tauPositive
+entropy_coef | spec.algorithm.entropyCoefficient
+use_adaptive_entropy | spec.algorithm.entropyControl | where there: true
+entropy_target | spec.algorithm.entropyControl.target
+entropy_coef_delta | spec.algorithm.entropyControl.step
+entropy_coef_min | spec.algorithm.entropyControl.minCoefficient
+entropy_coef_max | spec.algorithm.entropyControl.maxCoefficient | 0.1 here where absent, 1 there
 top_entropy_quantile | spec.algorithm.highEntropyShare
 mask_truncated_completions | not yet | masking of tokens
-sync_ref_model ref_model_mixup_alpha ref_model_sync_steps | not yet | a moving reference
+sync_ref_model | spec.algorithm.kl.referenceRefresh | where there: true
+ref_model_sync_steps | spec.algorithm.kl.referenceRefresh.everySteps | in steps of training
+ref_model_mixup_alpha | spec.algorithm.kl.referenceRefresh.mixup | 1 here where absent, 0.6 there
 vllm_importance_sampling_correction | spec.algorithm.rolloutCorrection.weights
 vllm_importance_sampling_cap | spec.algorithm.rolloutCorrection.weightLimit
-off_policy_mask_threshold | not yet | masks of responses with negative advantages
+off_policy_mask_threshold | spec.algorithm.offPolicyThreshold
 multi_objective_aggregation | spec.algorithm.type | where normalize_then_sum is gdpo
 use_bias_correction_kl | not yet
 use_vllm | spec.rollout.engine | where true is vllm

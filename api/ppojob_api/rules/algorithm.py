@@ -3,7 +3,7 @@
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.rules.rule import rules, untouched, words
-from ppojob_api.v1alpha1.algorithm import ESTIMATORS, GRADIENT_OF_K2, KlSpec
+from ppojob_api.v1alpha1.algorithm import ESTIMATORS, GRADIENT_OF_K2, KlSpec, ResamplingSpec
 
 _HAVE_CRITIC = sorted(name for name, one in ESTIMATORS.items() if one.has_critic)
 _KL_TARGET = ("target", "horizon")
@@ -69,6 +69,11 @@ ALGORITHM_RULES = (
         when: has(self.overlongPenalty)
         must: self.type != 'gdpo'
 
+        spec.algorithm.resampling | power | NoEffect
+            it has no effect with method ${self.method}; remove it, or method: pow
+        when: self.method != 'pow'
+        must: $POWER_UNTOUCHED
+
         spec.algorithm | dynamicSampling | NotInThisVersion
             dynamic sampling beside the greedy responses of remax: not in this version; remove it
         when: has(self.dynamicSampling)
@@ -87,6 +92,7 @@ ALGORITHM_RULES = (
         must: self.critic.miniBatchPrompts <= self.algorithm.promptsPerStep
             && self.algorithm.promptsPerStep % self.critic.miniBatchPrompts == 0
         """,
+        POWER_UNTOUCHED=untouched(ResamplingSpec, names=("power",)),
         COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
     ),
     *(
@@ -169,13 +175,23 @@ ALGORITHM_RULES = (
         when: self.__in__ != 'none' && self.controller == 'fixed'
         must: $TARGET_UNTOUCHED
 
+        spec | algorithm.kl.referenceRefresh | NotInThisVersion
+            a reference in pods of its own that takes over weights: not in this version; remove it,
+            or roles.reference.colocateWith: actorRollout
+        when: has(self.algorithm.kl.referenceRefresh)
+        must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
+
         spec | roles.reference | NoEffect
             it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
         when: has(self.roles.reference)
         must: self.algorithm.kl.__in__ != 'none'
         """,
         KL_UNTOUCHED=untouched(
-            KlSpec, names=("estimator", "coefficient", "controller", *_KL_TARGET, "lossTerm")
+            KlSpec,
+            names=(
+                *("estimator", "coefficient", "controller", *_KL_TARGET),
+                *("lossTerm", "referenceRefresh"),
+            ),
         ),
         CRITIC_NAMES=", ".join(_HAVE_CRITIC),
         GRADIENT_OF_K2=words(GRADIENT_OF_K2),

@@ -1,6 +1,7 @@
 """Which settings of the correction for the engine would have no effect, or contradict others."""
 
 from ppojob_api.rules.rule import rules, untouched, words
+from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.rollout_correction import RATIO_MODES, RolloutCorrectionSpec
 
 ROLLOUT_CORRECTION_RULES = rules(
@@ -16,11 +17,10 @@ ROLLOUT_CORRECTION_RULES = rules(
     when: $IS_BYPASS && !($IS_REINFORCE) && has(self.rolloutCorrection)
     must: self.rolloutCorrection.weights == 'none'
 
-    spec.algorithm | rolloutCorrection.normalize | Conflict
-        with policyLoss.type: bypass the weights are those of the policy in the update, whose mean
-        is not known before its gradient is; false
-    when: $IS_BYPASS && has(self.rolloutCorrection)
-    must: !self.rolloutCorrection.normalize
+    spec.algorithm | rolloutCorrection.weights | NoEffect
+        policyLoss.type ${self.policyLoss.type} has the ratio to the engine already; none
+    when: self.policyLoss.type in $HAVE_THE_RATIO && has(self.rolloutCorrection)
+    must: self.rolloutCorrection.weights == 'none'
 
     spec.algorithm.rolloutCorrection | weightLimit | NoEffect
         it has no effect with weights: none; remove it, or weights: token or sequence
@@ -62,6 +62,9 @@ ROLLOUT_CORRECTION_RULES = rules(
     when: self.mode in $RATIO_MODES && !has(self.low)
     must: self.high >= 1.0
     """,
+    HAVE_THE_RATIO=words(
+        name for name, one in LOSSES.items() if one.is_of_sampler and name != "bypass"
+    ),
     IS_BYPASS="self.policyLoss.type == 'bypass'",
     IS_REINFORCE="has(self.policyLoss.bypass) && self.policyLoss.bypass.form == 'reinforce'",
     LIMIT_UNTOUCHED=untouched(RolloutCorrectionSpec, names=("weightLimit",)),

@@ -139,6 +139,18 @@ class KlLossSpec(Section):
     """Its weight, which stays as it is. verl: kl_loss_coef, 0.001."""
 
 
+class ReferenceRefreshSpec(Section):
+    """Let the reference follow the policy (TR-DPO: Gorbatovski et al. 2024, arXiv:2404.09656)."""
+
+    every_steps: Count
+    """Behind every so many steps the reference takes over the weights that they have trained.
+    TRL: ref_model_sync_steps, 512."""
+
+    mixup: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """How much of the policy's weights it takes, the rest being its own; 1: a copy of the policy.
+    TRL: ref_model_mixup_alpha, 0.6."""
+
+
 class KlSpec(Section):
     """How far the policy may move from the reference, and where that is charged."""
 
@@ -166,6 +178,9 @@ class KlSpec(Section):
 
     loss_term: KlLossSpec | None = None
     """A term of the loss as well, with `in: reward`. verl: use_kl_loss beside use_kl_in_reward."""
+
+    reference_refresh: ReferenceRefreshSpec | None = None
+    """Bring the reference up to the policy from time to time; absent: it stays as the job began."""
 
 
 class EntropyControlSpec(Section):
@@ -199,6 +214,17 @@ class DynamicSamplingSpec(Section):
 
     prompts_per_round: Count | None = None
     """Prompts of a round; absent: promptsPerStep. verl: data.gen_batch_size."""
+
+
+class ResamplingSpec(Section):
+    """Draw the responses that updates train on by their scores (PF-PPO: arXiv:2409.06957)."""
+
+    method: Literal["pow", "max_min", "max_random"] = "pow"
+    """pow: by the size of the score; max_min: the best and the worst; max_random: the best four
+    times as likely as others. verl: pf_ppo.reweight_method, pow."""
+
+    power: Annotated[float, Field(gt=0, le=100)] = 2.0
+    """With pow, the power of the size. verl: pf_ppo.weight_pow, 2."""
 
 
 class OverlongPenaltySpec(Section):
@@ -250,6 +276,10 @@ class AlgorithmSpec(Section):
     """Train on prompts alone whose responses differ in their score; absent: on all prompts.
     verl: algorithm.filter_groups."""
 
+    resampling: ResamplingSpec | None = None
+    """Train on responses that are drawn by their scores, some of them several times; absent: on
+    each response once. verl: use_pf_ppo, false."""
+
     overlong_penalty: OverlongPenaltySpec | None = None
     """A penalty on overlong responses in training; absent: none. verl: overlong_buffer."""
 
@@ -281,13 +311,18 @@ class AlgorithmSpec(Section):
     """Share of the batch's trained tokens, those of the highest entropy, that have a policy loss
     (Wang et al. 2025, arXiv:2506.01939: 0.2); 1: all."""
 
+    off_policy_threshold: Annotated[float, Field(gt=0, le=1_000)] | None = None
+    """Tokens of a negative advantage have no policy loss in responses that the policy finds less
+    likely than the sampler did, by more than this in nats a token (DeepSeek-V3.2,
+    arXiv:2512.02556); absent: all have one. TRL: off_policy_mask_threshold."""
+
     kl: KlSpec = KlSpec()
     """The KL penalty."""
 
     @property
     def is_bypass(self) -> bool:
         """Whether the engine's log-probabilities stand for those of the policy before the step."""
-        return self.policy_loss.type == "bypass"
+        return self.policy_loss.loss.is_of_sampler
 
     @property
     def is_corrected_before(self) -> bool:

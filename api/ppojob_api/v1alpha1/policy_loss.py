@@ -21,6 +21,8 @@ PolicyLossType = Literal[
     "dro",
     "cispo",
     "vespo",
+    "prime_rl",
+    "ipo",
     "bypass",
 ]
 
@@ -30,6 +32,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Covariance = Annotated[float, Field(ge=-1_000, le=1_000)]
 GateTemperature = Annotated[float, Field(gt=0, le=1_000)]
 KernelNumber = Annotated[float, Field(gt=0, le=1_000)]
+SquareWeight = Annotated[float, Field(ge=0, le=1_000_000)]
 RatioLimit = Annotated[float, Field(gt=1, le=1_000_000)]
 
 
@@ -162,6 +165,32 @@ class VespoSpec(Section):
     """Then, how fast the weight falls where the ratio grows."""
 
 
+class PrimeRlSpec(Section):
+    """Settings of `type: prime_rl`, the default loss of prime-rl; so are its defaults."""
+
+    divergence_low: ClipRange = 0.2
+    """With a negative advantage, a token is left alone once its probability fell by more below the
+    sampler's. prime-rl: dppo_mask_low."""
+
+    divergence_high: ClipRange = 0.2
+    """With a positive advantage, a token is left alone once its probability rose by more above the
+    sampler's. prime-rl: dppo_mask_high."""
+
+    kl_coefficient: SquareWeight = 0.001
+    """Weight of the squared log-ratio to the sampler; 0: none. prime-rl: kl_tau."""
+
+
+class IpoSpec(Section):
+    """Settings of `type: ipo`, the loss of that name of prime-rl; so are its defaults."""
+
+    divergence: ClipRange = 0.1
+    """A token is left alone once its probability moved by more away from the sampler's.
+    prime-rl: ipo_threshold."""
+
+    kl_coefficient: SquareWeight = 0.001
+    """Weight of the squared log-ratio to the sampler; 0: none. prime-rl: kl_tau."""
+
+
 class BypassSpec(Section):
     """Settings of `type: bypass`: the sampler's log-probabilities stand for the old policy's."""
 
@@ -180,11 +209,14 @@ class Loss:
         means_of_responses: it is a mean over responses by definition, so no other aggregation
             than sequence_mean_token_mean means anything.
         may_be_sums: nor any other than that and sequence_mean_token_sum.
+        is_of_sampler: its ratios are those to the sampler, whose log-probabilities stand for those
+            of the policy before the step.
     """
 
     options: type[Section] | None = None
     means_of_responses: bool = False
     may_be_sums: bool = False
+    is_of_sampler: bool = False
 
 
 LOSSES: Final[Mapping[PolicyLossType, Loss]] = {
@@ -200,7 +232,9 @@ LOSSES: Final[Mapping[PolicyLossType, Loss]] = {
     "dro": Loss(DroSpec),
     "cispo": Loss(CispoSpec),
     "vespo": Loss(VespoSpec),
-    "bypass": Loss(BypassSpec),
+    "prime_rl": Loss(PrimeRlSpec, is_of_sampler=True),
+    "ipo": Loss(IpoSpec, is_of_sampler=True),
+    "bypass": Loss(BypassSpec, is_of_sampler=True),
 }
 """Every policy loss by its `type`; what it computes stands in the trainer's `POLICY_LOSSES`."""
 
@@ -256,6 +290,12 @@ class PolicyLossSpec(Section):
 
     vespo: VespoSpec | None = None
     """Settings of type vespo."""
+
+    prime_rl: PrimeRlSpec | None = None
+    """Settings of type prime_rl."""
+
+    ipo: IpoSpec | None = None
+    """Settings of type ipo."""
 
     bypass: BypassSpec | None = None
     """Settings of type bypass."""

@@ -63,7 +63,7 @@ class RolloutCorrectionSpec(Section):
     absent: no such bound. verl: of rollout_is_threshold the first of a pair."""
 
     normalize: bool = False
-    """Divide weights by their mean over the batch.
+    """Divide weights by their mean over the batch, with policyLoss.type bypass over a micro-batch.
     verl: rollout_correction.rollout_is_batch_normalize, false."""
 
     rejection: Annotated[Items[RejectionSpec], Field(max_length=11)] = ()

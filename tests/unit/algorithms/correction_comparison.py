@@ -38,6 +38,7 @@ REJECTIONS = (
     ("seq_max_k2", None, 1.5123),
     ("seq_max_k3", None, 2.0123),
 )
+METHODS = ("pow", "max_min", "max_random")
 
 
 def rows_of(batch: Batch) -> list[Row]:
@@ -157,3 +158,41 @@ def compare_high_entropy(module: ModuleType, batch: Batch, dtype: torch.dtype) -
         assert chosen.tolist() == expected
         kept = [values[t] for t, one in enumerate(expected) if one]
         assert threshold == min(kept) if kept else math.isnan(threshold)
+
+
+def compare_off_policy(module: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    names = ("logprobs", "rollout_logprobs", "advantages")
+    columns = [batch.flat_poisoned(name, dtype) for name in names]
+    rows = [
+        Row(*row) for row in zip(batch.logprobs, batch.rollout_logprobs, batch.mask, strict=True)
+    ]
+    for threshold in (0.0123, 0.3123, 0.7123):
+        expected = [
+            row.mask[t] and literal.is_off_policy(row, advantages[t], threshold)
+            for row, advantages in zip(rows, batch.advantages, strict=True)
+            for t in range(len(row.mask))
+        ]
+        found = module.off_policy(*columns, batch.flat_mask, batch.lengths, threshold)
+        assert found.tolist() == expected
+
+
+def scores_of(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of the rewards of trained tokens, and which rows have some; 9 where a row has none."""
+    sums = [
+        math.fsum(reward for reward, trained in zip(row, mask, strict=True) if trained)
+        if any(mask)
+        else 9.0
+        for row, mask in zip(batch.rewards, batch.mask, strict=True)
+    ]
+    return torch.tensor(sums, dtype=torch.float64), torch.tensor([any(m) for m in batch.mask])
+
+
+def compare_resampling(module: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
+    scores, is_trained = scores_of(batch)
+    for method in METHODS:
+        weights = module.resampling_weights(scores, is_trained, method=method, power=1.5)
+        expected = literal.drawing_weights(scores.tolist(), is_trained.tolist(), method, 1.5)
+        assert_close(weights, expected)
+        draws = [(0.6180339887 * place + 0.0123456) % 1.0 for place in range(len(expected))]
+        found = module.drawn(weights, torch.tensor(draws, dtype=torch.float64))
+        assert found.tolist() == literal.times_drawn(weights.tolist(), draws)

@@ -60,6 +60,16 @@ def _dppo(by: str) -> Iterator[Case]:
         yield Case(f"dppo_{by}", options, form)
 
 
+def _prime_rl() -> Iterator[Case]:
+    for low, high, kl in ((0.2, 0.15, 0.001), (0.05, 0.3, 0.5)):
+        options = {"divergence_low": low, "divergence_high": high, "kl_coefficient": kl}
+        form = partial(literal.prime_rl, far=(low, high), kl=kl, signed=True)
+        yield Case("prime_rl", options, form)
+    for far, kl in ((0.1, 0.001), (0.3, 0.5)):
+        form = partial(literal.prime_rl, far=(far, far), kl=kl, signed=False)
+        yield Case("ipo", {"divergence": far, "kl_coefficient": kl}, form)
+
+
 def _clip_cov() -> Iterator[Case]:
     # With all of the share every candidate is drawn, so that the draw does not matter.
     for low, high in ((0.0123, 5.0), (0.4567, 1.3579), (-1.2345, 0.6789)):
@@ -103,6 +113,7 @@ CASES = (
     *_of_range("geo_mean", literal.geo_mean, (0.4, 0.4), (0.3, 0.7)),
     *(Case("dro", {"beta": beta}, partial(literal.dro, beta=beta)) for beta in (0.5, 2.0)),
     *_of_range("cispo", literal.cispo, (0.2, 0.28), (1.0, 0.2), (10.0, 5.0)),
+    *_prime_rl(),
     *_bypass(),
 )
 METRICS = {

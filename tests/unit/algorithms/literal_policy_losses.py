@@ -175,6 +175,25 @@ def dppo(row: Row, frozen: list[float], whole: Whole, low: float, high: float, t
     return tokens
 
 
+def prime_rl(row: Row, frozen: list[float], whole: Whole, far: tuple, kl: float, signed: bool):
+    tokens = [Token() for _ in row.mask]
+    for t in trained_times(row):
+        fall = math.exp(row.rollout[t]) - math.exp(frozen[t])
+        low, high = far
+        if not signed:
+            left_alone = fall > low or -fall > high
+        elif row.advantages[t] > 0.0:
+            left_alone = -fall > high
+        else:
+            left_alone = fall > low
+        log_ratio = row.logprobs[t] - row.rollout[t]
+        gain = 0.0 if left_alone else row.advantages[t] * ratio_of(log_ratio)
+        tokens[t] = Token(
+            kl * log_ratio**2 - gain, clipped=left_alone, log_ratio=clamp(log_ratio, -20.0, 20.0)
+        )
+    return tokens
+
+
 def dro(row: Row, frozen: list[float], whole: Whole, beta: float):
     tokens = [Token() for _ in row.mask]
     for t in trained_times(row):

@@ -185,3 +185,40 @@ def of_rejection(rows: list[Row], mode: str, low: float | None, high: float) -> 
     if is_k1:
         found["seq_fraction_low"] = statistics.fmean(value < bottom for value in of_rows)
     return found
+
+
+def is_off_policy(row: Row, advantage: float, threshold: float) -> bool:
+    """Of a trained token of a row whose `trainer` is the policy in the update."""
+    fall = math.fsum(row.engine[t] - row.trainer[t] for t in row.times) / len(row.times)
+    return advantage < 0.0 and fall > threshold
+
+
+def drawing_weights(
+    scores: list[float], trained: list[bool], method: str, power: float
+) -> list[float]:
+    """Of PF-PPO's resampling; a row without a trained token is never drawn."""
+    candidates = [score for score, one in zip(scores, trained, strict=True) if one]
+    found = []
+    for score, one in zip(scores, trained, strict=True):
+        if not one:
+            found.append(0.0)
+        elif method == "pow":
+            found.append(abs(score) ** power + 1e-8)
+        elif method == "max_min":
+            found.append((1.0 if score in (max(candidates), min(candidates)) else 0.0) + 1e-8)
+        else:
+            found.append((0.4 if score == max(candidates) else 0.1) + 1e-8)
+    return found
+
+
+def times_drawn(weights: list[float], draws: list[float]) -> list[int]:
+    times = [0] * len(weights)
+    candidates = [row for row, weight in enumerate(weights) if weight > 0.0]
+    for draw in draws[: len(candidates)]:
+        left = draw * sum(weights)
+        for row in candidates:
+            if left < weights[row] or row == candidates[-1]:
+                times[row] += 1
+                break
+            left -= weights[row]
+    return times

@@ -1,4 +1,7 @@
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -7,6 +10,21 @@ from hypothesis import strategies as st
 from ppojob_trainer.algorithms.entropy_controller import EntropyController
 
 CONTROLLER = EntropyController(target=0.2, step=0.005, low=0.0, high=0.011)
+
+TABLE = json.loads(Path(__file__).with_name("skywork_numbers.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("run", TABLE["runs"], ids=lambda run: run["first"])
+def test_numbers_of_skywork(run: dict[str, Any]):
+    """There a step has the bonus that the entropy of the step before allows."""
+    controller = EntropyController(**run["settings"])
+    coefficient = run["first"]
+    for entropy, theirs, enabled in zip(
+        run["entropies"], run["coefficients"], run["enabled"], strict=True
+    ):
+        assert (controller.bonus(1.0, entropy) > 0.0) == bool(enabled)
+        coefficient = controller.after(coefficient, entropy)
+        assert coefficient == pytest.approx(theirs, abs=1e-9)
 
 
 @pytest.mark.parametrize(

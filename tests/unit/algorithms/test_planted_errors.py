@@ -17,6 +17,8 @@ from correction_comparison import (
     compare_correction,
     compare_diagnostics,
     compare_high_entropy,
+    compare_off_policy,
+    compare_resampling,
     compare_row_weights,
 )
 from literal_comparison import (
@@ -54,6 +56,8 @@ COMPARISONS: dict[str, tuple[str, Callable[[ModuleType, Batch, torch.dtype], Non
     "logprobs": ("fused_logprobs", compare_logprobs),
     "correction": ("rollout_correction", compare_correction),
     "high_entropy": ("entropy_mask", compare_high_entropy),
+    "off_policy": ("off_policy_mask", compare_off_policy),
+    "resampling": ("resampling", compare_resampling),
     "row_weights": ("rollout_correction", compare_row_weights),
     "diagnostics": ("rollout_diagnostics", compare_diagnostics),
     **{name: ("table", partial(compare_loss, name=name)) for name in LOSSES},
@@ -76,12 +80,19 @@ POLICY_LOSSES = (
     "geo_mean",
     "gpg",
     "gspo",
+    "prime_rl",
     "sapo",
     "vespo",
     "table",
 )
 # After the losses' inputs.
-CORRECTION = ("rollout_correction", "rollout_diagnostics", "entropy_mask")  # fmt: skip
+CORRECTION = (
+    "rollout_correction",
+    "rollout_diagnostics",
+    "entropy_mask",
+    "off_policy_mask",
+    "resampling",
+)
 MODULES = {
     **{name: f"ppojob_trainer.algorithms.{name}" for name in ALGORITHMS},
     **{name: f"ppojob_trainer.algorithms.policy_losses.{name}" for name in POLICY_LOSSES},

@@ -100,6 +100,15 @@ def test_gradients_equal_finite_differences_of_the_literal_forms(batch: Batch):
         ),
         # The ratio of the response is 1, and so is the weight, whatever the kernel.
         ("vespo", {}, [1.0 - math.log(2.0), 1.0 + math.log(2.0), -2.0]),
+        # The sampler's are e^-1: 2 e^-1 is 0.37 up, left alone with A > 0; with a limit of 0.4 it
+        # is not. ipo leaves the second alone too, 0.18 down.
+        ("prime_rl", {"kl_coefficient": 0.0}, [0.0, -0.5, 2.0]),
+        (
+            "prime_rl",
+            {"divergence_high": 0.4, "kl_coefficient": 0.5},
+            [-2.0 + 0.5 * math.log(2.0) ** 2, -0.5 + 0.5 * math.log(2.0) ** 2, 2.0],
+        ),
+        ("ipo", {"kl_coefficient": 0.5}, [0.5 * math.log(2.0) ** 2, 0.5 * math.log(2.0) ** 2, 2.0]),
         ("gpg", {}, [1.0 - math.log(2.0), 1.0 + math.log(2.0), -2.0]),
         # Weights 1.2, 0.5 (no lower bound) and 1.
         ("cispo", {}, [1.2 * (1.0 - math.log(2.0)), 0.5 * (1.0 + math.log(2.0)), -2.0]),

@@ -1,8 +1,8 @@
 """Numbers that verl's own functions gave, stored in verl_numbers.json, agree with ours.
 
-A loss that verl has not is TRL's, in trl_numbers.json. Both were made outside of this tree by
-running the commit that the file names. Rewards lie on trained tokens and every row has one, so that
-what departs from verl on purpose plays no part.
+A loss that verl has not is TRL's, in trl_numbers.json, or prime-rl's, in prime_rl_numbers.json. All
+were made outside of this tree by running the commit that the file names. Rewards lie on trained
+tokens and every row has one, so that what departs from verl on purpose plays no part.
 """
 
 import json
@@ -25,6 +25,9 @@ from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 
 TABLE = json.loads(Path(__file__).with_name("verl_numbers.json").read_text(encoding="utf-8"))
 OF_TRL = json.loads(Path(__file__).with_name("trl_numbers.json").read_text(encoding="utf-8"))
+OF_PRIME_RL = json.loads(
+    Path(__file__).with_name("prime_rl_numbers.json").read_text(encoding="utf-8")
+)
 METRICS = ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower")
 OTHER_METRICS = {
     # The mean of |log rho| there.
@@ -76,8 +79,8 @@ def results(part: str) -> list[Any]:
 
 
 def test_the_table_has_everything():
-    both = (*TABLE["losses"], *OF_TRL["losses"])
-    assert {case["type"] for case in both} == POLICY_LOSSES.keys()
+    losses = (*TABLE["losses"], *OF_TRL["losses"], *OF_PRIME_RL["losses"])
+    assert {case["type"] for case in losses} == POLICY_LOSSES.keys()
     estimators = {case["type"] for case in TABLE["estimators"]}
     assert estimators == ADVANTAGES.keys() | CRITIC_ADVANTAGES.keys() | TOKEN_BASELINES.keys()
     assert {case["type"] for case in TABLE["estimators"] if "kept" in case} == estimators
@@ -133,6 +136,29 @@ def test_losses_of_trl(case: dict[str, Any], dtype: torch.dtype):
         (gradient,) = torch.autograd.grad(loss, logprobs)
         assert_close(loss, [theirs["loss"]])
         assert_close(gradient, theirs["gradient"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", OF_PRIME_RL["losses"], ids=lambda case: str(case["settings"]))
+def test_losses_of_prime_rl(case: dict[str, Any], dtype: torch.dtype):
+    for stored, theirs in zip(batches(dtype), case["results"], strict=True):
+        logprobs = stored["logprobs"].requires_grad_()
+        inputs = LossInputs(
+            logprobs=logprobs,
+            old_logprobs=stored["old_logprobs"],
+            rollout_logprobs=stored["rollout_logprobs"],
+            advantages=stored["advantages"],
+            mask=stored.mask,
+            lengths=stored.lengths,
+            groups=stored.groups,
+        )
+        output = POLICY_LOSSES[case["type"]].compute(inputs, **case["settings"])
+        loss = stored.total(output.loss, "token_mean")
+        (gradient,) = torch.autograd.grad(loss, logprobs)
+        assert_close(loss, [theirs["loss"]])
+        assert_close(gradient, theirs["gradient"])
+        share = stored.total(output.metrics["actor/pg_clipfrac"], "token_mean")
+        assert_close(share, [theirs["is_masked"]])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -17,6 +17,7 @@ CANNOT_BE_SET = {
     # Not in this version, or nothing to choose from.
     *("spec.model.trustRemoteCode", "spec.roles.rollout", "spec.rewards.source.configMap"),
     *("spec.rewards.source.package", "spec.rewards.onError", "spec.sandbox.url"),
+    *("spec.algorithm.kl.referenceRefresh", "spec.algorithm.resampling.power"),
     *(f"spec.roles.{role}.parallelism.tensor" for role in ("actorRollout", "reference", "critic")),
     *("spec.roles.rewardModel.parallelism.tensor", "spec.rollout.parallelism.tensor"),
     # Beside another choice that the job makes.
@@ -24,7 +25,7 @@ CANNOT_BE_SET = {
     *(f"spec.algorithm.policyLoss.{name}" for name in ("dppoKl", "gspo", "sapo", "clipCov")),
     *(
         f"spec.algorithm.policyLoss.{name}"
-        for name in ("klCov", "geoMean", "dro", "cispo", "vespo")
+        for name in ("klCov", "geoMean", "dro", "cispo", "vespo", "primeRl", "ipo")
     ),
     *(f"spec.agent.tools.source.{name}" for name in ("url", "keyVariable", "mcpServer", "tool")),
     "spec.agent.mcpServers",

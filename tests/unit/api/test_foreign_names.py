@@ -43,7 +43,9 @@ per_device_train_batch_size  training.microBatchTokens
 use_vllm                     rollout.engine
 max_grad_norm                optimizer.gradientClip
 cliprange                    algorithm.policyLoss.clipLow
-sync_ref_model               A MOVING REFERENCE
+sync_ref_model               algorithm.kl.referenceRefresh
+ref_model_mixup_alpha        algorithm.kl.referenceRefresh.mixup
+off_policy_mask_threshold    algorithm.offPolicyThreshold
 importance_sampling_level    algorithm.policyLoss.type
 lora_r                       LORA
 advantage_estimator          algorithm.type

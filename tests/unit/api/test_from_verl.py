@@ -63,10 +63,11 @@ OURS = {
         for side in ("Low", "High")
     ),
     "spec.algorithm.entropyControl",
-    "spec.algorithm.highEntropyShare",
-    "spec.algorithm.policyLoss.vespo",
+    *("spec.algorithm.highEntropyShare", "spec.algorithm.offPolicyThreshold"),
+    *(f"spec.algorithm.policyLoss.{name}" for name in ("vespo", "primeRl", "ipo")),
     # It stands at that of a KL in the loss alone.
     *(f"spec.algorithm.kl.lossTerm.{field}" for field in ("estimator", "coefficient")),
+    "spec.algorithm.kl.referenceRefresh",
     # verl has one key for a number or a pair.
     "spec.algorithm.rolloutCorrection.weightFloor",
     "spec.algorithm.policyLoss.dppoTv.ratioLimit",

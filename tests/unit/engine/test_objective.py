@@ -90,6 +90,30 @@ def test_rows_without_advantage_stay_where_a_loss_needs_them(make_rows):
         assert len(objective.rows_with_gradient(rows)) == 9
 
 
+def test_what_the_policy_has_left_behind_has_no_loss_and_counts_below_it(make_rows):
+    rows = make_rows()
+    logprobs, entropy = policy(rows)
+    fall = rows.rollout_logprobs - logprobs.detach()
+    means = [
+        part[kept].mean() if kept.any() else torch.zeros(())
+        for part, kept in zip(
+            fall.split(rows.lengths.tolist()), rows.mask.split(rows.lengths.tolist()), strict=True
+        )
+    ]
+    threshold = float(torch.stack(means).median().clamp(min=1e-3))
+    is_far = (torch.stack(means) > threshold).repeat_interleave(rows.lengths)
+    left_out = is_far & (rows.advantages < 0) & rows.mask
+    assert 0 < left_out.sum() < rows.mask.sum()
+    given = (logprobs, entropy), rows, Denominators.of(rows)
+    (plain,) = torch.autograd.grad(PolicyObjective.of(algorithm())(*given).loss, logprobs)
+    objective = PolicyObjective.of(algorithm(off_policy_threshold=threshold))
+    parts = objective(*given)
+    (gradient,) = torch.autograd.grad(parts.loss, logprobs)
+    torch.testing.assert_close(gradient, torch.where(left_out, 0.0, plain))
+    assert parts.token_sums["actor/off_policy_frac"] == int(left_out.sum())
+    assert set(objective.token_names) == parts.token_sums.keys()
+
+
 def test_entropy_is_a_bonus_and_kl_a_penalty(make_rows):
     rows = make_rows()
     rows.advantages[:] = 0.0

@@ -275,3 +275,52 @@ def test_only_the_least_sure_tokens_have_a_loss(rows: BatchRows):
 def test_when_the_old_policy_is_asked(changes: dict[str, object], is_needed: bool):
     algorithm = {"type": "grpo", "promptsPerStep": 3, "samplesPerPrompt": 2, **changes}
     assert needs_old_logprobs(AlgorithmSpec.model_validate(algorithm)) is is_needed
+
+
+def resampling_spec(**settings: object) -> PPOJobSpec:
+    told = SPEC.model_dump(by_alias=True, exclude_unset=True)
+    told["algorithm"] = {**told["algorithm"], "resampling": settings}
+    return PPOJobSpec.model_validate(told)
+
+
+def test_updates_train_on_the_rows_that_were_drawn(rows: BatchRows):
+    scores = [1.0, 0.5, 0.0, 0.5, 0.5, 0.0]
+    answer = add_advantages(
+        resampling_spec(method="max_min"), rows, Advantages(scores, 0.0, step=3)
+    )
+    advantages = rows.mine.advantages
+    copies = rows.mine.copies[::2].tolist()
+    assert sum(copies) == 6
+    assert copies[1] == copies[3] == copies[4] == 0  # neither the best nor the worst
+    assert answer.told == {"training/resampling/distinct_share": sum(c > 0 for c in copies) / 6}
+    staged = rows.staged([2, 0, 1], ("advantages",))
+    drawn = [
+        row for group in (2, 0, 1) for row in (2 * group, 2 * group + 1) for _ in range(copies[row])
+    ]
+    assert sorted(staged.response_tokens.tolist()) == sorted(
+        token for row in drawn for token in (2 * row, 2 * row + 1)
+    )
+    assert torch.equal(staged.advantages, advantages[staged.response_tokens])
+    prompts = [staged.prompts[group].numel() for group in staged.row_groups.tolist()]
+    assert prompts == [4 + token // 4 for token in staged.response_tokens[::2].tolist()]
+
+
+def test_what_is_drawn_belongs_to_seed_and_step(rows: BatchRows):
+    scores = [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]
+
+    def copies(step: int, seed: int = 0) -> list[int]:
+        spec = resampling_spec().model_copy(update={"seed": seed})
+        add_advantages(spec, rows, Advantages(scores, 0.0, step=step))
+        return rows.mine.copies.tolist()
+
+    assert copies(1) == copies(1)
+    assert len({tuple(copies(step)) for step in range(1, 9)}) > 4
+    assert len({tuple(copies(1, seed)) for seed in range(8)}) > 4
+
+
+def test_rows_that_are_left_out_are_not_drawn(rows: BatchRows):
+    spec = dropping(resampling_spec(method="max_random"))
+    add_advantages(spec, rows, Advantages([1.0, 9.0, 1.0, 0.0, 5.0, 5.0], 0.0, dropped=[1, 4]))
+    copies = rows.mine.copies[::2].tolist()
+    assert copies[1] == copies[4] == 0
+    assert sum(copies) == 4

@@ -178,6 +178,7 @@ class TrainingStep:
         entropy: weighs the entropy bonus by the entropy; None where its weight is the job's.
         drops: whether responses at which a reward function failed are left out.
         sampling: makes the batch of groups with signal; None where all prompts are trained on.
+        refresh_every: steps between two refreshes of the reference; None where it stays as it is.
     """
 
     roles: Roles
@@ -195,6 +196,7 @@ class TrainingStep:
     entropy: EntropyController | None = None
     drops: bool = False
     sampling: DynamicSampling | None = None
+    refresh_every: int | None = None
 
     def run(
         self, step: int, draw: Draw, coefficients: Coefficients, timer: StepTimer
@@ -246,10 +248,14 @@ class TrainingStep:
                     statistics |= self._update(updates, batch, step, coefficients)
         with timer("update_weights"):
             id_ = RequestId(0, step, "sync_weights")
-            self.roles.ask_all(self.actor, SYNC_WEIGHTS, SyncWeights(step), id_)
+            weights = SyncWeights(step, refresh_reference=self._refreshes_after(step))
+            self.roles.ask_all(self.actor, SYNC_WEIGHTS, weights, id_)
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | sampled | self._penalties(batch)
         return StepResult(batch, advantaged, statistics, dropped)
+
+    def _refreshes_after(self, step: int) -> bool:
+        return self.refresh_every is not None and step % self.refresh_every == 0
 
     def _generated(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Batch, Batch | None]:
         """Rows to train on, and greedy responses to their prompts where somebody reads those."""
@@ -292,6 +298,7 @@ class TrainingStep:
             greedy_scores=[] if greedy is None else self._penalised(greedy),
             rewards=[batch.numbers(key, step, REWARD_KEYS) for key in self.reward_keys],
             dropped=list(dropped),
+            step=step,
         )
         id_ = RequestId(0, step, "advantages")
         return self.roles.ask_all(self.actor, ADVANTAGES, request, id_)[0]

@@ -180,6 +180,7 @@ def _training_step(
 ) -> TrainingStep:
     spec = environment.config.spec
     hosts = _hosts(environment, roles)
+    refresh = spec.algorithm.kl.reference_refresh
     return TrainingStep(
         roles=roles,
         actor=stages.actor,
@@ -196,6 +197,7 @@ def _training_step(
         entropy=_entropy_controller(spec),
         drops=spec.drops_responses,
         sampling=_sampling(spec, stages),
+        refresh_every=None if refresh is None else refresh.every_steps,
     )
 
 
@@ -265,6 +267,11 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
         return (policy,)
     correction = algorithm.rollout_correction
     rejects = algorithm.is_corrected_before and correction is not None and correction.rejection
+    columns = ["returns"]
+    if rejects or spec.drops_responses:
+        columns.append("update_mask")
+    if algorithm.resampling is not None:
+        columns.append("copies")
     value = Updates(
         model="critic",
         role="critic",
@@ -273,7 +280,7 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
         prompts_per_step=size,
         mini_batch_prompts=critic.mini_batch_prompts or policy.mini_batch_prompts,
         epochs=critic.epochs or algorithm.epochs,
-        columns=("returns", "update_mask") if rejects or spec.drops_responses else ("returns",),
+        columns=tuple(columns),
     )
     return (value, policy)
 

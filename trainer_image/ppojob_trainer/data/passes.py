@@ -22,6 +22,14 @@ def epoch_order(num_rows: int, *key: int) -> Rows:
     return order
 
 
+def uniform_draws(count: int, *key: int) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1) that belong to a key, such as (seed, step); alike on every machine."""
+    raw = np.random.Philox(np.random.SeedSequence(list(key))).random_raw(count)
+    drawn = (raw >> np.uint64(11)).astype(np.float64)
+    drawn *= 2.0**-53
+    return drawn
+
+
 class Passes:
     """Orders rows, pass after pass: shuffled, as they are, or by how hard they are.
 

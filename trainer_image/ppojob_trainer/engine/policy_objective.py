@@ -16,6 +16,7 @@ from torch import Tensor
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
 from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum
+from ppojob_trainer.algorithms.off_policy_mask import off_policy
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.rollout_correction import Correction, correct, row_weights
@@ -26,6 +27,9 @@ from ppojob_trainer.algorithms.rollout_diagnostics import (
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
 from ppojob_trainer.rows.experience import Experience
+
+OFF_POLICY_SHARE = "actor/off_policy_frac"
+"""Name of the share of tokens that `off_policy` leaves out."""
 
 SAMPLING_STATISTICS = ("actor/entropy", "training/rollout_probs_diff_mean", "rollout_corr/kl")
 """Names of `sampling_diagnostics`."""
@@ -71,6 +75,7 @@ class PolicyObjective:
             made before the updates.
         entropy_coefficient: c_H; 0 for no bonus.
         kl: the KL term, or None.
+        off_policy_threshold: of `off_policy`; None where every token has its loss.
     """
 
     policy_loss: str
@@ -79,6 +84,7 @@ class PolicyObjective:
     correction: Correction | None = None
     entropy_coefficient: float = 0.0
     kl: KlTerm | None = None
+    off_policy_threshold: float | None = None
 
     @classmethod
     def of(
@@ -111,6 +117,7 @@ class PolicyObjective:
                 spec.entropy_coefficient if entropy_coefficient is None else entropy_coefficient
             ),
             kl=KlTerm.of(spec.kl, kl_coefficient),
+            off_policy_threshold=spec.off_policy_threshold,
         )
 
     @property
@@ -130,6 +137,8 @@ class PolicyObjective:
         of_the_loss = POLICY_LOSSES[self.policy_loss].metrics
         kl = ("actor/kl_loss",) if self.kl is not None else ()
         told = () if self.correction is None else token_diagnostic_names(self.correction)
+        if self.off_policy_threshold is not None:
+            told = (*told, OFF_POLICY_SHARE)
         return (*of_the_loss, *SAMPLING_STATISTICS, *told, *kl)
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
@@ -208,6 +217,17 @@ class PolicyObjective:
         if weights is not None:
             of_rows = policy_loss.is_of_rows
             loss = loss * (row_weights(weights, mask, rows.lengths) if of_rows else weights)
+        if self.off_policy_threshold is not None:
+            is_left_out = off_policy(
+                logprobs,
+                rows.rollout_logprobs,
+                rows.advantages,
+                mask,
+                rows.lengths,
+                self.off_policy_threshold,
+            )
+            loss = torch.where(is_left_out, 0.0, loss)
+            told = {**told, OFF_POLICY_SHARE: is_left_out.float()}
         return {**output.metrics, **told}, self.aggregation(loss, rows, denominators, mask)
 
 

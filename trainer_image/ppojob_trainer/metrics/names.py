@@ -163,6 +163,11 @@ METRICS: Final[tuple[Metric, ...]] = (
         "share",
         "of the prompts that were answered, those left out",
     ),
+    Metric(
+        "training/resampling/distinct_share",
+        "share",
+        "of the responses, those that resampling has drawn at least once",
+    ),
     Metric("actor/loss", "1", "all terms of the loss"),
     Metric("actor/pg_loss", "1", "policy term of the loss"),
     Metric("actor/pg_clipfrac", "share", "computed tokens at which the loss's bound decides"),
@@ -175,6 +180,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("actor/ppo_kl", "nats a token", "mean of old minus new log-probability"),
     Metric("actor/entropy", "nats a token", "mean entropy before the updates"),
     Metric("actor/entropy_threshold", "nats a token", "entropy from which on tokens are trained"),
+    Metric("actor/off_policy_frac", "share", "computed tokens that offPolicyThreshold leaves out"),
     Metric("actor/entropy_loss", "nats", "entropy as the loss aggregates it"),
     Metric("actor/kl_loss", "nats a token", "mean KL to the reference, where the loss holds it"),
     Metric(
@@ -350,8 +356,8 @@ def render() -> str:
         "the beginning of the step: over all trained tokens if the step computes old "
         "log-probabilities in a pass of their own (several updates, KL in the reward, "
         "`highEntropyShare`, or `rolloutCorrection`; the first and the last not with "
-        "`policyLoss.type: bypass`), else over the tokens of its updates. "
-        "With `bypass`, metrics of `rolloutCorrection` are those that are "
+        "`policyLoss.type: bypass`, `prime_rl` or `ipo`), else over the tokens of its updates. "
+        "With these three, metrics of `rolloutCorrection` are those that are "
         "means over tokens, by the policy in the update, and rejected tokens count as 0 in "
         "`actor/ppo_kl`. With `rollout.topP` or `rollout.topK` the sampler's "
         "probabilities are normalised over the tokens that these keep, the trainer's over all "

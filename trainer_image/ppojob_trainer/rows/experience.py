@@ -31,6 +31,7 @@ class Experience:
         mask: (tokens,) bool, True where the token is trained: the policy wrote it. What models say
             of the others (log-probabilities, values) is 0.
         update_mask: (tokens,) bool, what of the mask the updates train on; None for all of it.
+        copies: (tokens,) int64, how often the updates train on the row; None for once.
         rollout_logprobs: (tokens,) float32, log mu(a_t|s_t) as the sampler reported it.
         old_logprobs: (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update.
         ref_logprobs: (tokens,) float32, log pi_ref(a_t|s_t).
@@ -65,6 +66,7 @@ class Experience:
     advantages: Tensor | None = None
     returns: Tensor | None = None
     update_mask: Tensor | None = None
+    copies: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.row_groups.shape != self.lengths.shape:
@@ -191,5 +193,6 @@ COLUMN_DTYPES = {
     "response_tokens": torch.int64,
     "mask": torch.bool,
     "update_mask": torch.bool,
+    "copies": torch.int64,
 }
 """The dtype of each of them."""

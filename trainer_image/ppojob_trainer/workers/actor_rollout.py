@@ -85,6 +85,9 @@ class ActorRolloutWorker:
         ]
 
     def _sync_weights(self, request: SyncWeights) -> Nothing:
+        if request.refresh_reference:
+            assert self.stages.following is not None, "a job that asks for it has one"
+            self.stages.following.refresh()
         self.engine.load_weights(request.version, named_full_tensors(self.policy.learner.model))
         return Nothing()
 

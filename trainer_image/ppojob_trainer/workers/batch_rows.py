@@ -6,6 +6,7 @@ Models see rows only through here, so none of them knows how many ranks there ar
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ppojob_trainer.engine.head import TokenOutputs
@@ -57,7 +58,8 @@ class BatchRows:
         """The rows of a mini-batch that this rank computes, in the order of the mini-batch.
 
         What a rejection left out of the updates is left out of their mask. The mask of the rows
-        themselves stays, so a model that reads them again reads what it read before.
+        themselves stays, so a model that reads them again reads what it read before. A row that
+        was drawn several times stands there as often.
 
         Args:
             positions: batch positions of the mini-batch's groups.
@@ -66,12 +68,14 @@ class BatchRows:
         index = self.index.select(positions)
         plan = self._balanced(index)
         present = [
-            name for name in (*columns, "update_mask") if getattr(self.mine, name) is not None
+            name
+            for name in (*columns, "update_mask", "copies")
+            if getattr(self.mine, name) is not None
         ]
         staged = move_rows(self.link, index, plan, self._held(positions), present)
         if staged.update_mask is not None:
             staged.mask = staged.update_mask
-        return staged
+        return staged if staged.copies is None else _repeated(staged, staged.copies)
 
     def fill(
         self, column: str, compute: Callable[[Experience], TokenOutputs], *further: str
@@ -122,3 +126,10 @@ class BatchRows:
         own = {p: number for number, p in enumerate(self.index.owned_by(self.link.member))}
         groups = [own[p] for p in positions if p in own]
         return self.mine.select([g * samples + sample for g in groups for sample in range(samples)])
+
+
+def _repeated(rows: Experience, copies: Tensor) -> Experience:
+    """Each row as often as its tokens say."""
+    times = torch.zeros(rows.num_rows, dtype=torch.int64)
+    times[rows.token_rows] = copies
+    return rows.select(torch.arange(rows.num_rows).repeat_interleave(times))

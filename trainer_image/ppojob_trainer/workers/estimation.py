@@ -17,13 +17,18 @@ from ppojob_trainer.algorithms.entropy_mask import high_entropy
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
 from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
+from ppojob_trainer.algorithms.resampling import drawn, resampling_weights
 from ppojob_trainer.algorithms.rollout_correction import Corrected, Correction, correct
 from ppojob_trainer.algorithms.rollout_diagnostics import diagnostics
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 from ppojob_trainer.algorithms.value_loss import explained_variance
+from ppojob_trainer.data.passes import uniform_draws
 from ppojob_trainer.rpc.messages.training import Advantaged, SpreadOf
 from ppojob_trainer.rpc.messages.training import Advantages as Given
 from ppojob_trainer.workers.batch_rows import BatchRows
+
+RESAMPLING = 2409
+"""Behind seed and step, so that no other draw of a job has the same key."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         _leave_out(rows, batch, given.dropped)
     mask, lengths = batch["mask"], batch.lengths
     rewards = place_rewards(given.scores, mask, lengths, batch.columns.get("turn_rewards"))
+    scores = row_sum(rewards, mask, lengths)
     kl: float | None = None
     if spec.algorithm.kl.in_ == "reward":
         estimator = spec.algorithm.kl.estimator
@@ -75,6 +81,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     rows.keep("advantages", estimated.advantages)
     rows.keep("returns", estimated.returns)
     told |= _choose_tokens(spec, rows, batch, corrected)
+    told |= _choose_rows(spec, rows, kept, lengths, scores, given.step)
     answer = Advantaged(
         row_rewards=row_sum(rewards, mask, lengths).tolist(),
         advantages=_spread(estimated.advantages, kept),
@@ -185,6 +192,38 @@ def _choose_tokens(
     if weights is not None:
         rows.keep("loss_weights", weights)
     return told
+
+
+def _choose_rows(
+    spec: PPOJobSpec,
+    rows: BatchRows,
+    kept: Tensor,
+    lengths: Tensor,
+    scores: Tensor,
+    step: int,
+) -> dict[str, float]:
+    """Draw the rows that the updates train on, where the job asks for it.
+
+    Args:
+        spec: the job.
+        rows: get `copies`.
+        kept: (tokens,) bool, what of the mask is not rejected.
+        lengths: (rows,) int64.
+        scores: (rows,) without the KL.
+        step: it, and the job's seed, decide the draws.
+    """
+    resampling = spec.algorithm.resampling
+    if resampling is None:
+        return {}
+    is_trained = row_count(kept, lengths) > 0
+    weights = resampling_weights(
+        scores, is_trained, method=resampling.method, power=resampling.power
+    )
+    draws = torch.from_numpy(uniform_draws(len(lengths), spec.seed, step, RESAMPLING))
+    copies = drawn(weights, draws)
+    rows.keep("copies", copies.repeat_interleave(lengths))
+    share = float((copies > 0).sum()) / max(1, int(is_trained.sum()))
+    return {"training/resampling/distinct_share": share}
 
 
 def _estimate(

@@ -72,7 +72,7 @@ class Learner:
         if folder is None:
             torch.manual_seed(self._seed + self._world.rank)
         else:
-            self._read(folder, [_entry(file) for file in files])
+            self._read(folder, [entry_of(file) for file in files])
 
     def save(self, folder: Path) -> list[SavedFile]:
         """Write this rank's files of a commit."""
@@ -125,7 +125,7 @@ class Learner:
         return files_of_all_ranks(entries, self._role, name, folder.name)
 
 
-def _entry(file: SavedFile) -> FileEntry:
+def entry_of(file: SavedFile) -> FileEntry:
     """What the name of a file says of it: role/rank-00000/kind."""
     role, rank, _ = PurePosixPath(file.path).parts
     return FileEntry(

@@ -23,6 +23,7 @@ from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner
+from ppojob_trainer.workers.reference import FollowingReference
 from ppojob_trainer.workers.row_channels import RowChannels, batch_index
 
 
@@ -53,6 +54,7 @@ class ModelStages:
         channels: to other roles.
         frozen: models by the names that requests use.
         trained: likewise.
+        following: the reference, where it takes over weights of the policy; one of the frozen ones.
         make_room: called before they compute, each time: gives them the device's memory.
     """
 
@@ -60,6 +62,7 @@ class ModelStages:
     channels: RowChannels
     frozen: dict[str, StageModel] = field(default_factory=dict)
     trained: dict[str, TrainedModel] = field(default_factory=dict)
+    following: FollowingReference | None = None
     make_room: Callable[[], None] = lambda: None
     _rows: BatchRows | None = None
     _visiting: BatchName | None = None  # whose rows they are, where others own them
@@ -99,6 +102,9 @@ class ModelStages:
         self.make_room()
         self._rows = self._visiting = None
         folder = None if request.folder is None else self.run_folder / request.folder
+        if self.following is not None:
+            self.following.restore(folder, request.files)
+        # Behind what else is loaded: a learner restores the random state.
         for name, model in self.trained.items():
             model.learner.restore(folder, request.files, request.total_updates[name])
         return Nothing()
@@ -136,6 +142,7 @@ class ModelStages:
 
     def _save_shards(self, request: SaveShards) -> Saved:
         folder = self.run_folder / request.folder
-        return Saved(
-            [file for model in self.trained.values() for file in model.learner.save(folder)]
-        )
+        files = [file for model in self.trained.values() for file in model.learner.save(folder)]
+        if self.following is not None:
+            files += self.following.save(folder)
+        return Saved(files)

@@ -1,4 +1,4 @@
-"""The policy in training and the frozen reference: what a step asks of each."""
+"""The policy in training: what a step asks of it."""
 
 from functools import partial
 
@@ -6,7 +6,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import (
@@ -39,7 +38,7 @@ class Policy:
         """Fill in `old_logprobs`; measure the policy that the step begins with on all rows."""
         engine, algorithm = self.learner.engine, self._spec.algorithm
         if algorithm.estimator.has_sum_pi_squared:
-            head = _policy_head(self._spec, "value", squares=True)
+            head = policy_head(self._spec, "value", squares=True)
             kept = ["entropies", "sum_pi_squared"]
         else:
             head, kept = None, ["entropies"] if algorithm.high_entropy_share < 1.0 else []
@@ -60,29 +59,13 @@ class Policy:
         return self.learner.engine.update(rows.staged(request.prompts, columns), objective)
 
 
-class Reference:
-    """The frozen model of the KL.
-
-    Args:
-        engine: its passes.
-    """
-
-    def __init__(self, engine: ForwardEngine) -> None:
-        self._engine = engine
-
-    def forward(self, rows: BatchRows) -> PassStatistics:
-        """Fill in `ref_logprobs`."""
-        rows.fill("ref_logprobs", self._engine.predict)
-        return PassStatistics()
-
-
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     """Load the policy as the job begins with it."""
     dtype = torch.float32 if spec.model.dtype == "float32" else torch.bfloat16
     entropy = "gradient" if spec.algorithm.has_entropy_bonus else "value"
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
-        head = _policy_head(spec, entropy)
+        head = policy_head(spec, entropy)
         return TrainEngine(model, head, spec.training, spec.optimizer, total_updates, world)
 
     return Policy(
@@ -97,14 +80,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     )
 
 
-def open_reference(spec: PPOJobSpec, world: World) -> Reference:
-    """Load the policy of the beginning, to stay as it is."""
-    dtype = torch.float32 if spec.model.dtype == "float32" else torch.bfloat16
-    model = load_model(spec.model.path, dtype, world=world)
-    return Reference(ForwardEngine(model, _policy_head(spec, "none"), spec.training, world))
-
-
-def _policy_head(spec: PPOJobSpec, entropy: str, *, squares: bool = False) -> PolicyHead:
+def policy_head(spec: PPOJobSpec, entropy: str, *, squares: bool = False) -> PolicyHead:
     """Log-probabilities at the temperature that responses are sampled with.
 
     They are of all tokens. What the sampler reports under top-p and top-k is renormalised over the

@@ -6,8 +6,8 @@ from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.workers.critic import open_critic
 from ppojob_trainer.workers.model_stages import ModelStages, StageModel, TrainedModel
-from ppojob_trainer.workers.policy import open_reference
 from ppojob_trainer.workers.rank_start import open_channels
+from ppojob_trainer.workers.reference import FollowingReference, Reference
 
 
 def open_stages(
@@ -28,8 +28,12 @@ def open_stages(
     trained = dict(trained or {})
     frozen: dict[str, StageModel] = {}
     living = environment.config.topology.living_in(environment.role)
+    following: FollowingReference | None = None
     if "reference" in living:
-        frozen["reference"] = open_reference(spec, world)
+        refresh = spec.algorithm.kl.reference_refresh
+        if refresh is not None:
+            following = FollowingReference(spec, world, refresh, trained["policy"].learner)
+        frozen["reference"] = following or Reference(spec, world)
     if "critic" in living:
         trained["critic"] = open_critic(spec, world)
     return ModelStages(
@@ -37,5 +41,6 @@ def open_stages(
         open_channels(environment, world),
         frozen=frozen,
         trained=trained,
+        following=following,
         make_room=make_room,
     )

@@ -12,6 +12,7 @@ from ppojob_trainer.algorithms.policy_losses.geo_mean import geo_mean
 from ppojob_trainer.algorithms.policy_losses.gpg import gpg
 from ppojob_trainer.algorithms.policy_losses.gspo import gspo
 from ppojob_trainer.algorithms.policy_losses.inputs import PolicyLoss
+from ppojob_trainer.algorithms.policy_losses.prime_rl import ipo, prime_rl
 from ppojob_trainer.algorithms.policy_losses.sapo import sapo
 from ppojob_trainer.algorithms.policy_losses.vespo import vespo
 
@@ -20,7 +21,8 @@ _CLIPPED: Final = "actor/pg_clipfrac"
 _CLIPPED_LOWER: Final = "actor/pg_clipfrac_lower"
 _CHOSEN: Final = "actor/pg_covfrac"
 
-# The covariance of a token is one with all others, those of rows without advantage included.
+# The covariance of a token is one with all others, those of rows without advantage included; a
+# distance that is penalised has a gradient without one.
 POLICY_LOSSES: dict[str, PolicyLoss] = {
     "clip": PolicyLoss(clip_loss, (_CLIPPED, _CLIPPED_LOWER, _KL)),
     "dppo_tv": PolicyLoss(dppo_tv, (_CLIPPED, _CLIPPED_LOWER, _KL)),
@@ -34,6 +36,8 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "dro": PolicyLoss(dro, (_KL,), vanishes_without_advantage=False),
     "cispo": PolicyLoss(cispo, (_CLIPPED, _KL)),
     "vespo": PolicyLoss(vespo, (_KL,)),
+    "prime_rl": PolicyLoss(prime_rl, (_CLIPPED, _KL), vanishes_without_advantage=False),
+    "ipo": PolicyLoss(ipo, (_CLIPPED, _KL), vanishes_without_advantage=False),
     "bypass": PolicyLoss(bypass, (_CLIPPED, _CLIPPED_LOWER, _KL)),
 }
 """Every policy loss by the name of `spec.algorithm.policyLoss.type`."""

@@ -114,6 +114,12 @@ class LoadRows(msgspec.Struct, frozen=True):
 
 
 class SyncWeights(msgspec.Struct, frozen=True):
-    """Bring the trainer's weights into the rollout engine, as this version."""
+    """Bring the trainer's weights into the rollout engine.
+
+    Attributes:
+        version: as which the engine has them.
+        refresh_reference: whether the reference, which lives in the same ranks, takes them over.
+    """
 
     version: int
+    refresh_reference: bool = False

@@ -22,6 +22,7 @@ class Advantages(msgspec.Struct, frozen=True):
         greedy_scores: (prompts,) of greedy responses; empty where nobody reads them.
         rewards: (keys, rows) the rewards that the estimator names; empty likewise.
         dropped: rows that are not trained on.
+        step: whose rows they are, for what is drawn.
     """
 
     scores: list[float]
@@ -29,6 +30,7 @@ class Advantages(msgspec.Struct, frozen=True):
     greedy_scores: list[float] = []
     rewards: list[list[float]] = []
     dropped: list[int] = []
+    step: int = 0
 
 
 class SpreadOf(msgspec.Struct, frozen=True, array_like=True):

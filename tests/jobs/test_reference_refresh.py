@@ -1,0 +1,43 @@
+"""A reference that takes over the policy's weights every two steps."""
+
+from pathlib import Path
+
+import job_points
+import pytest
+import run_folders
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS = 6
+
+
+def test_a_refreshed_reference_is_part_of_a_commit(start, tiny_job, tmp_path: Path, once: Path):
+    """The commit behind step 3 holds the policy of step 2: neither the newest nor the first."""
+    job = tiny_job(
+        algorithm={
+            "type": "grpo",
+            "promptsPerStep": 4,
+            "samplesPerPrompt": 4,
+            "miniBatchPrompts": 2,
+            "kl": {"in": "reward", "referenceRefresh": {"everySteps": 2}},
+        },
+        roles={"actorRollout": {"ranksPerReplica": 2}},
+        steps={"total": STEPS},
+        checkpoint={"every": 3},
+        recovery={"restartsWithoutProgress": 100},
+    )
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    start(job, whole).succeed()
+    trained = run_folders.metrics(whole)[-STEPS:]
+    distances = [line["actor/reward_kl_penalty"] for line in trained]
+    # In the step behind a refresh the policy is the reference, whose passes give the same bits.
+    assert [distance == 0.0 for distance in distances] == [True, False] * (STEPS // 2)
+
+    points = (
+        "rpc.sync_weights.answer.before@3=kill",  # of step 2, refreshed and not answered
+        "checkpoint.shard.write.after@4=kill",  # the reference, last of a rank's files of a commit
+        "rpc.update.answer.before@8=kill",  # in step 4: back to the commit
+    )
+    start(job, killed, **job_points.armed(once, *points)).succeed(500)
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(killed) == run_folders.result(whole)

@@ -1,0 +1,81 @@
+"""Which responses are drawn by their scores."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from correction_comparison import METHODS, compare_resampling, scores_of
+from ragged_batches import Batch, for_any_batch
+
+from ppojob_trainer.algorithms import resampling
+from ppojob_trainer.algorithms.resampling import drawn, resampling_weights
+from ppojob_trainer.data.passes import uniform_draws
+
+TABLE = json.loads(Path(__file__).with_name("verl_numbers.json").read_text(encoding="utf-8"))
+
+
+@for_any_batch
+def test_equal_to_the_literal_form(batch: Batch):
+    compare_resampling(resampling, batch, torch.float64)
+
+
+@pytest.mark.parametrize("case", TABLE["resampling"], ids=lambda case: case["method"])
+def test_weights_of_verl(case: dict[str, Any]):
+    """Theirs are of all rows, each of which has a trained token here."""
+    for batch, theirs in zip(TABLE["batches"], case["weights"], strict=True):
+        scores = torch.tensor([sum(row) / 64 for row in batch["rewards"]])
+        ours = resampling_weights(
+            scores,
+            torch.ones(len(scores), dtype=torch.bool),
+            method=case["method"],
+            power=case["power"],
+        )
+        assert ours.tolist() == pytest.approx(theirs, rel=1e-6, abs=1e-12)
+
+
+def test_by_hand():
+    # Borders 1, 1, 4 and 6. In sixths, 0 is row 0, 3 is row 2, 5.9 is row 3; the last goes unread.
+    weights = torch.tensor([1.0, 0.0, 3.0, 2.0], dtype=torch.float64)
+    draws = torch.tensor([0.0, 0.5, 5.9 / 6, 0.15], dtype=torch.float64)
+    assert drawn(weights, draws).tolist() == [1, 0, 1, 1]
+    assert drawn(weights, torch.full((4,), 1.0 - 2.0**-53, dtype=torch.float64)).tolist() == [
+        *(0, 0, 0, 3)
+    ]
+    assert drawn(torch.zeros(3, dtype=torch.float64), draws[:3]).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_are_drawn_as_often_as_they_weigh(method: str):
+    scores = torch.tensor([0.0, 1.0, 2.0, -3.0, 2.0, 7.0])
+    is_trained = torch.tensor([True, True, True, True, True, False])
+    weights = resampling_weights(scores, is_trained, method=method, power=2.0)
+    total = torch.zeros(6, dtype=torch.int64)
+    rounds = 4000
+    for step in range(rounds):
+        total += drawn(weights, torch.from_numpy(uniform_draws(6, 3, step)))
+    assert int(total.sum()) == 5 * rounds
+    expected = 5 * rounds * weights / weights.sum()
+    # Five standard deviations.
+    assert ((total - expected).abs() <= 5 * expected.sqrt() + 1).all()
+
+
+def test_draws_belong_to_their_key():
+    assert (uniform_draws(5, 1, 2) == uniform_draws(9, 1, 2)[:5]).all()
+    assert (uniform_draws(5, 1, 2) != uniform_draws(5, 1, 3)).all()
+    # Of all time.
+    assert uniform_draws(2, 1, 2).tolist() == pytest.approx(KNOWN, abs=0.0)
+
+
+KNOWN = (0.2996269638247443, 0.0739441105013603)
+
+
+@for_any_batch
+def test_every_draw_is_of_a_row_that_is_trained_on(batch: Batch):
+    scores, is_trained = scores_of(batch)
+    for method in METHODS:
+        weights = resampling_weights(scores, is_trained, method=method, power=2.0)
+        found = drawn(weights, torch.from_numpy(uniform_draws(len(scores), 0, 1)))
+        assert int(found.sum()) == int(is_trained.sum())
+        assert not found[~is_trained].any()

@@ -1,0 +1,95 @@
+import pytest
+import torch
+from lone_role import grpo_spec
+from training_ranks import objective, rows_of_step
+
+from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
+from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.parallel.world import World
+from ppojob_trainer.workers.reference import FollowingReference
+
+
+@pytest.fixture
+def learner(make_learner):
+    learner = make_learner()
+    learner.restore(None, [], 10)
+    return learner
+
+
+@pytest.fixture
+def make_reference(learner, tmp_path):
+    """A reference of a policy in training."""
+    spec = grpo_spec(1, 1)
+    model = spec.model.model_copy(update={"path": str(tmp_path / "tied")})
+    spec = spec.model_copy(update={"model": model})
+
+    def make(mixup: float) -> FollowingReference:
+        refresh = ReferenceRefreshSpec(every_steps=1, mixup=mixup)
+        return FollowingReference(spec, World.alone(), refresh, learner)
+
+    return make
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in hf_named_tensors(model)}
+
+
+def weights_of(reference):
+    return weights(reference._engine.model)
+
+
+def is_equal(one, other):
+    assert one.keys() == other.keys()
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_a_copy_is_the_policy_bit_for_bit_and_stays_behind_it(make_reference, learner):
+    reference = make_reference(1.0)
+    learner.engine.update(rows_of_step(), objective())
+    trained = weights(learner.model)
+    assert not is_equal(weights_of(reference), trained)
+    reference.refresh()
+    assert is_equal(weights_of(reference), trained)
+    learner.engine.update(rows_of_step(), objective())
+    assert is_equal(weights_of(reference), trained)
+    assert not is_equal(weights_of(reference), weights(learner.model))
+
+
+def test_a_mixture_takes_a_share_of_each_weight(make_reference, learner):
+    reference = make_reference(0.6)
+    before = weights_of(reference)
+    learner.engine.update(rows_of_step(), objective())
+    trained = weights(learner.model)
+    reference.refresh()
+    for name, found in weights_of(reference).items():
+        expected = 0.6 * trained[name].double() + 0.4 * before[name].double()
+        torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_commit_brings_the_reference_back_and_none_the_beginning(
+    make_reference, learner, tmp_path
+):
+    reference = make_reference(0.6)
+    beginning = weights_of(reference)
+    learner.engine.update(rows_of_step(), objective())
+    reference.refresh()
+    kept = weights_of(reference)
+    commit = tmp_path / "commit"
+    commit.mkdir()
+    files = reference.save(commit)
+    assert [file.path for file in files] == ["reference/rank-00000/model.safetensors"]
+
+    learner.engine.update(rows_of_step(), objective())
+    reference.refresh()
+    assert not is_equal(weights_of(reference), kept)
+    reference.restore(commit, files)
+    assert is_equal(weights_of(reference), kept)
+
+    other = make_reference(0.6)
+    other.restore(commit, files)
+    assert is_equal(weights_of(other), kept)
+    other.restore(None, [])
+    assert is_equal(weights_of(other), beginning)
+    with pytest.raises(DamagedCommit):
+        other.restore(commit, [])

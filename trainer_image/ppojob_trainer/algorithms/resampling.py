@@ -1,0 +1,73 @@
+"""Which responses the updates train on, and how often: drawn by their scores."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+LEAST_WEIGHT = 1e-8
+"""Added to every weight, as in verl: any response may be drawn."""
+
+BEST, OTHERS = 0.4, 0.1
+"""Weights of `max_random`, those of verl."""
+
+Method = Literal["pow", "max_min", "max_random"]
+
+
+def resampling_weights(
+    scores: Tensor, is_trained: Tensor, *, method: Method, power: float
+) -> Tensor:
+    """How likely each response is to be drawn, not normalised.
+
+    PF-PPO (arXiv:2409.06957) filters responses by their reward, so that those are trained on whose
+    reward can be relied on: the best, or the best and the worst.
+
+    | method     | weight of a score s                            |
+    |------------|------------------------------------------------|
+    | pow        | |s|^power                                      |
+    | max_min    | 1 for the largest and the smallest s, 0 else   |
+    | max_random | 0.4 for the largest s, 0.1 else                |
+
+    Numbers are those of verl's `compute_pf_ppo_reweight_data`. A response without a trained token
+    is never drawn; verl draws it too.
+
+    Args:
+        scores: (rows,) s, of the whole batch.
+        is_trained: (rows,) bool, whether a response has a trained token.
+        method: how.
+        power: of `pow`.
+
+    Returns:
+        (rows,) float64.
+    """
+    scores = scores.to(torch.float64)
+    if method == "pow":
+        weights = scores.abs().pow(power)
+    else:
+        candidates = scores[is_trained]
+        is_best = scores == candidates.max() if len(candidates) else is_trained
+        if method == "max_random":
+            weights = torch.full_like(scores, OTHERS).masked_fill(is_best, BEST)
+        else:
+            is_worst = scores == candidates.min() if len(candidates) else is_trained
+            weights = (is_best | is_worst).to(torch.float64)
+    return torch.where(is_trained, weights + LEAST_WEIGHT, 0.0)
+
+
+def drawn(weights: Tensor, draws: Tensor) -> Tensor:
+    """Draw with replacement, as many responses as have a weight.
+
+    Args:
+        weights: (rows,) float64, not all of them 0 unless none is to be drawn.
+        draws: (rows,) float64, uniform in [0, 1); those behind the last one needed go unread.
+
+    Returns:
+        (rows,) int64, how often each was drawn.
+    """
+    (candidates,) = weights.nonzero(as_tuple=True)
+    borders = weights[candidates].cumsum(0)
+    if len(candidates) == 0:
+        return torch.zeros(len(weights), dtype=torch.int64)
+    at = torch.searchsorted(borders, draws[: len(candidates)] * borders[-1], right=True)
+    chosen = candidates[at.clamp(max=len(candidates) - 1)]
+    return torch.bincount(chosen, minlength=len(weights))

@@ -1,0 +1,116 @@
+"""The reference of the KL: the policy of the beginning, or one that follows it in leaps."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
+from ppojob_trainer.checkpoint.parts import read_parts
+from ppojob_trainer.checkpoint.tensors import write_shard
+from ppojob_trainer.engine.forward_engine import ForwardEngine
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
+from ppojob_trainer.parallel.boxes import box_of, local_part
+from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rpc.messages.saving import SavedFile
+from ppojob_trainer.workers.batch_rows import BatchRows
+from ppojob_trainer.workers.learner import Learner, entry_of
+from ppojob_trainer.workers.policy import policy_head
+
+ROLE: Final = "reference"
+"""Name of the folder of its files in a commit."""
+
+
+class Reference:
+    """The model of the KL, which stays as it is.
+
+    Args:
+        spec: the job.
+        world: the ranks that hold it together.
+    """
+
+    def __init__(self, spec: PPOJobSpec, world: World) -> None:
+        self._spec = spec
+        self._world = world
+        self._engine = self._open()
+
+    def forward(self, rows: BatchRows) -> PassStatistics:
+        """Fill in `ref_logprobs`."""
+        rows.fill("ref_logprobs", self._engine.predict)
+        return PassStatistics()
+
+    def _open(self) -> ForwardEngine:
+        """The policy of the beginning."""
+        spec = self._spec
+        dtype = torch.float32 if spec.model.dtype == "float32" else torch.bfloat16
+        model = load_model(spec.model.path, dtype, world=self._world)
+        return ForwardEngine(model, policy_head(spec, "none"), spec.training, self._world)
+
+
+class FollowingReference(Reference):
+    """A reference that takes over weights of the policy; so a commit has to hold its own.
+
+    Args:
+        spec: the job.
+        world: the ranks that hold it and the policy together, both cut alike.
+        refresh: how much it takes.
+        policy: whose weights it takes.
+    """
+
+    def __init__(
+        self, spec: PPOJobSpec, world: World, refresh: ReferenceRefreshSpec, policy: Learner
+    ) -> None:
+        super().__init__(spec, world)
+        self._mixup = refresh.mixup
+        self._policy = policy
+        self._has_moved = False
+
+    def refresh(self) -> None:
+        """Take over the policy's weights: `π_ref ← α π + (1 - α) π_ref`, weight by weight.
+
+        The soft update of TR-DPO (arXiv:2404.09656), and with α = 1 its hard one, a copy bit for
+        bit.
+        """
+        self._has_moved = True
+        trained = dict(hf_named_tensors(self._policy.model))
+        for name, weight in hf_named_tensors(self._engine.model):
+            own, other = local_part(weight), local_part(trained[name])
+            if self._mixup == 1.0:
+                own.copy_(other)
+            else:
+                own.mul_(1.0 - self._mixup).add_(other, alpha=self._mixup)
+
+    def restore(self, folder: Path | None, files: Iterable[SavedFile]) -> None:
+        """Take the weights of a commit, or those of the beginning.
+
+        Args:
+            folder: of the commit; None for the beginning.
+            files: of the commit, of all models and ranks; every one that is read is verified.
+
+        Raises:
+            DamagedCommit: a file is absent or not what the manifest says.
+        """
+        if folder is None:
+            if self._has_moved:
+                del self._engine  # first: two references may be more than there is room for
+                self._engine = self._open()
+                self._has_moved = False
+            return
+        self._has_moved = True
+        model = self._engine.model
+        weights = {name: box_of(weight) for name, weight in hf_named_tensors(model)}
+        entries = files_of_all_ranks(map(entry_of, files), ROLE, MODEL_FILE, folder.name)
+        load_named_tensors(model, read_parts(folder, entries, weights, rank=self._world.rank))
+
+    def save(self, folder: Path) -> list[SavedFile]:
+        """Write this rank's file of a commit."""
+        rank = self._world.rank
+        path = f"{ROLE}/rank-{rank:05d}/{MODEL_FILE}"
+        weights = dict(hf_named_tensors(self._engine.model))
+        entry = write_shard(folder, path, weights, role=ROLE, rank=rank)
+        return [SavedFile(entry.path, entry.size_bytes, entry.sha256)]
