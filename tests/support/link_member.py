@@ -20,7 +20,7 @@ import torch.distributed as dist  # noqa: TID251  the world that a link is teste
 
 from ppojob_trainer.errors import ChannelLost
 from ppojob_trainer.parallel.channel import Channel, open_channel
-from ppojob_trainer.parallel.gloo import gloo_options
+from ppojob_trainer.parallel.gloo import POD_GLOO, gloo_options
 from ppojob_trainer.parallel.link import GroupLink, Link
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ class Member:
         options = gloo_options(self.address, 10.0)
         store = dist.PrefixStore(key, self.store)
         dist.init_process_group(
-            "gloo", store=store, rank=member, world_size=size, pg_options=options
+            POD_GLOO, store=store, rank=member, world_size=size, pg_options=options
         )
         link = GroupLink(dist.group.WORLD, CPU, bucket_bytes=1000)
         try:

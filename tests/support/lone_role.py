@@ -8,7 +8,11 @@ from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.well_known import RoleName
 from ppojob_cli.validate import load_job
+from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.pod_environment import PodEnvironment
+from ppojob_trainer.rows.batch_index import BatchIndex
+from ppojob_trainer.rows.experience import Experience
+from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
 
 
 def grpo_spec(prompts: int, samples: int) -> PPOJobSpec:
@@ -31,6 +35,12 @@ class Alone:
     def exchange(self, outgoing, incoming):
         assert not outgoing
         assert not incoming
+
+
+def rows_alone(index: BatchIndex, mine: Experience) -> BatchRows:
+    """All rows of a step, on the only rank."""
+    costs = GroupCosts(100, share_prompts=True)
+    return BatchRows(index, mine, Alone(), costs, ParallelDims(), Alone())
 
 
 def pod_of(folder: Path, role: RoleName, **changes: object) -> PodEnvironment:

@@ -18,6 +18,7 @@ from ppojob_trainer.controller.row_flow import RowFlow
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.training import Forward
@@ -90,7 +91,10 @@ class Sides:
 
 def stages_of(world: World, store_host: str, *, owns_rows: bool) -> ModelStages:
     costs = GroupCosts(linear=1, share_prompts=True)
-    channels = RowChannels(world, owns_rows, store_host, lambda _: store_host, costs)
+    alone = ParallelDims()
+    channels = RowChannels(
+        world, owns_rows, store_host, lambda _: store_host, costs, lambda _: alone
+    )
     return ModelStages(Path(), channels)
 
 

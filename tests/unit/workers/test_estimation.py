@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from lone_role import Alone, grpo_spec
+from lone_role import grpo_spec, rows_alone
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -12,7 +12,7 @@ from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
-from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
+from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.estimation import add_advantages
 from ppojob_trainer.workers.row_store import own_rows
 
@@ -31,7 +31,7 @@ def rows() -> BatchRows:
         mask=torch.ones(12, dtype=torch.bool),
         rollout_logprobs=torch.zeros(12),
     )
-    return BatchRows(index, mine, Alone(), GroupCosts(100, share_prompts=True))
+    return rows_alone(index, mine)
 
 
 def estimated(rows: BatchRows, scores: list[float]) -> Advantaged:
@@ -154,7 +154,7 @@ def test_rewards_of_turns_stand_on_their_turns(rows: BatchRows):
     other = Trajectory((Segment((7,), reward=8.0), Segment((8,), (0.0,), 0)), "length")
     owned = own_rows(0, [PromptTokens(0, [1, 2])], 2, [row, other], has_turns=True).experience
     index = BatchIndex((2,), (6, 2), samples=2, owners=(0,))
-    batch = BatchRows(index, owned, Alone(), GroupCosts(100, share_prompts=True))
+    batch = rows_alone(index, owned)
     assert owned.mask.tolist() == [True, True, False, True, False, False, False, True]
     answer = estimated(batch, [4, 1])
     assert owned.token_rewards is not None

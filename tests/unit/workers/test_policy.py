@@ -1,12 +1,12 @@
 import pytest
 import torch
-from lone_role import Alone, grpo_spec
+from lone_role import grpo_spec, rows_alone
 from training_ranks import GROUPS, SAMPLES, rows_of_step
 
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rpc.messages.training import Update
-from ppojob_trainer.workers.batch_rows import BatchRows, GroupCosts
+from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.policy import Policy
 
 SPEC = grpo_spec(GROUPS, SAMPLES)
@@ -31,7 +31,7 @@ def rows() -> BatchRows:
         samples=SAMPLES,
         owners=(0,) * GROUPS,
     )
-    return BatchRows(index, mine, Alone(), GroupCosts(100, share_prompts=True))
+    return rows_alone(index, mine)
 
 
 def test_the_pass_before_the_updates_measures_every_trained_token(policy, rows):

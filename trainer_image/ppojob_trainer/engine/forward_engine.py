@@ -10,7 +10,7 @@ from ppojob_trainer.engine.forward import packed_outputs
 from ppojob_trainer.engine.head import Head, TokenOutputs
 from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
+from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
 from ppojob_trainer.parallel.fsdp import release_root
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
@@ -74,7 +74,7 @@ class ForwardEngine:
         Args:
             mine: sums of this rank, of the same names on all.
         """
-        *sums, tokens = sum_over_ranks(
+        *sums, tokens = sum_over_data(
             self._world, [*mine.values.values(), *mine.token_sums.values(), mine.tokens]
         )
         split = len(mine.values)

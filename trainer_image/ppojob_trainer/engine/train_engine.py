@@ -19,7 +19,7 @@ from ppojob_trainer.engine.optimizer import (
     optimizer_tensors,
 )
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.parallel.collectives import sum_over_ranks
+from ppojob_trainer.parallel.collectives import sum_over_data
 from ppojob_trainer.parallel.fsdp import reduce_gradients
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
@@ -123,7 +123,7 @@ class TrainEngine(ForwardEngine):
 
     def _denominators(self, experience: Experience) -> Denominators:
         mine = Denominators.of(experience)
-        return Denominators(*sum_over_ranks(self._world, (mine.tokens, mine.sequences)))
+        return Denominators(*sum_over_data(self._world, (mine.tokens, mine.sequences)))
 
     def _backward(
         self, rows: Experience, objective: Objective, denominators: Denominators

@@ -29,6 +29,22 @@ def sum_over_ranks(world: World, values: Sequence[float]) -> list[float]:
     return [sum(column) for column in columns]
 
 
+def sum_over_data(world: World, values: Sequence[float]) -> list[float]:
+    """Add up what ranks say of their rows, in float64 and in the order of ranks.
+
+    Ranks of one data-parallel coordinate have the same rows: what its leader says counts.
+
+    Args:
+        world: whose ranks.
+        values: as many on every rank.
+    """
+    if world.size == 1:
+        return list(values)
+    of_ranks = _gather(world, torch.tensor(values, dtype=torch.float64))
+    columns = of_ranks[list(world.dims.leaders)].T.tolist()
+    return [sum(column) for column in columns]
+
+
 def largest_over_ranks(world: World, value: int) -> int:
     """The largest of one number a rank."""
     if world.size == 1:

@@ -1,28 +1,33 @@
 """The world of a role: ranks 0..N-1 of one epoch, and nobody else.
 
 It must exist before the rollout engine is made: vLLM takes the default group as its own world, so
-no other role may ever be in it. Its store lives in rank 0 and dies with the epoch.
+no other role may ever be in it. Its store lives in rank 0 and dies with the epoch. Groups of some
+of its ranks are opened with it, where the layout has any.
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from ppojob_trainer.errors import WorldNotOpen
-from ppojob_trainer.parallel.gloo import gloo_options
+from ppojob_trainer.parallel.dims import WITHIN, Dimension, ParallelDims
+from ppojob_trainer.parallel.gloo import POD_GLOO, gloo_options
 
 _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
 _BACKLOG = 1024
+_DIVISIONS: tuple[tuple[Dimension, ...], ...] = (("shard",), ("replicate",), WITHIN)
+"""Dimensions whose ranks have groups of their own, where they are not all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class World:
         device: where its tensors are.
         group: of all ranks; None only where there is one and no process group was opened.
         store: keys and values that the ranks share, prefixed by the epoch.
+        dims: the layout of the role.
     """
 
     rank: int
@@ -42,11 +48,24 @@ class World:
     device: torch.device
     group: dist.ProcessGroup | None
     store: Store
+    dims: ParallelDims = field(default_factory=ParallelDims)
+    _groups: Mapping[tuple[Dimension, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     @classmethod
     def alone(cls, device: torch.device | str = "cpu") -> World:
         """The world of a rank that has nobody to meet and opens no process group."""
         return cls(0, 1, torch.device(device), None, HashStore())
+
+    def along(self, *names: Dimension) -> dist.ProcessGroup | None:
+        """The group of the ranks that differ from this one in nothing but some dimensions.
+
+        Args:
+            names: `shard`, `replicate` or all of `WITHIN`.
+
+        Returns:
+            None where this rank is the only one; of shards a group then too, for a mesh.
+        """
+        return self._groups.get(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +89,7 @@ def open_world(
     size: int,
     device: torch.device,
     *,
+    dims: ParallelDims | None = None,
     address: str = "127.0.0.1",
     meeting: MeetingPoint | None = None,
     open_seconds: float = 300.0,
@@ -81,6 +101,7 @@ def open_world(
         rank: of this process.
         size: ranks of the role.
         device: `cpu` (gloo) or `cuda:<index>` (nccl).
+        dims: the layout of the role; None where each rank holds a shard of one model.
         address: of this pod; gloo and the store bind it and nothing else, since pods on one machine
             share the ports.
         meeting: where the ranks meet; None where there is one rank and nobody else needs its store.
@@ -89,25 +110,52 @@ def open_world(
 
     Raises:
         WorldNotOpen: rank 0 did not come, or its port is taken.
+        ValueError: the layout has another number of places than there are ranks.
     """
     assert size == 1 or meeting is not None, "several ranks have to meet"
+    dims = dims or ParallelDims(shard=size)
+    dims.check_size(size)
     store: Store = HashStore()
     if meeting is not None:
         connect = _host_store if rank == 0 else _find_store
         store = PrefixStore(meeting.key, connect(meeting, address, open_seconds))
     limit = timedelta(seconds=operation_seconds)
+    backend = POD_GLOO
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=limit)
-    else:
-        options = gloo_options(address, operation_seconds)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=size, timeout=limit, pg_options=options
-        )
+        backend = "nccl"
+
+    def options() -> Any:
+        return gloo_options(address, operation_seconds) if backend == POD_GLOO else None
+
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=limit, pg_options=options()
+    )
     try:
-        yield World(rank, size, device, dist.group.WORLD, store)
+        groups = _open_groups(dims, rank, limit, options)
+        yield World(rank, size, device, dist.group.WORLD, store, dims, groups)
     finally:
         dist.destroy_process_group()
+
+
+def _open_groups(
+    dims: ParallelDims, rank: int, limit: timedelta, options: Callable[[], Any]
+) -> dict[tuple[Dimension, ...], dist.ProcessGroup]:
+    """The groups that this rank is in; all ranks open all of them in one order, as torch wants."""
+    found = {}
+    for names in _DIVISIONS:
+        division = dims.groups(*names)
+        if len(division) == 1:
+            found[names] = dist.group.WORLD
+            continue
+        if len(division[0]) == 1 and names != ("shard",):
+            continue
+        for ranks in division:
+            own = options() if rank in ranks else None
+            group = dist.new_group(list(ranks), timeout=limit, pg_options=own)
+            if rank in ranks:
+                found[names] = group
+    return found
 
 
 def find_store(meeting: MeetingPoint, open_seconds: float = 10.0) -> Store:

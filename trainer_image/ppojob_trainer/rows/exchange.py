@@ -86,7 +86,48 @@ def move_rows(
         ValueError: when the rows are not what the index says, or a column is absent or of a wrong
             dtype.
     """
-    route = _Route.of(plan, link.member)
+    return _moved(link, index, _Route.of(plan, link.member), experience, columns)
+
+
+def hand_on(
+    link: Link,
+    index: BatchIndex,
+    positions: Sequence[int],
+    experience: Experience | None,
+    columns: Sequence[str] = (),
+) -> Experience:
+    """Give all ranks of a data-parallel coordinate the rows that its leader has.
+
+    Args:
+        link: between those ranks, the leader first.
+        index: of the whole batch.
+        positions: of the groups that the leader has, in batch order.
+        experience: their rows; None but at the leader.
+        columns: optional columns that come along.
+
+    Raises:
+        ValueError: as `move_rows`.
+    """
+    leads = link.member == 0
+    if link.size == 1 and experience is not None:
+        return experience
+    route = _Route(
+        held=positions if leads else (),
+        needed=positions,
+        outgoing=dict.fromkeys(range(1, link.size), positions) if leads else {},
+        incoming={} if leads else {0: positions},
+    )
+    return _moved(link, index, route, experience, columns)
+
+
+def _moved(
+    link: Link,
+    index: BatchIndex,
+    route: _Route,
+    experience: Experience | None,
+    columns: Sequence[str],
+) -> Experience:
+    """The rows that this member needs, by its route."""
     _check_rows(index, route.held, experience)
     prompts = [] if experience is None else experience.prompts
     names, tokens = (*ROLLOUT_COLUMNS, *columns), index.response_tokens

@@ -10,10 +10,17 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.engine.head import TokenOutputs
+from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.link import Link
 from ppojob_trainer.rows.assignment import assign
 from ppojob_trainer.rows.batch_index import BatchIndex
-from ppojob_trainer.rows.exchange import gather_columns, move_rows, own_tokens, return_columns
+from ppojob_trainer.rows.exchange import (
+    gather_columns,
+    hand_on,
+    move_rows,
+    own_tokens,
+    return_columns,
+)
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rows.group_cost import group_costs
 from ppojob_trainer.rows.transfer import TransferPlan
@@ -32,10 +39,20 @@ class GroupCosts:
     linear: int
     share_prompts: bool
 
-    def assigned(self, index: BatchIndex, parts: int) -> tuple[int, ...]:
-        """(groups,) who computes each group, so that all have about the same to do."""
+    def assigned(self, index: BatchIndex, dims: ParallelDims) -> tuple[int, ...]:
+        """(groups,) the data-parallel coordinate that computes each: all have about as much to do.
+
+        Args:
+            index: of the batch.
+            dims: the layout of the role that computes.
+        """
         costs = group_costs(index, self.linear, share_prompts=self.share_prompts)
-        return assign(costs, parts)
+        return assign(costs, dims.data_size)
+
+    def leaders(self, index: BatchIndex, dims: ParallelDims) -> tuple[int, ...]:
+        """(groups,) the rank that gets each group, to share it with those of its coordinate."""
+        leaders = dims.leaders
+        return tuple(leaders[coordinate] for coordinate in self.assigned(index, dims))
 
 
 @dataclass
@@ -47,12 +64,16 @@ class BatchRows:
         mine: the rows of this rank, group after group in batch order.
         link: to the other ranks of this role.
         costs: by which work is balanced.
+        dims: the layout of the role.
+        within: to the other ranks of this rank's data-parallel coordinate.
     """
 
     index: BatchIndex
     mine: Experience
     link: Link
     costs: GroupCosts
+    dims: ParallelDims
+    within: Link
 
     def staged(self, positions: Sequence[int], columns: Sequence[str]) -> Experience:
         """The rows of a mini-batch that this rank computes, in the order of the mini-batch.
@@ -72,7 +93,7 @@ class BatchRows:
             for name in (*columns, "update_mask", "copies")
             if getattr(self.mine, name) is not None
         ]
-        staged = move_rows(self.link, index, plan, self._held(positions), present)
+        staged = self._staged(index, plan, self._held(positions), present)
         if staged.update_mask is not None:
             staged.mask = staged.update_mask
         return staged if staged.copies is None else _repeated(staged, staged.copies)
@@ -91,12 +112,14 @@ class BatchRows:
             The rows that this rank has computed, and all that was said of them.
         """
         plan = self._balanced(self.index)
-        staged = move_rows(self.link, self.index, plan, self.mine)
+        staged = self._staged(self.index, plan, self.mine)
         outputs = compute(staged)
         columns = (column, *further)
         for name, output in zip(columns, outputs, strict=False):
             setattr(staged, name, output)
-        return_columns(self.link, self.index, plan, columns, staged=staged, owned=self.mine)
+        # All ranks of a coordinate have computed the same; its leader answers.
+        answer = staged if self._leads else None
+        return_columns(self.link, self.index, plan, columns, staged=answer, owned=self.mine)
         return staged, outputs
 
     def whole(self, columns: Sequence[str]) -> list[Tensor]:
@@ -113,12 +136,25 @@ class BatchRows:
         return self.index.tokens_by_part(self.index.owners, self.link.size)
 
     def tokens_computed(self) -> list[int]:
-        """(ranks,) tokens of the rows that each rank computes, all rows at once."""
-        assigned = self.costs.assigned(self.index, self.link.size)
-        return self.index.tokens_by_part(assigned, self.link.size)
+        """(data-parallel coordinates,) tokens of the rows that each computes, all rows at once."""
+        assigned = self.costs.assigned(self.index, self.dims)
+        return self.index.tokens_by_part(assigned, self.dims.data_size)
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this rank is the one of its coordinate that gets rows, and answers."""
+        return self.within.member == 0
 
     def _balanced(self, index: BatchIndex) -> TransferPlan:
-        return TransferPlan(index.owners, self.costs.assigned(index, self.link.size))
+        return TransferPlan(index.owners, self.costs.leaders(index, self.dims))
+
+    def _staged(
+        self, index: BatchIndex, plan: TransferPlan, held: Experience, columns: Sequence[str] = ()
+    ) -> Experience:
+        """The rows that the coordinate of this rank computes, by a plan for its leader."""
+        moved = move_rows(self.link, index, plan, held, columns)
+        positions = plan.needed_by(self.dims.leader_of(self.link.member))
+        return hand_on(self.within, index, positions, moved if self._leads else None, columns)
 
     def _held(self, positions: Sequence[int]) -> Experience:
         """Of the groups at some positions, those that this rank owns, in the same order."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.parallel.dims import WITHIN
 from ppojob_trainer.parallel.link import GroupLink
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
@@ -96,7 +97,8 @@ class ModelStages:
         """
         world = self.channels.world
         link = GroupLink(world.group, world.device)
-        self._rows = BatchRows(index, mine, link, self.channels.costs)
+        within = GroupLink(world.along(*WITHIN), world.device)
+        self._rows = BatchRows(index, mine, link, self.channels.costs, world.dims, within)
 
     def _restore(self, request: Restore) -> Nothing:
         self.make_room()

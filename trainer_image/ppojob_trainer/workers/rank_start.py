@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from ppojob_api import contract
-from ppojob_api.topology import RoleTopology
+from ppojob_api.topology import RoleTopology, model_pods, world_size
 from ppojob_trainer.models.architectures import Sizes, read_sizes
+from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rows.group_cost import linear_cost
@@ -42,6 +43,7 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
         rank.rank,
         role.world_size,
         device,
+        dims=role_dims(environment, role.role),
         address=environment.address,
         meeting=_meeting(environment, role, rank.epoch) if meets else None,
         open_seconds=timeouts.startup_seconds,
@@ -63,6 +65,17 @@ def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
         address=environment.address,
         host=environment.host,
         costs=GroupCosts(linear_cost(sizes), spec.training.share_prompts),
+        dims_of=lambda role: role_dims(environment, role),
+    )
+
+
+def role_dims(environment: PodEnvironment, role: str) -> ParallelDims:
+    """The layout of a role that has pods of its own."""
+    pods = model_pods(environment.config.spec.roles)
+    return next(
+        ParallelDims.of(own.parallelism, world_size(own))
+        for name, own in pods.items()
+        if name == role
     )
 
 

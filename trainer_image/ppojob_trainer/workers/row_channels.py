@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from ppojob_api import contract
 from ppojob_trainer.parallel.channel import Channel, open_channel
+from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, find_store
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.exchange import move_rows, return_columns
@@ -21,12 +22,12 @@ class _Route:
     Attributes:
         channel: to the other role.
         owners: ranks of the owning role: members 0, 1, ...
-        consumers: ranks of the other, behind those.
+        consumers: layout of the other role, whose ranks are the members behind those.
     """
 
     channel: Channel
     owners: int
-    consumers: int
+    consumers: ParallelDims
 
 
 @dataclass
@@ -39,6 +40,7 @@ class RowChannels:
         address: IP address of this pod.
         host: where to reach a pod by its name.
         costs: by which the consumers share the rows.
+        dims_of: the layout of a role that has ranks of its own.
     """
 
     world: World
@@ -46,6 +48,7 @@ class RowChannels:
     address: str
     host: Callable[[str], str]
     costs: GroupCosts
+    dims_of: Callable[[str], ParallelDims]
     _routes: dict[str, _Route] = field(default_factory=dict)
 
     def open(self, request: OpenChannel) -> None:
@@ -72,7 +75,9 @@ class RowChannels:
             address=self.address,
             device=self.world.device,
         )
-        self._routes[request.role] = _Route(channel, request.owners, request.consumers)
+        consumers = self.dims_of(request.role) if self.owns_rows else self.world.dims
+        consumers.check_size(request.consumers)
+        self._routes[request.role] = _Route(channel, request.owners, consumers)
 
     def cut(self, role: str) -> None:
         """End what waits on the channel to a role; to be called from another thread."""
@@ -83,7 +88,7 @@ class RowChannels:
     def move_rows(
         self, role: str, index: BatchIndex, mine: Experience | None
     ) -> tuple[BatchIndex, Experience]:
-        """Move all rows from their owners to the consumers, each row to one of them.
+        """Move all rows from their owners to the consumers, each to a leader of a coordinate there.
 
         Args:
             role: at the other end.
@@ -120,7 +125,7 @@ class RowChannels:
         )
 
     def _plan(self, route: _Route, index: BatchIndex) -> TransferPlan:
-        consumers = self.costs.assigned(index, route.consumers)
+        consumers = self.costs.leaders(index, route.consumers)
         return TransferPlan(index.owners, tuple(route.owners + consumer for consumer in consumers))
 
 
