@@ -113,7 +113,16 @@ def countdown(output: Path, operands: tuple[int, int], **options: Any) -> None:
 @_rows(4_000)
 @_validation_rows(50)
 @_seed
-@_form
+@click.option(
+    "--prompt-form",
+    "form",
+    default="chat",
+    show_default=True,
+    type=click.Choice(["chat", "base", "calculator"]),
+    help="Messages for a chat model, text for a base model, or messages that begin with worked "
+    "calls of the tool calculator, in the format hermes: those trained on with two or one, those "
+    "held out with one.",
+)
 @click.option("--digits", default=2, show_default=True, type=click.IntRange(1, 12))
 def multiply(output: Path, **options: Any) -> None:
     """Products of two numbers (TinyZero)."""
@@ -134,6 +143,15 @@ def multiply(output: Path, **options: Any) -> None:
 @_rows(None)
 @_validation_rows(500)
 @_seed
+@click.option(
+    "--prompt-form",
+    "form",
+    default="instruction",
+    show_default=True,
+    type=click.Choice(["instruction", "worked"]),
+    help="Search-R1's own words; or worked searches before the question, for small models: two or "
+    "one of those trained on, one of those held out.",
+)
 def facts(output: Path, **options: Any) -> None:
     """A corpus of made-up facts to search in, corpus.jsonl, and questions about them."""
     from ppojob_trainer.data.facts import facts, write_corpus

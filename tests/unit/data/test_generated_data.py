@@ -7,14 +7,22 @@ import pytest
 from click.testing import CliRunner
 
 from ppojob_cli.data import data
+from ppojob_trainer.agents.formats import calls
+from ppojob_trainer.agents.formats.hermes import hermes
+from ppojob_trainer.agents.formats.search_r1 import information
+from ppojob_trainer.agents.formats.search_r1 import search_r1 as search_format
 from ppojob_trainer.data import generate
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.facts import facts
 from ppojob_trainer.data.generate import addition, countdown, multiply
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.retrieval.passages import passage_of, passages_to_string
 from ppojob_trainer.rewards.arithmetic import evaluate
+from ppojob_trainer.rewards.multiply import multiply as scored_product
 from ppojob_trainer.rewards.row_checks import RoutedChecks
 from ppojob_trainer.rewards.search_r1 import search_r1
+from ppojob_trainer.sandbox.executor import Runner
+from ppojob_trainer.tools.built_in import calculator, tool
 
 # Made up here, in the form of the data set.
 PROBLEMS = [
@@ -29,6 +37,10 @@ PROBLEMS = [
 def run(*arguments: object) -> tuple[int, str]:
     result = CliRunner().invoke(data, [str(argument) for argument in arguments])
     return result.exit_code, result.output
+
+
+def no_sandbox() -> Runner:
+    raise AssertionError("a calculator runs no code")
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -49,6 +61,7 @@ COMMANDS = {
     "countdown": ("countdown", "--rows", 60, "--validation-rows", 20),
     "countdown for base models": ("countdown", "--rows", 9, "--prompt-form", "base"),
     "multiply": ("multiply", "--rows", 60, "--validation-rows", 20),
+    "calculator": ("multiply", "--rows", 60, "--prompt-form", "calculator", "--digits", 3),
     "gsm8k": ("gsm8k", "--input", "problems"),
 }
 
@@ -182,6 +195,24 @@ def test_no_product_is_asked_for_twice_or_turned_round() -> None:
         multiply(rows=10, held_out=50, digits=1)
 
 
+def test_worked_calls_are_calls_and_their_answers_the_calculators() -> None:
+    task = multiply(rows=4, held_out=2, form="calculator", digits=3)
+    assert [len(row.prompt) for row in task.train] == [5, 9, 5, 9]
+    assert [len(row.prompt) for row in task.held_out] == [5, 5]
+    *worked, last = task.train[1].prompt
+    assert worked[:4] == list(task.train[0].prompt[:4])
+    assert eval(last["content"].strip("Whatis ?")) == int(str(task.train[1].ground_truth))
+    for at in (0, 4):
+        asked, called, told, answered = (message["content"] for message in worked[at : at + 4])
+        (call,) = hermes(called).calls
+        assert isinstance(call, calls.Call)
+        assert call.name == "calculator"
+        arguments = json.loads(call.arguments)
+        assert asked == f"What is {arguments['expression']}?"
+        assert calculator.TOOL.answer(tool.Call(arguments, {}, {}, no_sandbox)) == told
+        assert scored_product(answered, told)["score"] == 1.0
+
+
 def test_gsm8k_has_verls_words(tmp_path: Path) -> None:
     assert run("gsm8k", "--input", write_problems(tmp_path / "in"), "--output", tmp_path)[0] == 0
     train = pq.read_table(tmp_path / "train.parquet").to_pylist()
@@ -313,6 +344,29 @@ def test_a_corpus_of_facts_answers_its_questions(tmp_path: Path) -> None:
             assert scored["score"] == 1.0
             asked.append(question)
     assert len(set(asked)) == 350
+
+
+def test_worked_searches_are_what_a_search_gives_of_somebody_else() -> None:
+    corpus, task = facts(facts=300, held_out=50, form="worked")
+    plain = facts(facts=300, held_out=50)[1]
+    for row, of_words in zip(task.train + task.held_out, plain.train + plain.held_out, strict=True):
+        assert row.prompt[-1] == {"role": "user", "content": row.extra_info["question"]}
+        assert (row.ground_truth, row.extra_info) == (of_words.ground_truth, of_words.extra_info)
+    assert [len(row.prompt) for row in task.train[:4]] == [3, 5, 3, 5]
+    assert {len(row.prompt) for row in task.held_out} == {3}
+    worked = task.train[1].prompt[:-1]
+    assert worked[:2] == list(task.train[0].prompt[:2])
+    for said in (worked[1]["content"], worked[3]["content"]):
+        (call,) = search_format(said).calls
+        assert isinstance(call, calls.Call)
+        name = json.loads(call.arguments)["query"]
+        assert not any(name in line["contents"] for line in corpus)
+        answer = said.partition("<answer>")[2].partition("<")[0]
+        found = said.partition(f'(Title: "{name}") ')[2].partition("</information>")[0]
+        assert f" {answer}." in found
+        passage = passage_of("0", f'"{name}"\n{found}', 1.0)
+        assert information(passages_to_string([passage])) in said
+        assert search_r1(said, {"target": [answer]})["score"] == 1.0
 
 
 def test_more_questions_than_facts_are_refused() -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import random
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from ppojob_trainer.data.generate import Task
 from ppojob_trainer.data.prompt_files import TaskRow
@@ -16,6 +16,7 @@ from ppojob_trainer.errors import ConfigError
 
 DATA_SOURCE: Final = "searchR1_facts"
 CORPUS: Final = "corpus.jsonl"
+FactForm = Literal["instruction", "worked"]
 
 INSTRUCTION: Final = (
     "Answer the given question. You must conduct reasoning inside <think> and </think> first every "
@@ -46,10 +47,17 @@ _KINDS: Final = (
     ("Which town does {name} live in?", "{name} lives in the town of {answer}."),
     ("What is the trade of {name}?", "The trade of {name} is that of a {answer}."),
 )
+_WORKED: Final = (("Orla Finch", "Greywick"), ("Tobin Marsh", "cloud mender"))
+"""Of each kind, a name and the answer. Nobody in a corpus has such a name."""
 
 
 def facts(
-    *, facts: int = 5_000, rows: int | None = None, held_out: int = 500, seed: int = 0
+    *,
+    facts: int = 5_000,
+    rows: int | None = None,
+    held_out: int = 500,
+    seed: int = 0,
+    form: FactForm = "instruction",
 ) -> tuple[list[dict[str, str]], Task]:
     """A corpus with one fact a document, and a question about each fact that is asked for.
 
@@ -61,6 +69,8 @@ def facts(
         rows: training rows; None for all that are not held out.
         held_out: held-out rows.
         seed: of all of it.
+        form: "instruction" for Search-R1's words; "worked" for worked searches before the question:
+            of a trained row two or one, of a held-out one one.
 
     Returns:
         Lines of the corpus, and the questions.
@@ -80,15 +90,19 @@ def facts(
     chosen = random.Random(seed)
     towns = [f"{a.capitalize()}{b}" for a in _STARTS.split() for b in _TOWN_ENDS.split()]
     trades = [f"{a} {b}" for a in _THINGS.split() for b in _TRADES.split()]
-    corpus, questions = [], []
+    corpus, asked = [], []
     for number, name in enumerate(chosen.sample(names, facts)):
         kind = chosen.randrange(len(_KINDS))
         answer = chosen.choice((towns, trades)[kind])
         question, sentence = (form.format(name=name, answer=answer) for form in _KINDS[kind])
         corpus.append({"id": str(number), "contents": f'"{name}"\n{sentence}'})
-        questions.append(_row(question, answer))
-    chosen.shuffle(questions)
-    return corpus, Task(questions[held_out : held_out + rows], questions[:held_out])
+        asked.append((question, answer))
+    chosen.shuffle(asked)
+    train = [
+        _row(*item, form, worked=1 + number % len(_KINDS))
+        for number, item in enumerate(asked[held_out : held_out + rows])
+    ]
+    return corpus, Task(train, [_row(*item, form, worked=1) for item in asked[:held_out]])
 
 
 def write_corpus(folder: Path, corpus: list[dict[str, str]]) -> Path:
@@ -111,11 +125,29 @@ def write_corpus(folder: Path, corpus: list[dict[str, str]]) -> Path:
     return path
 
 
-def _row(question: str, answer: str) -> TaskRow:
+def _row(question: str, answer: str, form: FactForm, *, worked: int) -> TaskRow:
+    prompt = [{"role": "user", "content": question}]
+    if form == "instruction":
+        prompt[0]["content"] = INSTRUCTION.format(question=question)
+    else:
+        searches = map(_worked_search, _KINDS[:worked], _WORKED)
+        prompt = [*itertools.chain(*searches), *prompt]
     return TaskRow(
         DATA_SOURCE,
-        [{"role": "user", "content": INSTRUCTION.format(question=question)}],
+        prompt,
         {"target": [answer]},
         ability="fact-reasoning",
         extra_info={"question": question},
     )
+
+
+def _worked_search(kind: tuple[str, str], fact: tuple[str, str]) -> list[dict[str, str]]:
+    """A question that is answered by a search, in the format search_r1."""
+    name, answer = fact
+    question, found = (form.format(name=name, answer=answer) for form in kind)
+    information = f'Doc 1(Title: "{name}") {found}'
+    said = (
+        f"<search>{name}</search>\n\n<information>{information}</information>\n\n"
+        f"<answer>{answer}</answer>"
+    )
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": said}]

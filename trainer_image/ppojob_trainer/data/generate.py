@@ -1,6 +1,7 @@
 """Tasks that need no download: sums, countdown, products."""
 
 import itertools
+import json
 import math
 import random
 from collections.abc import Iterator
@@ -13,8 +14,12 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 
 PromptForm = Literal["chat", "base"]
+ProductForm = Literal["chat", "base", "calculator"]
 
 ADDITION_EXAMPLE = (3, 5, 4)
+WORKED_CALLS = ((27, 364), (815, 42))
+"""Factors of the products that prompts begin with. No item is one of them: its factors have as many
+digits as each other."""
 _TRIES = 200_000
 """In vain, one after the other: then there is hardly another item."""
 
@@ -198,7 +203,7 @@ def multiply(
     held_out: int = 512,
     seed: int = 0,
     digits: int = 2,
-    form: PromptForm = "chat",
+    form: ProductForm = "chat",
 ) -> Task:
     """Products of two numbers of so many digits, after TinyZero; no product is asked for twice.
 
@@ -207,17 +212,21 @@ def multiply(
         held_out: held-out rows; none is a trained one turned round.
         seed: of the items.
         digits: digits of each factor.
-        form: "chat" for messages; "base" for text.
+        form: "chat" for messages; "base" for text; "calculator" for messages that begin with
+            worked calls: a trained row with two or one, a held-out one with one.
     """
     chosen = random.Random(seed)
     low, high = 10 ** (digits - 1), 10**digits - 1
     pairs = (high - low + 1) * (high - low + 2) // 2
     _refuse_more_than(pairs, f"products of {digits} digits", rows, held_out)
-    items = [
-        _multiply_row(left, right, form)
-        for left, right in itertools.islice(_pairs(low, high, chosen), rows + held_out)
-    ]
-    return Task(items[held_out:], items[:held_out])
+    items = list(itertools.islice(_pairs(low, high, chosen), rows + held_out))
+    return Task(
+        [
+            _multiply_row(*item, form, worked=1 + number % 2)
+            for number, item in enumerate(items[held_out:])
+        ],
+        [_multiply_row(*item, form, worked=1) for item in items[:held_out]],
+    )
 
 
 def _pairs(low: int, high: int, chosen: random.Random) -> Iterator[tuple[int, int]]:
@@ -230,13 +239,31 @@ def _pairs(low: int, high: int, chosen: random.Random) -> Iterator[tuple[int, in
             yield left, right
 
 
-def _multiply_row(left: int, right: int, form: PromptForm) -> TaskRow:
+def _multiply_row(left: int, right: int, form: ProductForm, *, worked: int) -> TaskRow:
+    if form == "calculator":
+        calls = [message for item in WORKED_CALLS[:worked] for message in worked_call(*item)]
+        return TaskRow("multiply", [*calls, _product_asked(left, right)], str(left * right))
     question = (
         f"Give me the answer of the following equation: {left} * {right}. Show your work in "
         "<think> </think> tags. And return the final answer in <answer> </answer> tags, for "
         "example <answer> 10 </answer>."
     )
     return TaskRow("multiply", _tagged_prompt(question, form), str(left * right))
+
+
+def _product_asked(left: int, right: int) -> dict[str, str]:
+    return {"role": "user", "content": f"What is {left} * {right}?"}
+
+
+def worked_call(left: int, right: int) -> list[dict[str, str]]:
+    """A product by the tool `calculator`, in the format hermes."""
+    arguments = {"name": "calculator", "arguments": {"expression": f"{left} * {right}"}}
+    return [
+        _product_asked(left, right),
+        {"role": "assistant", "content": f"<tool_call>{json.dumps(arguments)}</tool_call>"},
+        {"role": "tool", "content": str(left * right)},
+        {"role": "assistant", "content": f"<answer>{left * right}</answer>"},
+    ]
 
 
 def _tagged_prompt(question: str, form: PromptForm) -> str | list[dict[str, str]]:
