@@ -61,3 +61,17 @@ def test_a_bypass_asks_no_old_policy(start, tiny_job, tmp_path: Path):
         assert "timing_s/old_log_prob" not in record
         assert record["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=0.2)
         assert record["rollout_corr/rollout_rs_masked_fraction"] < 1.0
+
+
+def test_a_loss_against_the_sampler_leaves_out_what_is_left_behind(start, tiny_job, tmp_path: Path):
+    output = tmp_path / "run"
+    loss = {"policyLoss": {"type": "prime_rl"}, "offPolicyThreshold": 1e-4}
+    run = start(tiny_job(algorithm={**ALGORITHM, **loss}, steps={"total": 2}), output)
+    assert run.wait() == 0, run.logs()
+    records = run_folders.metrics(output)[-2:]
+    for record in records:
+        assert not [key for key in record if key not in {"step", "time"} and not names.find(key)]
+        assert "timing_s/old_log_prob" not in record
+        assert math.isfinite(record["actor/pg_loss"])
+        assert 0.0 <= record["actor/pg_clipfrac"] < 1.0
+    assert any(0.0 < record["actor/off_policy_frac"] < 1.0 for record in records), records
