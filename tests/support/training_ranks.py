@@ -1,7 +1,7 @@
 """One rank of the worlds in `tests/unit/parallel/test_ranks_train.py`; also their cases and rows.
 
-Run: `python training_ranks.py RANK SIZE PORT FOLDER`. The folder holds what `save_models`
-writes and the commit `commit-of-1`; every result goes into `<SIZE>/<case>-<rank>.safetensors`.
+Run: `python training_ranks.py RANK LAYOUT PORT FOLDER`. The folder holds what `save_models` writes
+and the commit of the layout before; every result goes into `<LAYOUT>/<case>-<rank>.safetensors`.
 """
 
 import sys
@@ -39,6 +39,7 @@ from ppojob_trainer.models.state_dict import (
 from ppojob_trainer.models.value_model import load_value_model
 from ppojob_trainer.parallel.boxes import box_of, whole
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
+from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
 
@@ -51,7 +52,7 @@ WHOLE_BUDGET = 10_000
 class Case:
     """One way of computing the same two updates."""
 
-    owners: tuple[int, ...]  # the rank of each group
+    owners: tuple[int, ...]  # the rank of each group, of as many as there are
     budget: int = WHOLE_BUDGET  # tokens of a micro-batch
     model: str = "tied"
     autocast: str = "none"
@@ -61,6 +62,7 @@ class Case:
 
 CASES = {
     "even": Case((0, 1, 0, 1, 0)),
+    "spread": Case((0, 3, 1, 2, 3), budget=30),
     "even_untied": Case((0, 1, 0, 1, 0), model="untied"),
     "small_micro_batches": Case((0, 0, 0, 0, 1), budget=25),
     "other_micro_batches": Case((1, 0, 0, 1, 1), budget=45, model="untied"),
@@ -69,6 +71,14 @@ CASES = {
     "bfloat16": Case((0, 1, 0, 1, 0), budget=40, autocast="bfloat16"),
     "a_gradient_that_is_not_finite": Case((0, 1, 0, 1, 0), broken=True),
 }
+LAYOUTS = {
+    "1": ParallelDims(),
+    "2": ParallelDims(shard=2),
+    "3": ParallelDims(shard=3),
+    "2x1": ParallelDims(replicate=2),
+    "2x2": ParallelDims(replicate=2, shard=2),
+}
+"""Each takes up a commit of the one before."""
 NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
 
 
@@ -107,11 +117,15 @@ def rows_of_step(*, broken: bool = False) -> Experience:
     )
 
 
-def rows_of_rank(owners: Sequence[int], rank: int) -> Tensor:
+def rows_of_rank(owners: Sequence[int], rank: int, size: int) -> Tensor:
     return torch.tensor(
-        [row for row in range(GROUPS * SAMPLES) if owners[row // SAMPLES] == rank],
+        [row for row in range(GROUPS * SAMPLES) if owners[row // SAMPLES] % size == rank],
         dtype=torch.int64,
     )
+
+
+def name_of(dims: ParallelDims) -> str:
+    return next(name for name, layout in LAYOUTS.items() if layout == dims)
 
 
 def make_engine(model: PreTrainedModel, case: Case, world: World) -> TrainEngine:
@@ -136,7 +150,7 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     model = load_model(folder / case.model, world=world)
     engine = make_engine(model, case, world)
     everything = rows_of_step(broken=case.broken)
-    rows = everything.select(rows_of_rank(case.owners, world.rank))
+    rows = everything.select(rows_of_rank(case.owners, world.rank, world.size))
     results = {"logprobs": engine.predict(rows)[0]}
     engine.update(rows, objective())
     results |= {f"gradient/{n}": whole(p.grad).clone() for n, p in model.named_parameters()}
@@ -147,6 +161,8 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
 
 
 def write_commit(folder: Path, engine: TrainEngine, world: World) -> None:
+    if world.dims.in_first_copy(world.rank) != world.rank:
+        return
     for kind, tensors in (
         ("model", dict(hf_named_tensors(engine.model))),
         ("optimizer", engine.state_tensors()),
@@ -171,8 +187,9 @@ def restored_engine(commit: Path, folder: Path, world: World) -> TrainEngine:
     model = load_model(folder / "tied", world=world)
     engine = make_engine(model, CASES["even"], world)
     weights = {name: box_of(weight) for name, weight in hf_named_tensors(model)}
+    writer = world.dims.in_first_copy(world.rank)
     parts = {
-        kind: read_parts(commit, entries_of(commit, kind), wanted, rank=world.rank)
+        kind: read_parts(commit, entries_of(commit, kind), wanted, rank=writer)
         for kind, wanted in (("model", weights), ("optimizer", optimizer_boxes(model)))
     }
     load_named_tensors(model, parts["model"])
@@ -190,9 +207,9 @@ def run_commit(folder: Path, world: World) -> dict[str, Tensor]:
     """Commit after an update, go on; the restored engine goes on too, to compare."""
     case = CASES["even"]
     engine = make_engine(load_model(folder / "tied", world=world), case, world)
-    rows = rows_of_step().select(rows_of_rank(case.owners, world.rank))
+    rows = rows_of_step().select(rows_of_rank(case.owners, world.rank, world.size))
     engine.update(rows, objective())
-    commit = folder / f"commit-of-{world.size}"
+    commit = folder / f"commit-of-{name_of(world.dims)}"
     commit.mkdir(exist_ok=True)
     write_commit(commit, engine, world)
     at_commit = state_of(engine)
@@ -208,8 +225,10 @@ def run_commit(folder: Path, world: World) -> dict[str, Tensor]:
 
 
 def run_foreign_commit(folder: Path, world: World) -> dict[str, Tensor]:
-    """Restore what a world of one rank less has committed."""
-    return state_of(restored_engine(folder / f"commit-of-{world.size - 1}", folder, world))
+    """Restore what the layout before has committed."""
+    names = list(LAYOUTS)
+    before = names[names.index(name_of(world.dims)) - 1]
+    return state_of(restored_engine(folder / f"commit-of-{before}", folder, world))
 
 
 def run_export(folder: Path, world: World) -> dict[str, Tensor]:
@@ -219,7 +238,7 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
     engine.predict(rows_of_step())
     options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000}
     if world.rank == 0:
-        target = folder / f"export-of-{world.size}"
+        target = folder / f"export-of-{name_of(world.dims)}"
         export_model(target, hf_named_tensors(model), model_folder=folder / "untied", **options)
     else:
         accompany_export(hf_named_tensors(model), **options)
@@ -276,13 +295,14 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
 
 
 def main() -> None:
-    rank, size, port, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    rank, layout, port, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    root, results = Path(folder), Path(folder) / str(size)
+    root, results = Path(folder), Path(folder) / layout
     meeting = MeetingPoint("127.0.1.1", port, "uid/actorRollout/0")
     address = f"127.0.1.{rank + 1}"
-    with open_world(rank, size, torch.device("cpu"), address=address, meeting=meeting) as world:
+    dims, cpu = LAYOUTS[layout], torch.device("cpu")
+    with open_world(rank, dims.size, cpu, dims=dims, address=address, meeting=meeting) as world:
         for name, scenario in SCENARIOS.items():
             write_tensors(results / f"{name}-{rank}.safetensors", scenario(root, world))
         for name, case in CASES.items():

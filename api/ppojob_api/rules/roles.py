@@ -78,11 +78,11 @@ ROLE_RULES = (
             tensor parallel training: not in this version; 1
         must: self.parallelism.tensor == 1
 
-        $MODELS | parallelism.dataShard | NotInThisVersion
-            other shards than one a rank: not in this version; remove it, or as many as ranks
-            ${$OWN_RANKS}
+        $MODELS | parallelism.dataShard | Conflict
+            the ranks hold whole copies of the model, each cut over so many of them; a number that
+            divides the ranks ${$OWN_RANKS}, or remove it
         when: has(self.parallelism.dataShard)
-        must: self.parallelism.dataShard == $OWN_RANKS
+        must: $OWN_RANKS % self.parallelism.dataShard == 0
 
         $HOSTED | | NoEffect
             settings of pods have no effect in the pods of another role; remove them, or

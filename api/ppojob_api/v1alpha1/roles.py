@@ -16,7 +16,8 @@ class TrainingParallelism(Section):
     """Layout of a trained model over the ranks of its role."""
 
     data_shard: Count | None = None
-    """FSDP shards; absent: what the ranks and `tensor` leave."""
+    """FSDP shards; absent: what the ranks and `tensor` leave. Fewer: the ranks hold copies of the
+    model, each cut over so many neighbours (HSDP). verl: fsdp_config.fsdp_size, -1."""
 
     tensor: Count = 1
     """Tensor parallel ranks."""

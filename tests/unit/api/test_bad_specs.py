@@ -95,6 +95,7 @@ def test_engines_take_what_is_not_refused() -> None:
         ["spec.algorithm.kl: {in: loss}", "spec.roles.reference: {replicas: 1, parallelism: {}}"],
         ["spec.rollout.parallelism.data: 1"],
         ["spec.roles.actorRollout: {gpusPerReplica: 1, parallelism: {dataShard: 1}}"],
+        ["spec.roles.actorRollout: {ranksPerReplica: 4, parallelism: {dataShard: 2}}"],
     ],
 )
 def test_near_to_wrong_and_right(changes: list[str]) -> None:

@@ -53,6 +53,18 @@ def test_ranks_share_the_trainer_s_weights_and_each_has_an_engine(tmp_path):
     assert found == {"policy": 8 * POLICY, "rollout engine": 2 * POLICY + 2 * GIB}
 
 
+def test_a_copy_of_the_model_is_held_by_the_ranks_of_its_shards(tmp_path):
+    pods = {"ranksPerReplica": 4, "parallelism": {"dataShard": 2}}
+    roles = {"actorRollout": pods, "critic": {"colocateWith": "none", **pods}}
+    whole = {"miniBatchPrompts": 4, "shuffleMiniBatches": False}
+    algorithm = {**tiny_jobs.PPO["algorithm"], **whole}
+    ppo = {**tiny_jobs.PPO, "algorithm": algorithm, "critic": {"path": "/critic"}, "roles": roles}
+    config = config_of(tmp_path, **ppo)
+    assert held(config, "actorRollout")["policy"] == 8 * POLICY
+    assert held(config, "actorRollout")["reference"] == 2 * POLICY
+    assert held(config, "critic") == {"critic": 8 * CRITIC}
+
+
 def test_a_job_that_only_validates_trains_nothing(tmp_path):
     config = config_of(tmp_path, steps={"validateOnly": True}, model={"path": "/m"})
     assert held(config, "actorRollout")["policy"] == 4 * POLICY

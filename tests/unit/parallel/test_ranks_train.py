@@ -1,4 +1,7 @@
-"""Worlds of two and three real processes against one rank: the same updates, commits, exports."""
+"""Worlds of several real processes against one rank: the same updates, commits, exports.
+
+A layout is named by its ranks, or by its copies of the model and the ranks of each.
+"""
 
 import functools
 import socket
@@ -10,7 +13,14 @@ import pytest
 import torch
 import training_ranks
 from torch import Tensor
-from training_ranks import CASES, VOCABULARY, rows_of_rank, rows_of_step, run_case
+from training_ranks import (
+    CASES,
+    LAYOUTS,
+    VOCABULARY,
+    rows_of_rank,
+    rows_of_step,
+    run_case,
+)
 
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.tensors import read_tensors
@@ -21,26 +31,27 @@ from ppojob_trainer.parallel.world import World
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
+WORLDS = [layout for layout in LAYOUTS if layout != "1"]
 EXACT = [name for name, case in CASES.items() if case.autocast == "none" and not case.broken]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything that worlds of two and three left behind."""
+    """Everything that the worlds left behind."""
     root: Path = tmp_path_factory.mktemp("worlds")
     training_ranks.save_models(root)
     training_ranks.run_commit(root, World.alone())
-    for size in (2, 3):
-        (root / str(size)).mkdir()
+    for layout in WORLDS:
+        (root / layout).mkdir()
         with socket.create_server(("127.0.1.1", 0)) as server:
             port = server.getsockname()[1]
         # The last rank first: whoever comes early waits for rank 0.
         program = [sys.executable, training_ranks.__file__]
         ranks = [
             subprocess.Popen(
-                [*program, *map(str, (rank, size, port, root))], stderr=subprocess.PIPE, text=True
+                [*program, *map(str, (rank, layout, port, root))], stderr=subprocess.PIPE, text=True
             )
-            for rank in reversed(range(size))
+            for rank in reversed(range(LAYOUTS[layout].size))
         ]
         try:
             errors = [rank.communicate(timeout=500)[1] for rank in ranks]
@@ -51,8 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def results(folder: Path, size: int, name: str, rank: int = 0) -> dict[str, Tensor]:
-    return read_tensors(folder / str(size) / f"{name}-{rank}.safetensors")
+def results(folder: Path, layout: str, name: str, rank: int = 0) -> dict[str, Tensor]:
+    return read_tensors(folder / layout / f"{name}-{rank}.safetensors")
 
 
 def under(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -74,10 +85,10 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("layout", WORLDS)
 @pytest.mark.parametrize("name", EXACT)
-def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, size):
-    expected, found = alone(folder, name), results(folder, size, name)
+def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
+    expected, found = alone(folder, name), results(folder, layout, name)
     gradients = under(expected, "gradient/")
     for key, gradient in under(found, "gradient/").items():
         assert (gradient - gradients[key]).norm() <= 1e-5 * gradients[key].norm(), key
@@ -89,103 +100,114 @@ def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, size):
         torch.testing.assert_close(value, statistics[key], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("layout", WORLDS)
 @pytest.mark.parametrize("name", EXACT)
-def test_every_rank_predicts_its_rows(folder, name, size):
+def test_every_rank_predicts_its_rows(folder, name, layout):
     expected = alone(folder, name)["logprobs"]
-    for rank in range(size):
-        rows = rows_of_rank(CASES[name].owners, rank)
+    for rank in range(LAYOUTS[layout].size):
+        rows = rows_of_rank(CASES[name].owners, rank, LAYOUTS[layout].size)
         place = rows_of_step().token_index(rows)
-        found = results(folder, size, name, rank)["logprobs"]
+        found = results(folder, layout, name, rank)["logprobs"]
         torch.testing.assert_close(found, expected[place], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_agree_on_statistics_and_weights(folder, size):
+@pytest.mark.parametrize("layout", WORLDS)
+def test_ranks_agree_on_statistics_and_weights(folder, layout):
     for name in [name for name, case in CASES.items() if not case.broken]:
-        first = results(folder, size, name)
-        for rank in range(1, size):
-            other = results(folder, size, name, rank)
+        first = results(folder, layout, name)
+        for rank in range(1, LAYOUTS[layout].size):
+            other = results(folder, layout, name, rank)
             for prefix in ("stats/", "weight/"):
                 assert_equal(under(other, prefix), under(first, prefix))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_same_layout_gives_the_same_bits(folder, size):
-    assert_equal(results(folder, size, "again"), results(folder, size, "small_micro_batches"))
+@pytest.mark.parametrize("layout", WORLDS)
+def test_the_same_layout_gives_the_same_bits(folder, layout):
+    assert_equal(results(folder, layout, "again"), results(folder, layout, "small_micro_batches"))
 
 
 def test_autocast_stays_close(folder):
-    expected, found = alone(folder, "bfloat16"), results(folder, 2, "bfloat16")
+    expected, found = alone(folder, "bfloat16"), results(folder, "2", "bfloat16")
     torch.testing.assert_close(
         found["stats/actor/grad_norm"], expected["stats/actor/grad_norm"], rtol=0.05, atol=0
     )
     assert found["weight/model.norm.weight"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_all_ranks_skip_a_gradient_that_is_not_finite_on_one(folder, size):
+@pytest.mark.parametrize("layout", WORLDS)
+def test_all_ranks_skip_a_gradient_that_is_not_finite_on_one(folder, layout):
     start = dict(hf_named_tensors(load_model(folder / "tied")))
-    for rank in range(size):
-        found = results(folder, size, "a_gradient_that_is_not_finite", rank)
+    for rank in range(LAYOUTS[layout].size):
+        found = results(folder, layout, "a_gradient_that_is_not_finite", rank)
         assert found["stats/actor/skipped"] == 1.0
         assert_equal(under(found, "weight/"), start)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_restored_world_goes_on_bit_for_bit(folder, size):
-    found = results(folder, size, "commit", 1)
+@pytest.mark.parametrize("layout", WORLDS)
+def test_a_restored_world_goes_on_bit_for_bit(folder, layout):
+    found = results(folder, layout, "commit", 1)
     assert_equal(under(found, "restored/"), under(found, "went_on/"))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_larger_world_takes_up_a_commit(folder, size):
-    found = results(folder, size, "foreign_commit")
-    if size == 2:
+@pytest.mark.parametrize("layout", WORLDS)
+def test_another_layout_takes_up_a_commit(folder, layout):
+    found = results(folder, layout, "foreign_commit")
+    before = ["1", *WORLDS][WORLDS.index(layout)]
+    if before == "1":
         engine = training_ranks.restored_engine(folder / "commit-of-1", folder, World.alone())
         assert_equal(found, training_ranks.state_of(engine))
     else:
-        assert_equal(found, under(results(folder, 2, "commit"), "commit/"))
+        assert_equal(found, under(results(folder, before, "commit"), "commit/"))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_smaller_world_takes_up_a_commit(folder, size):
-    engine = training_ranks.restored_engine(folder / f"commit-of-{size}", folder, World.alone())
-    assert_equal(training_ranks.state_of(engine), under(results(folder, size, "commit"), "commit/"))
+@pytest.mark.parametrize("layout", WORLDS)
+def test_one_rank_takes_up_a_commit(folder, layout):
+    engine = training_ranks.restored_engine(folder / f"commit-of-{layout}", folder, World.alone())
+    assert_equal(
+        training_ranks.state_of(engine), under(results(folder, layout, "commit"), "commit/")
+    )
 
 
 def test_ranks_write_their_parts_only(folder):
-    sizes = [
-        sum(entry.size_bytes for entry in training_ranks.entries_of(folder / name, "optimizer"))
-        for name in ("commit-of-1", "commit-of-2", "commit-of-3")
-    ]
-    assert max(sizes) < 1.2 * min(sizes)
+    """And of copies of the model the first one does."""
+    sizes = {
+        layout: [
+            entry.size_bytes
+            for entry in training_ranks.entries_of(folder / f"commit-of-{layout}", "optimizer")
+        ]
+        for layout in LAYOUTS
+    }
+    assert {layout: len(files) for layout, files in sizes.items()} == {
+        layout: dims.shard for layout, dims in LAYOUTS.items()
+    }
+    totals = [sum(files) for files in sizes.values()]
+    assert max(totals) < 1.2 * min(totals)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_an_export_of_several_ranks_has_the_bytes_of_one(folder, size, tmp_path):
+@pytest.mark.parametrize("layout", WORLDS)
+def test_an_export_of_several_ranks_has_the_bytes_of_one(folder, layout, tmp_path):
     model = load_model(folder / "untied")
     options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000}
     export_model(
         tmp_path / "one", hf_named_tensors(model), model_folder=folder / "untied", **options
     )
     expected = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
-    found = {p.name: p.read_bytes() for p in (folder / f"export-of-{size}").iterdir()}
+    found = {p.name: p.read_bytes() for p in (folder / f"export-of-{layout}").iterdir()}
     assert len([name for name in found if name.endswith(".safetensors")]) > 1
     assert found == expected
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_new_value_head_is_the_same_under_any_layout(folder, size):
+@pytest.mark.parametrize("layout", WORLDS)
+def test_a_new_value_head_is_the_same_under_any_layout(folder, layout):
     expected = dict(hf_named_tensors(load_value_model(folder / "tied")))
     assert expected["model.embed_tokens.weight"].shape[0] == VOCABULARY
-    assert_equal(results(folder, size, "value_model", 1), expected)
+    assert_equal(results(folder, layout, "value_model", 1), expected)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_what_one_rank_is_refused_reaches_all(folder, size):
-    for rank in range(size):
-        found = results(folder, size, "refusal", rank)
+@pytest.mark.parametrize("layout", WORLDS)
+def test_what_one_rank_is_refused_reaches_all(folder, layout):
+    for rank in range(LAYOUTS[layout].size):
+        found = results(folder, layout, "refusal", rank)
         told = bytes(found["told"].tolist()).decode()
         assert "got 'no tools' from the chat template" in told
         # They still meet: nobody was left in a collective that others had skipped.
@@ -193,16 +215,16 @@ def test_what_one_rank_is_refused_reaches_all(folder, size):
         assert len(found["scores"]) == rank + 1
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_all_ranks_refuse_what_one_of_them_has_read(folder, size):
-    for rank in range(size):
-        told = bytes(results(folder, size, "bad_values", rank)["told"].tolist()).decode()
+@pytest.mark.parametrize("layout", WORLDS)
+def test_all_ranks_refuse_what_one_of_them_has_read(folder, layout):
+    for rank in range(LAYOUTS[layout].size):
+        told = bytes(results(folder, layout, "bad_values", rank)["told"].tolist()).decode()
         assert told.startswith("spec.model.path: got 1 values that are NaN or infinite in model.no")
         assert "\n" not in told  # rows of zeros are fine where others of the tensor are not
 
 
 def test_collectives_go_in_the_order_of_ranks(folder):
     for rank in range(3):
-        found = results(folder, 3, "collectives", rank)
+        found = results(folder, "3", "collectives", rank)
         assert found["sum"].tolist() == pytest.approx([0.1 + 0.2, 1e16], rel=1e-6)
         assert found["largest"] == 6

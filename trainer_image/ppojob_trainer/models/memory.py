@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from ppojob_api import topology
 from ppojob_api.run_config import RunConfig
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.models.architectures import HEAD
@@ -54,8 +55,13 @@ def held_by_rank(
         role: whose rank; it has pods of its own.
         parameters: as `count_parameters` gives them.
     """
-    spec, topology = config.spec, config.topology
-    ranks, living = topology.role(role).world_size, topology.living_in(role)
+    spec, living = config.spec, config.topology.living_in(role)
+    pods = topology.model_pods(spec.roles).get(role)
+    if pods is None:
+        return {}
+    # Copies of a model are whole, so what counts is over how many ranks each of them is cut.
+    ranks = pods.parallelism.data_shard
+    assert ranks is not None, "a resolved configuration says how many shards"
     weight = _WEIGHT_BYTES[spec.model.dtype]
     trained = weight * (1 if spec.steps.validate_only else _TRAINED)
     policy = parameters.get(spec.model.path, 0)

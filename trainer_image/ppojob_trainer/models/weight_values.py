@@ -8,11 +8,12 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Final
 
+import torch
 from transformers import PreTrainedModel
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.weight_files import listed
-from ppojob_trainer.parallel.boxes import local_part
+from ppojob_trainer.parallel.boxes import is_first_holder, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.world import World
 
@@ -35,8 +36,9 @@ def check_values(
     Raises:
         ConfigError: on every rank, with all that is wrong.
     """
+    # What several ranks hold is looked at by the first of them.
     parts = {
-        name: local_part(weight.detach())
+        name: local_part(weight.detach()) if is_first_holder(weight) else torch.empty(0)
         for name, weight in model.named_parameters()
         if name not in absent
     }

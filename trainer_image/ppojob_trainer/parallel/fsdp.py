@@ -1,9 +1,10 @@
 """A model's weights, gradients and moments cut over the ranks of a world (FSDP2).
 
 Every weight is cut along its first dimension into equal runs, and a layer's are put together just
-while it computes. Gradients of ranks are added up, never averaged: losses have been divided by the
-counts of all ranks. A model of a world of one stays a plain module, and everything here leaves it
-alone.
+while it computes. Where the layout has copies of the model, each is cut so, and gradients are added
+up within a copy and then over copies. They are added up, never averaged: losses have been divided
+by the counts of all ranks. A model of a world of one stays a plain module, and everything here
+leaves it alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from ppojob_trainer.parallel.boxes import box_of, local_part
+from ppojob_trainer.parallel.dims import Dimension
 from ppojob_trainer.parallel.world import World
 
 Result = TypeVar("Result")
@@ -43,8 +45,7 @@ def shard_model(model: nn.Module, world: World) -> None:
         model: of transformers, with `base_model.layers`.
         world: of more than one rank.
     """
-    assert world.group is not None, "a model is cut over the ranks of a process group"
-    mesh = DeviceMesh.from_group(world.group, world.device.type)
+    mesh = _mesh(world)
     base: Any = model.base_model
     for module in (*base.layers, model):
         fully_shard(module, mesh=mesh)
@@ -78,6 +79,22 @@ def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:
     """Say whether the next backward pass is the mini-batch's last, behind which ranks add up."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last)
+
+
+def _mesh(world: World) -> DeviceMesh:
+    """The ranks that hold a part of the model, each copy of it in a row."""
+    shards, copies = world.along("shard"), world.along("replicate")
+    assert shards is not None, "a world of several ranks has a group of shards"
+    if copies is None:
+        return DeviceMesh.from_group(shards, world.device.type)
+    names: tuple[Dimension, ...] = ("replicate", "shard")
+    ranks = torch.tensor(world.dims.along(world.rank, *names))
+    return DeviceMesh.from_group(
+        [copies, shards],
+        world.device.type,
+        mesh=ranks.view(world.dims.replicate, world.dims.shard),
+        mesh_dim_names=names,
+    )
 
 
 def _compute(_model: nn.Module, compute: Callable[[], Result]) -> Result:

@@ -70,18 +70,18 @@ class Learner:
             self.model = self._load()
         self._engine = self._train(self.model, total_updates)
         if folder is None:
-            torch.manual_seed(self._seed + self._world.rank)
+            torch.manual_seed(self._seed + self._stream)
         else:
             self._read(folder, [_entry(file) for file in files])
 
     def save(self, folder: Path) -> list[SavedFile]:
-        """Write this rank's files of a commit."""
-        shards = {
-            MODEL_FILE: dict(hf_named_tensors(self.model)),
-            OPTIMIZER_FILE: self.engine.state_tensors(),
-            RNG_FILE: self._random_state(),
-        }
+        """Write this rank's files of a commit; of copies of the model the first one is written."""
         rank = self._world.rank
+        shards: dict[str, dict[str, Tensor]] = {}
+        if rank == self._writer:
+            shards[MODEL_FILE] = dict(hf_named_tensors(self.model))
+            shards[OPTIMIZER_FILE] = self.engine.state_tensors()
+        shards[RNG_FILE] = self._random_state()
         entries = [
             write_shard(
                 folder, f"{self._role}/rank-{rank:05d}/{name}", tensors, role=self._role, rank=rank
@@ -101,7 +101,17 @@ class Learner:
             self._take_random_state(read_shard(folder, state))
         else:
             # Under another number of ranks nobody can go on where somebody stopped.
-            torch.manual_seed(self._seed + self.engine.updates + self._world.rank)
+            torch.manual_seed(self._seed + self.engine.updates + self._stream)
+
+    @property
+    def _writer(self) -> int:
+        """The rank that writes the parts that this one holds."""
+        return self._world.dims.in_first_copy(self._world.rank)
+
+    @property
+    def _stream(self) -> int:
+        """Number of this rank's random stream: ranks that compute the same rows draw the same."""
+        return self._world.dims.data_coordinate(self._world.rank)
 
     def _random_state(self) -> dict[str, Tensor]:
         """Of the generators that dropout draws from: it draws where the weights are."""
@@ -119,7 +129,7 @@ class Learner:
         self, folder: Path, entries: list[FileEntry], name: str, wanted: Mapping[str, Box]
     ) -> dict[str, Tensor]:
         files = self._files(folder, entries, name)
-        return read_parts(folder, files, wanted, rank=self._world.rank)
+        return read_parts(folder, files, wanted, rank=self._writer)
 
     def _files(self, folder: Path, entries: list[FileEntry], name: str) -> list[FileEntry]:
         return files_of_all_ranks(entries, self._role, name, folder.name)
