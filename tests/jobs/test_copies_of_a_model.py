@@ -13,7 +13,11 @@ PATIENT = {"timeouts": {"livenessSeconds": 60}}
 SHORT = {"steps": {"total": 3, "validateEvery": 3}}
 TWO_COPIES = {"ranksPerReplica": 2, "parallelism": {"dataShard": 1}}
 TWO_BY_TWO = {"ranksPerReplica": 4, "parallelism": {"dataShard": 2}}
-WHOLE_BATCH = {**tiny_jobs.PPO["algorithm"], "miniBatchPrompts": 4}
+WHOLE_BATCH = {
+    **tiny_jobs.PPO["algorithm"],
+    "miniBatchPrompts": 4,
+    "shuffleMiniBatches": False,
+}
 """A mini-batch has a prompt for each of four ranks."""
 
 

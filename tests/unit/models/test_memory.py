@@ -56,7 +56,8 @@ def test_ranks_share_the_trainer_s_weights_and_each_has_an_engine(tmp_path):
 def test_a_copy_of_the_model_is_held_by_the_ranks_of_its_shards(tmp_path):
     pods = {"ranksPerReplica": 4, "parallelism": {"dataShard": 2}}
     roles = {"actorRollout": pods, "critic": {"colocateWith": "none", **pods}}
-    algorithm = {**tiny_jobs.PPO["algorithm"], "miniBatchPrompts": 4}
+    whole = {"miniBatchPrompts": 4, "shuffleMiniBatches": False}
+    algorithm = {**tiny_jobs.PPO["algorithm"], **whole}
     ppo = {**tiny_jobs.PPO, "algorithm": algorithm, "critic": {"path": "/critic"}, "roles": roles}
     config = config_of(tmp_path, **ppo)
     assert held(config, "actorRollout")["policy"] == 8 * POLICY

@@ -29,7 +29,7 @@ from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.value_model import load_value_model
 from ppojob_trainer.parallel.world import World
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1_200)]
 
 WORLDS = [layout for layout in LAYOUTS if layout != "1"]
 EXACT = [name for name, case in CASES.items() if case.autocast == "none" and not case.broken]
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for rank in reversed(range(LAYOUTS[layout].size))
         ]
         try:
-            errors = [rank.communicate(timeout=500)[1] for rank in ranks]
+            errors = [rank.communicate(timeout=600)[1] for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()

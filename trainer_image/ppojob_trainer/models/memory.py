@@ -56,8 +56,11 @@ def held_by_rank(
         parameters: as `count_parameters` gives them.
     """
     spec, living = config.spec, config.topology.living_in(role)
+    pods = topology.model_pods(spec.roles).get(role)
+    if pods is None:
+        return {}
     # Copies of a model are whole, so what counts is over how many ranks each of them is cut.
-    ranks = topology.model_pods(spec.roles)[role].parallelism.data_shard
+    ranks = pods.parallelism.data_shard
     assert ranks is not None, "a resolved configuration says how many shards"
     weight = _WEIGHT_BYTES[spec.model.dtype]
     trained = weight * (1 if spec.steps.validate_only else _TRAINED)

@@ -142,11 +142,13 @@ def _open_groups(
     dims: ParallelDims, rank: int, limit: timedelta, options: Callable[[], Any]
 ) -> dict[tuple[Dimension, ...], dist.ProcessGroup]:
     """The groups that this rank is in; all ranks open all of them in one order, as torch wants."""
-    found = {}
+    found: dict[tuple[Dimension, ...], dist.ProcessGroup] = {}
+    everybody = dist.group.WORLD
+    assert everybody is not None, "the world comes before its parts"
     for names in _DIVISIONS:
         division = dims.groups(*names)
         if len(division) == 1:
-            found[names] = dist.group.WORLD
+            found[names] = everybody
             continue
         if len(division[0]) == 1 and names != ("shard",):
             continue
