@@ -22,6 +22,8 @@ SHORT = (
     "spec.data.maxValidationRows=4",
     "spec.roles.actorRollout.threadsPerRank=1",
 )
+SOME_CALL = ("spec.algorithm.promptsPerStep=4",)
+"""Prompts enough that some begin with two worked calls: then a first response is one too."""
 GSM8K = [
     {"question": "Ann has 3 pens and buys 4 more. How many has she?", "answer": "3+4=7\n#### 7"},
     {"question": "A box holds 6 eggs. How many do 5 boxes hold?", "answer": "5*6=30\n#### 30"},
@@ -106,6 +108,24 @@ def test_reward_model(home: Path, tmp_path: Path):
     )
     assert step["critic/score/max"] > step["critic/score/min"]
     assert step["actor/reward_kl_penalty_coeff"] == 0.01
+
+
+def test_calculator(home: Path, tmp_path: Path):
+    form = ("--prompt-form", "calculator", "--digits", "3", "--rows", "40")
+    ppojob(home, "data", "multiply", *form, "--output", "data/calculator")
+    first, step = run_short(home, tmp_path / "run", "calculator", *SOME_CALL)
+    assert "val-core/multiply/acc/mean@1" in first
+    assert step["tool_call_counts/max"] > 0
+    assert step["tool/failed_share"] < 1
+
+
+def test_search_r1(home: Path, tmp_path: Path):
+    ppojob(home, "data", "facts", "--prompt-form", "worked", "--output", "data/facts")
+    ppojob(home, "index", "data/facts/corpus.jsonl", "--output", "indices/facts")
+    first, step = run_short(home, tmp_path / "run", "search-r1", *SOME_CALL)
+    assert "val-core/searchR1_facts/acc/mean@1" in first
+    assert step["tool_call_counts/max"] > 0
+    assert step["response/given_share"] > 0
 
 
 def run_gsm8k(home: Path, output: Path, name: str, data: str, *options: str) -> dict[str, float]:

@@ -1,10 +1,12 @@
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from tokenizers.pre_tokenizers import ByteLevel
 
 from ppojob_cli.data import data
 from ppojob_trainer.agents.formats import calls
@@ -37,6 +39,11 @@ PROBLEMS = [
 def run(*arguments: object) -> tuple[int, str]:
     result = CliRunner().invoke(data, [str(argument) for argument in arguments])
     return result.exit_code, result.output
+
+
+def words_of(text: str) -> list[str]:
+    """What no token reaches over in GPT-2's vocabulary and its kin."""
+    return [word for word, _ in ByteLevel(add_prefix_space=False).pre_tokenize_str(text)]
 
 
 def no_sandbox() -> Runner:
@@ -365,7 +372,10 @@ def test_worked_searches_are_what_a_search_gives_of_somebody_else() -> None:
         found = said.partition(f'(Title: "{name}") ')[2].partition("</information>")[0]
         assert f" {answer}." in found
         passage = passage_of("0", f'"{name}"\n{found}', 1.0)
-        assert information(passages_to_string([passage])) in said
+        given = information(passages_to_string([passage]))
+        parts = said.partition(given)
+        assert parts[1] == given
+        assert list(itertools.chain(*map(words_of, parts))) == words_of(said)
         assert search_r1(said, {"target": [answer]})["score"] == 1.0
 
 

@@ -142,12 +142,16 @@ def _row(question: str, answer: str, form: FactForm, *, worked: int) -> TaskRow:
 
 
 def _worked_search(kind: tuple[str, str], fact: tuple[str, str]) -> list[dict[str, str]]:
-    """A question that is answered by a search, in the format search_r1."""
+    """A question that is answered by a search, in the format search_r1.
+
+    The space before the answer keeps the line breaks before it one token, as they are in a row,
+    where what was found is cut into tokens alone.
+    """
     name, answer = fact
     question, found = (form.format(name=name, answer=answer) for form in kind)
     information = f'Doc 1(Title: "{name}") {found}'
     said = (
         f"<search>{name}</search>\n\n<information>{information}</information>\n\n"
-        f"<answer>{answer}</answer>"
+        f" <answer>{answer}</answer>"
     )
     return [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
