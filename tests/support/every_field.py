@@ -47,6 +47,7 @@ START: dict[str, Any] = {
                 }
             ],
             "interactions": [{"name": "user", "source": {"path": "/data/users.py"}}],
+            "agents": [{"name": "x", "tools": ["search"]}],
         },
         "roles": {
             "actorRollout": {"replicas": 2},

@@ -127,6 +127,7 @@ class Batch:
                 list(prompt.token_ids),
                 created_tools(prompt.extra_info),
                 interaction_of(prompt),
+                prompt.agent,
             )
             for prompt in self.prompts[first:last]
         ]

@@ -177,8 +177,15 @@ class ChatTokenizer(Closeable):
         self,
         prompts: Sequence[str | Messages],
         variables: Mapping[str, Json] | None = None,
+        *,
+        tools: Tools | None = None,
     ) -> list[list[int] | BadChatTemplate]:
         """Tokenise prompts of both kinds: text as it is, messages by the template.
+
+        Args:
+            prompts: of either kind.
+            variables: what the template sees besides.
+            tools: schemas of what the model may call, in place of the constructor's.
 
         Raises:
             BadChatTemplate: as ``encode_chats``.
@@ -187,7 +194,8 @@ class ChatTokenizer(Closeable):
         chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
         encodings = self._files.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         of_texts = iter([encoding.ids for encoding in encodings])
-        of_chats = iter(self.encode_chats(chats, variables, tools=self._tools) if chats else [])
+        shown = self._tools if tools is None else tools
+        of_chats = iter(self.encode_chats(chats, variables, tools=shown) if chats else [])
         return [next(of_texts if isinstance(prompt, str) else of_chats) for prompt in prompts]
 
     def tell_time(self, began: float) -> None:

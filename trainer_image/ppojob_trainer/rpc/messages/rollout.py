@@ -25,12 +25,14 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         created: what its tools are made with: JSON by tool.
         interaction: who answers the model; None where the row names nobody.
+        agent: that makes its rows; empty where rows are no conversations.
     """
 
     prompt: int
     tokens: list[int]
     created: dict[str, bytes] = {}
     interaction: Interaction | None = None
+    agent: str = ""
 
 
 class Conversations(msgspec.Struct, frozen=True):
