@@ -101,7 +101,8 @@ use_inference_chat_template | not needed | the tokens that were drawn are traine
 tokenization_sanity_check_mode | not needed | no conversation is tokenised anew
 num_repeat_rollouts | not needed | samplesPerPrompt
 agent.num_workers | not needed | rows take turns in the rank that holds the engine
-default_agent_loop agent_loop_config_path | not yet | agents by name
+default_agent_loop | spec.agent.default
+agent_loop_config_path | spec.agent.agents | the names of agents
 custom_async_server | not needed | the engine is in the rank that drives it
 model.path | spec.model.path
 model.tokenizer_path | spec.model.tokenizerPath

@@ -48,6 +48,9 @@ BUILT_IN_TOOLS: Final = ("calc_gsm8k_reward", "calculator", "python", SEARCH_TOO
 # Interactions that need no source; held to the trainer's table in the same way.
 BUILT_IN_INTERACTIONS: Final = ("gsm8k",)
 
+# Agents that a row may name where the job says nothing of them; of search_r1 it needs the tool.
+BUILT_IN_AGENTS: Final = ("react_agent", "search_r1", "single_turn_agent", "tool_agent")
+
 LABEL_JOB: Final = "ppojob.dev/job"
 LABEL_ROLE: Final = "ppojob.dev/role"
 ANNOTATION_CONFIG_DIGEST: Final = "ppojob.dev/config-digest"

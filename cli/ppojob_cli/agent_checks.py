@@ -1,14 +1,14 @@
 """Finds what is wrong with conversations: the template's turns, and the format of calls."""
 
 from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.agents.formats.table import FORMATS
+from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.turn_check import check_template
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.tools.schemas import tool_schemas
-
-FORMAT = "spec.agent.format"
 
 
 def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[str]]:
@@ -18,17 +18,27 @@ def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[
         spec: the job.
         chat: tokenizer and template of the policy.
     """
-    agent = spec.agent
-    if agent is None:
+    if spec.agent is None:
         return [], []
-    form = FORMATS[agent.format]
-    errors = _unknown_tokens(agent.format, chat)
+    named = agents_of(spec.agent)
+    places = {"spec.agent": spec.agent}
+    for number, own in enumerate(spec.agent.agents):
+        places[f"spec.agent.agents[{number}]"] = named[own.name]
+    template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
+    found = [_check(f"{place}.format", agent, template) for place, agent in places.items()]
+    errors, warnings = ([line for of in part for line in of] for part in zip(*found, strict=True))
+    return list(dict.fromkeys(errors)), list(dict.fromkeys(warnings))
+
+
+def _check(place: str, agent: AgentSpec, template: TurnTemplate) -> tuple[list[str], list[str]]:
+    """Judge the conversations of one agent, whose format is said at a place."""
+    form, chat = FORMATS[agent.format], template.chat
+    errors = _unknown_tokens(place, agent.format, chat)
     has_users = bool(agent.interactions)
     if form.answer is not None and not has_users:  # it says itself what stands between two turns
         return errors, []
     if not chat.has_template:
-        return [*errors, _no_template(agent.format)], []
-    template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
+        return [*errors, _no_template(place, agent.format)], []
     schemas = tool_schemas(agent)
     found = check_template(template, schemas, parallel=agent.max_parallel_calls, users=has_users)
     warnings = []
@@ -60,13 +70,13 @@ def text_prompt_warning(spec: PPOJobSpec, place: str) -> list[str]:
     ]
 
 
-def _unknown_tokens(name: str, chat: ChatTokenizer) -> list[str]:
+def _unknown_tokens(place: str, name: str, chat: ChatTokenizer) -> list[str]:
     """Tokens at which turns are to end, and which the model does not have."""
     known = {token.content for token in chat.added_tokens.values()}
     return [
         str(
             Problem(
-                FORMAT,
+                place,
                 shown(name),
                 f"its turns end with {token}, which the tokenizer does not have",
                 "the format that the model was trained with",
@@ -78,10 +88,10 @@ def _unknown_tokens(name: str, chat: ChatTokenizer) -> list[str]:
     ]
 
 
-def _no_template(name: str) -> str:
+def _no_template(place: str, name: str) -> str:
     return str(
         Problem(
-            FORMAT,
+            place,
             shown(name),
             "answers stand behind a turn as the chat template says, and the model has none",
             "spec.model.chatTemplate, or format search_r1",

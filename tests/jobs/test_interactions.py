@@ -43,6 +43,9 @@ def brief(messages, query):
 REWARD = '''
 def talk(data_source, solution_str, ground_truth, extra_info):
     """Scores of turns are told, and the words of users are part of the response."""
+    if "turn_scores" not in extra_info:  # of an agent without users
+        assert "interaction_kwargs" not in extra_info and extra_info["num_turns"] == 2
+        return {"score": len(solution_str) / 10, "asked": 0}
     scores, name = extra_info["turn_scores"], extra_info["interaction_kwargs"]["name"]
     assert len(scores) <= (3 if name == "patient" else 1)
     assert all(f"no {n + 1}" in solution_str for n in range(min(2, len(scores) - 1)))
@@ -64,6 +67,11 @@ def speaking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number, row in enumerate(rows):
             told = {"name": NAMES[number % 2], "query": row["prompt"][0]["content"]}
             row["extra_info"]["interaction_kwargs"] = told
+            if number % 5 == 4:
+                del row["extra_info"]["interaction_kwargs"]
+                row["agent_name"] = "single_turn_agent"
+            elif number % 5 == 3:
+                row["agent_name"] = "short"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -81,7 +89,13 @@ def manifest(folder: Path, speaking: Path, seconds: float = 0.0, **changes: obje
     ]
     spec = tiny_jobs.make_manifest(speaking)["spec"]
     sections = {
-        "agent": {"interactions": users, "toolSteps": 8, "turnTokens": 24, "toolRewards": "add"},
+        "agent": {
+            "interactions": users,
+            "agents": [{"name": "short", "maxUserTurns": 1}],
+            "toolSteps": 8,
+            "turnTokens": 24,
+            "toolRewards": "add",
+        },
         "rollout": {**spec["rollout"], "stopTokenIds": STOPS, "maxSequences": 8},
         "data": {**spec["data"], "maxResponseTokens": 160},
         "rewards": [{"function": "talk", "source": {"path": str(speaking / "talk.py")}}],
@@ -110,13 +124,15 @@ def undisturbed_speech(
 
 
 def test_what_users_say_is_given_and_what_they_give_is_on_their_turn(undisturbed_speech: Path):
-    table = pq.read_table(undisturbed_speech / "rollouts" / "step-000001.parquet").to_pylist()
-    asked = {name: [] for name in NAMES}
-    for row in table:
-        figures, name = (
-            json.loads(row["figures"]),
-            json.loads(row["extra_info"])["interaction_kwargs"]["name"],
-        )
+    steps = sorted((undisturbed_speech / "rollouts").iterdir())
+    asked: dict[str, list[int]] = {name: [] for name in (*NAMES, "short", "single")}
+    for row in (row for step in steps for row in pq.read_table(step).to_pylist()):
+        figures, told = json.loads(row["figures"]), json.loads(row["extra_info"])
+        if "interaction_kwargs" not in told:
+            asked["single"].append(len(row["segments"]))
+            assert figures["num_turns"] == 2
+            continue
+        name = "short" if told["index"] % 5 == 3 else told["interaction_kwargs"]["name"]
         asked[name].append(len(figures["turn_scores"]))
         drawn = [s for s in row["segments"] if s["version"] is not None]
         assert len(row["segments"]) - len(drawn) == len(drawn) - 1
@@ -130,10 +146,14 @@ def test_what_users_say_is_given_and_what_they_give_is_on_their_turn(undisturbed
         for number in range(1, len(drawn)):
             assert f"user\nno {number}" in row["response"]
         assert "enough" not in row["response"], "the last words of a user are left out"
-    assert max(asked["patient"]) == 3
-    assert max(asked["brief"]) == 1
+    assert {name: max(numbers) for name, numbers in asked.items()} == {
+        "patient": 3,
+        "brief": 1,
+        "short": 1,
+        "single": 1,
+    }
     line = run_folders.metrics(undisturbed_speech)[1]
-    assert line["num_turns/max"] == 7
+    assert 3 <= line["num_turns/max"] <= 7
     assert line["tool_call_counts/max"] == line["tool/failed_share"] == 0
     assert 0 < line["response/given_share"] < 1
 

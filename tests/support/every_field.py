@@ -50,6 +50,7 @@ START: dict[str, Any] = {
                 {"name": "search"},
             ],
             "interactions": [{"name": "user", "source": {"path": "/data/users.py"}}],
+            "agents": [{"name": "x", "tools": ["search"]}],
         },
         "roles": {
             "actorRollout": {"replicas": 2},

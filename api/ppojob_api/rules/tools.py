@@ -2,7 +2,7 @@
 
 from ppojob_api.rules.rule import rules, untouched, words
 from ppojob_api.v1alpha1.roles import CodePods, RetrieverPods
-from ppojob_api.well_known import BUILT_IN_INTERACTIONS, BUILT_IN_TOOLS
+from ppojob_api.well_known import BUILT_IN_AGENTS, BUILT_IN_INTERACTIONS, BUILT_IN_TOOLS
 
 TOOL_RULES = rules(
     """
@@ -18,6 +18,30 @@ TOOL_RULES = rules(
         two interactions have the same name; each name once
     must: self.interactions.all(one,
         self.interactions.exists_one(other, other.name == one.name))
+
+    spec.agent | agents | Duplicate | here
+        two agents have the same name; each name once
+    must: self.agents.all(one, self.agents.exists_one(other, other.name == one.name))
+
+    spec.agent | agents | NotOneOf | here
+        agent.tools has not all of its tools; names of tools that are there
+    must: self.agents.all(one, !has(one.tools)
+        || one.tools.all(name, self.tools.exists_one(tool, tool.name == name)))
+
+    spec.agent | agents | Conflict | here
+        a query is a call of the tool search, which it does not have; this tool among its tools
+    must: self.agents.all(one, !has(one.format) || one.format != 'search_r1'
+        || (has(one.tools) ? one.tools.exists_one(name, name == 'search')
+            : self.tools.exists_one(tool, tool.name == 'search')))
+
+    spec.agent | default | NotOneOf | here
+        there is no agent of this name; one of $AGENTS, or a name in agent.agents
+    must: self.default in $AGENT_WORDS || self.agents.exists_one(one, one.name == self.default)
+
+    spec.agent | default | Conflict | here
+        a query is a call of the tool search, and there is none; a tool of this name in agent.tools
+    when: self.default == 'search_r1' && !self.agents.exists_one(one, one.name == 'search_r1')
+    must: self.tools.exists_one(tool, tool.name == 'search')
 
     spec.agent | format | Conflict | here
         a query is a call of the tool search, and there is none; a tool of this name in agent.tools
@@ -151,6 +175,8 @@ TOOL_RULES = rules(
     """,
     TOOLS=", ".join(BUILT_IN_TOOLS),
     TOOL_WORDS=words(BUILT_IN_TOOLS),
+    AGENTS=", ".join(BUILT_IN_AGENTS),
+    AGENT_WORDS=words(BUILT_IN_AGENTS),
     INTERACTIONS=", ".join(BUILT_IN_INTERACTIONS),
     INTERACTION_WORDS=words(BUILT_IN_INTERACTIONS),
     IDENTIFIER=r"^[^\W\d]\w*$",

@@ -146,6 +146,25 @@ class InteractionSpec(Section):
     """Of an answer; what takes longer is killed."""
 
 
+class NamedAgentSpec(Section):
+    """An agent for the rows that name it: `agent` with what is said here in place of its own."""
+
+    name: ToolName
+    """By which rows ask for it: the column `agent_name`. verl: agent_loop_config_path."""
+
+    tools: Annotated[Items[ToolName], Field(max_length=64)] | None = None
+    """Of `agent.tools`, those that the model is shown and may call; absent: all."""
+
+    format: ToolFormat | None = None
+    """How the model writes a call; absent: as `agent` says."""
+
+    max_assistant_turns: Turns | None = None
+    """Turns of the model in a row; absent: as `agent` says."""
+
+    max_user_turns: Turns | None = None
+    """Answers to the model in a row; absent: as `agent` says."""
+
+
 class AgentSpec(Section):
     """Rows of several turns: the model speaks, tools or a user answer, the model goes on.
 
@@ -170,6 +189,13 @@ class AgentSpec(Section):
     interactions: Annotated[Items[InteractionSpec], Field(max_length=64)] = ()
     """Simulated users; each row names the one that it speaks with.
     verl: multi_turn.interaction_config_path."""
+
+    agents: Annotated[Items[NamedAgentSpec], Field(max_length=64)] = ()
+    """Agents for rows that name them, beside those that are built in.
+    verl: agent.agent_loop_config_path."""
+
+    default: ToolName = "tool_agent"
+    """The agent of rows that name none. verl: agent.default_agent_loop, single_turn_agent."""
 
     format: ToolFormat = "hermes"
     """How the model writes a call. verl: multi_turn.format, hermes."""

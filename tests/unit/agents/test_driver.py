@@ -41,21 +41,19 @@ USER = Interaction("critic", b'{"name": "critic"}', b'[{"role": "user", "content
 
 
 def rows(
-    limits: Limits = LIMITS, number: int = ROWS, user: Interaction | None = None
+    limits: Limits = LIMITS,
+    number: int = ROWS,
+    user: Interaction | None = None,
+    form: type["Form"] | None = None,
 ) -> list[Episode]:
-    drawn = SamplingParams(1.0, 1.0, -1, 1, ENDS)
-    return [
-        Episode(
-            f"{n}",
-            (1, 2, n % VOCAB),
-            drawn,
-            lambda turn, n=n: 1000 * turn + n,
-            limits,
-            user,
-            place=f"r{n}",
-        )
-        for n in range(number)
-    ]
+    drawn, own = SamplingParams(1.0, 1.0, -1, 1, ENDS), (form or Form)()
+
+    def row(n: int) -> Episode:
+        prompt = (1, 2, n % VOCAB)
+        seed = lambda turn: 1000 * turn + n  # noqa: E731
+        return Episode(f"{n}", prompt, drawn, seed, limits, own, user, place=f"r{n}")
+
+    return [row(n) for n in range(number)]
 
 
 class Form:
@@ -148,7 +146,7 @@ def run(
     user: Interaction | None = None,
 ) -> tuple[list[Trajectory], list[RowFigures]]:
     episodes = rows(limits, user=user)
-    Driver(engine(), tools, Form(), delay, fails=fails).run(episodes)
+    Driver(engine(), tools, delay, fails=fails).run(episodes)
     return [e.trajectory for e in episodes], [e.figures for e in episodes]
 
 
@@ -182,7 +180,7 @@ def test_what_is_trained_is_what_was_drawn_after_the_very_tokens_of_the_row() ->
         submit(request)
 
     model.step, model.submit = noted_step, noted_submit
-    Driver(model, Workers(), Form(), 2).run(episodes)
+    Driver(model, Workers(), 2).run(episodes)
     for episode in episodes:
         found = episode.trajectory
         trained = [segment.tokens for segment in found.segments if segment.is_trained]
@@ -214,10 +212,10 @@ def test_log_probabilities_of_later_turns_are_those_of_a_forward_over_the_whole_
 
 
 def test_rows_without_calls_are_those_of_a_single_turn() -> None:
-    episodes, alone = rows(), rows()
-    Driver(engine(), Workers(), Silent(), 8).run(episodes)
+    episodes, alone = rows(form=Silent), rows(form=Silent)
+    Driver(engine(), Workers(), 8).run(episodes)
     for one in alone:
-        Driver(engine(), Workers(), Silent(), math.inf).run([one])
+        Driver(engine(), Workers(), math.inf).run([one])
     assert [e.trajectory.tokens for e in episodes] == [e.trajectory.tokens for e in alone]
     assert all(e.figures == RowFigures(2, 0, 0, [], 0) for e in episodes)
 
@@ -292,13 +290,13 @@ def test_a_phase_that_fails_leaves_an_idle_engine_and_no_call() -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Driver(model, tools, Broken(), 4).run(rows())
+        Driver(model, tools, 4).run(rows(form=Broken))
     assert not model.has_work()
     assert tools.given_up > 0
-    Driver(model, Workers(), Form(), 4).run(rows())
+    Driver(model, Workers(), 4).run(rows())
     model.submit(rows()[0].request())
     with pytest.raises(RolloutError, match="still holds requests"):
-        Driver(model, Workers(), Form(), 4).run(rows())
+        Driver(model, Workers(), 4).run(rows())
 
 
 @pytest.mark.timeout(60)
@@ -307,7 +305,7 @@ def test_an_engine_that_loses_a_row_is_not_waited_for() -> None:
     step = model.step
     model.step = lambda: [one for one in step() if one.request_id.partition("/")[0] != "3"]
     with pytest.raises(RolloutError, match="the engine lost 1 requests, first '3'"):
-        Driver(model, Workers(), Form(), 4).run(rows())
+        Driver(model, Workers(), 4).run(rows())
 
 
 def test_rewards_of_tools_are_told_and_where_it_is_asked_for_on_their_turn():
@@ -377,3 +375,16 @@ def test_limits_end_a_row_before_its_user_is_asked():
     assert all(own.turn_scores == [] for own in figures)
     _, figures = run(tools, limits=replace(LIMITS, user_turns=1), user=USER)
     assert max(len(own.turn_scores) for own in figures) == 1
+
+
+def test_rows_of_several_agents_share_a_batch():
+    limits = [LIMITS, replace(LIMITS, assistant_turns=1)]
+    mixed = [
+        rows(limits[n % 2], user=USER if n % 3 else None, form=(Form, Silent)[n % 2])[n]
+        for n in range(ROWS)
+    ]
+    Driver(engine(), Workers(0.02), 4).run(mixed)
+    for n, episode in enumerate(mixed):
+        assert episode.figures.num_turns == 2 or n % 2 == 0
+        assert (episode.figures.turn_scores is None) == (n % 3 == 0)
+    assert max(episode.figures.tool_calls for episode in mixed) > 0

@@ -1,9 +1,11 @@
-"""Rows that ask for a user whom the job has not, word for word in bad_row_agents.txt."""
+"""Rows that ask for an agent or a user that the job has not: lines of bad_row_agents.txt."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from golden_lines import assert_lines, read_lines
 from prompt_files import CHATML, good_row
@@ -11,9 +13,13 @@ from tiny_models import save_tokenizer
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_api.well_known import BUILT_IN_AGENTS
+from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.agents.row_agents import row_agents
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
+from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.tools.schemas import tool_schemas
 
 pytestmark = pytest.mark.processes
 EXPECTED = read_lines(Path(__file__).parent / "bad_row_agents.txt")
@@ -28,6 +34,8 @@ ROWS = {
     "a truth that is none": {"interaction_kwargs": {"name": "gsm8k", "ground_truth": 8}},
 }
 
+AGENTS = {"an agent of no job": "my_agent", "an agent without its tool": "search_r1", "a number": 7}
+
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatTokenizer]:
@@ -37,8 +45,11 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatTokenizer]:
         yield chat
 
 
-def errors(folder: Path, chat: ChatTokenizer, agent: dict[str, object], *infos: object):
+def errors(
+    folder: Path, chat: ChatTokenizer, agent: dict[str, object], *infos: object, **columns: object
+) -> list[str]:
     rows = [good_row(f"{number} + 1", extra_info=info) for number, info in enumerate(infos)]
+    rows[-1] |= columns
     path = folder / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     spec = DataSpec.model_validate({"train": [{"path": str(path)}]})
@@ -49,7 +60,9 @@ def errors(folder: Path, chat: ChatTokenizer, agent: dict[str, object], *infos: 
 
 @pytest.mark.parametrize("case", EXPECTED)
 def test_rows_that_nobody_answers(case: str, tmp_path: Path, chat: ChatTokenizer) -> None:
-    assert_lines(errors(tmp_path, chat, AGENT, GOOD, ROWS[case]), EXPECTED[case])
+    columns = {"agent_name": AGENTS[case]} if case in AGENTS else {}
+    found = errors(tmp_path, chat, AGENT, GOOD, ROWS.get(case, GOOD), **columns)
+    assert_lines(found, EXPECTED[case])
 
 
 def test_rows_of_users_and_of_jobs_without(tmp_path: Path, chat: ChatTokenizer) -> None:
@@ -59,4 +72,60 @@ def test_rows_of_users_and_of_jobs_without(tmp_path: Path, chat: ChatTokenizer) 
 
 
 def test_every_case_is_there() -> None:
-    assert set(EXPECTED) == set(ROWS)
+    assert set(EXPECTED) == set(ROWS) | set(AGENTS)
+
+
+CALLS = {
+    "tools": [{"name": "calculator"}, {"name": "search", "config": {"index": "a"}}],
+    "interactions": [{"name": "gsm8k"}],
+    "format": "qwen3_coder",
+    "maxAssistantTurns": 5,
+    "maxUserTurns": 4,
+    "turnTokens": 9,
+    "agents": [
+        {"name": "sums", "tools": ["calculator"], "maxUserTurns": 2},
+        {"name": "react_agent", "tools": [], "format": "hermes"},
+    ],
+}
+
+
+def test_what_each_agent_is():
+    def told(one: AgentSpec) -> tuple[object, ...]:
+        tools = [tool.name for tool in one.tools]
+        limits = (one.max_assistant_turns, one.max_user_turns, one.turn_tokens)
+        return tools, bool(one.interactions), one.format, *limits
+
+    named = {name: told(one) for name, one in agents_of(AgentSpec.model_validate(CALLS)).items()}
+    assert named == {
+        "tool_agent": (["calculator", "search"], True, "qwen3_coder", 5, 4, 9),
+        "single_turn_agent": ([], False, "hermes", 1, 4, None),
+        "search_r1": (["search"], False, "search_r1", 5, 4, 9),
+        "sums": (["calculator"], True, "qwen3_coder", 5, 2, 9),
+        "react_agent": ([], True, "hermes", 5, 4, 9),
+    }
+    assert sorted(agents_of(AgentSpec.model_validate({"tools": CALLS["tools"]}))) == list(
+        BUILT_IN_AGENTS
+    )
+
+
+def test_agents_without_users_need_nobody_and_prompts_show_the_tools_of_their_agent(
+    tmp_path: Path,
+) -> None:
+    save_tokenizer(tmp_path, template="{{ tools | length if tools else 'none' }}" + CHATML)
+    names = ["single_turn_agent", "tool_agent", None, "single_turn_agent", "sums"]
+    told = [{}, GOOD, GOOD, {}, GOOD]
+    rows = [
+        good_row(f"{number} + 1", extra_info=info, agent_name=name)
+        for number, (name, info) in enumerate(zip(names, told, strict=True))
+    ]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    spec = DataSpec.model_validate({"train": [{"path": str(path)}]})
+    agent = AgentSpec.model_validate(CALLS)
+    with ChatTokenizer(tmp_path, tmp_path, tools=tool_schemas(agent)) as chat:
+        opened = PromptDataset.open(spec.train, spec, chat, agents=row_agents(agent))
+        with opened as dataset:
+            prompts = [dataset[number] for number in range(len(dataset))]
+        texts = [chat.decode(one.token_ids, skip_special_tokens=False) for one in prompts]
+    assert [one.agent for one in prompts] == [name or "tool_agent" for name in names]
+    assert [text.partition("<")[0] for text in texts] == ["none", "2", "2", "none", "1"]

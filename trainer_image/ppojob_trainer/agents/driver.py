@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ppojob_api.problem import shown
 from ppojob_trainer.agents.episode import Episode
-from ppojob_trainer.agents.turn_form import Turn, TurnForm
+from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.rollout.protocol import (
     Finished,
@@ -59,7 +59,6 @@ class Driver:
     Attributes:
         engine: draws.
         tools: make the calls.
-        form: reads turns, and writes what stands between them.
         delay: d, steps that the engine takes for other rows before a row goes on; infinity: until
             no row runs.
         fails: whether a failed call fails the job.
@@ -67,7 +66,6 @@ class Driver:
 
     engine: RolloutEngine
     tools: Tools
-    form: TurnForm
     delay: float
     fails: bool = False
 
@@ -160,16 +158,16 @@ class _Phase:
 
     def _goes_on(self, episode: Episode, waiting: _Waiting) -> bool:
         if not waiting.wanted.calls:
-            return episode.reply(waiting.wanted.reply, self.driver.form)
+            return episode.reply(waiting.wanted.reply)
         answers = self.driver.tools.answers(waiting.begun)
         if self.driver.fails:
             _refuse_failures(episode, waiting.wanted.calls, answers)
-        return episode.answer(waiting.wanted.calls, answers, self.driver.form)
+        return episode.answer(waiting.wanted.calls, answers)
 
     def _take(self, response: Finished) -> None:
         number = self._running.pop(response.request_id)
         episode = self.episodes[number]
-        wanted = episode.take(response, self.driver.form)
+        wanted = episode.take(response)
         if not wanted.calls and not wanted.reply:
             return
         begun = None

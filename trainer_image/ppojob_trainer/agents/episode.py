@@ -70,6 +70,7 @@ class Episode:
         sampling: how tokens are drawn; `max_tokens` is set turn by turn.
         seed_of: the seed of a turn, by its number from 0.
         limits: where it ends.
+        form: reads its turns, and writes what stands between them.
         user: answers the turns that call no tool; None: such a turn ends the row.
         place: what people are told of it: step, prompt and sample.
     """
@@ -79,6 +80,7 @@ class Episode:
     sampling: SamplingParams
     seed_of: Callable[[int], int]
     limits: Limits
+    form: TurnForm
     user: Interaction | None = None
     place: str = ""
     _segments: list[Segment] = field(default_factory=list)
@@ -110,7 +112,7 @@ class Episode:
             seed=self.seed_of(self._drawn),
         )
 
-    def take(self, response: Finished, form: TurnForm) -> Turn:
+    def take(self, response: Finished) -> Turn:
         """Take in a turn of the model; answers what it wants, nothing where the row is over."""
         self._drawn += 1
         self._finish_reason = response.finish_reason
@@ -123,26 +125,23 @@ class Episode:
             return Turn()
         if _is_reached(self._answered, limits.user_turns):
             return Turn()
-        wanted = form.read(response.tokens)
+        wanted = self.form.read(response.tokens)
         wanted = replace(wanted, calls=wanted.calls[: limits.parallel_calls])
         if self.user is None:
             return wanted
-        self._tell("assistant", form.said(response.tokens))
+        self._tell("assistant", self.form.said(response.tokens))
         if wanted.calls or wanted.reply:
             return wanted
         heard = msgspec.json.encode(self._heard).decode()
         self._heard.asked.append(len(self._heard.messages))
         return Turn((ToolCall(self.user.name, heard, self.user.arguments, to_user=True),))
 
-    def answer(
-        self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer], form: TurnForm
-    ) -> bool:
+    def answer(self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]) -> bool:
         """Take in what the calls of its last turn gave, or what the user says to it.
 
         Args:
             calls: as `take` told them.
             answers: (calls,).
-            form: of turns.
 
         Returns:
             Whether the model goes on; it does not where the user ends the conversation, or the
@@ -152,26 +151,26 @@ class Episode:
             given = sum(answer.reward for answer in answers)
             self._segments[-1] = replace(self._segments[-1], reward=given)
         if calls[0].to_user:
-            return self._hears(answers[0], form)
+            return self._hears(answers[0])
         self._answers += answers
         texts = [answer.text for answer in answers]
         for text in texts:
             self._tell("tool", text)
-        return self._goes_on(form.answered(self._segments[-1].tokens, calls, texts))
+        return self._goes_on(self.form.answered(self._segments[-1].tokens, calls, texts))
 
-    def _hears(self, answer: ToolAnswer, form: TurnForm) -> bool:
+    def _hears(self, answer: ToolAnswer) -> bool:
         """The user has spoken; its last words, which nobody answers, are not part of the row."""
         self._of_user.append(answer)
         if answer.ends:
             self._answered += 1
             return False
         self._tell("user", answer.text)
-        return self._goes_on(form.heard(self._segments[-1].tokens, answer.text))
+        return self._goes_on(self.form.heard(self._segments[-1].tokens, answer.text))
 
-    def reply(self, reply: str, form: TurnForm) -> bool:
+    def reply(self, reply: str) -> bool:
         """Take in what the model is told where it called no tool; as `answer`."""
         self._tell("user", reply)
-        return self._goes_on(form.replied(self._segments[-1].tokens, reply))
+        return self._goes_on(self.form.replied(self._segments[-1].tokens, reply))
 
     def _goes_on(self, given: Sequence[int]) -> bool:
         if self._tokens + len(given) >= self.limits.response_tokens:

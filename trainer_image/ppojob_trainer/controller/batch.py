@@ -130,6 +130,7 @@ class Batch:
                 created_tools(prompt.extra_info),
                 selected_tools(prompt.extra_info),
                 interaction_of(prompt),
+                prompt.agent,
             )
             for prompt in self.prompts[first:last]
         ]

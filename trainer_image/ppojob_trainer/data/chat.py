@@ -65,7 +65,6 @@ class ChatTokenizer(Closeable):
         self._files = files
         self._setting = setting
         self._tools = tools
-        self._by_name = {_name_of(tool): tool for tool in tools}
         self._renderer: TemplateRenderer | None = None
         if files.chat_template is not None:
             self._renderer = TemplateRenderer(
@@ -101,7 +100,7 @@ class ChatTokenizer(Closeable):
     @property
     def tool_names(self) -> tuple[str, ...]:
         """Names of what the model may call."""
-        return tuple(self._by_name)
+        return tuple(map(_name_of, self._tools))
 
     @property
     def template(self) -> tuple[str, str]:
@@ -184,6 +183,8 @@ class ChatTokenizer(Closeable):
         prompts: Sequence[str | Messages],
         variables: Mapping[str, Json] | None = None,
         selections: Sequence[Sequence[str]] = (),
+        *,
+        tools: Tools | None = None,
     ) -> list[list[int] | BadChatTemplate]:
         """Tokenise prompts of both kinds: text as it is, messages by the template.
 
@@ -192,6 +193,7 @@ class ChatTokenizer(Closeable):
             variables: as ``encode_chats``.
             selections: (prompts,) names of the tools that each shows, empty for all; or nothing,
                 where all show all.
+            tools: schemas of what the model may call, in place of the constructor's.
 
         Raises:
             BadChatTemplate: as ``encode_chats``.
@@ -202,14 +204,15 @@ class ChatTokenizer(Closeable):
             list(texts.values()), add_special_tokens=False
         )
         encoded |= zip(texts, (encoding.ids for encoding in encodings), strict=True)
+        every = self._tools if tools is None else tools
+        by_name = {_name_of(tool): tool for tool in every}
         by_tools: dict[tuple[str, ...], dict[int, Messages]] = {}
         for at, prompt in enumerate(prompts):
             if not isinstance(prompt, str):
                 names = tuple(selections[at]) if selections else ()
                 by_tools.setdefault(names, {})[at] = prompt
         for names, chats in by_tools.items():
-            tools = [self._by_name[name] for name in names if name in self._by_name]
-            told = tools if names else self._tools
+            told = [by_name[name] for name in names if name in by_name] if names else every
             encoded |= zip(
                 chats, self.encode_chats([*chats.values()], variables, tools=told), strict=True
             )

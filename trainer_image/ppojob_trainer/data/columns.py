@@ -1,8 +1,9 @@
 """What the cells of a row mean: verl's columns, checked one by one.
 
-prompt, data_source, reward_model.ground_truth and extra_info are read; ability, agent_name and
-every other column are left alone. Where a job names the column of the answer, its files are as
-people have them: a question, an answer, and other columns, which become extra_info.
+prompt, data_source, reward_model.ground_truth and extra_info are read, and agent_name where rows
+are conversations; ability and every other column are left alone. Where a job names the column of
+the answer, its files are as people have them: a question, an answer, and other columns, which
+become extra_info.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 REWARD_COLUMN = "reward_model"
 EXTRA_COLUMN = "extra_info"
 GROUND_TRUTH = f"{REWARD_COLUMN}.ground_truth"
+AGENT_COLUMN = "agent_name"
 INTERACTION = "interaction_kwargs"
 """Entry of extra_info: the simulated user of a row, and what it is told."""
 COLUMNS_ALLOWED = (
@@ -43,6 +45,7 @@ class ColumnNames:
         constant_source: name of the task of all rows, where no column has it.
         is_text_a_message: whether a prompt that is text becomes a message of the user.
         difficulty: the number that orders the rows, a column or an entry of extra_info.
+        has_agents: whether rows may name their agent.
     """
 
     prompt: str = "prompt"
@@ -51,9 +54,10 @@ class ColumnNames:
     constant_source: str | None = None
     is_text_a_message: bool = False
     difficulty: str | None = None
+    has_agents: bool = False
 
     @classmethod
-    def of(cls, spec: DataSpec) -> "ColumnNames":
+    def of(cls, spec: DataSpec, *, has_agents: bool = False) -> "ColumnNames":
         """Those of a job."""
         return cls(
             prompt=spec.prompt_key,
@@ -62,6 +66,7 @@ class ColumnNames:
             constant_source=spec.data_source,
             is_text_a_message=spec.text_prompts == "user_message",
             difficulty=spec.curriculum.key if spec.curriculum else None,
+            has_agents=has_agents,
         )
 
     @property
@@ -76,6 +81,7 @@ class ColumnNames:
         if self.answer:
             return None
         others = (REWARD_COLUMN, EXTRA_COLUMN, *((self.difficulty,) if self.difficulty else ()))
+        others = (*others, AGENT_COLUMN) if self.has_agents else others
         return (*self.required, *(name for name in others if name not in self.required))
 
 
@@ -89,6 +95,7 @@ class Cells:
         ground_truth: what the reward function compares with; None when absent.
         extra_info: whatever else the row tells.
         difficulty: what orders the row among others; 0 where nothing does.
+        agent: that the row names; empty where it names none.
     """
 
     prompt: Prompt
@@ -96,6 +103,7 @@ class Cells:
     ground_truth: Json
     extra_info: dict[str, Json]
     difficulty: float = 0.0
+    agent: str = ""
 
 
 class BadCell(Exception):  # noqa: N818  the cell is bad
@@ -158,7 +166,20 @@ def read_cells(row: Row, names: ColumnNames) -> Cells:
     else:
         truth = _ground_truth(row.get(REWARD_COLUMN))
         info = _mapping(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
-    return Cells(prompt, data_source, truth, info, _difficulty(row, info, names.difficulty))
+    agent = _agent(row.get(AGENT_COLUMN)) if names.has_agents else ""
+    difficulty = _difficulty(row, info, names.difficulty)
+    return Cells(prompt, data_source, truth, info, difficulty, agent)
+
+
+def _agent(cell: object) -> str:
+    """The name in the column of agents, empty where there is none."""
+    if cell is None:
+        return ""
+    if isinstance(cell, str):
+        return _clean(cell, AGENT_COLUMN)
+    raise BadCell(
+        AGENT_COLUMN, shown(cell), "it names the row's agent", "text", DataReason.BAD_VALUE
+    )
 
 
 def _difficulty(row: Row, info: Mapping[str, Json], name: str | None) -> float:

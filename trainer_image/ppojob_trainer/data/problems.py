@@ -30,6 +30,7 @@ class DataReason(StrEnum):
     NON_FINITE = "NonFinite"
     GROUND_TRUTH = "BadGroundTruth"
     UNKNOWN_DATA_SOURCE = "UnknownDataSource"
+    AGENT = "BadAgent"
     INTERACTION = "BadInteraction"
     BAD_CHAT_TEMPLATE = "BadChatTemplate"
     OVERLONG_PROMPT = "OverlongPrompt"

@@ -29,6 +29,7 @@ class PromptRow:
         data_source: routes to a reward.
         ground_truth: what the reward compares with.
         extra_info: whatever else the row tells.
+        agent: that makes its rows; empty where rows are no conversations.
     """
 
     index: int
@@ -37,6 +38,7 @@ class PromptRow:
     data_source: str
     ground_truth: Json
     extra_info: Mapping[str, Json]
+    agent: str = ""
 
 
 class PromptStore(Closeable):
@@ -64,7 +66,8 @@ class PromptStore(Closeable):
             StorageError: there is no room for it.
         """
         assert row.index == len(self), "rows are numbered in their order"
-        kept = [row.token_ids, row.prompt, row.data_source, row.ground_truth, row.extra_info]
+        answer = row.data_source, row.ground_truth, row.extra_info, row.agent
+        kept = [row.token_ids, row.prompt, *answer]
         text = json.dumps(kept, separators=(",", ":")).encode()
         try:
             self._file.write(text)

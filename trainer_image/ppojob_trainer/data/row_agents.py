@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ppojob_api.problem import shown
-from ppojob_trainer.data.columns import EXTRA_COLUMN, INTERACTION, BadCell, Cells
+from ppojob_trainer.data.chat import Tools
+from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, INTERACTION, BadCell, Cells
 from ppojob_trainer.data.problems import DataReason
 from ppojob_trainer.json_value import Json
 
@@ -14,19 +15,55 @@ _COLUMN = f"{EXTRA_COLUMN}.{INTERACTION}"
 
 
 @dataclass(frozen=True)
+class RowAgent:
+    """One agent.
+
+    Attributes:
+        tools: schemas of what the model is shown.
+        has_users: whether a user speaks with it, whom each of its rows names.
+    """
+
+    tools: Tools
+    has_users: bool
+
+
+@dataclass(frozen=True)
 class RowAgents:
     """Of a job whose rows are conversations.
 
     Attributes:
-        users: of `spec.agent.interactions` by name; where there are some, each row has one.
+        agents: by the name that rows have for them.
+        default: that of rows which name none.
+        users: of `spec.agent.interactions` by name.
     """
 
+    agents: Mapping[str, RowAgent]
+    default: str
     users: Mapping[str, UserProblem]
+
+    def name(self, cells: Cells) -> str:
+        """The agent of a row."""
+        return cells.agent or self.default
+
+    def tools(self, cells: Cells) -> Tools:
+        """What the model is shown in a row; of an unknown agent nothing."""
+        agent = self.agents.get(self.name(cells))
+        return agent.tools if agent is not None else ()
 
     def problem(self, cells: Cells) -> BadCell | None:
         """Say why nobody answers in a row as it asks for."""
-        if not self.users:
-            return None
+        agent = self.agents.get(self.name(cells))
+        if agent is None:
+            return BadCell(
+                AGENT_COLUMN,
+                shown(self.name(cells)),
+                "the job has no agent of this name",
+                f"one of {', '.join(sorted(self.agents))}, or a name in spec.agent.agents",
+                DataReason.AGENT,
+            )
+        return self._user_problem(cells) if agent.has_users else None
+
+    def _user_problem(self, cells: Cells) -> BadCell | None:
         told = cells.extra_info.get(INTERACTION)
         name = told.get("name") if isinstance(told, dict) else None
         if not isinstance(told, dict) or not isinstance(name, str) or name not in self.users:

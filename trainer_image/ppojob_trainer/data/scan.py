@@ -131,7 +131,7 @@ class Scanner:
         return scan
 
     def _rows(self, scan: Scan, files: Sequence[DataFile]) -> Iterator[_Candidate]:
-        names = ColumnNames.of(self.spec)
+        names = ColumnNames.of(self.spec, has_agents=self.agents is not None)
         scan.kept_of = [0] * len(files)
         # All are opened before the first row is read: what is wrong with them is told at once.
         opened = [self._open(scan, data_file, names) for data_file in files]
@@ -196,11 +196,7 @@ class Scanner:
             )
 
     def _take(self, scan: Scan, candidates: list[_Candidate], control: tuple[str, ...]) -> None:
-        prompts = [candidate.cells.prompt for candidate in candidates]
-        tools = [selected_tools(candidate.cells.extra_info) for candidate in candidates]
-        variables = self.spec.apply_chat_template_kwargs
-        encoded = self.chat.encode_prompts(prompts, variables, tools if any(tools) else ())
-        for candidate, ids in zip(candidates, encoded, strict=True):
+        for candidate, ids in zip(candidates, self._encoded(candidates), strict=True):
             self._check_kind(scan, candidate)
             self._check_row(scan, candidate, control)
             if self.with_keys:
@@ -210,12 +206,34 @@ class Scanner:
             elif self._keeps(scan, candidate, len(ids)):
                 self._keep(scan, candidate, ids)
 
+    def _encoded(self, candidates: list[_Candidate]) -> list[list[int] | BadChatTemplate]:
+        """The prompts as tokens, each with the tools of its row's agent that the row selects."""
+        agents, variables = self.agents, self.spec.apply_chat_template_kwargs
+        prompts = [candidate.cells.prompt for candidate in candidates]
+        selected = [selected_tools(candidate.cells.extra_info) for candidate in candidates]
+        if agents is None:
+            return self.chat.encode_prompts(prompts, variables, selected)
+        found: dict[int, list[int] | BadChatTemplate] = {}
+        names = [agents.name(candidate.cells) for candidate in candidates]
+        for name in dict.fromkeys(names):
+            rows = [row for row, other in enumerate(names) if other == name]
+            tools = agents.tools(candidates[rows[0]].cells)
+            ids = self.chat.encode_prompts(
+                [prompts[row] for row in rows],
+                variables,
+                [selected[row] for row in rows],
+                tools=tools,
+            )
+            found |= dict(zip(rows, ids, strict=True))
+        return [found[row] for row in range(len(candidates))]
+
     def _keep(self, scan: Scan, candidate: _Candidate, ids: list[int]) -> None:
         cells = candidate.cells
         if self.store is not None:
             cut = truncate(ids, self.spec.max_prompt_tokens, self.spec.overlong_prompts)
             told = cells.prompt, cells.data_source, cells.ground_truth, cells.extra_info
-            self.store.append(PromptRow(scan.kept, cut, *told))
+            agent = self.agents.name(cells) if self.agents is not None else ""
+            self.store.append(PromptRow(scan.kept, cut, *told, agent))
         scan.kept += 1
         scan.kept_of[candidate.entry] += 1
         if self.spec.curriculum is not None:

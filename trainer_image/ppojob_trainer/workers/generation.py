@@ -2,14 +2,18 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec, ValidationSamplingSpec
 from ppojob_trainer.agents.driver import Driver
 from ppojob_trainer.agents.episode import Episode, Limits
 from ppojob_trainer.agents.formats.table import FORMATS
+from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import ChatForm, TurnForm
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -34,26 +38,39 @@ GREEDY = "greedy"
 
 
 @dataclass(frozen=True)
-class Turns:
-    """What rows of several turns need.
+class Agent:
+    """What the rows of one agent need.
 
     Attributes:
         form: reads turns, and writes what stands between them.
         limits: where a row ends.
-        delay: engine steps that calls may take; infinity: until no row runs.
-        fails: whether a failed call fails the job.
         has_users: whether a user answers turns that call no tool.
+        tools: names of those that may be called; empty for all.
         stop_token_ids: end a turn, besides the model's own end tokens.
         stop_texts: do so, too.
     """
 
     form: TurnForm
     limits: Limits
+    has_users: bool
+    tools: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    stop_texts: StopTexts | None
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What rows of several turns need.
+
+    Attributes:
+        agents: by the name that rows have for them.
+        delay: engine steps that calls may take; infinity: until no row runs.
+        fails: whether a failed call fails the job.
+    """
+
+    agents: Mapping[str, Agent]
     delay: float
     fails: bool
-    has_users: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    stop_texts: StopTexts | None = None
 
 
 @dataclass(frozen=True)
@@ -130,26 +147,22 @@ class Generation:
                 Peer("retriever rank", at.host, at.port, "retriever") for at in told.retrievers
             ],
             rows=[(batch_of(row.batch), row.number) for row in rows],
-            prompts=[row.prompt for row in rows],
+            prompts=[_callable(row.prompt, turns.agents[row.prompt.agent]) for row in rows],
         )
-        episodes = [
-            Episode(
-                row.name,
-                tuple(row.prompt.tokens),
-                row.sampling,
-                row.seed_of,
-                turns.limits,
-                row.prompt.interaction if turns.has_users else None,
-                row.place,
+        episodes = []
+        for row in rows:
+            agent = turns.agents[row.prompt.agent]
+            user = row.prompt.interaction if agent.has_users else None
+            prompt, drawn = tuple(row.prompt.tokens), (row.sampling, row.seed_of)
+            episodes.append(
+                Episode(row.name, prompt, *drawn, agent.limits, agent.form, user, row.place)
             )
-            for row in rows
-        ]
-        driver = Driver(self.engine, tools, turns.form, turns.delay, turns.fails)
-        driver.run(episodes)
+        Driver(self.engine, tools, turns.delay, turns.fails).run(episodes)
         return [episode.trajectory for episode in episodes]
 
     def _rows(self, batch: Generate) -> Iterator[_Row]:
-        sampling = self._sampling(batch.purpose)
+        names = {prompt.agent for prompt in batch.prompts}
+        sampling = {name: self._sampling(batch.purpose, name) for name in names}
         purpose: Purpose = "train" if batch.purpose == TRAIN else "validation"
         for position, prompt in enumerate(batch.prompts, start=batch.first):
             for sample in range(batch.samples):
@@ -159,16 +172,18 @@ class Generation:
                 def seed_of(turn: int, prompt: int = prompt.prompt, drawn: int = drawn) -> int:
                     return sample_seed(self.spec.seed, batch.step, prompt, drawn, purpose, turn)
 
-                yield _Row(batch, position * batch.samples + sample, prompt, sampling, seed_of)
+                number = position * batch.samples + sample
+                yield _Row(batch, number, prompt, sampling[prompt.agent], seed_of)
 
-    def _sampling(self, purpose: str) -> SamplingParams:
+    def _sampling(self, purpose: str, name: str) -> SamplingParams:
         rollout = self.spec.rollout
         chosen: RolloutSpec | ValidationSamplingSpec = rollout.validation
         if purpose == TRAIN:
             chosen = rollout
         elif purpose == GREEDY:
             chosen = ValidationSamplingSpec()
-        of_turns = self.turns.stop_token_ids if self.turns else ()
+        agent = self.turns.agents[name] if self.turns else None
+        of_turns = agent.stop_token_ids if agent else ()
         ends = (*self.chat.eos_token_ids, *rollout.stop_token_ids, *of_turns)
         return SamplingParams(
             temperature=chosen.temperature,
@@ -176,8 +191,15 @@ class Generation:
             top_k=chosen.top_k,
             max_tokens=self.spec.data.max_response_tokens,
             stop_token_ids=tuple(dict.fromkeys(ends)),
-            stop_texts=self.turns.stop_texts if self.turns else None,
+            stop_texts=agent.stop_texts if agent else None,
         )
+
+
+def _callable(prompt: PromptTokens, agent: Agent) -> PromptTokens:
+    """A prompt with the names of the tools that its row may call, where these are not all."""
+    if prompt.tools or not agent.tools:
+        return prompt
+    return msgspec.structs.replace(prompt, tools=list(agent.tools))
 
 
 def batch_of(batch: Generate) -> BatchName:
@@ -191,19 +213,31 @@ def open_turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
     agent = spec.agent
     if agent is None:
         return None
-    form = FORMATS[agent.format]
-    schemas = tool_schemas(agent)
     template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
+    longest = spec.data.max_response_tokens
+    return Turns(
+        agents={
+            name: _agent(own, template, longest, len(agent.tools))
+            for name, own in agents_of(agent).items()
+        },
+        delay=math.inf if agent.tool_steps < 0 else agent.tool_steps,
+        fails=agent.tool_failure == "fail",
+    )
+
+
+def _agent(
+    agent: AgentSpec, template: TurnTemplate, response_tokens: int, tools_of_job: int
+) -> Agent:
+    form, chat = FORMATS[agent.format], template.chat
 
     def with_marks(tokens: Sequence[int]) -> str:
         return chat.decode(tokens, skip_special_tokens=False)
 
-    return Turns(
-        form=ChatForm(chat, template, form, schemas),
-        limits=Limits.of(agent, spec.data.max_response_tokens),
-        delay=math.inf if agent.tool_steps < 0 else agent.tool_steps,
-        fails=agent.tool_failure == "fail",
+    return Agent(
+        form=ChatForm(chat, template, form, tool_schemas(agent)),
+        limits=Limits.of(agent, response_tokens),
         has_users=bool(agent.interactions),
+        tools=tuple(tool.name for tool in agent.tools) if len(agent.tools) < tools_of_job else (),
         stop_token_ids=tuple(
             id_ for id_, token in chat.added_tokens.items() if token.content in form.stop_tokens
         ),

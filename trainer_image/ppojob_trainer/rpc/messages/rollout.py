@@ -26,6 +26,7 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
         created: what its tools are made with: JSON by tool.
         tools: names of those that may be called; empty for all.
         interaction: who answers the model; None where the row names nobody.
+        agent: that makes its rows; empty where rows are no conversations.
     """
 
     prompt: int
@@ -33,6 +34,7 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
     created: dict[str, bytes] = {}
     tools: list[str] = []
     interaction: Interaction | None = None
+    agent: str = ""
 
 
 class Conversations(msgspec.Struct, frozen=True):

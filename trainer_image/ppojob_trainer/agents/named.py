@@ -1,0 +1,47 @@
+"""The agents of a job by name: those that a row may ask for in its column `agent_name`."""
+
+from typing import Any
+
+from ppojob_api.v1alpha1.agent import AgentSpec, NamedAgentSpec
+
+_SEARCH = "search"
+_SINGLE: dict[str, Any] = {
+    "tools": (),
+    "interactions": (),
+    "format": "hermes",  # which ends a turn at no other tokens than a job without agents does
+    "max_assistant_turns": 1,
+    "turn_tokens": None,
+}
+
+
+def agents_of(agent: AgentSpec) -> dict[str, AgentSpec]:
+    """Each agent as the `spec.agent` that it is: with its own tools, format, limits and users.
+
+    Those that are built in, by verl's names: `tool_agent` is all that the job says;
+    `single_turn_agent` gives one response and is told of no tool; `react_agent` has no user; and
+    `search_r1`, where there is a tool `search`, has that alone. A job may give a name another
+    meaning.
+    """
+    found = {
+        "tool_agent": agent,
+        "single_turn_agent": agent.model_copy(update=_SINGLE),
+        "react_agent": agent.model_copy(update={"interactions": ()}),
+    }
+    search = tuple(tool for tool in agent.tools if tool.name == _SEARCH)
+    if search:
+        own = {"tools": search, "interactions": (), "format": "search_r1"}
+        found["search_r1"] = agent.model_copy(update=own)
+    return found | {own.name: _named(agent, own) for own in agent.agents}
+
+
+def _named(agent: AgentSpec, own: NamedAgentSpec) -> AgentSpec:
+    tools = {tool.name: tool for tool in agent.tools}
+    chosen = tools if own.tools is None else own.tools
+    return agent.model_copy(
+        update={
+            "tools": tuple(tools[name] for name in chosen),
+            "format": own.format or agent.format,
+            "max_assistant_turns": own.max_assistant_turns or agent.max_assistant_turns,
+            "max_user_turns": own.max_user_turns or agent.max_user_turns,
+        }
+    )
