@@ -37,15 +37,23 @@ class Leadership:
         cluster: that keeps the Lease.
         settings: where and of what name it is, who this replica is, and how long the Lease lasts.
         gained: called whenever this replica begins to lead.
+        clock: seconds that only grow, of this machine.
     """
 
-    def __init__(self, cluster: Cluster, settings: Settings, gained: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        gained: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._cluster = cluster
         self._namespace = settings.namespace
         self._name = settings.lease
         self._identity = settings.identity
         self._seconds = settings.lease_seconds
         self._gained = gained
+        self._clock = clock
         self._held_until = 0.0
         self._seen: tuple[str, float] = ("", 0.0)
         self._left: Manifest | None = None
@@ -53,7 +61,7 @@ class Leadership:
     @property
     def is_held(self) -> bool:
         """Whether this replica may write now."""
-        return time.monotonic() < self._held_until
+        return self._clock() < self._held_until
 
     def check(self) -> None:
         """Raise unless this replica may write now.
@@ -82,7 +90,7 @@ class Leadership:
     async def _try(self) -> None:
         if self.is_held and await self._renew():
             return
-        asked = time.monotonic()
+        asked = self._clock()
         try:
             lease = await self._cluster.get(LEASE, self._namespace, self._name)
         except MissingError:
@@ -91,7 +99,7 @@ class Leadership:
         if lease["metadata"]["resourceVersion"] != self._seen[0]:
             # Clocks of machines are not compared: time counts from when a renewal was seen here,
             # and not from when it was asked for, since the holder may have renewed in between.
-            self._seen = (lease["metadata"]["resourceVersion"], time.monotonic())
+            self._seen = (lease["metadata"]["resourceVersion"], self._clock())
         holder = lease["spec"].get("holderIdentity") or ""
         is_free = not holder or asked - self._seen[1] > self._seconds
         if holder != self._identity and not is_free:
@@ -113,7 +121,7 @@ class Leadership:
     async def _write(
         self, write: Callable[[Manifest], Awaitable[Manifest]], before: Manifest | None
     ) -> None:
-        asked = time.monotonic()
+        asked = self._clock()
         self._left = await write(self._lease(before))
         self._hold(asked)
 

@@ -1,6 +1,7 @@
 """Waiting for what others do, and tasks beside a test."""
 
 import asyncio
+import selectors
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -39,3 +40,36 @@ async def beside(work: Coroutine[Any, Any, Any]) -> AsyncIterator["asyncio.Task[
         yield task
     finally:
         await end(task)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop that waits for no time: where nothing else is to be done, its clock goes on.
+
+    So a slow machine changes nothing, and minutes take none.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        super().__init__(_Impatient(self))
+
+    def time(self) -> float:
+        """Seconds since the loop was made."""
+        return self._now
+
+    def skip(self, seconds: float) -> None:
+        """Set the clock on."""
+        self._now += seconds
+
+
+class _Impatient(selectors.DefaultSelector):
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:  # no time is waited for
+            return super().select()
+        ready = super().select(0)
+        if not ready:
+            self._loop.skip(timeout)
+        return ready

@@ -1,10 +1,14 @@
-"""Tests of the operator may be coroutines; each runs in a loop of its own, for a minute at most."""
+"""Tests of the operator may be coroutines; each runs in a loop of its own, for a minute at most.
+
+The minute, as all time, is that of the loop: of the machine, or virtual where the test says so.
+"""
 
 import asyncio
 import inspect
 
 import pytest
 from operator_bench import Bench
+from patience import VirtualLoop
 from simulated_cluster import SimulatedCluster
 
 
@@ -13,7 +17,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), 60))
+    is_virtual = pyfuncitem.get_closest_marker("virtual_time")
+    with asyncio.Runner(loop_factory=VirtualLoop if is_virtual else None) as runner:
+        runner.run(asyncio.wait_for(pyfuncitem.obj(**given), 60))
     return True
 
 

@@ -2,15 +2,18 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from patience import beside, until
 
 from ppojob_operator.errors import UnavailableError
 from ppojob_operator.job_queue import JobQueue
 from ppojob_operator.reading import JobKey
 
+pytestmark = pytest.mark.virtual_time
 A, B = ("n", "a"), ("n", "b")
 
 
@@ -84,7 +87,7 @@ async def test_how_long_the_oldest_waits_is_known() -> None:
     queue = queue_of([], lambda _: None)
     assert queue.oldest_seconds == 0.0
     queue.wake(A)
-    await asyncio.sleep(0.02)
+    time.sleep(0.02)
     assert queue.oldest_seconds >= 0.02
 
 

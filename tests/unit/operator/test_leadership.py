@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -16,8 +15,13 @@ from ppojob_operator.leadership import FencedCluster, Leadership
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import Manifest
 
-SECONDS = 0.6
+pytestmark = pytest.mark.virtual_time
+SECONDS = 15.0
 LEASE = "ppojob-operator"
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 @contextlib.asynccontextmanager
@@ -26,10 +30,9 @@ async def replica(
     name: str,
     gained: list[str],
     lease: str = LEASE,
-    seconds: float = SECONDS,
 ) -> AsyncIterator[tuple[Leadership, "asyncio.Task[None]"]]:
-    settings = Settings(namespace="system", lease=lease, identity=name, lease_seconds=seconds)
-    one = Leadership(cluster, settings, lambda: gained.append(name))
+    settings = Settings(namespace="system", lease=lease, identity=name, lease_seconds=SECONDS)
+    one = Leadership(cluster, settings, lambda: gained.append(name), now)
     async with beside(one.run()) as task:
         yield one, task
 
@@ -57,10 +60,10 @@ async def test_clocks_of_machines_are_not_compared(cluster: SimulatedCluster, re
     # As if it had ended without a word.
     lease = cluster.objects["Lease", "system", LEASE]
     lease["spec"] |= {"holderIdentity": "a", "renewTime": renewed}
-    begun = time.monotonic()
+    begun = now()
     async with replica(cluster, "b", []) as (second, _):
         await until(lambda: second.is_held)
-    assert time.monotonic() - begun >= SECONDS
+    assert now() - begun >= SECONDS
 
 
 async def test_two_releases_in_one_namespace_both_lead(cluster: SimulatedCluster) -> None:
@@ -75,17 +78,16 @@ async def test_two_releases_in_one_namespace_both_lead(cluster: SimulatedCluster
 class SlowCluster(SimulatedCluster):
     """Takes a share of the time that a Lease lasts for each answer."""
 
-    seconds = 2.0
     share = 0.6
     renewals = 0
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
         self.renewals = 0
-        await asyncio.sleep(0.1 * self.seconds)
+        await asyncio.sleep(0.1 * SECONDS)
         return await super().get(kind, namespace, name)
 
     async def replace(self, manifest: Manifest) -> Manifest:
-        await asyncio.sleep(self.share * self.seconds)
+        await asyncio.sleep(self.share * SECONDS)
         self.renewals += 1
         return await super().replace(manifest)
 
@@ -102,7 +104,7 @@ class SlowCluster(SimulatedCluster):
 async def test_a_leader_that_is_answered_slowly(share, comes) -> None:
     cluster, gained = SlowCluster(), list[str]()
     cluster.share = share
-    async with replica(cluster, "a", gained, seconds=cluster.seconds):
+    async with replica(cluster, "a", gained):
         await until(lambda: comes(cluster, gained))
 
 
@@ -118,8 +120,8 @@ async def test_a_leader_that_is_cut_off_stops_before_the_other_begins(cluster) -
         async with replica(cluster, "b", []) as (second, _):
             cut_off.get = cut_off.replace = refuse  # type: ignore[method-assign,assignment]
             overlap = False
-            deadline = time.monotonic() + 5
-            while not second.is_held and time.monotonic() < deadline:
+            deadline = now() + 3 * SECONDS
+            while not second.is_held and now() < deadline:
                 await asyncio.sleep(0.005)
                 overlap = overlap or (first.is_held and second.is_held)
             assert (first.is_held, second.is_held, overlap) == (False, True, False)
@@ -134,7 +136,7 @@ async def test_what_was_read_late_was_renewed_late(cluster: SimulatedCluster) ->
         async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
             if self.is_first:
                 self.is_first = False
-                await asyncio.sleep(0.75 * SECONDS)
+                await asyncio.sleep(0.75 * SECONDS)  # the holder renews three times
                 found = await super().get(kind, namespace, name)
                 holder.cancel()
                 return found
@@ -157,7 +159,7 @@ async def test_a_thawed_leader_writes_nothing(cluster: SimulatedCluster) -> None
         await until(lambda: first.is_held)
         fenced = FencedCluster(cluster, first)
         await end(task)
-        time.sleep(SECONDS)
+        await asyncio.sleep(SECONDS)
         with pytest.raises(NotLeaderError):
             await fenced.create(job_manifest())
         assert not cluster.of("PPOJob")

@@ -173,7 +173,7 @@ def test_busy_services_are_asked_again_for_a_while(serve) -> None:
     service = serve((503, "busy"), (429, "slow down", {"Retry-After": "1"}), (200, "[1]"))
     started = time.monotonic()
     assert post_json(service.url, {}, retries=2) == [1]
-    assert 1.5 <= time.monotonic() - started < 10
+    assert 1.5 <= time.monotonic() - started < 60
     busy = serve((500, "oh"))
     with pytest.raises(CallFailed, match=r"answered 500: oh \(2 attempts\)"):
         post_json(busy.url, {}, retries=1)

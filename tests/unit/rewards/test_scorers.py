@@ -384,6 +384,6 @@ def test_the_form_of_geometry3k_is_that_of_verl(text: str) -> None:
 
 
 def test_the_form_is_looked_for_in_linear_time() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert not in_form("<think>" + "</think>\\boxed{" * 100_000)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 5

@@ -59,11 +59,12 @@ def test_what_goes_with_a_score(sandbox: Sandbox) -> None:
 @pytest.mark.processes
 def test_the_first_test_that_takes_too_long_is_the_last() -> None:
     response = "n = int(input())\nwhile n:\n    pass\nprint(n)"
-    truth = {"inputs": ["0", "1", "1", "1"], "outputs": ["0", "1", "1", "1"]}
+    numbers = ["0", *["1"] * 39]
+    truth = {"inputs": numbers, "outputs": numbers}
     start = time.monotonic()
     found = code(response, truth, Sandbox(Limits(seconds=1.0)))
-    assert found == {"score": 0.25, "acc": 0.0, "over_time": 1.0, "not_python": 0.0}
-    assert time.monotonic() - start < 2.5
+    assert found == {"score": 0.025, "acc": 0.0, "over_time": 1.0, "not_python": 0.0}
+    assert time.monotonic() - start < 20
 
 
 @pytest.mark.processes
@@ -83,7 +84,7 @@ def test_arguments_are_what_the_truth_says(
     truth = {"fn_name": "f", "inputs": [given], "outputs": [json.dumps(wanted)]}
     start = time.monotonic()
     assert code(response, truth, sandbox)["score"] == 1.0  # type: ignore[arg-type]
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 @pytest.mark.processes

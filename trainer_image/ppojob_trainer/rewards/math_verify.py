@@ -24,7 +24,7 @@ def math_verify(
     r"""Score the answer that the library finds in the response: a box, LaTeX, or a number.
 
     The numbers are those of verl's ``reward_score/math_verify.py``. An answer whose equality takes
-    more than 5 s to compute (``9^{9^{9}}``) is a wrong one, as there.
+    more than 5 s of processor time (``9^{9^{9}}``) is a wrong one, as there.
 
     Args:
         response: text of the response.
@@ -76,15 +76,18 @@ def load() -> tuple[
 
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """End the block after a time. Reward functions run in the main thread of their process."""
+    """End the block after a time of the processor, so that a busy machine changes no score.
+
+    Reward functions run in the main thread of their process.
+    """
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise _TooSlow
 
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, should something swallow it
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)  # again, should something swallow it
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
