@@ -90,7 +90,9 @@ val_batch_size | not needed | promptsPerStep prompts are one batch
 filter_overlong_prompts_workers dataloader_num_workers | not needed | data is read ahead
 return_raw_chat return_full_prompt | not needed | rows on disk hold the prompt
 image_key video_key audio_key freeze_vision_tower | not yet | pictures and sound
-custom_cls | not yet | data sets by code
+custom_cls.path | spec.data.train[].path | a Python file
+custom_cls.name | spec.data.train[].function | it makes rows, not tokens
+custom_cls | spec.data.train[] | path: a Python file; function: its name
 sampler | spec.data.curriculum | the column that orders rows; no sampler by code
 tool_config_path function_tool_path | spec.agent.tools | as `ppojob tools FILE` prints them
 multi_turn.enable | spec.agent | where there: true

@@ -84,7 +84,7 @@ def described(folder: Path) -> Iterator[str]:
 
 def _content(path: Path) -> str:
     """Rows and columns, or what is wrong with the file."""
-    opened = open_row_file(str(path), "auto", AllColumns())
+    opened = open_row_file(str(path), AllColumns())
     if isinstance(opened, DataProblem):
         return f"not read: {opened.got}: {opened.why}"
     try:

@@ -15,8 +15,8 @@ START: dict[str, Any] = {
     "spec": {
         "model": {"path": "/data/model"},
         "data": {
-            "train": [{"path": "/data/a.parquet"}],
-            "validation": [{"path": "/data/b.parquet"}],
+            "train": [{"path": "/data/a.py", "format": "python"}],
+            "validation": [{"path": "/data/b.py", "format": "python"}],
         },
         "algorithm": {
             "type": "ppo",

@@ -12,7 +12,7 @@ from ppojob_api.well_known import (
     RESERVED_PREFIX,
 )
 
-DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json")
+DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".py")
 
 # Each path that a pod must find and that must not be a URL: the field, CEL around a condition on
 # it, and its place there. An API server looks at those that every job has.
@@ -93,9 +93,14 @@ NAME_RULES = (
         r"""
         spec.data.train[] spec.data.validation[] | path | BadForm | here
             format auto knows a file by its ending; a name that ends in $ENDINGS, a folder that ends
-            in /, or format: parquet or jsonl
+            in /, or format: parquet, jsonl or python
         when: self.format == 'auto'
         must: self.path.matches(r'(?i)($ENDING_PATTERNS|/)$')
+
+        spec.data.train[] spec.data.validation[] | function arguments | NoEffect | here
+            only a Python file has a function; remove it, or a path that ends in .py
+        when: has(self.$FIELD)
+        must: $IS_PROGRAM
 
         spec | data.train data.validation | Duplicate | here
             the file is in the list twice; each file once
@@ -141,6 +146,8 @@ NAME_RULES = (
             it is in the list twice; each logger once
         must: self.all(one, self.exists_one(other, other == one))
         """,
+        IS_PROGRAM="self.format == 'python' || "
+        "(self.format == 'auto' && self.path.matches(r'(?i)[.]py$'))",
         ENDINGS=", ".join(DATA_ENDINGS),
         ENDING_PATTERNS="|".join(map(re.escape, DATA_ENDINGS)),
         IDENTIFIER=r"^[^\W\d]\w*$",

@@ -46,10 +46,17 @@ class DataFile(Section):
 
     path: Path
     """Parquet or JSON file, a pattern such as data/train-*.parquet, or a folder: a path that ends
-    in /."""
+    in /; or a Python file that makes the rows. verl: data.custom_cls.path."""
 
-    format: Literal["auto", "parquet", "jsonl"] = "auto"
+    format: Literal["auto", "parquet", "jsonl", "python"] = "auto"
     """auto: by the file's ending. jsonl: one object a line, or one array of objects."""
+
+    function: Name | None = None
+    """In a Python file, what makes the rows: a function, or a class such as a Dataset of PyTorch;
+    absent: rows. verl: data.custom_cls.name."""
+
+    arguments: Arguments | None = None
+    """Keyword arguments of the function."""
 
     weight: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
     """Its share of every batch, beside the weights of the other training files, which have one

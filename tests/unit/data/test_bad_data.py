@@ -60,6 +60,19 @@ def encrypted(files: PromptFiles) -> list[str]:
     return files.errors(files.raw("a.parquet", b"PARE" + b"\x17" * 60 + b"PARE"))
 
 
+def program(text: str, **settings: object) -> Case:
+    """A file that makes rows; a good one goes before them."""
+    head = f"good = {good_row()!r}\n"
+
+    def check(files: PromptFiles) -> list[str]:
+        path = files.raw("a.py", (head + text).encode())
+        spec = DataSpec.model_validate({"train": [{"path": str(path), **settings}]})
+        found = check_files(spec, files.chat, rewards=SumsOnly(), draw=("promptsPerStep", 1))
+        return [line.replace(f"{files.folder}/", "") for line in found.errors]
+
+    return check
+
+
 def too_long_by_default(files: PromptFiles) -> list[str]:
     rows = [good_row(), good_row("3 + 5 " * 40), good_row("4 + 5 " * 40)]
     return files.errors(files.lines("a.jsonl", *rows), maxPromptTokens=60)
@@ -221,6 +234,18 @@ CASES: dict[str, Case] = {
     "NaN in JSON": line(b'{"prompt": NaN}\n'),
     "nested deeply": line(b'{"prompt": "a", "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"),
     "cut line": line(b'{"prompt": "a"'),
+    "program: no such function": program("def train(): pass\ndef held_out(): pass"),
+    "program: no Python": program("def rows() return []"),
+    "program: imports what is not there": program("import nowhere_at_all"),
+    "program: unknown argument": program("def rows(): pass", arguments={"rows": 3}),
+    "program: no iterable": program("def rows(): return 7"),
+    "program: raises": program("def rows():\n    yield good\n    raise ValueError('no more')"),
+    "program: what is no row": program("def rows(): yield from [good, 7]"),
+    "program: what JSON lacks": program("def rows(): yield good | {'extra_info': {'of': print}}"),
+    "program: no number": program("def rows(): yield good | {'extra_info': {'of': float('nan')}}"),
+    "program: bad cells": program("def rows(): yield from [good, good | {'prompt': []}, {}]"),
+    "program: no rows": program("def rows(): return ()"),
+    "program: ends": program("import os\ndef rows():\n    yield good\n    os._exit(3)"),
     "array: what is no row": array(b'[{"prompt": "a"}, 7]'),
     "array: cut": array(b'[{"prompt": "a"}, {"pro'),
     "array: no rows": array(b"[]"),

@@ -29,12 +29,13 @@ _YAML = [YAML(typ="safe").load(text) for language, text in _FOUND if language ==
 SETTINGS = [section["data"] for section in _YAML if "data" in section]
 CUSTOM, MOUNTED, JUDGE = (section["rewards"] for section in _YAML if "rewards" in section)
 VOLUMES, KEY = (section["pods"] for section in _YAML if "pods" in section)
+PROGRAM, REWARD, *_ = (text for language, text in _FOUND if language == "python")
 SHAPES = [text for language, text in _FOUND if language == "jsonl"]
 
 
 def rewards(folder: Path) -> list[RewardSpec]:
     path = folder / "sums.py"
-    path.write_text(BLOCKS["python"])
+    path.write_text(REWARD)
     (settings,) = CUSTOM
     return [RewardSpec.model_validate(settings | {"source": {"path": str(path)}})]
 
@@ -77,8 +78,18 @@ def test_a_row_of_each_shape_is_read(form: str, tmp_path: Path, chat: ChatTokeni
                 assert found.prompt == [{"role": "user", "content": "What is 3 + 9?"}]
 
 
+@pytest.mark.processes
+def test_the_program_makes_its_rows(tmp_path: Path, chat: ChatTokenizer) -> None:
+    path = tmp_path / "sums.py"
+    path.write_text(PROGRAM)
+    ((entry,), _) = SETTINGS[3].values()
+    spec = DataSpec.model_validate({"train": [entry | {"path": str(path)}]})
+    report = check_files(spec, chat, rewards=None, draw=("promptsPerStep", 2))
+    assert (report.errors, report.train_rows) == ([], 4000)
+
+
 def test_the_order_that_it_shows_is_one() -> None:
-    assert DataSpec.model_validate(SETTINGS[3]).curriculum is not None
+    assert DataSpec.model_validate(SETTINGS[4]).curriculum is not None
 
 
 @pytest.mark.processes

@@ -86,7 +86,7 @@ def unusable_files(spec: DataSpec) -> list[str]:
             problems.append(str(paths))
             continue
         for path in paths:
-            opened = open_row_file(path, file.format, ColumnNames.of(spec))
+            opened = open_row_file(path, ColumnNames.of(spec), file)
             if isinstance(opened, DataProblem):
                 problems.append(str(opened))
             else:

@@ -9,9 +9,11 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppojob_api.v1alpha1.training import DataFile
 from ppojob_trainer.data.columns import COLUMNS_ALLOWED, ColumnNames
 from ppojob_trainer.data.json_array import JsonArray, begins_array
 from ppojob_trainer.data.json_lines import JsonLines
+from ppojob_trainer.data.made_rows import MadeRows
 from ppojob_trainer.data.parquet_rows import ParquetRows
 from ppojob_trainer.data.problems import DataProblem, DataReason
 from ppojob_trainer.data.row_file import BadRow, RowFile
@@ -20,15 +22,17 @@ _LISTED_COLUMNS = 20
 _MAGIC = b"PAR1"
 _ENCRYPTED_MAGIC = b"PARE"
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
+_PROGRAM_ENDING = ".py"
 _ENDINGS = {
     "auto": (".parquet", *_JSON_ENDINGS),
     "parquet": (".parquet",),
     "jsonl": _JSON_ENDINGS,
+    "python": (_PROGRAM_ENDING,),
 }
 _WILDCARDS = "*?["
 _REWRITE = "a parquet file; write it again"
 
-Format = Literal["auto", "parquet", "jsonl"]
+Format = Literal["auto", "parquet", "jsonl", "python"]
 
 
 def files_of(path: str, form: Format) -> list[str] | DataProblem:
@@ -61,20 +65,25 @@ def _is_data(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
     return entry.is_file() and not is_hidden and entry.name.lower().endswith(endings)
 
 
-def open_row_file(path: str, form: Format, names: ColumnNames) -> RowFile | DataProblem:
+def open_row_file(
+    path: str, names: ColumnNames, file: DataFile | None = None
+) -> RowFile | DataProblem:
     """Open a data file, or say why it cannot be used.
 
     Args:
         path: the file.
-        form: its format; "auto" goes by the ending, parquet where it tells nothing.
         names: the columns that will be asked for.
+        file: what the job says of it, and of others of the same pattern or folder; format "auto"
+            goes by the ending, parquet where that tells nothing. None where no job names it: such
+            a file is not run.
     """
     problem = _path_problem(path)
     if problem is not None:
         return problem
-    if form == "auto":
-        form = "jsonl" if path.lower().endswith(_JSON_ENDINGS) else "parquet"
-    if form == "jsonl":
+    form, name = file.format if file else "auto", path.lower()
+    if file and (form == "python" or (form == "auto" and name.endswith(_PROGRAM_ENDING))):
+        return MadeRows.open(path, file.function or "rows", file.arguments or {})
+    if form == "jsonl" or (form == "auto" and name.endswith(_JSON_ENDINGS)):
         return _open_json(path)
     opened = _open_parquet(path)
     if isinstance(opened, DataProblem):

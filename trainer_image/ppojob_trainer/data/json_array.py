@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from ppojob_trainer.data.problems import DataReason
-from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row
+from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row, file_digest
 
 MAX_ARRAY_BYTES = 256 * 1024 * 1024
 """An array is read whole; lines are not."""
@@ -57,7 +57,11 @@ class JsonArray:
     def rows(self) -> Iterator[Row | BadRow]:
         """Yield every object in order."""
         for number, item in enumerate(self._items):
-            yield self._parsed(self.place(number), item)
+            yield parse_item(self.place(number), bytes(item))
+
+    def digest(self) -> str:
+        """SHA-256 of the file, in hex."""
+        return file_digest(self._path)
 
     def place(self, number: int) -> str:
         """``file[number]``, counted from 0."""
@@ -67,21 +71,28 @@ class JsonArray:
         """Give the rows back."""
         self._items = []
 
-    def _parsed(self, place: str, item: msgspec.Raw) -> Row | BadRow:
-        if len(bytes(item)) > MAX_CELL_BYTES:
-            got = f"more than {MAX_CELL_BYTES} bytes"
-            return BadRow(place, got, "too long for one row", f"at most {MAX_CELL_BYTES} bytes")
-        try:
-            row = msgspec.json.decode(item)
-        except UnicodeDecodeError as error:
-            got, why = "bytes that are not UTF-8", str(error.reason)
-            return BadRow(place, got, why, "UTF-8", DataReason.NOT_UTF8)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            return BadRow(place, "what is not JSON", str(error), _ALLOWED)
-        if isinstance(row, dict):
-            return row
-        got, why = f"a JSON {type(row).__name__}", "every item is one row"
-        return BadRow(place, got, why, 'an object such as {"prompt": [...], "data_source": "..."}')
+
+def parse_item(place: str, item: bytes) -> Row | BadRow:
+    """The row that a piece of JSON is.
+
+    Args:
+        place: of the row, for messages.
+        item: its text.
+    """
+    if len(item) > MAX_CELL_BYTES:
+        got = f"more than {MAX_CELL_BYTES} bytes"
+        return BadRow(place, got, "too long for one row", f"at most {MAX_CELL_BYTES} bytes")
+    try:
+        row = msgspec.json.decode(item)
+    except UnicodeDecodeError as error:
+        got, why = "bytes that are not UTF-8", str(error.reason)
+        return BadRow(place, got, why, "UTF-8", DataReason.NOT_UTF8)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        return BadRow(place, "what is not JSON", str(error), _ALLOWED)
+    if isinstance(row, dict):
+        return row
+    got, why = f"a JSON {type(row).__name__}", "every item is one row"
+    return BadRow(place, got, why, 'an object such as {"prompt": [...], "data_source": "..."}')
 
 
 def begins_array(path: str) -> bool:

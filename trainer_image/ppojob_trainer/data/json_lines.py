@@ -6,7 +6,7 @@ from typing import BinaryIO
 import msgspec
 
 from ppojob_trainer.data.problems import DataReason
-from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row
+from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row, file_digest
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -50,6 +50,10 @@ class JsonLines:
                 yield self._parse(number, line)
             except BadRow as bad:
                 yield bad
+
+    def digest(self) -> str:
+        """SHA-256 of the file, in hex."""
+        return file_digest(self._path)
 
     def place(self, number: int) -> str:
         """``file:line``, counted from 1."""

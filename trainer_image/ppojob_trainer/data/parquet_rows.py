@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppojob_trainer.data.problems import DataReason
-from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row, Undecodable
+from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row, Undecodable, file_digest
 
 _BATCH_ROWS = 64
 _SHOWN_CHARACTERS = 80
@@ -51,6 +51,10 @@ class ParquetRows:
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 yield self._damage(group, error)
                 return
+
+    def digest(self) -> str:
+        """SHA-256 of the file, in hex."""
+        return file_digest(self._path)
 
     def place(self, number: int) -> str:
         """``file:row``, counted from 0."""

@@ -20,6 +20,7 @@ class DataReason(StrEnum):
     DAMAGED_PARQUET = "DamagedParquet"
     TOO_LARGE = "TooLarge"
     BAD_LINE = "BadLine"
+    BAD_PROGRAM = "BadProgram"
     NOT_UTF8 = "NotUtf8"
     COLUMN_MISSING = "ColumnMissing"
     SCHEMA_MISMATCH = "SchemaMismatch"

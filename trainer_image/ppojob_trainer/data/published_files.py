@@ -46,7 +46,7 @@ def task_rows(
     Raises:
         ConfigError: the file cannot be read, or one of its rows is none of the data set.
     """
-    opened = open_row_file(str(path), "auto", names)
+    opened = open_row_file(str(path), names)
     if isinstance(opened, DataProblem):
         raise ConfigError(str(opened))
     try:

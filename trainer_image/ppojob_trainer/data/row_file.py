@@ -1,5 +1,6 @@
 """What the data set asks of a file of rows, whatever its format."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -75,6 +76,10 @@ class RowFile(Protocol):
         """Yield every row in order, with what cannot be read in its place."""
         ...
 
+    def digest(self) -> str:
+        """SHA-256 in hex of what its rows are made of; after the pass over ``rows``."""
+        ...
+
     def place(self, number: int) -> str:
         """``file:row`` as people count rows of this format."""
         ...
@@ -82,3 +87,9 @@ class RowFile(Protocol):
     def close(self) -> None:
         """Close the file."""
         ...
+
+
+def file_digest(path: str) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

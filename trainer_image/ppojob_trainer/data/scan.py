@@ -25,7 +25,6 @@ from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.json_value import Json
 
 _BATCH_ROWS = 256
-_READ_BYTES = 1 << 20
 _KEYS = 8
 
 
@@ -35,7 +34,7 @@ class Scan:
 
     Attributes:
         files: in order.
-        digests: SHA-256 of each file's bytes, in hex.
+        digests: SHA-256 of what each file's rows are made of, in hex.
         kept: rows to draw from.
         kept_of: of them those of each entry of the list of files.
         difficulties: what a curriculum orders them by.
@@ -119,6 +118,7 @@ class Scanner:
             rows = self._rows(scan, files)
             while batch := list(itertools.islice(rows, _BATCH_ROWS)):
                 self._take(scan, batch, control)
+            scan.digests = [file.digest() for file in scan.files]
         except BadChatTemplate as error:
             self._add_template_error(scan, error)
         finally:
@@ -150,12 +150,11 @@ class Scanner:
             scan.errors.add(paths)
             return []
         for path in paths:
-            opened = open_row_file(path, data_file.format, names)
+            opened = open_row_file(path, names, data_file)
             if isinstance(opened, DataProblem):
                 scan.errors.add(opened)
                 continue
             found.append(opened)
-            scan.digests.append(file_digest(path))
             for column, extension in extension_columns(opened):
                 scan.warnings.add(_extension_warning(opened.path, column, extension))
         scan.files += found
@@ -353,15 +352,6 @@ def truncate(ids: Sequence[int], limit: int, policy: str) -> tuple[int, ...]:
     }
     head, tail = cut[policy]
     return (*ids[:head], *ids[len(ids) - tail :])
-
-
-def file_digest(path: str) -> str:
-    """SHA-256 of a file's bytes, in hex."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(_READ_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _add_cell(findings: Findings, bad: BadCell, file: str, place: str) -> None:

@@ -1,0 +1,137 @@
+"""Rows that a Python file makes: the parent's side, and what it and its child say to each other."""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
+from ppojob_trainer.data.json_array import parse_item
+from ppojob_trainer.data.problems import DataProblem, DataReason
+from ppojob_trainer.data.row_file import BadRow, Row
+from ppojob_trainer.json_value import Json
+
+_ROW_SECONDS = 600.0
+"""For the import of the file, and for a row; a model or a hub may have to be asked."""
+_log = logging.getLogger(__name__)
+
+
+class MakeRows(msgspec.Struct, frozen=True, tag=True):
+    """Import the file and call its function.
+
+    Attributes:
+        path: the file.
+        function: the function, or class, in it.
+        arguments: its keyword arguments, as JSON.
+    """
+
+    path: str
+    function: str
+    arguments: bytes
+
+
+class NextRows(msgspec.Struct, frozen=True, tag=True):
+    """Make some more rows."""
+
+
+class RowsMade(msgspec.Struct, frozen=True):
+    """The next rows; none at their end.
+
+    Attributes:
+        items: JSON of each.
+        got: what is there in place of the row after them; empty where nothing is wrong.
+        why: what is wrong with it.
+        allowed: what to write instead.
+    """
+
+    items: list[bytes]
+    got: str = ""
+    why: str = ""
+    allowed: str = ""
+
+
+MakeRequest = MakeRows | NextRows
+
+
+class MadeRows:
+    """The rows of a Python file, made in a child while they are read.
+
+    Args:
+        path: the file.
+        child: in which the function was called.
+    """
+
+    def __init__(self, path: str, child: BoundedProcess) -> None:
+        self._path = path
+        self._child = child
+        self._num_rows = 0
+        self._digest = hashlib.sha256()
+
+    @classmethod
+    def open(
+        cls, path: str, function: str, arguments: Mapping[str, Json]
+    ) -> "MadeRows | DataProblem":
+        """Import a file and call its function, or say why that cannot be done.
+
+        Args:
+            path: the file.
+            function: in it: one that answers rows, or a class of which an object holds them.
+            arguments: keyword arguments of the call.
+        """
+        child = BoundedProcess("ppojob_trainer.data.made_rows_child", memory_bytes=None, log=_log)
+        made = cls(path, child)
+        answer = made._ask(MakeRows(path, function, msgspec.json.encode(arguments)))
+        if not answer.got:
+            return made
+        made.close()
+        return DataProblem(path, answer.got, answer.why, answer.allowed, DataReason.BAD_PROGRAM)
+
+    @property
+    def path(self) -> str:
+        """As the specification names it."""
+        return self._path
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, after the pass over ``rows``."""
+        return self._num_rows
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        """Yield every row in order, and in place of one that cannot be made why, as the last."""
+        while True:
+            answer = self._ask(NextRows())
+            for item in answer.items:
+                self._digest.update(item + b"\n")
+                place = self.place(self._num_rows)
+                self._num_rows += 1
+                yield parse_item(place, item)
+            if answer.got:
+                place = self.place(self._num_rows)
+                self._num_rows += 1
+                told = answer.got, answer.why, answer.allowed
+                yield BadRow(place, *told, DataReason.BAD_PROGRAM)
+            if answer.got or not answer.items:
+                return
+
+    def digest(self) -> str:
+        """SHA-256 of the rows that were read, as JSON lines, in hex."""
+        return self._digest.hexdigest()
+
+    def place(self, number: int) -> str:
+        """``file[number]``, counted from 0."""
+        return f"{self._path}[{number}]"
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.kill()
+
+    def _ask(self, request: MakeRequest) -> RowsMade:
+        try:
+            body = self._child.call(msgspec.msgpack.encode(request), _ROW_SECONDS)
+        except ChildTimeout:
+            why = f"it made none in {_ROW_SECONDS:g} s"
+            return RowsMade([], "no row", why, "rows that come sooner")
+        except ChildDied as died:
+            return RowsMade([], "no row", f"its process {died}", "a function that goes on")
+        return msgspec.msgpack.decode(body, type=RowsMade)
