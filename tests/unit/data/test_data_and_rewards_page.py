@@ -29,7 +29,7 @@ _YAML = [YAML(typ="safe").load(text) for language, text in _FOUND if language ==
 SETTINGS = [section["data"] for section in _YAML if "data" in section]
 CUSTOM, MOUNTED, JUDGE = (section["rewards"] for section in _YAML if "rewards" in section)
 VOLUMES, KEY = (section["pods"] for section in _YAML if "pods" in section)
-PROGRAM, REWARD, *_ = (text for language, text in _FOUND if language == "python")
+PROGRAM, REWARD, BATCH_REWARD = (text for language, text in _FOUND if language == "python")
 SHAPES = [text for language, text in _FOUND if language == "jsonl"]
 
 
@@ -105,7 +105,7 @@ def test_the_function_scores(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_the_function_of_many_responses_scores(tmp_path: Path) -> None:
-    (code,) = [text for language, text in _FOUND if language == "python"][1:]
+    code = BATCH_REWARD
     (tmp_path / "ends.py").write_text(code)
     settings = {"function": "score", "source": {"path": str(tmp_path / "ends.py")}}
     items = [RewardItem(n, "my/sums", text, "12", {}) for n, text in enumerate(("= 12", "no"))]
