@@ -4,21 +4,18 @@ Docs/contract.md says what a loss costs; here it is seen from outside: pods that
 their uid, their container and its time of start, and the metrics are equal bit for bit.
 """
 
-import json
 import os
 import signal
-import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import node_processes
 import pytest
 import run_folders
 import training_jobs
 from cluster_access import Cluster, eventually
 from cluster_jobs import pods
+from pod_blows import containers, of_job, process, strike
 from training_jobs import Volume
 
 pytestmark = [pytest.mark.cluster, pytest.mark.images, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -36,19 +33,8 @@ def letters(data_source, solution_str, ground_truth, extra_info):
     return reward.letters(data_source, solution_str, ground_truth, extra_info)
 """
 """The same reward, later: a step takes a second, and can be hit."""
-SUPERVISOR = ["-m", "ppojob_trainer", "supervise"]
-RANK = ["-m", "ppojob_trainer", "rank"]
 OPERATOR = ["-m", "ppojob_operator"]
 OPERATORS = "app.kubernetes.io/name=ppojob-operator"
-
-
-@dataclass(frozen=True)
-class Container:
-    """What becomes another when a container, or its pod, is replaced."""
-
-    pod: str
-    container: str
-    started: str
 
 
 @pytest.fixture(scope="module")
@@ -58,64 +44,6 @@ def alone(cluster: Cluster, release: str, volume: Volume) -> Path:
         pytest.skip("the pods' processes are in kind's container")
     (volume.folder / "slow.py").write_text(SLOW_REWARD)
     return training_jobs.ran_alone(cluster, volume, training_jobs.job("alone", **STEPS))
-
-
-def containers(cluster: Cluster, selector: str) -> dict[str, Container]:
-    """The containers that run, by the names of their pods."""
-    listed = cluster.kubectl("get", "pods", f"--selector={selector}", "--output=json")
-    found = {}
-    for pod in json.loads(listed)["items"]:
-        for one in pod["status"].get("containerStatuses", ()):
-            if started := one["state"].get("running", {}).get("startedAt"):
-                uid = pod["metadata"]["uid"]
-                found[pod["metadata"]["name"]] = Container(uid, one["containerID"], started)
-    return found
-
-
-def of_job(cluster: Cluster) -> dict[str, Container]:
-    return containers(cluster, f"ppojob.dev/job={JOB}")
-
-
-def process(pod: Container, argv: list[str]) -> int:
-    """The one process of a pod that was called so."""
-    (pid,) = processes(pod, argv)
-    return pid
-
-
-def processes(pod: Container, argv: list[str]) -> list[int]:
-    found = node_processes.of_pod(pod.pod)
-    return [number for number, words in found if words[1 : len(argv) + 1] == argv]
-
-
-def evict(cluster: Cluster, pod: str) -> None:
-    """As a drain does: again and again, until the disruption budget allows it."""
-    place = f"/api/v1/namespaces/{cluster.namespace}/pods/{pod}/eviction"
-    asked = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
-    with tempfile.NamedTemporaryFile("w") as file:
-        json.dump(asked, file)
-        file.flush()
-        command = ("create", f"--raw={place}", f"--filename={file.name}")
-        eventually(lambda: '"Success"' in cluster.outcome(*command), 300)
-
-
-def strike(cluster: Cluster, how: str, name: str) -> dict[str, Container]:
-    """Hit a pod, and wait until what was hit is there anew; answers who was there before."""
-    before = of_job(cluster)
-    assert len(before) == 5
-    hit = before[name]
-    if how == "kill rank":
-        pid = process(hit, RANK)
-        os.kill(pid, signal.SIGKILL)
-        eventually(lambda: bool(set(processes(hit, RANK)) - {pid}), 300)
-        return before
-    if how == "evict":
-        evict(cluster, name)
-    elif how == "delete pod":
-        cluster.kubectl("delete", "pod", name, "--wait=false")
-    else:
-        os.kill(process(hit, SUPERVISOR), signal.SIGKILL)
-    eventually(lambda: of_job(cluster).get(name, hit) != hit, 300)
-    return before
 
 
 BLOWS = (
@@ -142,10 +70,11 @@ def test_killed_in_turn(cluster: Cluster, alone: Path, volume: Volume):
     print(f"kill operator: next step {step_at - hit_at:.1f} s later")
     for how, role in BLOWS:
         name, hit_at = f"{JOB}-{role}-0", time.time()
-        before = strike(cluster, how, name)
+        before = strike(cluster, how, JOB, role)
+        assert len(before) == 5
         step_at = volume.wait_for_step_behind(JOB, time.time())
         print(f"{how} {role}: next step {step_at - hit_at:.1f} s later")
-        after = of_job(cluster)
+        after = of_job(cluster, JOB)
         assert (after.pop(name) == before.pop(name)) is (how == "kill rank")
         assert after == before, (how, role)
     training_jobs.wait_for_phase(cluster, JOB, "Succeeded")

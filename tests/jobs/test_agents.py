@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import agent_jobs
 import job_points
 import pyarrow.parquet as pq
 import pytest
@@ -20,37 +21,12 @@ from ppojob_trainer.agents.formats.search_r1 import INVALID, information
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-TOOLS = '''
-import random, time
-
-def add(a: int, b: int) -> tuple[str, float]:
-    """Adds two numbers, sometimes slowly."""
-    time.sleep(random.uniform(0.0, {seconds}))
-    return str(a + b), 0.25
-
-def draw(a: int, b: int) -> str:
-    """Never says the same twice."""
-    with open({calls!r}, "a") as calls:
-        calls.write("x")
-    return str(random.randrange(10**6))
-'''
-REWARD = '''
-def talk(data_source, solution_str, ground_truth, extra_info):
-    """Turns, calls and what was written: all that a scorer is told of a conversation."""
-    assert len(extra_info["tool_rewards"]) == extra_info["tool_calls"]
-    digits = sum(character.isdigit() for character in solution_str)
-    return {"score": extra_info["num_turns"] + digits / 100, "calls": extra_info["tool_calls"]}
-'''
-STOPS = [len(tiny_models.NAMES) + number for number in range(len(tiny_models.CALLS))]
 ROWS = 16
 
 
 @pytest.fixture(scope="session")
 def talking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("talking")
-    tiny_jobs.make_tiny_folder(folder, model="talker")
-    (folder / "talk.py").write_text(REWARD)
-    return folder
+    return agent_jobs.make_talking_folder(tmp_path_factory.mktemp("talking"))
 
 
 def manifest(
@@ -64,31 +40,9 @@ def manifest(
 ) -> Path:
     """Write the manifest of a job with a tool, and the tool, unless something else answers."""
     folder.mkdir(exist_ok=True)
-    tools = folder / "tools.py"
-    tools.write_text(TOOLS.format(seconds=seconds, calls=str(folder / "calls")))
-    number = {"type": "integer"}
-    tool = {
-        "name": "add",
-        "description": "Adds two numbers.",
-        "parameters": {"type": "object", "properties": {"a": number, "b": number}},
-        "source": source or {"path": str(tools), "function": function},
-    }
-    spec = tiny_jobs.make_manifest(talking)["spec"]
-    sections = {
-        "agent": {
-            "tools": [tool],
-            "toolSteps": 8,
-            "turnTokens": 24,
-            "toolRewards": "add",
-            **(agent or {}),
-        },
-        "rollout": {**spec["rollout"], "stopTokenIds": STOPS, "maxSequences": 8},
-        "data": {**spec["data"], "maxResponseTokens": 96},
-        "rewards": [{"function": "talk", "source": {"path": str(talking / "talk.py")}}],
-        "steps": {"total": 4, "validateEvery": 4},
-        "checkpoint": {"every": 2},
-        "recovery": {"restartsWithoutProgress": 100},
-    }
+    tools = agent_jobs.write_tools(folder, seconds)
+    source = source or {"path": str(tools), "function": function}
+    sections = agent_jobs.talking(talking, source, **(agent or {}))
     return tiny_jobs.write_manifest(folder, talking, **{**sections, **changes})
 
 
@@ -244,33 +198,14 @@ def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
 @pytest.fixture(scope="session")
 def searching_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that searches by chance, a corpus and its index."""
-    folder = tmp_path_factory.mktemp("searching")
-    tiny_jobs.make_tiny_folder(folder, model="searcher")
-    lines = [{"id": str(n), "contents": f'"T"\ntown {n}'} for n in range(40)]
-    corpus = folder / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = [sys.executable, "-m", "ppojob_cli", "index", corpus, "--output", folder / "index"]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
+    return agent_jobs.make_searching_folder(tmp_path_factory.mktemp("searching"))
 
 
 def searching_job(
     folder: Path, searching: Path, config: dict[str, object], **agent: object
 ) -> Path:
-    spec = tiny_jobs.make_manifest(searching)["spec"]
-    search = {"name": "search", "config": {"topk": 1, **config}}
-    settings = {"format": "search_r1", "toolSteps": -1, "turnTokens": 24, **agent}
-    sections = {
-        "agent": {"tools": [search], **settings},
-        "rollout": {
-            **spec["rollout"],
-            "stopTokenIds": [tiny_models.NAMES.index(sign) for sign in ".,:;!?"],
-        },
-        "data": {**spec["data"], "maxResponseTokens": 192},
-        "steps": {"total": 2},
-        "recovery": {"restartsWithoutProgress": 100},
-    }
     folder.mkdir(exist_ok=True)
+    sections = agent_jobs.searching(searching, config, **agent)
     return tiny_jobs.write_manifest(folder, searching, **sections)
 
 

@@ -69,8 +69,13 @@ class Volume:
 
 
 def make_volume(cluster: Cluster, folder: Path) -> Volume:
-    """Fill a folder, and make it a claim of the namespace."""
+    """A folder with a model, data and a reward function, as a claim of the namespace."""
     tiny_jobs.make_tiny_folder(folder)
+    return claimed(cluster, folder)
+
+
+def claimed(cluster: Cluster, folder: Path) -> Volume:
+    """Make a folder a claim of the namespace."""
     for path in (folder, *folder.rglob("*")):
         os.chown(path, RUN_USER, RUN_USER)
     cluster.apply(*claim(cluster, CLAIM, folder))

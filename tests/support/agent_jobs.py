@@ -1,0 +1,107 @@
+"""Tiny jobs whose rows are conversations: one that calls a tool by chance, one that searches."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import tiny_jobs
+import tiny_models
+
+TOOLS = '''
+import random, time
+
+def add(a: int, b: int) -> tuple[str, float]:
+    """Adds two numbers, sometimes slowly."""
+    time.sleep(random.uniform(0.0, {seconds}))
+    return str(a + b), 0.25
+
+def draw(a: int, b: int) -> str:
+    """Never says the same twice."""
+    with open({calls!r}, "a") as calls:
+        calls.write("x")
+    return str(random.randrange(10**6))
+'''
+REWARD = '''
+def talk(data_source, solution_str, ground_truth, extra_info):
+    """Turns, calls and what was written: all that a scorer is told of a conversation."""
+    assert len(extra_info["tool_rewards"]) == extra_info["tool_calls"]
+    digits = sum(character.isdigit() for character in solution_str)
+    return {"score": extra_info["num_turns"] + digits / 100, "calls": extra_info["tool_calls"]}
+'''
+_STOPS = [len(tiny_models.NAMES) + number for number in range(len(tiny_models.CALLS))]
+_NUMBER = {"type": "integer"}
+
+
+def make_talking_folder(folder: Path) -> Path:
+    """A model that calls a tool by chance, data, and a reward of turns and calls."""
+    tiny_jobs.make_tiny_folder(folder, model="talker")
+    (folder / "talk.py").write_text(REWARD)
+    return folder
+
+
+def write_tools(folder: Path, seconds: float) -> Path:
+    """A tool that takes up to so many seconds, and one that draws."""
+    path = folder / "tools.py"
+    path.write_text(TOOLS.format(seconds=seconds, calls=str(folder / "calls")))
+    return path
+
+
+def talking(folder: Path, source: Mapping[str, object], **agent: object) -> dict[str, object]:
+    """Sections of a job with the tool `add`.
+
+    Args:
+        folder: as `make_talking_folder` made one, where the job finds it.
+        source: of the tool.
+        agent: what is said of agents besides.
+    """
+    spec = tiny_jobs.make_manifest(folder)["spec"]
+    tool = {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {"type": "object", "properties": {"a": _NUMBER, "b": _NUMBER}},
+        "source": dict(source),
+    }
+    settings = {"tools": [tool], "toolSteps": 8, "turnTokens": 24, "toolRewards": "add"}
+    return {
+        "agent": {**settings, **agent},
+        "rollout": {**spec["rollout"], "stopTokenIds": _STOPS, "maxSequences": 8},
+        "data": {**spec["data"], "maxResponseTokens": 96},
+        "rewards": [{"function": "talk", "source": {"path": str(folder / "talk.py")}}],
+        "steps": {"total": 4, "validateEvery": 4},
+        "checkpoint": {"every": 2},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+
+
+def make_searching_folder(folder: Path) -> Path:
+    """A model that searches by chance, a corpus and its index."""
+    tiny_jobs.make_tiny_folder(folder, model="searcher")
+    lines = [{"id": str(n), "contents": f'"T"\ntown {n}'} for n in range(40)]
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, "-m", "ppojob_cli", "index", corpus, "--output", folder / "index"]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def searching(folder: Path, config: Mapping[str, object], **agent: object) -> dict[str, object]:
+    """Sections of a job with the tool `search`.
+
+    Args:
+        folder: as `make_searching_folder` made one, where the job finds it.
+        config: of the tool.
+        agent: what is said of agents besides.
+    """
+    spec = tiny_jobs.make_manifest(folder)["spec"]
+    search = {"name": "search", "config": {"topk": 1, **config}}
+    settings = {"format": "search_r1", "toolSteps": -1, "turnTokens": 24, **agent}
+    stops = [tiny_models.NAMES.index(sign) for sign in ".,:;!?"]
+    return {
+        "agent": {"tools": [search], **settings},
+        "rollout": {**spec["rollout"], "stopTokenIds": stops},
+        "data": {**spec["data"], "maxResponseTokens": 192},
+        "steps": {"total": 2},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
