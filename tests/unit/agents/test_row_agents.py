@@ -71,6 +71,18 @@ def test_rows_of_users_and_of_jobs_without(tmp_path: Path, chat: ChatTokenizer) 
     assert errors(tmp_path, chat, {"tools": [{"name": "calculator"}]}, GOOD, {}) == []
 
 
+def test_a_row_selects_from_the_tools_of_its_agent(tmp_path: Path, chat: ChatTokenizer) -> None:
+    asked = {"tool_selection": ["search"]}
+    agent = {
+        "tools": [{"name": "calculator"}, {"name": "search", "config": {"index": "a"}}],
+        "agents": [{"name": "sums", "tools": ["calculator"]}],
+    }
+    assert errors(tmp_path, chat, agent, asked) == []
+    (found,) = errors(tmp_path, chat, agent, asked, agent_name="sums")
+    assert 'tool_selection: got "search": the row\'s agent has no such tool' in found
+    assert errors(tmp_path, chat, agent, asked, agent_name="single_turn_agent") == []
+
+
 def test_every_case_is_there() -> None:
     assert set(EXPECTED) == set(ROWS) | set(AGENTS)
 

@@ -72,9 +72,9 @@ def test_prompts_of_both_kinds_keep_their_places(files: PromptFiles) -> None:
     [
         (
             ["add", "subtract"],
-            'got "subtract": spec.agent.tools has no such tool; a list of search, add, ask',
+            'got "subtract": the row\'s agent has no such tool; a list of search, add, ask',
         ),
-        (["add", 7], "got 7: spec.agent.tools has no such tool; a list of search, add, ask"),
+        (["add", 7], "got 7: the row's agent has no such tool; a list of search, add, ask"),
         ("add", 'got "add": no list of tools; a list of search, add, ask'),
         ({"add": 1}, 'got {"add": 1}: no list of tools; a list of search, add, ask'),
     ],

@@ -100,7 +100,7 @@ class ChatTokenizer(Closeable):
     @property
     def tool_names(self) -> tuple[str, ...]:
         """Names of what the model may call."""
-        return tuple(map(_name_of, self._tools))
+        return tuple(map(tool_name, self._tools))
 
     @property
     def template(self) -> tuple[str, str]:
@@ -205,7 +205,7 @@ class ChatTokenizer(Closeable):
         )
         encoded |= zip(texts, (encoding.ids for encoding in encodings), strict=True)
         every = self._tools if tools is None else tools
-        by_name = {_name_of(tool): tool for tool in every}
+        by_name = {tool_name(tool): tool for tool in every}
         by_tools: dict[tuple[str, ...], dict[int, Messages]] = {}
         for at, prompt in enumerate(prompts):
             if not isinstance(prompt, str):
@@ -241,7 +241,8 @@ class ChatTokenizer(Closeable):
         return self._renderer
 
 
-def _name_of(tool: Mapping[str, Json]) -> str:
+def tool_name(tool: Mapping[str, Json]) -> str:
+    """The name in a schema of OpenAI's form."""
     function = tool["function"]
     assert isinstance(function, dict), "OpenAI's form"
     return str(function["name"])

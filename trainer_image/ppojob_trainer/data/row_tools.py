@@ -40,13 +40,13 @@ def selected_tools(extra_info: Mapping[str, Json]) -> list[str]:
 
 
 def wrong_selection(cells: Cells, names: Collection[str]) -> BadCell | None:
-    """Say why a row's tools cannot be shown, where the job has some.
+    """Say why a row's tools cannot be shown, where its agent has some.
 
     Departs from verl, which leaves out names that it does not know.
 
     Args:
         cells: of the row.
-        names: of the tools of the job; empty where it has none, and nothing is wrong then.
+        names: of the tools of the row's agent; empty where it has none, and nothing is wrong then.
     """
     told = cells.extra_info.get(_SELECTION)
     if not names or told is None:
@@ -56,6 +56,6 @@ def wrong_selection(cells: Cells, names: Collection[str]) -> BadCell | None:
         return BadCell(column, shown(told), "no list of tools", allowed, DataReason.BAD_VALUE)
     for name in told:
         if name not in names:
-            why = "spec.agent.tools has no such tool"
+            why = "the row's agent has no such tool"
             return BadCell(column, shown(name), why, allowed, DataReason.BAD_VALUE)
     return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.chat import ChatTokenizer, tool_name
 from ppojob_trainer.data.columns import BadCell, Cells, ColumnNames, read_cells
 from ppojob_trainer.data.file_checks import extension_columns, files_of, open_row_file
 from ppojob_trainer.data.problems import DataProblem, DataReason, Findings
@@ -287,7 +287,7 @@ class Scanner:
         cells = candidate.cells
         found = (
             (scan.errors, unrewarded(cells, self.rewards, self.spec)),
-            (scan.errors, wrong_selection(cells, self.chat.tool_names)),
+            (scan.errors, wrong_selection(cells, self._tool_names(cells))),
             (scan.errors, self.agents.problem(cells) if self.agents is not None else None),
             (scan.warnings, truthless(cells, self.spec) if self.rewards is None else None),
             (scan.warnings, with_control_token(cells.prompt, control, self.spec)),
@@ -295,6 +295,12 @@ class Scanner:
         for findings, bad in found:
             if bad is not None:
                 _add_cell(findings, bad, candidate.file.path, candidate.place)
+
+    def _tool_names(self, cells: Cells) -> tuple[str, ...]:
+        """Of what a row may call."""
+        if self.agents is None:
+            return self.chat.tool_names
+        return tuple(map(tool_name, self.agents.tools(cells)))
 
     def _add_refusal(self, scan: Scan, candidate: _Candidate, error: BadChatTemplate) -> None:
         scan.errors.add(
