@@ -48,7 +48,7 @@ unit: setup ## the tests that start no process (under three minutes on 2 cores)
 	$(BIN)/python -m pytest -n 3 --dist worksteal --no-processes -m "not processes and not slow and not gpu and not cluster" tests/unit tests/golden
 
 test: setup ## every test that needs no cluster (about 40 minutes on 2 cores); AVX2=1: as if there were no more
-	$(NARROW) $(BIN)/python -m pytest -n 3 --dist worksteal -m "not long and not gpu and not cluster"
+	$(NARROW) $(BIN)/python -m pytest -n 3 --dist worksteal --durations=15 --durations-min=20 -m "not long and not gpu and not cluster"
 
 test-cluster: setup cluster-up ## all tests on a real cluster, training in pods among them (an hour from nothing)
 	$(BIN)/python -m pytest -m "cluster and not long"

@@ -117,13 +117,14 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
     steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
     effort = f"{steps} in {duration(summary.seconds)}, {number(summary.tokens)} tokens"
     if summary.phase == "Succeeded":
-        lines = [f"done: {effort}"]
+        lines = [f"done: {effort if summary.steps else 'validated, nothing was trained'}"]
     else:
         lines = [f"interrupted: {effort}; the same command goes on from there"]
     for name, last in summary.validation.last.items():
         first = summary.validation.first.get(name)
         if last is not None and first is not None and not name.endswith("/std"):
-            lines.append(f"  validation  {short_name(name)}: {number(first)} -> {number(last)}")
+            told = f"{number(first)} -> {number(last)}" if summary.steps else number(last)
+            lines.append(f"  validation  {short_name(name)}: {told}")
     if (folder / EXPORT_FOLDER / "config.json").is_file():
         lines.append(f"  model       {folder / EXPORT_FOLDER}")
     if (folder / TENSORBOARD_FOLDER).is_dir():

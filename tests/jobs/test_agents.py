@@ -15,7 +15,9 @@ import pytest
 import run_folders
 import tiny_jobs
 import tiny_models
+import torch
 from ruamel.yaml import YAML
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ppojob_trainer.agents.formats.search_r1 import INVALID, information
 
@@ -26,6 +28,7 @@ ROWS = 16
 
 @pytest.fixture(scope="session")
 def talking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that calls a tool by chance."""
     return agent_jobs.make_talking_folder(tmp_path_factory.mktemp("talking"))
 
 
@@ -60,6 +63,36 @@ def undisturbed_talk(
         env=tiny_jobs.environment(),
     )
     return folder / "run"
+
+
+@pytest.mark.vllm
+def test_engine_and_trainer_agree_on_rows_of_many_turns(
+    start, talking_folder: Path, tmp_path: Path, output: Path
+):
+    """With vLLM's cache of prefixes; the trainer's numbers are those of a plain forward pass."""
+    rollout = {"engine": "vllm", "kvCacheGib": 0.25, "dtype": "float32"}
+    rollout |= {"stopTokenIds": agent_jobs.STOPS}
+    one = {"steps": {"total": 1}, "checkpoint": {"every": 1}}
+    job = manifest(tmp_path, talking_folder, rollout=rollout, **one)
+    start(job, output).succeed()
+    model = AutoModelForCausalLM.from_pretrained(talking_folder / "model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(talking_folder / "model")
+    table = pq.read_table(output / "rollouts" / "step-000001.parquet").to_pylist()
+    turns = []
+    for row in table:
+        prompt = tokenizer.encode(row["prompt"], add_special_tokens=False)
+        assert len(prompt) == row["prompt_tokens"]
+        ids = torch.tensor([prompt + row["response_ids"]])
+        with torch.inference_mode():
+            logprobs = model.eval()(ids).logits[0, :-1].log_softmax(-1)
+        told = logprobs.gather(1, ids[0, 1:, None])[-len(row["response_ids"]) :, 0].tolist()
+        versions = [s["version"] for s in row["segments"] for _ in range(s["tokens"])]
+        for engine, trainer, version in zip(row["rollout_logprobs"], told, versions, strict=True):
+            assert version is None or engine == pytest.approx(trainer, abs=1e-5)
+        turns.append(sum(s["version"] is not None for s in row["segments"]))
+    assert max(turns) >= 5
+    line = run_folders.metrics(output)[-1]
+    assert line["training/rollout_probs_diff_mean"] < 1e-5
 
 
 def test_what_is_trained_kept_and_told(undisturbed_talk: Path):

@@ -30,7 +30,7 @@ def talk(data_source, solution_str, ground_truth, extra_info):
     digits = sum(character.isdigit() for character in solution_str)
     return {"score": extra_info["num_turns"] + digits / 100, "calls": extra_info["tool_calls"]}
 '''
-_STOPS = [len(tiny_models.NAMES) + number for number in range(len(tiny_models.CALLS))]
+STOPS = [len(tiny_models.NAMES) + number for number in range(len(tiny_models.CALLS))]
 _NUMBER = {"type": "integer"}
 
 
@@ -66,7 +66,7 @@ def talking(folder: Path, source: Mapping[str, object], **agent: object) -> dict
     settings = {"tools": [tool], "toolSteps": 8, "turnTokens": 24, "toolRewards": "add"}
     return {
         "agent": {**settings, **agent},
-        "rollout": {**spec["rollout"], "stopTokenIds": _STOPS, "maxSequences": 8},
+        "rollout": {**spec["rollout"], "stopTokenIds": STOPS, "maxSequences": 8},
         "data": {**spec["data"], "maxResponseTokens": 96},
         "rewards": [{"function": "talk", "source": {"path": str(folder / "talk.py")}}],
         "steps": {"total": 4, "validateEvery": 4},

@@ -63,6 +63,15 @@ class TestPlain:
         ]
         assert err == ""
 
+    def test_a_job_that_only_validates_says_what_it_found(self, run, capsys) -> None:
+        scores = {"val-core/ppojob/addition/acc/mean@1": 0.36}
+        run.summary(steps=0, seconds=0.0, validation={"first": scores, "last": scores})
+        plain(run).ended(Ending(contract.EXIT_DONE))
+        assert capsys.readouterr().out.splitlines() == [
+            "done: validated, nothing was trained",
+            "  validation  ppojob/addition mean@1: 0.360",
+        ]
+
     def test_a_resumed_run_prints_no_step_twice(self, run, capsys) -> None:
         run.validation(0.36)
         for step in (1, 2, 3):
