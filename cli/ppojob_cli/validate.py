@@ -147,7 +147,7 @@ def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[s
 
 
 def _not_mounted(job: PPOJob) -> Iterator[Problem]:
-    """Volumes of the job's pods that hold what it names, and that are not on this machine."""
+    """Volumes of the job's pods, and code in ConfigMaps, that are not on this machine."""
     paths = list(_texts(job.spec.model_dump(mode="json", exclude={"pods"})))
     for where, settings in all_settings(job):
         for index, volume in enumerate(settings.volumes):
@@ -160,6 +160,15 @@ def _not_mounted(job: PPOJob) -> Iterator[Problem]:
                     "the same command where the volume is mounted",
                     ReasonCode.UNREADABLE,
                 )
+    for index, reward in enumerate(job.spec.rewards):
+        if reward.source is not None and reward.source.config_map is not None:
+            yield Problem(
+                f"spec.rewards[{index}].source.configMap",
+                shown(reward.source.config_map.name),
+                "reward pods alone read a ConfigMap, so that only the manifest was judged",
+                "fine; a file in source.path is judged here too",
+                ReasonCode.UNREADABLE,
+            )
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import run_folders
+import tiny_jobs
 import training_jobs
 from cluster_access import Cluster
 from cluster_jobs import wait_for_pods
@@ -18,8 +19,12 @@ STEPS = {"steps": {"total": 16, "validateEvery": 8}}
 
 @pytest.fixture(scope="module")
 def trained(cluster: Cluster, release: str, volume: Volume) -> Path:
-    """The run folder of a job that was applied and has succeeded."""
-    cluster.apply(training_jobs.job("taught", **STEPS))
+    """The run folder of a job, with its reward in a ConfigMap, that was applied and succeeded."""
+    scores = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "scores"}}
+    cluster.apply({**scores, "data": {"reward.py": tiny_jobs.REWARD}})
+    source = {"configMap": {"name": "scores", "key": "reward.py"}}
+    reward = {"function": "letters", "source": source}
+    cluster.apply(training_jobs.job("taught", **STEPS, rewards=[reward]))
     training_jobs.wait_for_phase(cluster, "taught", "Succeeded")
     return volume.run_folder("taught")
 

@@ -40,7 +40,9 @@ def _source(reward: str) -> str:
     """CEL for where the code of a reward comes from; empty for what is built in."""
     return (
         f"(has({reward}.source) && has({reward}.source.path) ? {reward}.source.path :"
-        f" has({reward}.source) && has({reward}.source.package) ? {reward}.source.package : '')"
+        f" has({reward}.source) && has({reward}.source.package) ? {reward}.source.package :"
+        f" has({reward}.source) && has({reward}.source.configMap) ?"
+        f" {reward}.source.configMap.name + '/' + {reward}.source.configMap.key : '')"
     )
 
 
@@ -122,11 +124,16 @@ NAME_RULES = (
         when: has(self.errorScore)
         must: self.onError == 'fail'
 
-        spec.rewards[] | source.configMap | NotInThisVersion
-            code from a ConfigMap by its name: not in this version; source: {path: FILE}, of a
-            ConfigMap that spec.pods[].volumes mounts in the pods of the role reward
-        when: has(self.source)
-        must: !has(self.source.configMap)
+        spec.rewards[] | source.configMap.key | BadForm | here
+            it is the name of a Python file; letters, digits, '.', '_' and '-', with .py at the end
+        when: has(self.source) && has(self.source.configMap)
+        must: self.source.configMap.key.matches(r'^[-.\w]+[.]py$')
+
+        spec | rewards | Conflict
+            a ConfigMap is part of a cluster, and a job without checkpoint.volume runs on one
+            machine; source: {path: FILE}, or a volume
+        when: !has(self.checkpoint.volume)
+        must: self.rewards.all(one, !has(one.source) || !has(one.source.configMap))
 
         spec.rewards[] | function | BadForm | here
             it names no function; the name of a Python function

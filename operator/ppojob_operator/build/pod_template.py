@@ -10,6 +10,7 @@ from typing import Any, Final
 from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.pod_settings import EnvironmentVariable, PodSettings, PodVolume
+from ppojob_api.v1alpha1.rollout import CODE_FOLDER
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build.config_map import PodConfig, config_map_name
 from ppojob_operator.build.keys import PUBLIC_FILE, SECRET_FILE
@@ -173,6 +174,7 @@ def _container(
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "tmp", "mountPath": "/tmp"},
             *_user_mounts(config, settings.volumes),
+            *_code(config, role.role)[1],
         ],
     }
 
@@ -278,6 +280,7 @@ def _volumes(
             for name, one in _named(settings.volumes, _run_claim(config))
             if name != "run"
         ),
+        *_code(config, role)[0],
     ]
 
 
@@ -301,6 +304,21 @@ def _user_mounts(config: PodConfig, volumes: tuple[PodVolume, ...]) -> list[dict
         mount: dict[str, Any] = {"name": name, "mountPath": volume.mount_path}
         mounts.append(mount | ({"readOnly": True} if volume.read_only else {}))
     return mounts
+
+
+def _code(config: PodConfig, role: RoleName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes and mounts of the ConfigMaps that hold reward functions."""
+    sources = [one.source for one in config.run.spec.rewards if one.source is not None]
+    of_role = sources if role == "reward" else []
+    names = dict.fromkeys(one.config_map.name for one in of_role if one.config_map is not None)
+    named = [(f"code-{number}", name) for number, name in enumerate(names)]
+    return (
+        [{"name": volume, "configMap": {"name": name}} for volume, name in named],
+        [
+            {"name": volume, "mountPath": f"{CODE_FOLDER}/{name}", "readOnly": True}
+            for volume, name in named
+        ],
+    )
 
 
 def _run_claim(config: PodConfig) -> str:

@@ -15,8 +15,13 @@ JOB, UNMOVED = every_field()
 
 CANNOT_BE_SET = {
     # Not in this version, or nothing to choose from.
-    *("spec.model.trustRemoteCode", "spec.roles.rollout", "spec.rewards.source.configMap"),
-    *("spec.rewards.source.package", "spec.rewards.onError", "spec.sandbox.url"),
+    *("spec.model.trustRemoteCode", "spec.roles.rollout"),
+    *(
+        "spec.rewards.source.package",
+        "spec.rewards.source.configMap",
+        "spec.rewards.onError",
+        "spec.sandbox.url",
+    ),
     *("spec.algorithm.kl.referenceRefresh", "spec.algorithm.resampling.power"),
     *(f"spec.roles.{role}.parallelism.tensor" for role in ("actorRollout", "reference", "critic")),
     *("spec.roles.rewardModel.parallelism.tensor", "spec.rollout.parallelism.tensor"),

@@ -28,7 +28,7 @@ BLOCKS = dict(reversed(_FOUND))  # the first of each language
 _YAML = [YAML(typ="safe").load(text) for language, text in _FOUND if language == "yaml"]
 SETTINGS = [section["data"] for section in _YAML if "data" in section]
 CUSTOM, MOUNTED, JUDGE = (section["rewards"] for section in _YAML if "rewards" in section)
-VOLUMES, KEY = (section["pods"] for section in _YAML if "pods" in section)
+(KEY,) = (section["pods"] for section in _YAML if "pods" in section)
 PROGRAM, REWARD, BATCH_REWARD = (text for language, text in _FOUND if language == "python")
 SHAPES = [text for language, text in _FOUND if language == "jsonl"]
 
@@ -114,11 +114,10 @@ def test_the_function_of_many_responses_scores(tmp_path: Path) -> None:
 
 
 def test_a_function_may_be_that_of_a_config_map() -> None:
-    (one,), (pods,) = MOUNTED, VOLUMES
-    (volume,) = PodSettings.model_validate(pods).volumes
-    path = RewardSpec.model_validate(one).source
-    assert path is not None
-    assert str(path.path).startswith(f"{volume.mount_path}/")
+    (one,) = MOUNTED
+    source = RewardSpec.model_validate(one).source
+    assert source is not None
+    assert source.file == "/ppojob/code/rewards/sums.py"
 
 
 def test_the_judge_has_a_scorers_arguments() -> None:

@@ -223,6 +223,20 @@ def test_a_variable_of_a_role_stands_over_that_of_all() -> None:
     assert variables(specs["reward"])["TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
 
 
+def test_reward_pods_alone_mount_the_config_maps_of_functions() -> None:
+    sources = [{"configMap": {"name": "scores", "key": f"{name}.py"}} for name in ("a", "b")]
+    rewards = [{"function": "score", "source": source} for source in (*sources, {"path": "/c.py"})]
+    specs = pod_specs(rewards=rewards)
+    own = {"name": "code-0", "configMap": {"name": "scores"}}
+    mount = {"name": "code-0", "mountPath": "/ppojob/code/scores", "readOnly": True}
+    has = {
+        role: (own in spec["volumes"], mount in spec["containers"][0]["volumeMounts"])
+        for role, spec in specs.items()
+    }
+    assert has.pop("reward") == (True, True)
+    assert set(has.values()) == {(False, False)}
+
+
 def test_reward_functions_see_the_variables_of_their_pods_and_no_other() -> None:
     level, token = {"name": "LEVEL", "value": "1"}, {"name": "TOKEN", "value": "a"}
     specs = pod_specs({"env": [level]}, {"roles": ["reward"], "env": [token]})

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Final, ParamSpec, TypeVar
 
+from ppojob_api.v1alpha1.rollout import CODE_FOLDER
 from ppojob_trainer.children.pool import ChildPool, NotStarted, PoolClosed, import_files
 from ppojob_trainer.children.process import BoundedProcess
 from ppojob_trainer.closeable import Closeable
@@ -100,9 +101,12 @@ class Children(Closeable):
         self.batched = frozenset(loaded.batched)
 
     def _field(self, problem: FunctionProblem) -> str:
-        is_of_package = bool(self._request.functions[problem.position].package)
-        field = _FIELDS[problem.reason_code]
-        return "source.package" if is_of_package and field == "source.path" else field
+        function, field = self._request.functions[problem.position], _FIELDS[problem.reason_code]
+        if field != "source.path":
+            return field
+        if function.path.startswith(f"{CODE_FOLDER}/"):
+            return "source.configMap"
+        return "source.package" if function.package else field
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def functions_of(rewards: Sequence[RewardSpec], program_seconds: float) -> list[
             name,
             FunctionSpec(
                 reward.function,
-                (reward.source.path or "") if reward.source else "",
+                (reward.source.file or "") if reward.source else "",
                 msgspec.json.encode(reward.arguments),
                 (reward.source.package or "") if reward.source else "",
             ),
