@@ -59,12 +59,12 @@ def test_what_goes_with_a_score(sandbox: Sandbox) -> None:
 @pytest.mark.processes
 def test_the_first_test_that_takes_too_long_is_the_last() -> None:
     response = "n = int(input())\nwhile n:\n    pass\nprint(n)"
-    numbers = ["0", *["1"] * 39]
+    numbers = ["0", *["1"] * 9]
     truth = {"inputs": numbers, "outputs": numbers}
     start = time.monotonic()
-    found = code(response, truth, Sandbox(Limits(seconds=1.0)))
-    assert found == {"score": 0.025, "acc": 0.0, "over_time": 1.0, "not_python": 0.0}
-    assert time.monotonic() - start < 20
+    found = code(response, truth, Sandbox(Limits(seconds=3.0)))
+    assert found == {"score": 0.1, "acc": 0.0, "over_time": 1.0, "not_python": 0.0}
+    assert time.monotonic() - start < 20  # all nine would take 27 s
 
 
 @pytest.mark.processes
