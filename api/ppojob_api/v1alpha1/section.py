@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 from pydantic.alias_generators import to_camel
 
 T = TypeVar("T")
@@ -45,4 +45,20 @@ TopK = Annotated[int, Field(ge=-1, le=10_000_000)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
 FloatType = Literal["float32", "bfloat16"]
 AutoFloatType = Literal["auto", "float32", "bfloat16"]
-Arguments = Annotated[dict[str, JsonValue], Field(max_length=64)]
+
+
+def _as_a_cluster_has_it(value: JsonValue) -> JsonValue:
+    """A value of which whole numbers are integers: kubectl sends 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if isinstance(value, list):
+        return [_as_a_cluster_has_it(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _as_a_cluster_has_it(one) for name, one in value.items()}
+    return value
+
+
+_EXACT = 2**53
+Arguments = Annotated[
+    dict[str, JsonValue], Field(max_length=64), AfterValidator(_as_a_cluster_has_it)
+]

@@ -341,6 +341,12 @@ def test_spelling_does_not_count() -> None:
     rate = resolve(job(optimizer={"learningRate": 1}))
     assert rate.digest() == resolve(job(optimizer={"learningRate": 1.0})).digest()
     assert resolve(job()).digest() == resolve(job(optimizer={}, rewards=[], seed=0)).digest()
+    # kubectl sends 1.0 as 1, wherever it stands.
+    asked = [
+        resolve(job(rewards=[{"function": "gsm8k", "arguments": {"a": one, "b": [{"c": one}]}}]))
+        for one in (1, 1.0)
+    ]
+    assert asked[0].to_json() == asked[1].to_json()
 
 
 def test_uid_is_the_given_one_or_one_of_the_name() -> None:
