@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import agent_jobs
 import pytest
+import tiny_jobs
 from chart import CHART, DASHBOARDS, queries, series_names
 from patience import eventually
 
@@ -117,14 +119,20 @@ def targets(output: Path) -> list[str]:
     return [f"{address}:{port}" for address in set(addresses.values()) for port in ports]
 
 
-def test_every_series_that_the_chart_asks_for_is_in_a_real_run(start, tiny_job, tmp_path, output):
+def test_every_series_that_the_chart_asks_for_is_in_a_real_run(start, tmp_path, output):
+    """Of a job whose rows are conversations."""
+    (tmp_path / "talking").mkdir()
+    talking = agent_jobs.make_talking_folder(tmp_path / "talking")
+    tools = agent_jobs.write_tools(talking, seconds=0.0)
+    sections = agent_jobs.talking(talking, {"path": str(tools), "function": "add"})
     algorithm = {
         "type": "grpo",
         "promptsPerStep": 4,
         "samplesPerPrompt": 2,
         "kl": {"in": "reward", "coefficient": 0.01},
     }
-    job = tiny_job(algorithm=algorithm, steps={"total": 100_000}, checkpoint={"every": 2})
+    sections |= {"algorithm": algorithm, "steps": {"total": 100_000, "validateEvery": 1}}
+    job = tiny_jobs.write_manifest(tmp_path, talking, **sections)
     with prometheus_server(tmp_path) as prometheus:
         run = start(job, output)
         run.wait_for_step(1)
