@@ -91,11 +91,9 @@ def raised(error: BaseException, caller: str) -> tuple[str, str]:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # an exception whose own text raises
         text = type(error).__name__
-    frames = " < ".join(reversed(_user_frames(error, caller))) or "no frame"
-    return (
-        printable(text, _LINE_CHARACTERS),
-        printable(f"it raised at {frames}", _LINE_CHARACTERS),
-    )
+    frames = " < ".join(reversed(_user_frames(error, caller)))
+    where = f"it raised at {frames}" if frames else "the call raised it"
+    return printable(text, _LINE_CHARACTERS), printable(where, _LINE_CHARACTERS)
 
 
 def _user_frames(error: BaseException, caller: str) -> list[str]:
