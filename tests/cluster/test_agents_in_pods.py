@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.images, pytest.mark.slow, pytest.
 
 TALKING, SEARCHING = Path(MOUNT) / "talking", Path(MOUNT) / "searching"
 ROLE_OF = {"talk": "tools", "search": "retriever"}
+STEPS = {"talk": 16, "search": 60}
+"""Of a few seconds, and of one: enough to be hit three times."""
 BLOWS = ("kill container", "delete pod", "evict")
 
 
@@ -27,7 +29,7 @@ def agent_volume(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
     for name in (TALKING.name, SEARCHING.name):
         (folder / name).mkdir()
     talking = agent_jobs.make_talking_folder(folder / TALKING.name)
-    agent_jobs.write_tools(talking, seconds=0.5)
+    agent_jobs.write_tools(talking, seconds=0.1)
     agent_jobs.make_searching_folder(folder / SEARCHING.name)
     return training_jobs.claimed(cluster, folder)
 
@@ -42,7 +44,9 @@ def job(kind: str, name: str) -> dict[str, Any]:
         folder, sections = SEARCHING, agent_jobs.searching(SEARCHING, {}, retriever=index)
     sections["rollout"] |= {"engine": "vllm", "kvCacheGib": 0.25}
     own = {name: training_jobs.SECTIONS[name] for name in ("pods", "timeouts", "checkpoint")}
-    manifest = tiny_jobs.make_manifest(folder, **{**sections, **own, "steps": {"total": 30}})
+    manifest = tiny_jobs.make_manifest(
+        folder, **{**sections, **own, "steps": {"total": STEPS[kind]}}
+    )
     return {**manifest, "metadata": {"name": name}}
 
 
