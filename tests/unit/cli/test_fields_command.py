@@ -50,7 +50,10 @@ def test_what_is_told_of_a_field() -> None:
         ("spec.optimizer.lr", "write spec.optimizer.learningRate"),
         ("spec.algorithm.lora_rank", "remove it"),
         ("spec.algorithm.kll", "write kl"),
-        ("spec.data.train[0].file", "fields here are format, maxRows, path, weight"),
+        (
+            "spec.data.train[0].file",
+            "fields here are arguments, format, function, maxRows, path, weight",
+        ),
         ("[0]", "fields here are apiVersion, kind, metadata, spec, status"),
     ],
 )
