@@ -432,7 +432,6 @@ spec.algorithm.kl.lossTerm.estimator | mse k2+ mse+ | k2
 spec.algorithm.kl.lossTerm.estimator | low_var_kl | k3
 spec.algorithm.kl.lossTerm.estimator | kl+ | k1+
 spec.algorithm.kl.lossTerm.estimator | low_var_kl+ | k3+
-spec.algorithm.kl.estimator | full | not yet
 spec.optimizer.schedule spec.critic.optimizer.schedule | constant_with_warmup | constant
 spec.optimizer.schedule spec.critic.optimizer.schedule | cosine_with_min_lr | cosine
 spec.optimizer.schedule spec.critic.optimizer.schedule | linear polynomial inverse_sqrt | not yet

@@ -1,4 +1,4 @@
-"""A reference that takes over the policy's weights every two steps."""
+"""A reference that takes over the policy's weights every two steps, with the KL of all tokens."""
 
 from pathlib import Path
 
@@ -19,7 +19,11 @@ def test_a_refreshed_reference_is_part_of_a_commit(start, tiny_job, tmp_path: Pa
             "promptsPerStep": 4,
             "samplesPerPrompt": 4,
             "miniBatchPrompts": 2,
-            "kl": {"in": "reward", "referenceRefresh": {"everySteps": 2}},
+            "kl": {
+                "in": "reward",
+                "lossTerm": {"estimator": "full"},
+                "referenceRefresh": {"everySteps": 2},
+            },
         },
         roles={"actorRollout": {"ranksPerReplica": 2}},
         steps={"total": STEPS},
@@ -32,6 +36,8 @@ def test_a_refreshed_reference_is_part_of_a_commit(start, tiny_job, tmp_path: Pa
     distances = [line["actor/reward_kl_penalty"] for line in trained]
     # In the step behind a refresh the policy is the reference, whose passes give the same bits.
     assert [distance == 0.0 for distance in distances] == [True, False] * (STEPS // 2)
+    # That of the loss is over a step's updates, and behind the first one they differ.
+    assert all(0.0 < line["actor/kl_loss"] < 1.0 for line in trained)
 
     points = (
         "rpc.sync_weights.answer.before@3=kill",  # of step 2, refreshed and not answered

@@ -3,7 +3,13 @@
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.rules.rule import rules, untouched, words
-from ppojob_api.v1alpha1.algorithm import ESTIMATORS, GRADIENT_OF_K2, KlSpec, ResamplingSpec
+from ppojob_api.v1alpha1.algorithm import (
+    ESTIMATORS,
+    FULL_KL,
+    GRADIENT_OF_K2,
+    KlSpec,
+    ResamplingSpec,
+)
 
 _HAVE_CRITIC = sorted(name for name, one in ESTIMATORS.items() if one.has_critic)
 _KL_TARGET = ("target", "horizon")
@@ -169,6 +175,12 @@ ALGORITHM_RULES = (
         when: self.__in__ == 'reward' && has(self.estimator)
         must: !(self.estimator in $GRADIENT_OF_K2)
 
+        spec.algorithm.kl | estimator | Conflict
+            full compares all tokens that could have been sampled, and a reward is of the one that
+            was; k1, or full as the estimator of lossTerm
+        when: self.__in__ == 'reward' && has(self.estimator)
+        must: self.estimator != '$FULL'
+
         spec.algorithm.kl | | NoEffect
             target and horizon have no effect with controller: fixed; remove them, or controller:
             adaptive
@@ -179,6 +191,14 @@ ALGORITHM_RULES = (
             a reference in pods of its own that takes over weights: not in this version; remove it,
             or roles.reference.colocateWith: actorRollout
         when: has(self.algorithm.kl.referenceRefresh)
+        must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
+
+        spec | roles.reference.colocateWith | NotInThisVersion
+            a KL of estimator: full to a reference in pods of its own: not in this version;
+            actorRollout, or another estimator
+        when: has(self.algorithm.kl.estimator) && self.algorithm.kl.estimator == '$FULL'
+            || has(self.algorithm.kl.lossTerm)
+            && self.algorithm.kl.lossTerm.estimator == '$FULL'
         must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
         spec | roles.reference | NoEffect
@@ -194,6 +214,7 @@ ALGORITHM_RULES = (
             ),
         ),
         CRITIC_NAMES=", ".join(_HAVE_CRITIC),
+        FULL=FULL_KL,
         GRADIENT_OF_K2=words(GRADIENT_OF_K2),
         HAVE_CRITIC=words(_HAVE_CRITIC),
         TARGET_UNTOUCHED=untouched(KlSpec, names=_KL_TARGET),

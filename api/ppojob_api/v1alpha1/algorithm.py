@@ -31,10 +31,13 @@ LossAggregation = Literal[
     "sequence_mean_token_sum_norm",
     "sequence_mean_token_mean",
 ]
-KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+"]
+KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "full"]
 
 GRADIENT_OF_K2: Final = ("k1+", "k3+", "abs+")
 """Estimators that differ from others in their gradient alone."""
+
+FULL_KL: Final = "full"
+"""No estimator: the KL over the whole vocabulary."""
 
 Coefficient = Annotated[float, Field(ge=0, le=1_000_000)]
 Weight = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
@@ -161,7 +164,7 @@ class KlSpec(Section):
     estimator: KlEstimator | None = None
     """k1 = a - b, k2 = (a - b)^2 / 2, k3 = e^(b-a) - (b-a) - 1, abs = |a - b|
     (http://joschu.net/blog/kl-approx.html); with + the gradient is that of k2; absent: k1 with
-    `in: reward`, k3 with `in: loss`.
+    `in: reward`, k3 with `in: loss`; full: over the whole vocabulary, in the loss alone.
     verl: kl_penalty kl, which is k1; kl_loss_type low_var_kl, which is k3."""
 
     coefficient: Coefficient = 0.001
@@ -181,6 +184,17 @@ class KlSpec(Section):
 
     reference_refresh: ReferenceRefreshSpec | None = None
     """Bring the reference up to the policy from time to time; absent: it stays as the job began."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the KL in the loss is that over the whole vocabulary."""
+        in_loss = self.loss_term.estimator if self.loss_term is not None else self.estimator
+        return self.in_ != "none" and in_loss == FULL_KL
+
+    @property
+    def has_estimate(self) -> bool:
+        """Whether a KL is estimated from the reference's log-probabilities of sampled tokens."""
+        return self.in_ == "reward" or (self.in_ == "loss" and not self.is_full)
 
 
 class EntropyControlSpec(Section):

@@ -1,5 +1,5 @@
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -222,7 +222,9 @@ class Played:
     is_canonical: bool
 
 
-def play(template: TurnTemplate, draw: random.Random, marks: list[str]) -> Played:
+def play(
+    template: TurnTemplate, draw: random.Random, marks: list[str], formats: Iterable[str]
+) -> Played:
     """A random conversation: what the engine sees at a turn begins with all that was before."""
     chat = template.chat
     messages = [{"role": "system", "content": "Be brief."}] * draw.randrange(2)
@@ -231,7 +233,7 @@ def play(template: TurnTemplate, draw: random.Random, marks: list[str]) -> Playe
     assert isinstance(begun, list)
     row, is_canonical = begun, True
     for _ in range(draw.randrange(1, 5)):
-        calls = draw.choice(["", *[FORMATS[name].form for name in FORMATS]])
+        calls = draw.choice(["", *[FORMATS[name].form for name in formats]])
         says = ("I" + text(draw, []) + calls).strip()
         cuts = sorted(draw.randrange(len(says)) for _ in range(draw.choice([0, 0, 1, 4])))
         parts = [says[a:b] for a, b in zip([0, *cuts], [*cuts, len(says)], strict=True)]
@@ -254,12 +256,14 @@ def text(draw: random.Random, marks: list[str]) -> str:
     return "".join(draw.choices([*WORDS, *marks], k=draw.randrange(6)))
 
 
-def assert_rows_are_the_whole(template: TurnTemplate, conversations: int) -> None:
+def assert_rows_are_the_whole(
+    template: TurnTemplate, conversations: int, formats: Iterable[str] = FORMATS
+) -> None:
     draw = random.Random(template.chat.digest)
     marks = list(template.text.control.values())
     equal = 0
     for number in range(conversations):
-        played = play(template, draw, marks if number % 2 else [])
+        played = play(template, draw, marks if number % 2 else [], formats)
         whole = template.render(played.messages, TOOLS, open_turn=True)
         assert template.chat.decode(played.row, skip_special_tokens=False) == whole
         bare = [
@@ -284,7 +288,15 @@ def test_rows_grow_to_what_the_template_writes_of_them(template: TurnTemplate) -
 
 @pytest.mark.slow
 def test_many_rows_grow_to_what_the_template_writes_of_them(template: TurnTemplate) -> None:
-    assert_rows_are_the_whole(template, 2_500)
+    assert_rows_are_the_whole(template, 1_000)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_of_each_format_grow_to_what_the_template_writes_of_them(
+    name: str, template: TurnTemplate
+) -> None:
+    assert_rows_are_the_whole(template, 10_000, [name])
 
 
 @pytest.mark.skipif(not SMOLLM2.is_dir(), reason="needs models/smollm2-135m (make demo)")

@@ -36,7 +36,7 @@ def weights(model):
 
 
 def weights_of(reference):
-    return weights(reference._engine.model)
+    return weights(reference.engine.model)
 
 
 def is_equal(one, other):

@@ -243,7 +243,7 @@ def _forward_passes(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Forw
     if needs_old_logprobs(spec.algorithm):
         actor = hosts["actorRollout"]
         passes.append(ForwardPass("policy", actor, "old_logprobs", "old_log_prob"))
-    if spec.algorithm.kl.in_ != "none":
+    if spec.algorithm.kl.has_estimate:
         passes.append(ForwardPass("reference", hosts["reference"], "ref_logprobs", "ref"))
     if spec.critic is not None:
         passes.append(ForwardPass("critic", hosts["critic"], "values", "values"))

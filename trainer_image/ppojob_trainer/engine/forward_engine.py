@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward import packed_outputs
-from ppojob_trainer.engine.head import Head, TokenOutputs
+from ppojob_trainer.engine.head import Head, LastStates, TokenOutputs
 from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
@@ -65,8 +65,32 @@ class ForwardEngine:
                 place = experience.token_index(rows)
                 for output, value in zip(outputs, values, strict=True):
                     output[place] = value[: len(place)]
-        release_root(self.model)
+        self.release()
         return outputs
+
+    def last_states(self, rows: Experience) -> LastStates:
+        """What a head would be given, without gradient or dropout; all ranks do so together.
+
+        Args:
+            rows: one micro-batch.
+
+        Returns:
+            Tensors on the model's device; the weight is whole until `release`.
+        """
+        kept: list[LastStates] = []
+
+        def keep(model: PreTrainedModel, hidden: Tensor, _targets: Tensor) -> TokenOutputs:
+            kept.append(LastStates(hidden, model.get_output_embeddings().weight.detach()))
+            return ()
+
+        self.model.eval()
+        with torch.no_grad():
+            self._forward(rows, keep)
+        return kept[0]
+
+    def release(self) -> None:
+        """Give back what a pass without gradient has left whole of a cut model."""
+        release_root(self.model)
 
     def over_ranks(self, mine: PassStatistics) -> PassStatistics:
         """Add up what each rank has measured of its rows; all ranks do so together.

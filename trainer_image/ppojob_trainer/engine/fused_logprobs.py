@@ -65,8 +65,7 @@ def fused_logprobs(
     Returns:
         logprobs, then entropy and Σ p², each where it was asked for; (N,) each.
     """
-    device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    dtype = product_dtype(hidden)
     logprobs, entropy, squares = _FusedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, targets, settings, dtype
     )
@@ -99,11 +98,11 @@ class _FusedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, targets, normalizer, entropy = ctx.saved_tensors
         settings: LogprobSettings = ctx.settings
-        grad_hidden = torch.zeros_like(states, dtype=_wide(states.dtype))
+        grad_hidden = torch.zeros_like(states, dtype=wide(states.dtype))
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        for tokens, vocab in _tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
+        for tokens, vocab in tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
             matrix = weight[vocab].to(states.dtype)
-            z = _logits(states[tokens], matrix, settings.temperature)
+            z = tile_logits(states[tokens], matrix, settings.temperature)
             log_p = z.sub_(normalizer[tokens, None])
             grad_z = _logit_gradient(
                 log_p, targets[tokens] - vocab.start, grads[0][tokens], settings
@@ -117,11 +116,18 @@ class _FusedLogprobs(torch.autograd.Function):
         return grad_hidden.to(ctx.hidden_dtype), grad_weight, None, None, None
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def product_dtype(hidden: Tensor) -> torch.dtype:
+    """The type of products: that of autocast where it is on, else that of the hidden states."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type of what is made of logits of this one."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _tiles(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, slice]]:
+def tiles(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, slice]]:
     """Tiles of at most `chunk_tokens` x vocab logits, the vocabulary running fastest."""
     rows = max(1, min(TOKEN_BLOCK, tokens))
     limit = max(1, chunk_tokens or tokens) * vocab
@@ -134,9 +140,9 @@ def _tiles(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, 
             )
 
 
-def _logits(states: Tensor, matrix: Tensor, temperature: float) -> Tensor:
+def tile_logits(states: Tensor, matrix: Tensor, temperature: float) -> Tensor:
     """Make z of a tile, in a buffer of its own."""
-    z = (states @ matrix.mT).to(_wide(states.dtype))
+    z = (states @ matrix.mT).to(wide(states.dtype))
     return z if temperature == 1.0 else z.div_(temperature)
 
 
@@ -148,12 +154,12 @@ def _reduce(
     Running values a token: m the largest z so far, s = Σ exp(z - m), u = Σ exp(z - m) (z - m),
     q = Σ exp(2 (z - m)). Entropy is log s - u / s, Σ p² is q / s².
     """
-    count, dtype = states.shape[0], _wide(states.dtype)
+    count, dtype = states.shape[0], wide(states.dtype)
     target_logits = torch.zeros(count, dtype=dtype, device=states.device)
     m = torch.full_like(target_logits, -torch.inf)
     s, u, q = torch.zeros_like(m), torch.zeros_like(m), torch.zeros_like(m)
-    for tokens, vocab in _tiles(count, weight.shape[0], settings.chunk_tokens):
-        z = _logits(states[tokens], weight[vocab].to(states.dtype), settings.temperature)
+    for tokens, vocab in tiles(count, weight.shape[0], settings.chunk_tokens):
+        z = tile_logits(states[tokens], weight[vocab].to(states.dtype), settings.temperature)
         place = targets[tokens] - vocab.start
         inside = (place >= 0) & (place < z.shape[1])
         found = z.gather(1, place.clamp(0, z.shape[1] - 1)[:, None])[:, 0]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
+from ppojob_api.v1alpha1.algorithm import FULL_KL, AlgorithmSpec, KlSpec
 from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum
 from ppojob_trainer.algorithms.off_policy_mask import off_policy
@@ -40,12 +40,17 @@ class KlTerm:
     """KL to the reference as a term of the loss.
 
     Attributes:
-        estimator: a name in `algorithms.kl.KL`.
+        estimator: a name in `algorithms.kl.KL`, or `FULL_KL`.
         coefficient: β.
     """
 
     estimator: str
     coefficient: float
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is over the whole vocabulary: an output of the head."""
+        return self.estimator == FULL_KL
 
     @classmethod
     def of(cls, spec: KlSpec, coefficient: float | None = None) -> KlTerm | None:
@@ -65,7 +70,7 @@ class KlTerm:
 
 @dataclass(frozen=True, slots=True)
 class PolicyObjective:
-    """The loss of an update, over the outputs of a `PolicyHead`.
+    """The loss of an update, over the outputs of a `PolicyHead`, or a `HeadWithKl`.
 
     Attributes:
         policy_loss: a name in `algorithms.policy_losses.table.POLICY_LOSSES`.
@@ -165,12 +170,13 @@ class PolicyObjective:
         the update's own: the ratio is one, its gradient that of log pi.
 
         Args:
-            outputs: log-probabilities (tokens,) of `rows`, with gradient, and their entropy.
-            rows: the micro-batch, with advantages, and `ref_logprobs` if the KL term is on.
+            outputs: log-probabilities (tokens,) of `rows`, with gradient, their entropy, and the
+                KL to the reference where it is over the whole vocabulary.
+            rows: the micro-batch, with advantages, and `ref_logprobs` if a KL estimate is a term.
             denominators: of the whole mini-batch.
         """
         assert rows.advantages is not None, "advantages come before the update"
-        logprobs, entropy = outputs
+        logprobs, entropy, *full_kl = outputs
         old = logprobs.detach() if rows.old_logprobs is None else rows.old_logprobs
         output, loss = self._policy_term(logprobs, old, rows, denominators)
         parts = LossParts(loss, {"actor/pg_loss": loss.item()}, tokens=int(rows.mask.sum()))
@@ -182,8 +188,12 @@ class PolicyObjective:
             parts.terms["actor/entropy_loss"] = bonus.item()
             parts.loss = parts.loss - self.entropy_coefficient * bonus
         if self.kl is not None:
-            assert rows.ref_logprobs is not None, "the KL term needs the reference"
-            estimate = kl_estimate(logprobs, rows.ref_logprobs, self.kl.estimator, mask=rows.mask)
+            if self.kl.is_full:
+                (estimate,) = full_kl
+            else:
+                assert rows.ref_logprobs is not None, "the KL term needs the reference"
+                columns = logprobs, rows.ref_logprobs, self.kl.estimator
+                estimate = kl_estimate(*columns, mask=rows.mask)
             distance = self.aggregation(estimate, rows, denominators)
             parts.loss = parts.loss + self.kl.coefficient * distance
             diagnostics["actor/kl_loss"] = estimate.detach()

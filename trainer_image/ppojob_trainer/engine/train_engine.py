@@ -1,6 +1,6 @@
 """TrainEngine: one model in training, what it says of rows, and how rows change it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 import torch
@@ -23,6 +23,9 @@ from ppojob_trainer.parallel.collectives import sum_over_data
 from ppojob_trainer.parallel.fsdp import reduce_gradients
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
+
+HeadOf = Callable[[Experience], Head]
+"""Makes the head of a micro-batch, by what another model says of it."""
 
 UPDATES = "updates"
 """Name of the engine's own tensor among the optimizer's: how many updates were done."""
@@ -66,7 +69,12 @@ class TrainEngine(ForwardEngine):
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self._optimizer = build_optimizer(model, optimizer)
 
-    def update(self, experience: Experience, objective: Objective) -> PassStatistics:
+    def update(
+        self,
+        experience: Experience,
+        objective: Objective,
+        head_of: HeadOf | None = None,
+    ) -> PassStatistics:
         """One optimizer step on a mini-batch; all ranks do so together.
 
         Rows whose gradient is provably zero are not computed, and still count in the denominators.
@@ -77,6 +85,8 @@ class TrainEngine(ForwardEngine):
             experience: this rank's rows of the mini-batch, maybe none, with the columns that the
                 objective reads.
             objective: what is minimized.
+            head_of: the head of each micro-batch; None for the engine's own. All ranks call it
+                equally often.
 
         Returns:
             What all ranks have measured. Losses are divided by the denominators; sums over tokens
@@ -93,9 +103,10 @@ class TrainEngine(ForwardEngine):
         for i, chosen in enumerate(passes):
             reduce_gradients(self.model, is_last=i == len(passes) - 1)
             if len(chosen):
-                parts.append(self._backward(experience.select(chosen), objective, denominators))
+                batch = experience.select(chosen)
+                parts.append(self._backward(batch, objective, denominators, head_of))
             else:
-                self._accompany()
+                self._accompany(head_of)
         measured = self._measured(parts, objective)
         return self._step(objective.area, measured)
 
@@ -126,15 +137,22 @@ class TrainEngine(ForwardEngine):
         return Denominators(*sum_over_data(self._world, (mine.tokens, mine.sequences)))
 
     def _backward(
-        self, rows: Experience, objective: Objective, denominators: Denominators
+        self,
+        rows: Experience,
+        objective: Objective,
+        denominators: Denominators,
+        head_of: HeadOf | None,
     ) -> LossParts:
-        parts = objective(self._forward(rows), rows, denominators)
+        outputs = self._forward(rows, head_of and head_of(rows))
+        parts = objective(outputs, rows, denominators)
         torch.autograd.backward(parts.loss)
         return parts
 
-    def _accompany(self) -> None:
+    def _accompany(self, head_of: HeadOf | None) -> None:
         """Forward and backward with gradients of zero, for the sake of the ranks that have rows."""
-        outputs = [output for output in self._forward(one_token()) if output.requires_grad]
+        batch = one_token()
+        outputs = self._forward(batch, head_of and head_of(batch))
+        outputs = tuple(output for output in outputs if output.requires_grad)
         torch.autograd.backward(torch.cat(outputs).sum() * 0.0)
 
     def _measured(self, parts: list[LossParts], objective: Objective) -> PassStatistics:

@@ -58,9 +58,7 @@ def open_actor_rollout_worker(
             engine=engine,
             generation=Generation(spec, engine, chat, caller, open_turns(spec, chat)),
             policy=policy,
-            stages=open_stages(
-                environment, world, trained={"policy": policy}, make_room=engine.sleep
-            ),
+            stages=open_stages(environment, world, policy, make_room=engine.sleep),
             reward_model=reward_model,
             chat=chat,
             caller=caller,

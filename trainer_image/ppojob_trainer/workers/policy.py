@@ -6,7 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.forward_engine import ForwardEngine
+from ppojob_trainer.engine.full_kl import HeadWithKl
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import (
     PolicyObjective,
@@ -17,9 +18,11 @@ from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner
+from ppojob_trainer.workers.reference import Reference
 
 
 class Policy:
@@ -28,17 +31,21 @@ class Policy:
     Args:
         spec: the job.
         learner: its weights and optimizer.
+
+    Attributes:
+        reference: what updates compare it with over the whole vocabulary; None where they do not.
     """
 
     def __init__(self, spec: PPOJobSpec, learner: Learner) -> None:
         self.learner = learner
+        self.reference: Reference | None = None
         self._spec = spec
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `old_logprobs`; measure the policy that the step begins with on all rows."""
         engine, algorithm = self.learner.engine, self._spec.algorithm
         if algorithm.estimator.has_sum_pi_squared:
-            head = policy_head(self._spec, "value", squares=True)
+            head = PolicyHead.of(self._spec, "value", squares=True)
             kept = ["entropies", "sum_pi_squared"]
         else:
             head, kept = None, ["entropies"] if algorithm.high_entropy_share < 1.0 else []
@@ -56,16 +63,24 @@ class Policy:
             max_response_tokens=self._spec.data.max_response_tokens,
         )
         columns = ("old_logprobs", "ref_logprobs", "loss_weights", "advantages")
-        return self.learner.engine.update(rows.staged(request.prompts, columns), objective)
+        staged, engine = rows.staged(request.prompts, columns), self.learner.engine
+        if self.reference is None:
+            return engine.update(staged, objective)
+        reference = self.reference.engine
+        measured = engine.update(staged, objective, partial(self._head_with_kl, reference))
+        reference.release()
+        return measured
+
+    def _head_with_kl(self, reference: ForwardEngine, rows: Experience) -> HeadWithKl:
+        return HeadWithKl(PolicyHead.of_updates(self._spec), reference.last_states(rows))
 
 
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     """Load the policy as the job begins with it."""
     dtype = torch.float32 if spec.model.dtype == "float32" else torch.bfloat16
-    entropy = "gradient" if spec.algorithm.has_entropy_bonus else "value"
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
-        head = policy_head(spec, entropy)
+        head = PolicyHead.of_updates(spec)
         return TrainEngine(model, head, spec.training, spec.optimizer, total_updates, world)
 
     return Policy(
@@ -78,18 +93,3 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             train=train,
         ),
     )
-
-
-def policy_head(spec: PPOJobSpec, entropy: str, *, squares: bool = False) -> PolicyHead:
-    """Log-probabilities at the temperature that responses are sampled with.
-
-    They are of all tokens. What the sampler reports under top-p and top-k is renormalised over the
-    tokens that these leave, so the two then differ even where the engines agree.
-
-    Args:
-        spec: the job.
-        entropy: "none", "value" or "gradient".
-        squares: whether the sum of the squared probabilities is told as well.
-    """
-    chunk = spec.training.logprob_chunk_tokens
-    return PolicyHead(LogprobSettings(spec.rollout.temperature, chunk, entropy, squares))

@@ -12,6 +12,7 @@ from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.parts import read_parts
 from ppojob_trainer.checkpoint.tensors import write_shard
 from ppojob_trainer.engine.forward_engine import ForwardEngine
+from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
@@ -20,7 +21,6 @@ from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages.saving import SavedFile
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner, entry_of
-from ppojob_trainer.workers.policy import policy_head
 
 ROLE: Final = "reference"
 """Name of the folder of its files in a commit."""
@@ -32,16 +32,19 @@ class Reference:
     Args:
         spec: the job.
         world: the ranks that hold it together.
+
+    Attributes:
+        engine: its passes.
     """
 
     def __init__(self, spec: PPOJobSpec, world: World) -> None:
         self._spec = spec
         self._world = world
-        self._engine = self._open()
+        self.engine = self._open()
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `ref_logprobs`."""
-        rows.fill("ref_logprobs", self._engine.predict)
+        rows.fill("ref_logprobs", self.engine.predict)
         return PassStatistics()
 
     def _open(self) -> ForwardEngine:
@@ -49,7 +52,7 @@ class Reference:
         spec = self._spec
         dtype = torch.float32 if spec.model.dtype == "float32" else torch.bfloat16
         model = load_model(spec.model.path, dtype, world=self._world)
-        return ForwardEngine(model, policy_head(spec, "none"), spec.training, self._world)
+        return ForwardEngine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
 
 
 class FollowingReference(Reference):
@@ -78,7 +81,7 @@ class FollowingReference(Reference):
         """
         self._has_moved = True
         trained = dict(hf_named_tensors(self._policy.model))
-        for name, weight in hf_named_tensors(self._engine.model):
+        for name, weight in hf_named_tensors(self.engine.model):
             own, other = local_part(weight), local_part(trained[name])
             if self._mixup == 1.0:
                 own.copy_(other)
@@ -97,12 +100,12 @@ class FollowingReference(Reference):
         """
         if folder is None:
             if self._has_moved:
-                del self._engine  # first: two references may be more than there is room for
-                self._engine = self._open()
+                del self.engine  # first: two references may be more than there is room for
+                self.engine = self._open()
                 self._has_moved = False
             return
         self._has_moved = True
-        model = self._engine.model
+        model = self.engine.model
         weights = {name: box_of(weight) for name, weight in hf_named_tensors(model)}
         entries = files_of_all_ranks(map(entry_of, files), ROLE, MODEL_FILE, folder.name)
         load_named_tensors(model, read_parts(folder, entries, weights, rank=self._world.rank))
@@ -111,6 +114,6 @@ class FollowingReference(Reference):
         """Write this rank's file of a commit."""
         rank = self._world.rank
         path = f"{ROLE}/rank-{rank:05d}/{MODEL_FILE}"
-        weights = dict(hf_named_tensors(self._engine.model))
+        weights = dict(hf_named_tensors(self.engine.model))
         entry = write_shard(folder, path, weights, role=ROLE, rank=rank)
         return [SavedFile(entry.path, entry.size_bytes, entry.sha256)]

@@ -6,6 +6,7 @@ from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.workers.critic import open_critic
 from ppojob_trainer.workers.model_stages import ModelStages, StageModel, TrainedModel
+from ppojob_trainer.workers.policy import Policy
 from ppojob_trainer.workers.rank_start import open_channels
 from ppojob_trainer.workers.reference import FollowingReference, Reference
 
@@ -13,7 +14,7 @@ from ppojob_trainer.workers.reference import FollowingReference, Reference
 def open_stages(
     environment: PodEnvironment,
     world: World,
-    trained: dict[str, TrainedModel] | None = None,
+    policy: Policy | None = None,
     make_room: Callable[[], None] = lambda: None,
 ) -> ModelStages:
     """Load the reference and the critic where they live here.
@@ -21,19 +22,22 @@ def open_stages(
     Args:
         environment: of the pod.
         world: of the rank's role.
-        trained: models that have been loaded already.
+        policy: where it lives here, as it was loaded.
         make_room: called before any of the models computes.
     """
     spec = environment.config.spec
-    trained = dict(trained or {})
+    trained: dict[str, TrainedModel] = {} if policy is None else {"policy": policy}
     frozen: dict[str, StageModel] = {}
     living = environment.config.topology.living_in(environment.role)
     following: FollowingReference | None = None
     if "reference" in living:
         refresh = spec.algorithm.kl.reference_refresh
         if refresh is not None:
-            following = FollowingReference(spec, world, refresh, trained["policy"].learner)
-        frozen["reference"] = following or Reference(spec, world)
+            assert policy is not None, "a reference that follows lives with the policy"
+            following = FollowingReference(spec, world, refresh, policy.learner)
+        reference = frozen["reference"] = following or Reference(spec, world)
+        if spec.algorithm.kl.is_full and policy is not None:
+            policy.reference = reference
     if "critic" in living:
         trained["critic"] = open_critic(spec, world)
     return ModelStages(

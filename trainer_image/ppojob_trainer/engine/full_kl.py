@@ -1,0 +1,135 @@
+"""KL to the reference over the whole vocabulary, straight from hidden states of both models.
+
+`KL(π || π_ref) = Σ p (log p - log r)` at each token: what estimators like k3 (`algorithms.kl`)
+guess from the sampled token alone, without their variance, and with its own gradient. Logits of
+both models are made tile by tile and dropped, as in `fused_logprobs`, whose legend holds here; y
+are the reference's logits / temperature, r = softmax(y).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ppojob_trainer.engine.fused_logprobs import (
+    LogprobSettings,
+    product_dtype,
+    tile_logits,
+    tiles,
+    wide,
+)
+from ppojob_trainer.engine.head import LastStates, PolicyHead, TokenOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWithKl:
+    """Outputs what the policy's head does, and behind it the KL to the reference at each token.
+
+    Attributes:
+        policy: its head.
+        reference: of the same micro-batch.
+    """
+
+    policy: PolicyHead
+    reference: LastStates
+
+    def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
+        """`(logprobs, ..., kl)`."""
+        weight = model.get_output_embeddings().weight
+        kl = full_kl(hidden, weight, self.reference, self.policy.settings)
+        return (*self.policy(model, hidden, targets), kl)
+
+
+def full_kl(
+    hidden: Tensor, weight: Tensor, reference: LastStates, settings: LogprobSettings
+) -> Tensor:
+    """Compute KL(π || π_ref) of each token over the whole vocabulary.
+
+    Types are those of `fused_logprobs`.
+
+    Args:
+        hidden: (N, h) of the policy, with gradient.
+        weight: (V, h) of its output layer, with gradient.
+        reference: (N, h') and (V, h') of the reference, without.
+        settings: temperature and tile size; a tile has two tensors of logits.
+
+    Returns:
+        (N,), at least 0 but for rounding; 0 where both are the same.
+    """
+    kl: Tensor = _FullKl.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, reference.hidden, reference.weight, settings, product_dtype(hidden)
+    )
+    return kl
+
+
+class _FullKl(torch.autograd.Function):
+    """See `full_kl`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        ref_hidden: Tensor,
+        ref_weight: Tensor,
+        settings: LogprobSettings,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            both = hidden.to(dtype), weight, ref_hidden.to(dtype), ref_weight
+            kl, normalizers = _reduce(*both, settings)
+        ctx.save_for_backward(*both, kl, *normalizers)
+        ctx.settings, ctx.hidden_dtype = settings, hidden.dtype
+        return kl
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """`dKL/dz = p (log p - log r - KL)`."""
+        states, weight, ref_states, ref_weight, kl, normalizer, ref_normalizer = ctx.saved_tensors
+        settings: LogprobSettings = ctx.settings
+        (grad,) = grads
+        grad_hidden = torch.zeros_like(states, dtype=wide(states.dtype))
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for tokens, vocab in tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
+            matrix = weight[vocab].to(states.dtype)
+            log_p = tile_logits(states[tokens], matrix, settings.temperature)
+            log_p -= normalizer[tokens, None]
+            ref_matrix = ref_weight[vocab].to(states.dtype)
+            log_r = tile_logits(ref_states[tokens], ref_matrix, settings.temperature)
+            log_r -= ref_normalizer[tokens, None]
+            slope = (log_p - log_r).sub_(kl[tokens, None]).mul_(log_p.exp_())
+            scaled = slope.mul_((grad[tokens] / settings.temperature)[:, None]).to(states.dtype)
+            grad_hidden[tokens] += scaled @ matrix
+            if grad_weight is not None:
+                grad_weight[vocab] += scaled.mT @ states[tokens]
+        return grad_hidden.to(ctx.hidden_dtype), grad_weight, None, None, None, None
+
+
+def _reduce(
+    states: Tensor,
+    weight: Tensor,
+    ref_states: Tensor,
+    ref_weight: Tensor,
+    settings: LogprobSettings,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Fold tiles into the KL, and log Σ exp of z and of y; (N,) each.
+
+    Running values a token: both normalizers so far, and Σ p (z - y) under them.
+    """
+    count, dtype, device = states.shape[0], wide(states.dtype), states.device
+    normalizer = torch.full((count,), -torch.inf, dtype=dtype, device=device)
+    ref_normalizer, mean = normalizer.clone(), torch.zeros_like(normalizer)
+    for tokens, vocab in tiles(count, weight.shape[0], settings.chunk_tokens):
+        z = tile_logits(states[tokens], weight[vocab].to(states.dtype), settings.temperature)
+        ref_matrix = ref_weight[vocab].to(states.dtype)
+        y = tile_logits(ref_states[tokens], ref_matrix, settings.temperature)
+        before = normalizer[tokens]
+        after = torch.logaddexp(before, z.logsumexp(1))
+        ref_normalizer[tokens] = torch.logaddexp(ref_normalizer[tokens], y.logsumexp(1))
+        distance = z - y
+        share = z.sub_(after[:, None]).exp_().mul_(distance).sum(1)
+        mean[tokens] = mean[tokens] * (before - after).exp() + share
+        normalizer[tokens] = after
+    return mean - normalizer + ref_normalizer, (normalizer, ref_normalizer)
