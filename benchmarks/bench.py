@@ -26,6 +26,8 @@ from claims import Claim
 from rich.console import Console
 from rich.table import Table
 
+from ppojob_trainer.processor import has_native_bfloat16
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRATCH = ROOT / ".cache" / "bench"
 NUM_PEER_STEPS = 4
@@ -178,7 +180,8 @@ def benchmarks(run: Path) -> tuple[Benchmark, ...]:
 
 def long_tail(peer_python: str) -> tuple[tuple[str, ...], ...]:
     """One batch of few long responses: ours, TRL's, and with full logits (20 GB of memory)."""
-    work = ("--work", str(SCRATCH / "long_tail"))
+    autocast = "bfloat16" if has_native_bfloat16() else "none"
+    work = ("--work", str(SCRATCH / "long_tail"), "--autocast", autocast)
     names = ("ours", "trl", "full", "given")
     ours, trl, full, given = (str(SCRATCH / f"long_tail-{way}.json") for way in names)
     way, taught = ("--way", "full-logits", "--steps", "1"), ("--given", given)

@@ -1,12 +1,12 @@
 """TRL 1.16.0's update on the batch of `long_tail_rows.py`: the peer of `long_tail_update.py`.
 
     .venv-trl/bin/python benchmarks/long_tail_trl.py --work FOLDER --output FILE [--steps 4]
-        [--threads 2] [--micro-batch 16]
+        [--threads 2] [--micro-batch 16] [--autocast none]
 
 Runs in the environment that `trl_environment.sh` makes. The rows are handed to GRPOTrainer by its
 `rollout_func`, so that nothing is generated: same weights, same rows, same rewards, same optimizer,
-bf16 autocast over fp32 weights. In TRL's favour: no activation checkpointing (its default is on),
-the whole batch in one micro-batch, sdpa attention, fused AdamW. Writes one line of JSON.
+autocast over fp32 weights (bf16 or none). In TRL's favour: no activation checkpointing (its default
+is on), the whole batch in one micro-batch, sdpa attention, fused AdamW. Writes one line of JSON.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from trl_peer import StepClock, grpo_config, step_lines, timed_trainer
 def config_of(options: argparse.Namespace, rows: list[dict[str, Any]], folder: str) -> Any:
     return grpo_config(
         folder,
+        options.autocast,
         learning_rate=LEARNING_RATE,
         weight_decay=0.0,
         max_grad_norm=1.0,
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="from long_tail_rows.py")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--autocast", choices=("bfloat16", "none"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--micro-batch", type=int, default=16, help="rows a forward and backward")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """One update on the batch of `long_tail_rows.py`: ours, or with full logits; time and memory.
 
     python benchmarks/long_tail_update.py --work FOLDER --output FILE [--way ours|full-logits]
-        [--steps 4] [--threads 2] [--given-share 0.6]
+        [--steps 4] [--threads 2] [--given-share 0.6] [--autocast none]
 
 With a `--given-share` so much of each response is as if tools had written it: it is not trained on.
 `full-logits` is the textbook: rows padded to the longest, the model of transformers, log-softmax
@@ -55,12 +55,12 @@ def experience(rows: list[dict[str, Any]], given_share: float = 0.0) -> Experien
     )
 
 
-def ours(folder: Path, rows: Experience) -> Callable[[], float]:
+def ours(folder: Path, rows: Experience, autocast: str) -> Callable[[], float]:
     """Our update; its call answers the norm of the gradient."""
     engine = TrainEngine(
         load_model(folder),
         PolicyHead(LogprobSettings(entropy="value")),
-        TrainingSpec(autocast="bfloat16", micro_batch_tokens=16384),
+        TrainingSpec(autocast=autocast, micro_batch_tokens=16384),
         OptimizerSpec(learning_rate=LEARNING_RATE),
         total_steps=100,
     )
@@ -71,7 +71,7 @@ def ours(folder: Path, rows: Experience) -> Callable[[], float]:
     return lambda: engine.update(rows, goal).values["actor/grad_norm"]
 
 
-def with_full_logits(folder: Path, rows: Experience) -> Callable[[], float]:
+def with_full_logits(folder: Path, rows: Experience, autocast: str) -> Callable[[], float]:
     """Forward, backward and norm; without the optimizer, whose states are not counted anyway."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompts = torch.stack([rows.prompts[group] for group in rows.row_groups.tolist()])
@@ -85,7 +85,7 @@ def with_full_logits(folder: Path, rows: Experience) -> Callable[[], float]:
     advantages[counts] = rows.advantages
 
     def update() -> float:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast == "bfloat16"):
             logits = model(
                 torch.cat([prompts, responses], dim=1),
                 attention_mask=seen,
@@ -130,12 +130,13 @@ def main() -> None:
     parser.add_argument("--way", choices=WAYS, default="ours")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--autocast", choices=("bfloat16", "none"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--given-share", type=float, default=0.0)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rows = experience(read_rows(options.work), options.given_share)
-    update = WAYS[options.way](options.work / "model", rows)
+    update = WAYS[options.way](options.work / "model", rows, options.autocast)
     real_tokens = sum(len(rows.prompts[g]) for g in rows.row_groups.tolist()) + rows.num_tokens
     seconds, extra, norm = [], 0.0, 0.0
     for _ in range(options.steps):

@@ -47,7 +47,6 @@ def refuse_what_the_peer_lacks(spec: PPOJobSpec) -> None:
         "optimizer.schedule": (spec.optimizer.schedule, "constant"),
         "optimizer.warmupSteps": (spec.optimizer.warmup_steps, 0),
         "model.dtype": (spec.model.dtype, "float32"),
-        "training.autocast": (spec.training.autocast, "bfloat16"),
         "rollout.topP": (spec.rollout.top_p, 1.0),
     }
     problems = [
@@ -73,6 +72,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
         "learning_rate": spec.optimizer.learning_rate,
         "weight_decay": spec.optimizer.weight_decay,
         "gradient_clip": spec.optimizer.gradient_clip,
+        "autocast": spec.training.autocast,
         "threads": actor.threads_per_rank * actor.world_size,
     }
 

@@ -6,8 +6,8 @@
 Runs in the environment that `trl_environment.sh` makes, on what `peer_work.py` wrote. The same as
 in our run: the model folder, the prompts and their order (token for token, checked), the scorer
 (the very file of ours), prompts and samples a step, response limit, temperature, AdamW with its
-settings, gradient clip, no KL, one iteration, token mean, bf16 autocast over fp32 weights, and the
-number of threads. Chosen in TRL's favour:
+settings, gradient clip, no KL, one iteration, token mean, autocast (bf16 or none) over fp32 weights
+and the number of threads. Chosen in TRL's favour:
 
 - all responses of a step are generated in one batch; its transformers path pads to the longest
   prompt of the batch, and the demo's prompts are equally long;
@@ -51,6 +51,7 @@ class Settings:
     learning_rate: float
     weight_decay: float
     gradient_clip: float
+    autocast: str
     threads: int
 
     @property
@@ -102,14 +103,14 @@ def training_rows(
     return [{key: row[key] for key in ("prompt", "ground_truth")} for row in rows[:num_rows]]
 
 
-def grpo_config(folder: str, **own: Any) -> Any:
+def grpo_config(folder: str, autocast: str, **own: Any) -> Any:
     """What every measurement of TRL shares; `own` is of the one at hand."""
     from trl import GRPOConfig
 
     return GRPOConfig(
         output_dir=folder,
         use_cpu=True,
-        bf16=True,
+        bf16=autocast == "bfloat16",
         gradient_checkpointing=False,
         lr_scheduler_type="constant",
         warmup_steps=0,
@@ -132,6 +133,7 @@ def grpo_config(folder: str, **own: Any) -> Any:
 def config_of(settings: Settings, choices: Choices, folder: str) -> Any:
     return grpo_config(
         folder,
+        settings.autocast,
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.gradient_clip,

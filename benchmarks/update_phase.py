@@ -18,10 +18,13 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.rows.experience import Experience
 
 PROMPT_TOKENS = 55
 RESPONSE_TOKENS = (20, 32)
+OWN_AUTOCAST = "bfloat16" if has_native_bfloat16() else "none"
+"""What `training.autocast: auto` is on this processor."""
 
 
 def demo_config() -> LlamaConfig:
@@ -63,7 +66,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--micro-batch-tokens", type=int, default=16384)
-    parser.add_argument("--autocast", default="bfloat16")
+    parser.add_argument("--autocast", default=OWN_AUTOCAST)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
