@@ -160,15 +160,14 @@ def _not_mounted(job: PPOJob) -> Iterator[Problem]:
                     "the same command where the volume is mounted",
                     ReasonCode.UNREADABLE,
                 )
-    for index, reward in enumerate(job.spec.rewards):
-        if reward.source is not None and reward.source.config_map is not None:
-            yield Problem(
-                f"spec.rewards[{index}].source.configMap",
-                shown(reward.source.config_map.name),
-                "reward pods alone read a ConfigMap, so that only the manifest was judged",
-                "fine; a file in source.path is judged here too",
-                ReasonCode.UNREADABLE,
-            )
+    for where, role, source in job.spec.code_maps:
+        yield Problem(
+            where,
+            shown(source.name),
+            f"{role} pods alone read a ConfigMap, so that only the manifest was judged",
+            "fine; a file in source.path is judged here too",
+            ReasonCode.UNREADABLE,
+        )
 
 
 def _texts(value: object) -> Iterator[str]:

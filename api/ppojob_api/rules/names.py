@@ -124,16 +124,17 @@ NAME_RULES = (
         when: has(self.errorScore)
         must: self.onError == 'fail'
 
-        spec.rewards[] | source.configMap.key | BadForm | here
-            it is the name of a Python file; letters, digits, '.', '_' and '-', with .py at the end
-        when: has(self.source) && has(self.source.configMap)
-        must: self.source.configMap.key.matches(r'^[-.\w]+[.]py$')
-
         spec | rewards | Conflict
             a ConfigMap is part of a cluster, and a job without checkpoint.volume runs on one
             machine; source: {path: FILE}, or a volume
         when: !has(self.checkpoint.volume)
         must: self.rewards.all(one, !has(one.source) || !has(one.source.configMap))
+
+        spec | agent.tools agent.interactions | Conflict | here
+            a ConfigMap is part of a cluster, and a job without checkpoint.volume runs on one
+            machine; source: {path: FILE}, or a volume
+        when: !has(self.checkpoint.volume) && has(self.agent)
+        must: self.$FIELD.all(one, !has(one.source) || !has(one.source.configMap))
 
         spec.rewards[] | function | BadForm | here
             it names no function; the name of a Python function

@@ -5,7 +5,7 @@ from ppojob_api.v1alpha1.roles import CodePods, RetrieverPods
 from ppojob_api.well_known import BUILT_IN_AGENTS, BUILT_IN_INTERACTIONS, BUILT_IN_TOOLS
 
 TOOL_RULES = rules(
-    """
+    r"""
     spec.agent | tools | Duplicate | here
         two tools have the same name; each name once
     must: self.tools.all(one, self.tools.exists_one(other, other.name == one.name))
@@ -85,10 +85,20 @@ TOOL_RULES = rules(
     must: has(self.parameters.type) && self.parameters.type == 'object'
 
     spec.agent.tools[] | source | Conflict | here
-        a call has one answer; exactly one of path, url and mcpServer
+        a call has one answer; exactly one of path, configMap, url and mcpServer
     when: has(self.source)
-    must: (has(self.source.path) ? 1 : 0) + (has(self.source.url) ? 1 : 0)
-        + (has(self.source.mcpServer) ? 1 : 0) == 1
+    must: (has(self.source.path) ? 1 : 0) + (has(self.source.configMap) ? 1 : 0)
+        + (has(self.source.url) ? 1 : 0) + (has(self.source.mcpServer) ? 1 : 0) == 1
+
+    spec.agent.interactions[] | source | Conflict | here
+        the code has one source; exactly one of path and configMap
+    when: has(self.source)
+    must: (has(self.source.path) ? 1 : 0) + (has(self.source.configMap) ? 1 : 0) == 1
+
+    $WITH_CODE | source.configMap.key | BadForm | here
+        it is the name of a Python file; letters, digits, '.', '_' and '-', with .py at the end
+    when: has(self.source) && has(self.source.configMap)
+    must: self.source.configMap.key.matches(r'^[-.\w]+[.]py$')
 
     spec.agent.tools[] | source.tool | NoEffect | here
         it is a name at a server; remove it, or name the mcpServer
@@ -129,8 +139,8 @@ TOOL_RULES = rules(
     must: self.source.url.startsWith('http://') || self.source.url.startsWith('https://')
 
     spec.agent.tools[] | source.function | NoEffect | here
-        it is in the file of path; remove it
-    when: has(self.source) && !has(self.source.path)
+        it is in the file of path or configMap; remove it
+    when: has(self.source) && !has(self.source.path) && !has(self.source.configMap)
     must: !has(self.source.function)
 
     spec.agent.tools[] | source.keyVariable | NoEffect | here
@@ -139,8 +149,8 @@ TOOL_RULES = rules(
     must: !has(self.source.keyVariable)
 
     spec.agent.tools[] | config | NoEffect | here
-        settings are for code of path; remove it
-    when: has(self.source) && !has(self.source.path)
+        settings are for code of path or configMap; remove it
+    when: has(self.source) && !has(self.source.path) && !has(self.source.configMap)
     must: self.config.size() == 0
 
     spec.agent.interactions[] | name | NotOneOf | here
@@ -155,7 +165,8 @@ TOOL_RULES = rules(
 
     spec.agent.tools[] spec.agent.interactions[] | source.function | Required | here
         the name ${self.name} is no name of Python; that of a function or class
-    when: has(self.source) && has(self.source.path) && !has(self.source.function)
+    when: has(self.source) && (has(self.source.path) || has(self.source.configMap))
+        && !has(self.source.function)
     must: self.name.matches(r'$IDENTIFIER')
 
     spec.agent.tools[] spec.agent.interactions[] | source.function | BadForm | here
@@ -173,6 +184,7 @@ TOOL_RULES = rules(
     when: !has(self.agent) || !has(self.agent.retriever)
     must: $RETRIEVER_UNTOUCHED
     """,
+    WITH_CODE="spec.rewards[] spec.agent.tools[] spec.agent.interactions[]",
     TOOLS=", ".join(BUILT_IN_TOOLS),
     TOOL_WORDS=words(BUILT_IN_TOOLS),
     AGENTS=", ".join(BUILT_IN_AGENTS),

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ppojob_api.v1alpha1.code_source import CodeSource
 from ppojob_api.v1alpha1.kubernetes_names import EnvironmentName
 from ppojob_api.v1alpha1.section import (
     PRINTABLE,
@@ -34,22 +35,16 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 Turns = Annotated[int, Field(ge=1, le=10_000)]
 
 
-class UserSource(Section):
-    """Where the code of an interaction comes from."""
-
-    path: Path
-    """Python file."""
+class UserSource(CodeSource):
+    """Where the code of an interaction comes from; one of path and configMap."""
 
     function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Function, or class with verl's `generate_response`, in that file; absent: the interaction's
     name."""
 
 
-class ToolSource(Section):
-    """What answers the calls of a tool; one of path, url and mcpServer."""
-
-    path: Path | None = None
-    """Python file."""
+class ToolSource(CodeSource):
+    """What answers the calls of a tool; one of path, configMap, url and mcpServer."""
 
     function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Function, or class in verl's form, in that file; absent: the name of the tool or

@@ -1,11 +1,13 @@
 """The resource itself: PPOJob of ppojob.dev/v1alpha1."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.code_source import ConfigMapSource
 from ppojob_api.v1alpha1.critic import CriticSpec
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.roles import RolesSpec
@@ -114,6 +116,24 @@ class PPOJobSpec(Section):
 
     recovery: RecoverySpec = RecoverySpec()
     """How hard to try when processes are lost."""
+
+    @property
+    def code_maps(self) -> list[tuple[str, str, ConfigMapSource]]:
+        """ConfigMaps that hold code: the field, the role whose pods mount it, and which one."""
+        lists: list[tuple[str, str, Sequence[RewardSpec | ToolSpec | InteractionSpec]]] = [
+            ("spec.rewards", "reward", self.rewards)
+        ]
+        if self.agent is not None:
+            lists += [
+                ("spec.agent.tools", "tools", self.agent.tools),
+                ("spec.agent.interactions", "tools", self.agent.interactions),
+            ]
+        return [
+            (f"{field}[{index}].source.configMap", role, one.source.config_map)
+            for field, role, items in lists
+            for index, one in enumerate(items)
+            if one.source is not None and one.source.config_map is not None
+        ]
 
     @property
     def drops_responses(self) -> bool:

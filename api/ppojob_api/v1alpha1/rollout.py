@@ -1,10 +1,10 @@
 """How responses are generated and scored."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppojob_api.v1alpha1.kubernetes_names import ObjectName
+from ppojob_api.v1alpha1.code_source import CodeSource
 from ppojob_api.v1alpha1.section import (
     Arguments,
     AutoFloatType,
@@ -93,38 +93,11 @@ class RolloutSpec(Section):
     """Tokens that end a response besides the model's own end tokens."""
 
 
-CODE_FOLDER: Final = "/ppojob/code"
-"""Where reward pods find the ConfigMaps of their functions, a folder each."""
-
-
-class ConfigMapSource(Section):
-    """Code in a ConfigMap of the job's namespace, which reward pods alone mount."""
-
-    name: ObjectName
-    """Name of the ConfigMap."""
-
-    key: Name
-    """Key that holds the Python file: reward.py. Its other keys are files beside it."""
-
-
-class RewardSource(Section):
+class RewardSource(CodeSource):
     """Where a custom reward function comes from; exactly one member."""
-
-    path: Path | None = None
-    """Python file. verl: custom_reward_function.path."""
 
     package: Name | None = None
     """Module of a package that the image of the reward pods has: our_package.rewards."""
-
-    config_map: ConfigMapSource | None = None
-    """Python file in a ConfigMap, on a cluster."""
-
-    @property
-    def file(self) -> str | None:
-        """The Python file, where reward pods find it; None for a package."""
-        if self.config_map is not None:
-            return f"{CODE_FOLDER}/{self.config_map.name}/{self.config_map.key}"
-        return self.path
 
 
 RewardWeight = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]

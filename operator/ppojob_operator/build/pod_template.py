@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
+from ppojob_api.v1alpha1.code_source import CODE_FOLDER
 from ppojob_api.v1alpha1.pod_settings import EnvironmentVariable, PodSettings, PodVolume
-from ppojob_api.v1alpha1.rollout import CODE_FOLDER
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build.config_map import PodConfig, config_map_name
 from ppojob_operator.build.keys import PUBLIC_FILE, SECRET_FILE
@@ -307,10 +307,8 @@ def _user_mounts(config: PodConfig, volumes: tuple[PodVolume, ...]) -> list[dict
 
 
 def _code(config: PodConfig, role: RoleName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes and mounts of the ConfigMaps that hold reward functions."""
-    sources = [one.source for one in config.run.spec.rewards if one.source is not None]
-    of_role = sources if role == "reward" else []
-    names = dict.fromkeys(one.config_map.name for one in of_role if one.config_map is not None)
+    """Volumes and mounts of the ConfigMaps that hold code of the role."""
+    names = dict.fromkeys(one.name for _, who, one in config.run.spec.code_maps if who == role)
     named = [(f"code-{number}", name) for number, name in enumerate(names)]
     return (
         [{"name": volume, "configMap": {"name": name}} for volume, name in named],

@@ -33,6 +33,7 @@ CANNOT_BE_SET = {
         for name in ("klCov", "geoMean", "dro", "cispo", "vespo", "primeRl", "ipo")
     ),
     *(f"spec.agent.tools.source.{name}" for name in ("url", "keyVariable", "mcpServer", "tool")),
+    *(f"spec.agent.{kind}.source.configMap" for kind in ("tools", "interactions")),
     "spec.agent.mcpServers",
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.volcano"),

@@ -223,18 +223,33 @@ def test_a_variable_of_a_role_stands_over_that_of_all() -> None:
     assert variables(specs["reward"])["TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
 
 
-def test_reward_pods_alone_mount_the_config_maps_of_functions() -> None:
-    sources = [{"configMap": {"name": "scores", "key": f"{name}.py"}} for name in ("a", "b")]
-    rewards = [{"function": "score", "source": source} for source in (*sources, {"path": "/c.py"})]
-    specs = pod_specs(rewards=rewards)
-    own = {"name": "code-0", "configMap": {"name": "scores"}}
-    mount = {"name": "code-0", "mountPath": "/ppojob/code/scores", "readOnly": True}
-    has = {
-        role: (own in spec["volumes"], mount in spec["containers"][0]["volumeMounts"])
-        for role, spec in specs.items()
+def test_pods_alone_that_run_code_mount_its_config_maps() -> None:
+    def sources(name: str) -> list[dict[str, Any]]:
+        return [{"configMap": {"name": name, "key": f"{key}.py"}} for key in ("a", "b")]
+
+    rewards = [
+        {"function": "score", "source": source}
+        for source in (*sources("scores"), {"path": "/c.py"})
+    ]
+    told = {"description": "a", "parameters": {"type": "object"}}
+    tool, user = sources("towns")
+    agent = {
+        "tools": [{"name": "f", **told, "source": tool}],
+        "interactions": [{"name": "g", "source": user}],
     }
-    assert has.pop("reward") == (True, True)
-    assert set(has.values()) == {(False, False)}
+    mounted = {}
+    for role, spec in pod_specs(rewards=rewards, agent=agent).items():
+        maps = {
+            one["name"]: one["configMap"]["name"]
+            for one in spec["volumes"]
+            if one["name"].startswith("code-")
+        }
+        mounts = [one for one in spec["containers"][0]["volumeMounts"] if one["name"] in maps]
+        assert all(one["readOnly"] for one in mounts)
+        mounted[role] = {one["mountPath"]: maps[one["name"]] for one in mounts}
+    assert mounted.pop("reward") == {"/ppojob/code/scores": "scores"}
+    assert mounted.pop("tools") == {"/ppojob/code/towns": "towns"}
+    assert not any(mounted.values())
 
 
 def test_reward_functions_see_the_variables_of_their_pods_and_no_other() -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Final, ParamSpec, TypeVar
 
-from ppojob_api.v1alpha1.rollout import CODE_FOLDER
+from ppojob_api.v1alpha1.code_source import source_field
 from ppojob_trainer.children.pool import ChildPool, NotStarted, PoolClosed, import_files
 from ppojob_trainer.children.process import BoundedProcess
 from ppojob_trainer.closeable import Closeable
@@ -104,9 +104,7 @@ class Children(Closeable):
         function, field = self._request.functions[problem.position], _FIELDS[problem.reason_code]
         if field != "source.path":
             return field
-        if function.path.startswith(f"{CODE_FOLDER}/"):
-            return "source.configMap"
-        return "source.package" if function.package else field
+        return "source.package" if function.package else source_field(function.path)
 
 
 @contextmanager

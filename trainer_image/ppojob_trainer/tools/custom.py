@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ppojob_api.v1alpha1.code_source import source_field
 from ppojob_trainer.children.user_code import UnusableModule, load_module, raised
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.tools import verl_names
@@ -66,7 +67,7 @@ def named_in(code: ToolCode, modules: dict[str, ModuleType], allowed: str) -> Ca
         try:
             module = load_module(code.path, f"ppojob_tools_{len(modules)}", pod="tools")
         except UnusableModule as bad:
-            raise BadTool("source.path", bad.got, bad.why, bad.allowed) from None
+            raise BadTool(source_field(code.path), bad.got, bad.why, bad.allowed) from None
         modules[code.path] = module
     found: object = vars(module).get(code.function)
     if found is None:

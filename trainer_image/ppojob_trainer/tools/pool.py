@@ -237,7 +237,7 @@ def _code(tool: ToolSpec, is_elsewhere: bool) -> ToolCode:
     source = tool.source or ToolSource()
     return ToolCode(
         tool.name,
-        source.path or "",
+        source.file or "",
         source.function or source.tool or tool.name,
         msgspec.json.encode(tool_schema(tool)),
         msgspec.json.encode(tool.config),
@@ -252,7 +252,7 @@ def _code(tool: ToolSpec, is_elsewhere: bool) -> ToolCode:
 def _code_of_user(user: InteractionSpec) -> ToolCode:
     return ToolCode(
         user.name,
-        user.source.path if user.source else "",
+        (user.source.file if user.source else None) or "",
         (user.source.function if user.source else None) or user.name,
         msgspec.json.encode(None),
         msgspec.json.encode(user.config),
