@@ -101,14 +101,9 @@ class Scoring:
     _scored: dict[str, tuple[BatchName, list[RowScore]]] = field(default_factory=dict)
     _begun: dict[str, tuple[BatchName, _Begun[Scored]]] = field(default_factory=dict)
 
-    def score(self, batch: Batch, step: int) -> None:
-        """Have the rows scored; fills in scores and what else the scorers said."""
-        with self.begun(batch, step) as finish:
-            finish()
-
     @contextmanager
     def begun(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
-        """Begin to have the rows scored; what is given waits for it, and does what `score` does.
+        """Begin to have the rows scored; what is given waits for it, and fills in what was said.
 
         Reward functions work meanwhile in pods of their own; a reward model's ranks may be those
         that something else is asked of, so they begin at the end.
