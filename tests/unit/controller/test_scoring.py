@@ -13,6 +13,7 @@ from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RoleLost
+from ppojob_trainer.metrics.step_metrics import Spread
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rpc.chunks import chunks
 from ppojob_trainer.rpc.client import Call, Peer
@@ -25,7 +26,7 @@ from ppojob_trainer.rpc.messages.scoring import (
     SendTexts,
     Texts,
 )
-from ppojob_trainer.rpc.messages.training import Advantaged, Advantages, SpreadOf
+from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.methods import ADVANTAGES, PUT_TEXTS, SCORE, SCORE_BY_MODEL, SEND_TEXTS
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
@@ -37,7 +38,7 @@ PROMPTS = [
     PromptRow(number, (1,), f"prompt {number}", "openai/gsm8k", str(number), {"pad": "x" * 400})
     for number in range(5)
 ]
-SPREAD = SpreadOf(0.0, 0.0, 0.0)
+SPREAD = Spread(0.0, 0.0, 0.0)
 NO_ADVANTAGE = Advantaged([], SPREAD, SPREAD, 0.0, [], [])
 
 
