@@ -16,7 +16,7 @@ from ppojob_api import contract
 from ppojob_api.v1alpha1.status import FailureKind, FailureRecord, PPOJobStatus, RoleStatus
 from ppojob_api.well_known import RoleName
 from ppojob_operator.conditions import from_rfc3339, inert, rfc3339
-from ppojob_operator.state import DeletePod, Pod, Termination, Time
+from ppojob_operator.state import DeletePod, Observed, Pod, Termination, Time
 
 RECORDS_KEPT = 8
 FIRST_WAIT_SECONDS = 1.0
@@ -203,3 +203,26 @@ def _wait(role: RoleStatus | None, last: FailureRecord) -> float:
 def _is_again(record: FailureRecord, other: FailureRecord) -> bool:
     ends = [(one.role, one.step, one.kind, one.reason) for one in (record, other)]
     return ends[0] == ends[1]
+
+
+def lost_pods(
+    observed: Observed, silence_seconds: float, now: Time
+) -> tuple[tuple[DeletePod, ...], float | None]:
+    """Pods on nodes that do not answer, and seconds until the next one is to be deleted.
+
+    A StatefulSet would wait for them for ever, so they are deleted without waiting for their node.
+    Safe although the pod may still run: its role's next epoch refuses whatever it says, and only
+    the epoch of the commit can write one.
+    """
+    deletions: list[DeletePod] = []
+    waits: list[float] = []
+    for pod in observed.pods:
+        node = observed.nodes.get(pod.node)
+        if node is None or node.silent_since is None:
+            continue
+        wait = silence_seconds - (now - node.silent_since).total_seconds()
+        if wait > 0:
+            waits.append(wait)
+        else:
+            deletions.append(DeletePod(pod.name, pod.uid, force=True))
+    return tuple(deletions), min(waits, default=None)
