@@ -29,7 +29,7 @@ from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.learning_signal import LearningSignal
-from ppojob_trainer.controller.progress import Progress as Reporter
+from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
     clock_metrics,

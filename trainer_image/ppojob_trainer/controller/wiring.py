@@ -19,7 +19,7 @@ from ppojob_trainer.controller.best_commit import BestCommit
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.dynamic_sampling import DynamicSampling
 from ppojob_trainer.controller.fit import Loop
-from ppojob_trainer.controller.progress import Progress as Reporter
+from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.prompts import open_prompts
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
