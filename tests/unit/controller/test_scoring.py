@@ -15,7 +15,6 @@ from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RoleLost
 from ppojob_trainer.metrics.step_metrics import Spread
 from ppojob_trainer.rewards.process import ScoringPool
-from ppojob_trainer.rpc.chunks import chunks
 from ppojob_trainer.rpc.client import Call, Peer
 from ppojob_trainer.rpc.messages.scoring import (
     ModelScored,
@@ -29,7 +28,7 @@ from ppojob_trainer.rpc.messages.scoring import (
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.methods import ADVANTAGES, PUT_TEXTS, SCORE, SCORE_BY_MODEL, SEND_TEXTS
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.rpc.wire import Nothing, RequestId
+from ppojob_trainer.rpc.wire import Nothing, RequestId, chunks
 from ppojob_trainer.workers.reward import RewardWorker, reward_items
 from ppojob_trainer.workers.text_inbox import TextInbox
 

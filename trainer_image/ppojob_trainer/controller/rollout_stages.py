@@ -17,12 +17,11 @@ from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.rpc.chunks import CHUNK_BYTES, chunks
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
 from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, LoadRows
 from ppojob_trainer.rpc.messages.rows import WriteRows
 from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, WRITE_ROWS
-from ppojob_trainer.rpc.wire import RequestId, encode
+from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,17 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ppojob_trainer.controller.batch import Batch, shares
-from ppojob_trainer.controller.excerpt import excerpt
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.samples import excerpt
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.rewards.wire import NotScored
-from ppojob_trainer.rpc.chunks import CHUNK_BYTES, chunks
 from ppojob_trainer.rpc.client import Pending
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.messages.scoring import RowScore, Score, ScoreByModel, Scored, SendTexts
 from ppojob_trainer.rpc.methods import SCORE, SCORE_BY_MODEL, SEND_TEXTS, Method
-from ppojob_trainer.rpc.wire import RequestId, encode
+from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 Item = TypeVar("Item", bound=msgspec.Struct)
