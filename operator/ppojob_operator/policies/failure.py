@@ -11,6 +11,7 @@ Budgets are those of `spec.recovery`: a role that is lost more often than
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ppojob_api import contract
 from ppojob_api.v1alpha1.status import FailureKind, FailureRecord, PPOJobStatus, RoleStatus
@@ -31,9 +32,16 @@ _KILLED = frozenset({137, 143})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """That the job has failed, and why."""
+class Ending:
+    """How a job ended.
 
+    Attributes:
+        phase: the last one; it is never left.
+        reason: of the condition Complete or Failed.
+        message: sentence for people.
+    """
+
+    phase: Literal["Succeeded", "Failed"]
     reason: str
     message: str
 
@@ -144,19 +152,19 @@ def losses(role: RoleStatus | None, record: FailureRecord) -> int:
     return 1 + (role.losses if role is not None and role.losses_step == record.step else 0)
 
 
-def judge(new: list[FailureRecord], status: PPOJobStatus, budget: int) -> Verdict | None:
+def judge(new: list[FailureRecord], status: PPOJobStatus, budget: int) -> Ending | None:
     """Whether these ends are the end of the job."""
     roles = {role.name: role for role in status.roles}
     for record in new:
         who = f"{record.role}: pod {record.pod}: {record.reason}: {record.message}"
         if record.kind == "configuration":
-            return Verdict("InvalidConfiguration", who)
+            return Ending("Failed", "InvalidConfiguration", who)
         if record.kind == "application" and any(_is_again(record, one) for one in status.failures):
-            return Verdict("RepeatedFailure", f"twice at step {record.step}: {who}")
+            return Ending("Failed", "RepeatedFailure", f"twice at step {record.step}: {who}")
         lost = losses(roles.get(record.role), record)
         if lost > budget:
             count = f"{lost} times without a step in between, allowed are {budget}"
-            return Verdict("RestartBudgetSpent", f"{count}: {who}")
+            return Ending("Failed", "RestartBudgetSpent", f"{count}: {who}")
     return None
 
 
