@@ -65,9 +65,7 @@ class LiveView(View):
         """The table shows it."""
 
     def _draw(self) -> None:
-        canvas = Canvas(
-            self._console.width, ascii_only=not self._console.encoding.startswith("utf")
-        )
+        canvas = Canvas.of(self._console)
         drawn = frame(self.name, self.state, self._pods, now=self.clock(), canvas=canvas)
         with contextlib.suppress(OSError):
             self._live.update(drawn, refresh=True)
