@@ -13,7 +13,7 @@ from cluster_client import ClusterClient
 from fake_nodes import LABEL, TAINT
 
 from ppojob_operator.build.keys import secret
-from ppojob_operator.curve import key_pair
+from ppojob_operator.execute import key_pair
 from ppojob_operator.kinds import CHILD_KINDS, JOB
 from ppojob_operator.plan import plan
 from ppojob_operator.reading import read_job

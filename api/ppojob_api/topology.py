@@ -66,18 +66,8 @@ class RoleTopology(Section):
         """Whether its ranks compute with a model."""
         return self.role not in _ROLES_WITHOUT_MODEL
 
-    def pod_of(self, rank: int) -> PodTopology:
-        """The pod that holds `rank`; ranks are dealt pod by pod.
-
-        Raises:
-            IndexError: There is no such rank.
-        """
-        if not 0 <= rank < self.world_size:
-            raise IndexError(f"role {self.role} has ranks 0 to {self.world_size - 1}, not {rank}")
-        return self.pods[rank // self.ranks_per_pod]
-
     def ranks_of(self, pod_index: int) -> range:
-        """The ranks in one pod, in order of their local rank."""
+        """The ranks in one pod, in order of their local rank; they are dealt pod by pod."""
         first = pod_index * self.ranks_per_pod
         return range(first, first + self.ranks_per_pod)
 
@@ -98,10 +88,6 @@ class Topology(Section):
             if role.role == name:
                 return role
         raise KeyError(name)
-
-    def has(self, name: RoleName) -> bool:
-        """Whether the job has this role."""
-        return any(role.role == name for role in self.roles)
 
     def living_in(self, name: RoleName) -> frozenset[RoleName]:
         """The roles whose ranks are those of a role with pods of its own, that role among them."""

@@ -1,5 +1,7 @@
 """Finds what is wrong with conversations: the template's turns, and the format of calls."""
 
+from collections.abc import Iterator
+
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -25,15 +27,20 @@ def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[
     for number, own in enumerate(spec.agent.agents):
         places[f"spec.agent.agents[{number}]"] = named[own.name]
     template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
-    found = [_check(f"{place}.format", agent, template) for place, agent in places.items()]
-    errors, warnings = ([line for of in part for line in of] for part in zip(*found, strict=True))
-    return list(dict.fromkeys(errors)), list(dict.fromkeys(warnings))
+    errors, warnings = dict[str, None](), dict[str, None]()  # agents share what is wrong with them
+    for place, agent in places.items():
+        wrong, worth_knowing = _check(f"{place}.format", agent, template)
+        errors |= dict.fromkeys(map(str, wrong))
+        warnings |= dict.fromkeys(map(str, worth_knowing))
+    return list(errors), list(warnings)
 
 
-def _check(place: str, agent: AgentSpec, template: TurnTemplate) -> tuple[list[str], list[str]]:
+def _check(
+    place: str, agent: AgentSpec, template: TurnTemplate
+) -> tuple[list[Problem | str], list[Problem]]:
     """Judge the conversations of one agent, whose format is said at a place."""
     form, chat = FORMATS[agent.format], template.chat
-    errors = _unknown_tokens(place, agent.format, chat)
+    errors: list[Problem | str] = [*_unknown_tokens(place, agent.format, chat)]
     has_users = bool(agent.interactions)
     if form.answer is not None and not has_users:  # it says itself what stands between two turns
         return errors, []
@@ -41,13 +48,12 @@ def _check(place: str, agent: AgentSpec, template: TurnTemplate) -> tuple[list[s
         return [*errors, _no_template(place, agent.format)], []
     schemas = tool_schemas(agent)
     found = check_template(template, schemas, parallel=agent.max_parallel_calls, users=has_users)
-    warnings = []
-    if schemas and not found.shows_tools:
-        warnings.append(_tools_untold(chat))
-    return errors + ([found.refusal] if found.refusal else []), warnings
+    if found.refusal:
+        errors.append(found.refusal)
+    return errors, [_tools_untold(chat)] if schemas and not found.shows_tools else []
 
 
-def text_prompt_warning(spec: PPOJobSpec, place: str) -> list[str]:
+def text_prompt_warning(spec: PPOJobSpec, place: str) -> Iterator[Problem]:
     """Tell that prompts which are text show no tools.
 
     Args:
@@ -55,59 +61,45 @@ def text_prompt_warning(spec: PPOJobSpec, place: str) -> list[str]:
         place: of such a prompt; empty where there is none.
     """
     agent = spec.agent
-    if not place or agent is None or not agent.tools or FORMATS[agent.format].answer is not None:
-        return []
-    return [
-        str(
-            Problem(
-                f"{place}:{spec.data.prompt_key}",
-                "a prompt that is text",
-                "no chat template tells the model of spec.agent.tools",
-                "chat messages, spec.data.textPrompts: user_message, or fine where it tells itself",
-                ReasonCode.NO_EFFECT,
-            )
+    if place and agent is not None and agent.tools and FORMATS[agent.format].answer is None:
+        yield Problem(
+            f"{place}:{spec.data.prompt_key}",
+            "a prompt that is text",
+            "no chat template tells the model of spec.agent.tools",
+            "chat messages, spec.data.textPrompts: user_message, or fine where it tells itself",
+            ReasonCode.NO_EFFECT,
         )
-    ]
 
 
-def _unknown_tokens(place: str, name: str, chat: ChatTokenizer) -> list[str]:
+def _unknown_tokens(place: str, name: str, chat: ChatTokenizer) -> Iterator[Problem]:
     """Tokens at which turns are to end, and which the model does not have."""
     known = {token.content for token in chat.added_tokens.values()}
-    return [
-        str(
-            Problem(
+    for token in FORMATS[name].stop_tokens:
+        if token not in known:
+            yield Problem(
                 place,
                 shown(name),
                 f"its turns end with {token}, which the tokenizer does not have",
                 "the format that the model was trained with",
                 ReasonCode.CONFLICT,
             )
-        )
-        for token in FORMATS[name].stop_tokens
-        if token not in known
-    ]
 
 
-def _no_template(place: str, name: str) -> str:
-    return str(
-        Problem(
-            place,
-            shown(name),
-            "answers stand behind a turn as the chat template says, and the model has none",
-            "spec.model.chatTemplate, or format search_r1",
-            ReasonCode.REQUIRED,
-        )
+def _no_template(place: str, name: str) -> Problem:
+    return Problem(
+        place,
+        shown(name),
+        "answers stand behind a turn as the chat template says, and the model has none",
+        "spec.model.chatTemplate, or format search_r1",
+        ReasonCode.REQUIRED,
     )
 
 
-def _tools_untold(chat: ChatTokenizer) -> str:
-    _, file = chat.template
-    return str(
-        Problem(
-            file,
-            "a chat template that does not show tools",
-            "the model is not told of spec.agent.tools",
-            "fine where the prompts tell it",
-            ReasonCode.NO_EFFECT,
-        )
+def _tools_untold(chat: ChatTokenizer) -> Problem:
+    return Problem(
+        chat.template[1],
+        "a chat template that does not show tools",
+        "the model is not told of spec.agent.tools",
+        "fine where the prompts tell it",
+        ReasonCode.NO_EFFECT,
     )

@@ -1,6 +1,5 @@
 """Data sets of the Hugging Face hub: their files, as `spec.data` reads them."""
 
-import re
 import shutil
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -11,13 +10,13 @@ import pyarrow.parquet as pq
 
 from ppojob_api.problem import printable, shown
 from ppojob_cli.input_error import InputError
+from ppojob_cli.model import HUB_ID, download
 from ppojob_trainer.data.file_checks import open_row_file
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.published_files import AllColumns
 from ppojob_trainer.data.row_file import BadRow
 
 ENDINGS: Final = (".parquet", ".jsonl", ".ndjson", ".json")
-_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
@@ -34,29 +33,22 @@ def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
     Raises:
         InputError: there is no such repository, or it cannot be reached.
     """
-    if not _HUB_ID.fullmatch(hub_id):
+    if not HUB_ID.fullmatch(hub_id):
         raise InputError(
             f"{printable(hub_id)}: got {shown(hub_id)}: there is no such folder, and it is no hub"
             " id; a folder, or <owner>/<name> on the hub"
         )
     if output is None:
         raise InputError(f"--output: got nothing: {hub_id} is fetched to a folder; --output DIR")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
     wanted = [f"{pattern}{ending}" for ending in ENDINGS]
     wanted += [pattern] if pattern.endswith(ENDINGS) else []
     notes = output / ".cache"
     had_notes = notes.exists()
-    try:
-        snapshot_download(hub_id, repo_type="dataset", local_dir=output, allow_patterns=wanted)
-    except (OSError, ValueError, HfHubHTTPError) as error:
-        why = printable(next(iter(str(error).splitlines()), type(error).__name__)).rstrip(".")
-        raise InputError(
-            f"{hub_id}: got no answer that helps from the hub: {why}; a folder on this machine,"
-            f" fetched where the hub can be reached: hf download --repo-type dataset {hub_id}"
-            " --local-dir DIR"
-        ) from None
+    remedy = (
+        f"fetched where the hub can be reached: hf download --repo-type dataset {hub_id}"
+        " --local-dir DIR"
+    )
+    download(hub_id, remedy, repo_type="dataset", local_dir=output, allow_patterns=wanted)
     if not had_notes:
         shutil.rmtree(notes, ignore_errors=True)
     return output

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from rich.console import Console
@@ -41,14 +40,9 @@ class LiveView(View):
         self._draw()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Draw the last moment, and give the cursor back."""
-        super().__exit__(kind, error, trace)
+        super().close()
         self._draw()
         with contextlib.suppress(OSError):
             self._live.stop()
@@ -71,9 +65,7 @@ class LiveView(View):
         """The table shows it."""
 
     def _draw(self) -> None:
-        canvas = Canvas(
-            self._console.width, ascii_only=not self._console.encoding.startswith("utf")
-        )
+        canvas = Canvas.of(self._console)
         drawn = frame(self.name, self.state, self._pods, now=self.clock(), canvas=canvas)
         with contextlib.suppress(OSError):
             self._live.update(drawn, refresh=True)

@@ -4,7 +4,6 @@ import ctypes
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -20,28 +19,11 @@ NUMA: Final = "libnuma.so.1"
 """What vLLM's kernels for the CPU are linked against."""
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """The oldest version of a library that a job is run with.
-
-    Attributes:
-        library: its name.
-        release: that version.
-        danger: what older ones are known for.
-    """
-
-    library: str
-    release: tuple[int, ...]
-    danger: str
-
-    @property
-    def text(self) -> str:
-        """The version as people write it."""
-        return ".".join(map(str, self.release))
-
-
-TORCH: Final = Floor("torch", (2, 10, 0), "a file of weights can run code (CVE-2026-24747)")
-VLLM: Final = Floor("vllm", (0, 14, 1), "a model's config.json can run code (CVE-2026-22807)")
+_FLOORS: Final = {
+    "torch": ((2, 10, 0), "a file of weights can run code (CVE-2026-24747)"),
+    "vllm": ((0, 14, 1), "a model's config.json can run code (CVE-2026-22807)"),
+}
+"""By library: the oldest version that a job is run with, and what older ones are known for."""
 
 
 def engine_facts() -> EngineFacts:
@@ -67,18 +49,19 @@ def vllm_builds() -> dict[Device, str]:
 
 def check_versions(config: RunConfig) -> Iterator[Problem]:
     """Libraries that are absent, or older than is safe."""
-    needed = [(TORCH, config.facts.torch)]
+    needed = {"torch": config.facts.torch}
     if config.spec.rollout.engine == "vllm":
-        needed.append((VLLM, config.facts.vllm))
-    for floor, found in needed:
+        needed["vllm"] = config.facts.vllm
+    for library, found in needed.items():
+        floor, danger = _FLOORS[library]
+        least = ".".join(map(str, floor))
         if found is None:
             why, reason = "the job needs it", ReasonCode.REQUIRED
-        elif _release(found) < floor.release:
-            why, reason = f"before {floor.text} {floor.danger}", ReasonCode.OUT_OF_RANGE
+        elif _release(found) < floor:
+            why, reason = f"before {least} {danger}", ReasonCode.OUT_OF_RANGE
         else:
             continue
-        got = ABSENT if found is None else found
-        yield Problem(floor.library, got, why, f"{floor.text} or later", reason)
+        yield Problem(library, found or ABSENT, why, f"{least} or later", reason)
 
 
 def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Problem]:
@@ -94,7 +77,7 @@ def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Prob
     if device not in builds:
         ((built_for, release),) = builds.items()
         yield Problem(
-            VLLM.library,
+            "vllm",
             f"{release} for {built_for}",
             f"spec.roles.actorRollout is on {device}",
             f"that of requirements/{device}.txt: make setup ACCELERATOR={device}",

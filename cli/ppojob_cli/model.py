@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -15,7 +15,7 @@ DEMO: Final = "smollm2"
 HUB_FILES: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
 """What training reads of a hub repository; weights in pickles are never fetched."""
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _NEEDED: Final = ("config.json", "tokenizer.json", "*.safetensors")
 
 
@@ -38,7 +38,7 @@ def model(source: str, output: Path) -> None:
         _make_demo(output)
     elif source and Path(source).is_dir():
         _copy(Path(source), output)
-    elif _HUB_ID.fullmatch(source) and not source.startswith(("./", "../")):
+    elif HUB_ID.fullmatch(source) and not source.startswith(("./", "../")):
         _fetch(source, output)
     else:
         raise InputError(
@@ -81,21 +81,36 @@ def _copy(source: Path, output: Path) -> None:
         raise _unwritable(output, error) from None
 
 
-def _fetch(hub_id: str, output: Path) -> None:
-    """Fetch from the hub; what came before an interruption is kept beside and used again."""
+def download(hub_id: str, remedy: str, **options: Any) -> None:
+    """Fetch files of a repository on the hub.
+
+    Args:
+        hub_id: `<owner>/<name>`.
+        remedy: what to do where that fails, besides a folder on this machine.
+        options: of the hub's library.
+
+    Raises:
+        InputError: there is no such repository, or it cannot be reached.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    aside = _aside(output)
-    click.echo(f"{output}: fetching {hub_id}")
     try:
-        snapshot_download(hub_id, local_dir=aside, allow_patterns=list(HUB_FILES))
+        snapshot_download(hub_id, **options)
     except (OSError, ValueError, HfHubHTTPError) as error:
         why = printable(next(iter(str(error).splitlines()), type(error).__name__)).rstrip(".")
         raise InputError(
-            f"{hub_id}: got no answer that helps from the hub: {why}; a folder on this machine, or"
-            f" `ppojob model {DEMO}`"
+            f"{hub_id}: got no answer that helps from the hub: {why}; a folder on this machine,"
+            f" {remedy}"
         ) from None
+
+
+def _fetch(hub_id: str, output: Path) -> None:
+    """Fetch from the hub; what came before an interruption is kept beside and used again."""
+    aside = _aside(output)
+    click.echo(f"{output}: fetching {hub_id}")
+    remedy = f"or `ppojob model {DEMO}`"
+    download(hub_id, remedy, local_dir=aside, allow_patterns=list(HUB_FILES))
     _refuse_incomplete(aside, hub_id)
     shutil.rmtree(aside / ".cache", ignore_errors=True)
     try:

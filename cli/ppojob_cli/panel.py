@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -44,6 +44,11 @@ class Canvas:
 
     width: int
     ascii_only: bool = False
+
+    @classmethod
+    def of(cls, console: Console) -> Self:
+        """What a terminal shows."""
+        return cls(console.width, ascii_only=not console.encoding.startswith("utf"))
 
     @property
     def inner_width(self) -> int:

@@ -1,6 +1,7 @@
 """Finds all that is wrong with a job and its inputs, before anything is started."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,22 +105,20 @@ def check_inputs(config: RunConfig) -> Preflight:
     return found
 
 
-def _context(spec: PPOJobSpec, model: ModelReport) -> list[Problem]:
+def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
     """Rows that may get longer than the model was made for."""
     longest, limit = spec.rollout.max_model_tokens, model.context_tokens
     if longest is None or limit is None or longest <= limit:
-        return []
+        return
     prompt, response = spec.data.max_prompt_tokens, spec.data.max_response_tokens
     needed = f"maxPromptTokens {prompt} + maxResponseTokens {response}"
-    return [
-        Problem(
-            "spec.rollout.maxModelTokens",
-            shown(longest),
-            f"{needed} is to fit, and the model was made for {limit}",
-            f"at most {limit}",
-            ReasonCode.OUT_OF_RANGE,
-        )
-    ]
+    yield Problem(
+        "spec.rollout.maxModelTokens",
+        shown(longest),
+        f"{needed} is to fit, and the model was made for {limit}",
+        f"at most {limit}",
+        ReasonCode.OUT_OF_RANGE,
+    )
 
 
 def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int | None:
@@ -154,7 +153,8 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
     found.errors += report.errors
     if not report.errors:
         found.errors += render_problems(validation.check_length(config.job(), report.train_rows))
-    found.warnings += [*report.warnings, *text_prompt_warning(spec, report.text_prompt)]
+    found.warnings += report.warnings
+    found.warnings += render_problems(text_prompt_warning(spec, report.text_prompt))
     return chat.largest_token_id
 
 
@@ -166,20 +166,17 @@ def _check_reward_model(spec: PPOJobSpec, found: Preflight) -> None:
         found.warnings += render_problems(report.warnings)
 
 
-def _recording(spec: PPOJobSpec) -> list[Problem]:
+def _recording(spec: PPOJobSpec) -> Iterator[Problem]:
     """The run whose rows are trained on again."""
     replay = spec.rollout.replay
-    if replay is None or (Path(replay) / CHECKPOINTS_FOLDER / JOURNAL_NAME).is_file():
-        return []
-    return [
-        Problem(
+    if replay is not None and not (Path(replay) / CHECKPOINTS_FOLDER / JOURNAL_NAME).is_file():
+        yield Problem(
             "spec.rollout.replay",
             shown(replay),
             "there is no run in it",
             "the run folder of a job that has done a step",
             ReasonCode.UNREADABLE,
         )
-    ]
 
 
 def _rewards(spec: PPOJobSpec) -> list[str]:

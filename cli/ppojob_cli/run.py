@@ -11,8 +11,7 @@ from types import FrameType
 
 import click
 
-from ppojob_api import contract
-from ppojob_api.manifest import to_yaml
+from ppojob_api import contract, manifest
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE
 from ppojob_cli.local_pods import LocalPods
@@ -179,7 +178,6 @@ def _pod_states(pods: LocalPods) -> list[PodState]:
 
 def write_job(folder: Path, config: RunConfig) -> None:
     """Write the manifest as resolved, for people and for the record; as a whole or not at all."""
-    job = config.job().model_dump(mode="json", by_alias=True, exclude={"status"})
     aside = folder / f".{JOB_FILE}.aside"
-    aside.write_text(to_yaml(job))
+    aside.write_text(manifest.dump(config.job()))
     aside.replace(folder / JOB_FILE)

@@ -131,10 +131,6 @@ class RunState:
         """Steps of the whole job; 0 while not known."""
         return 0 if self.status is None else self.status.total_steps
 
-    def series(self, name: str) -> list[float]:
-        """A metric over the training steps that have it."""
-        return [record.values[name] for record in self.steps if name in record.values]
-
     def figure_series(self) -> dict[str, list[float]]:
         """Each figure of the training steps, in their order."""
         return _series(record.figures for record in self.steps)

@@ -6,12 +6,11 @@ stops a run: a terminal that goes away takes only the view with it.
 
 import sys
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from ppojob_api import contract
 from ppojob_api.problem import printable
@@ -19,6 +18,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_cli.run_reader import RunReader, ShownRecords
 from ppojob_cli.run_state import PodState, StepRecord
 from ppojob_cli.summary import Ending, RunSummary, ending_lines, summary_lines
+from ppojob_trainer.closeable import Closeable
 
 PodStates = Callable[[], Sequence[PodState]]
 """Asks the pods how they are; called while they start."""
@@ -27,8 +27,8 @@ Kind = Literal["", "note", "error", "sample"]
 """What lines are, by which a view chooses where and how they stand."""
 
 
-class View(ABC):
-    """Shows a run.
+class View(Closeable):
+    """Shows a run; use in a `with` block.
 
     Args:
         name: Of the job.
@@ -55,16 +55,7 @@ class View(ABC):
         self.state = self._reader.read()
         self._shown = ShownRecords(self.state)
 
-    def __enter__(self) -> Self:
-        """Begin to show."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Show what is new, and stop showing what moves."""
         self.look()
         self.show_new()

@@ -1,13 +1,30 @@
-"""What the operator asks of a cluster: the border that `http_cluster` implements and tests fake."""
+"""The API server over pooled HTTP: all that the operator asks of a cluster."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import copy
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal
 
-from ppojob_operator.kinds import Kind
+import aiohttp
+
+from ppojob_operator.connection import Connection
+from ppojob_operator.errors import ClusterError, UnavailableError, error_of
+from ppojob_operator.kinds import GANG_KINDS, KINDS, Kind, kind_of
+from ppojob_operator.metrics import API_REQUESTS, API_SECONDS
 from ppojob_operator.state import Manifest
 
 FIELD_MANAGER = "ppojob-operator"
+PAGE_SIZE = 500
+_AT_ONCE = 64
+"""Requests at most, watches aside."""
+_REQUEST_SECONDS = 15.0
+_WATCH_SECONDS = 300
+_LINE_BYTES = 4 << 20
+_APPLY = "application/apply-patch+yaml"
+_JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +48,47 @@ class Change:
     manifest: Manifest
 
 
-class Cluster(Protocol):
-    """An API server. Every method raises a `ClusterError`; `errors` tells which means what."""
+class Cluster:
+    """An API server behind one connection pool; use as an async context manager.
+
+    Every method raises a `ClusterError`; `errors` tells which means what.
+
+    Args:
+        connection: where the API server is.
+        stall_seconds: a watch that says nothing for so long is broken off. Bookmarks come every
+            minute, so silence means a dead connection.
+    """
+
+    def __init__(self, connection: Connection, *, stall_seconds: float = 80.0) -> None:
+        self._connection = connection
+        self._stall_seconds = stall_seconds
+        self._session: aiohttp.ClientSession | None = None
+        self._check: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> "Cluster":
+        """Open the pool."""
+        connector = aiohttp.TCPConnector(
+            limit=_AT_ONCE + len(KINDS) + len(GANG_KINDS), ssl=self._connection.ssl or True
+        )
+        self._session = aiohttp.ClientSession(
+            self._connection.server, connector=connector, read_bufsize=_LINE_BYTES
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the pool."""
+        if self._session is not None:
+            await self._session.close()
+
+    def fenced(self, check: Callable[[], None]) -> "Cluster":
+        """The same behind a fence: `check` raises where nothing may be written; reading is free."""
+        fenced = copy.copy(self)
+        fenced._check = check
+        return fenced
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
         """Read one object."""
-        ...
+        return await self._request("get", "GET", kind, kind.path(namespace, name))
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Make an object that must not be there: an object of others is never taken over.
@@ -44,7 +96,11 @@ class Cluster(Protocol):
         Raises:
             ConflictError: the name is taken.
         """
-        ...
+        kind, namespace, _ = _place(manifest)
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._request(
+            "create", "POST", kind, kind.path(namespace), query=query, body=manifest
+        )
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest:
         """Server-side apply to the very object with this uid, fields of others included.
@@ -52,31 +108,46 @@ class Cluster(Protocol):
         Raises:
             ConflictError: the object is another one now.
         """
-        ...
+        metadata = {**manifest["metadata"], "uid": uid}
+        return await self._apply({**manifest, "metadata": metadata})
 
     async def apply_status(self, manifest: Manifest) -> Manifest:
         """Server-side apply of a status, of the version and the uid that the metadata has."""
-        ...
+        return await self._apply(manifest, "/status")
 
-    async def replace(self, manifest: Manifest) -> Manifest:
-        """Write an object whole; conditional on `metadata.resourceVersion`."""
-        ...
-
-    async def replace_status(self, manifest: Manifest) -> Manifest:
-        """Write the status of an object whole; conditional on `metadata.resourceVersion`."""
-        ...
+    async def replace(self, manifest: Manifest, subresource: str = "") -> Manifest:
+        """Write an object, or its `/status`, whole; conditional on `metadata.resourceVersion`."""
+        kind, namespace, name = _place(manifest)
+        query = {"fieldManager": FIELD_MANAGER}
+        path = kind.path(namespace, name) + subresource
+        return await self._request("update", "PUT", kind, path, query=query, body=manifest)
 
     async def delete(
         self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> None:
         """Delete the very object with this uid, and in the background what it owns."""
-        ...
+        options: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Background",
+        }
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        await self._request("delete", "DELETE", kind, kind.path(namespace, name), body=options)
 
-    def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Page]:
+    async def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Page]:
         """List objects page by page; an empty namespace means all, an empty selector every."""
-        ...
+        query = {"limit": str(PAGE_SIZE), **_selected(selector)}
+        while True:
+            answer = await self._request("list", "GET", kind, kind.path(namespace), query=query)
+            metadata = answer["metadata"]
+            yield Page(tuple(answer.get("items") or ()), metadata["resourceVersion"])
+            if not metadata.get("continue"):
+                return
+            query["continue"] = metadata["continue"]
 
-    def watch(
+    async def watch(
         self, kind: Kind, namespace: str, selector: str, resource_version: str
     ) -> AsyncIterator[Change]:
         """Follow objects; ends when the API server closes the stream.
@@ -84,4 +155,103 @@ class Cluster(Protocol):
         Raises:
             ExpiredError: the resource version is too old.
         """
-        ...
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(_WATCH_SECONDS),
+            **_selected(selector),
+        }
+        limits = aiohttp.ClientTimeout(
+            total=None, sock_connect=_REQUEST_SECONDS, sock_read=self._stall_seconds
+        )
+        API_REQUESTS.labels("watch", kind.name, "200").inc()
+        try:
+            async with self._open.get(
+                kind.path(namespace), params=query, headers=self._headers(), timeout=limits
+            ) as answer:
+                if answer.status >= 400:
+                    raise await _error(answer)
+                async for line in answer.content:
+                    yield _change(line)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as problem:
+            raise UnavailableError(f"watch of {kind.plural}: {problem!r}") from problem
+
+    @property
+    def _open(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "use as an async context manager"
+        return self._session
+
+    def _headers(self) -> dict[str, str]:
+        token = self._connection.token()
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    async def _apply(self, manifest: Manifest, subresource: str = "") -> Manifest:
+        kind, namespace, name = _place(manifest)
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        path = kind.path(namespace, name) + subresource
+        return await self._request(
+            "patch", "PATCH", kind, path, query=query, body=manifest, content_type=_APPLY
+        )
+
+    async def _request(
+        self,
+        verb: str,
+        method: str,
+        kind: Kind,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = _JSON,
+    ) -> Manifest:
+        if method != "GET":
+            self._check()
+        started, code = time.monotonic(), "none"
+        try:
+            async with self._open.request(
+                method,
+                path,
+                params=query,
+                data=None if body is None else json.dumps(body).encode(),
+                headers={**self._headers(), "Content-Type": content_type, "Accept": _JSON},
+                timeout=aiohttp.ClientTimeout(total=_REQUEST_SECONDS),
+            ) as answer:
+                code = str(answer.status)
+                if answer.status >= 400:
+                    raise await _error(answer)
+                read: dict[str, Any] = await answer.json(loads=json.loads)
+                return read
+        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as problem:
+            raise UnavailableError(f"{verb} {path}: {problem!r}") from problem
+        finally:
+            API_REQUESTS.labels(verb, kind.name, code).inc()
+            API_SECONDS.labels(verb).observe(time.monotonic() - started)
+
+
+def _place(manifest: Manifest) -> tuple[Kind, str, str]:
+    metadata = manifest["metadata"]
+    return kind_of(manifest), metadata["namespace"], metadata["name"]
+
+
+def _selected(selector: str) -> dict[str, str]:
+    return {"labelSelector": selector} if selector else {}
+
+
+def _change(line: bytes) -> Change:
+    event = json.loads(line)
+    if event["type"] == "ERROR":
+        status = event["object"]
+        raise error_of(int(status.get("code") or 500), str(status.get("message", "")))
+    return Change(event["type"], event["object"])
+
+
+async def _error(answer: aiohttp.ClientResponse) -> ClusterError:
+    text = await answer.text()
+    try:
+        message = str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = text[:200]
+    wait = answer.headers.get("Retry-After", "")
+    retry_after = float(wait) if wait.isdecimal() else None
+    return error_of(answer.status, message, retry_after)

@@ -105,9 +105,3 @@ def holds(status: PPOJobStatus, name: ConditionType) -> bool:
 def has_ended(status: PPOJobStatus) -> bool:
     """Whether the job has ended, well or not."""
     return holds(status, "Complete") or holds(status, "Failed")
-
-
-def since(status: PPOJobStatus, name: ConditionType) -> Time | None:
-    """Since when a condition has its status."""
-    found = condition(status, name)
-    return from_rfc3339(found.last_transition_time) if found else None

@@ -1,13 +1,4 @@
-"""What can go wrong with the cluster.
-
-ClusterError                  everything that a request can end with
-+-- UnavailableError          no answer, 429 or 5xx: the same request may work later
-+-- ConflictError             409: somebody else was faster, or the name is taken
-+-- MissingError              404: it is not there (any more)
-+-- ExpiredError              410: the place in the stream is too old, list again
-+-- RefusedError              any other 4xx: the same request never works
-NotLeaderError                this replica must not write
-"""
+"""What can go wrong with the cluster."""
 
 
 class ClusterError(Exception):
@@ -23,7 +14,7 @@ class ClusterError(Exception):
 
 
 class UnavailableError(ClusterError):
-    """The API server did not answer, or asked to be left alone for a while.
+    """No answer, 429 or 5xx: the same request may work later.
 
     Attributes:
         retry_after: seconds that it asked for, or None.
@@ -35,23 +26,23 @@ class UnavailableError(ClusterError):
 
 
 class ConflictError(ClusterError):
-    """The object is not as the request assumed."""
+    """409: somebody else was faster, or the name is taken."""
 
 
 class MissingError(ClusterError):
-    """There is no such object."""
+    """404: it is not there (any more)."""
 
 
 class ExpiredError(ClusterError):
-    """The resource version is older than what the API server remembers."""
+    """410: the place in the stream is too old, list again."""
 
 
 class RefusedError(ClusterError):
-    """Forbidden or invalid."""
+    """Any other 4xx: the same request never works."""
 
 
 class NotLeaderError(Exception):
-    """The Lease is not ours, or was not renewed in time."""
+    """This replica must not write: the Lease is not ours, or was not renewed in time."""
 
 
 def error_of(status: int, message: str, retry_after: float | None = None) -> ClusterError:

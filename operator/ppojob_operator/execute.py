@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable
 
+import zmq
+
 from ppojob_api.well_known import API_VERSION, KIND, RoleName
 from ppojob_operator.build import kueue
 from ppojob_operator.build.keys import KeyPairs, read_pairs, secret
@@ -11,7 +13,6 @@ from ppojob_operator.cache import Cache
 from ppojob_operator.changes import made
 from ppojob_operator.cluster import FIELD_MANAGER, Cluster
 from ppojob_operator.conditions import rfc3339
-from ppojob_operator.curve import key_pair
 from ppojob_operator.errors import (
     ClusterError,
     ConflictError,
@@ -150,7 +151,7 @@ class Executor:
         found = await self._cluster.get(GANG_KINDS[kueue.KIND], job.namespace, name)
         if found["metadata"]["uid"] == uid:
             released = kueue.released(found, rfc3339(now))
-            self._cache.see_child(await self._cluster.replace_status(released))
+            self._cache.see_child(await self._cluster.replace(released, "/status"))
 
     async def _ours(self, job: Job, manifest: Manifest) -> Manifest:
         """The object that has the name already, if it is this job's.
@@ -175,6 +176,7 @@ class Executor:
     async def _make_keys(self, job: Job, templates: dict[RoleName, Manifest]) -> None:
         """Make the Secrets that are missing; the first write decides the keys of all."""
         controllers = templates.pop("controller")
+        # Made here, so that no pod needs a right to make Secrets.
         pairs: KeyPairs = {role: key_pair() for role in ("controller", *templates)}
         try:
             await self._cluster.create(secret(controllers, "controller", pairs))
@@ -220,6 +222,12 @@ class Executor:
         except ConflictError:
             # Told before, by a reconcile whose status write failed.
             return
+
+
+def key_pair() -> tuple[str, str]:
+    """A fresh public and secret key of CURVE, 40 letters of Z85 each."""
+    public, secret_key = zmq.curve_keypair()
+    return public.decode("ascii"), secret_key.decode("ascii")
 
 
 def _key(job: Job) -> JobKey:

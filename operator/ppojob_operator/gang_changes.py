@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from ppojob_operator.build import kueue
-from ppojob_operator.build.gang import GANGS, Wanted
+from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.metadata import gang_name
 from ppojob_operator.build.pod_sets import pod_sets
 from ppojob_operator.build.pod_template import Defaults
@@ -28,8 +28,7 @@ def gang_changes(here: ReconcileContext, defaults: Defaults) -> Iterable[Action]
     if not here.observed.gangs.served.issuperset(gang.kinds):
         return
     sets = pod_sets(here.job, here.config, here.pods, defaults)
-    wanted = Wanted(here.job, here.scheduling, sets, here.observed.gangs)
-    for one in gang.objects(wanted):
+    for one in gang.objects(here.job, sets, here.observed.gangs):
         yield from (action for action in object_actions(here, one) if _is_free(here, action))
         if (child_kind(one), one["metadata"]["name"]) not in here.observed.children:
             # The API server takes a PodGroup only where it has heard of its Workload.

@@ -15,8 +15,8 @@ import kopf  # noqa: TID251
 from prometheus_client import disable_created_metrics, start_http_server
 
 from ppojob_api.well_known import GROUP, PLURAL, VERSION
+from ppojob_operator.cluster import Cluster
 from ppojob_operator.connection import connect
-from ppojob_operator.http_cluster import HttpCluster
 from ppojob_operator.operation import Operation, running
 from ppojob_operator.settings import Settings, read_settings
 
@@ -70,7 +70,7 @@ class Program:
         settings.process.ultimate_exiting_timeout = 20
         # Scanning would list namespaces and definitions, which needs rights beyond a job's.
         settings.scanning.disabled = True
-        cluster = await self._stack.enter_async_context(HttpCluster(connect()))
+        cluster = await self._stack.enter_async_context(Cluster(connect()))
         self._operation = await self._stack.enter_async_context(running(cluster, self._settings))
 
     async def stop(self, **_: Any) -> None:

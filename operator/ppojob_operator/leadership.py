@@ -10,12 +10,12 @@ import asyncio
 import datetime
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ppojob_operator.cluster import Change, Cluster, Page
+from ppojob_operator.cluster import Cluster
 from ppojob_operator.errors import ClusterError, ConflictError, MissingError, NotLeaderError
-from ppojob_operator.kinds import LEASE, Kind
+from ppojob_operator.kinds import LEASE
 from ppojob_operator.metrics import LEADER
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import Manifest
@@ -169,62 +169,3 @@ class Leadership:
                 await self._cluster.replace({**lease, "kind": LEASE.name, "spec": spec})
         except ClusterError as problem:
             _log.warning("lease: not given up: %s", problem)
-
-
-class FencedCluster:
-    """A `Cluster` that writes only while this replica leads; reading is free.
-
-    Args:
-        cluster: behind the fence.
-        leadership: of this replica.
-    """
-
-    def __init__(self, cluster: Cluster, leadership: Leadership) -> None:
-        self._cluster = cluster
-        self._leadership = leadership
-
-    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
-        """See `Cluster`."""
-        return await self._cluster.get(kind, namespace, name)
-
-    async def create(self, manifest: Manifest) -> Manifest:
-        """See `Cluster`."""
-        self._leadership.check()
-        return await self._cluster.create(manifest)
-
-    async def apply(self, manifest: Manifest, uid: str) -> Manifest:
-        """See `Cluster`."""
-        self._leadership.check()
-        return await self._cluster.apply(manifest, uid)
-
-    async def apply_status(self, manifest: Manifest) -> Manifest:
-        """See `Cluster`."""
-        self._leadership.check()
-        return await self._cluster.apply_status(manifest)
-
-    async def replace(self, manifest: Manifest) -> Manifest:
-        """See `Cluster`."""
-        self._leadership.check()
-        return await self._cluster.replace(manifest)
-
-    async def replace_status(self, manifest: Manifest) -> Manifest:
-        """See `Cluster`."""
-        self._leadership.check()
-        return await self._cluster.replace_status(manifest)
-
-    async def delete(
-        self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None
-    ) -> None:
-        """See `Cluster`."""
-        self._leadership.check()
-        await self._cluster.delete(kind, namespace, name, uid, grace_seconds)
-
-    def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Page]:
-        """See `Cluster`."""
-        return self._cluster.pages(kind, namespace, selector)
-
-    def watch(
-        self, kind: Kind, namespace: str, selector: str, resource_version: str
-    ) -> AsyncIterator[Change]:
-        """See `Cluster`."""
-        return self._cluster.watch(kind, namespace, selector, resource_version)

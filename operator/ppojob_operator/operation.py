@@ -24,7 +24,7 @@ from ppojob_operator.kinds import (
     PRIORITY,
     WATCHED_CHILD_KINDS,
 )
-from ppojob_operator.leadership import FencedCluster, Leadership
+from ppojob_operator.leadership import Leadership
 from ppojob_operator.metrics import JOBS
 from ppojob_operator.reading import JobKey
 from ppojob_operator.reconcile import Reconciler
@@ -62,7 +62,7 @@ class Operation:
         self._settings = settings
         self.leadership = Leadership(cluster, settings, self._wake_all)
         self.cache = Cache(self._wake)
-        fenced = FencedCluster(cluster, self.leadership)
+        fenced = cluster.fenced(self.leadership.check)
         self._reconciler = Reconciler(fenced, self.cache, settings)
         self._supervisors = Supervisors(self.cache, settings.poll_seconds)
         self.queue = JobQueue(self._look, settings.workers)

@@ -13,8 +13,7 @@ from ppojob_operator.changes import Waves, changes, made
 from ppojob_operator.conditions import ObservedCondition, condition, rfc3339, set_conditions
 from ppojob_operator.policies.acceptance import acceptance
 from ppojob_operator.policies.completion import deadline_in, expiry_in
-from ppojob_operator.policies.disruption import lost_pods
-from ppojob_operator.policies.failure import crashed_pods
+from ppojob_operator.policies.failure import crashed_pods, lost_pods
 from ppojob_operator.policies.startup import MISSING_SECONDS, missing_pods
 from ppojob_operator.reconcile_context import ReconcileContext, reconcile_context
 from ppojob_operator.report import events, status_of

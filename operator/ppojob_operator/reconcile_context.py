@@ -13,8 +13,8 @@ from ppojob_api.well_known import workload_name
 from ppojob_operator.build.config_map import PodConfig
 from ppojob_operator.conditions import ObservedCondition, has_ended
 from ppojob_operator.policies.acceptance import INVALID
-from ppojob_operator.policies.completion import Ending, ending
-from ppojob_operator.policies.failure import judge, new_records
+from ppojob_operator.policies.completion import ending
+from ppojob_operator.policies.failure import Ending, judge, new_records
 from ppojob_operator.policies.gang import GAVE_BACK, admission
 from ppojob_operator.policies.placing import Admission
 from ppojob_operator.policies.suspend import wanted_roles

@@ -281,8 +281,7 @@ class MakeKeys:
     """Make the Secrets of a job where they are not there yet; keys in use are never replaced.
 
     Attributes:
-        roles: that need a Secret, the controller first.
-        owner: manifest fragment that names the job as owner and carries its labels, by role.
+        templates: by role, the controller's first: its Secret without the keys.
     """
 
     templates: Mapping[RoleName, Manifest]

@@ -28,6 +28,7 @@ class SimulatedCluster:
         self.fault: Callable[[int], ClusterError | None] = lambda _: None
         self.after_fault: Callable[[int], ClusterError | None] = lambda _: None
         self.requests = 0
+        self._check: Callable[[], None] = lambda: None
         self._versions = itertools.count(100)
         self._uids = itertools.count(1)
         self._watchers: list[tuple[str, asyncio.Queue[Change]]] = []
@@ -57,6 +58,11 @@ class SimulatedCluster:
             owners = other["metadata"].get("ownerReferences") or ()
             if place in self.objects and any(owner["uid"] == uid for owner in owners):
                 self.remove(*place)
+
+    def fenced(self, check: Callable[[], None]) -> "SimulatedCluster":
+        fenced = copy.copy(self)
+        fenced._check = check
+        return fenced
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
         self.requests += 1
@@ -156,6 +162,7 @@ class SimulatedCluster:
             raise MissingError(f"{kind.plural} {name}", 404) from None
 
     def _write(self, verb: str, manifest: Manifest) -> Callable[[Manifest], Manifest]:
+        self._check()
         self.requests += 1
         self.writes.append((verb, manifest["kind"], manifest["metadata"]["name"]))
         number = len(self.writes)

@@ -315,12 +315,6 @@ class PolicyLossSpec(Section):
         given: Section | None = getattr(self, kind) if LOSSES[kind].options else None
         return given
 
-    @property
-    def clips_tokens(self) -> bool:
-        """Whether clipLow, clipHigh and dualClip have an effect."""
-        form = (self.bypass or BypassSpec()).form
-        return self.type == "clip" or (self.type == "bypass" and form == "clip")
-
     def settings(self) -> dict[str, float | str]:
         """What the trainer's function is called with, by its names; every default is in it."""
         named: dict[str, float | str] = {}

@@ -52,17 +52,13 @@ class LineStream:
         Raises:
             UnavailableError: the connection broke.
         """
-        rest = b""
         try:
-            for part in self._response.stream(1 << 16):
-                *whole, rest = (rest + part).split(b"\n")
-                yield from (line.decode("utf-8", "replace") for line in whole)
+            for line in self._response:
+                yield line.removesuffix(b"\n").decode("utf-8", "replace")
         except urllib3.exceptions.HTTPError as problem:
             raise UnavailableError(_why(problem)) from problem
         finally:
             self._response.close()
-        if rest:
-            yield rest.decode("utf-8", "replace")
 
     def stop(self) -> None:
         """End the lines from another thread; whoever reads them sees their end."""

@@ -7,6 +7,7 @@ import click
 from ppojob_api import contract
 from ppojob_api.problem import printable
 from ppojob_cli.cluster.options import on_cluster
+from ppojob_cli.cluster.problems import ClusterUseError
 
 if TYPE_CHECKING:
     from ppojob_cli.cluster.connection import ClusterConnection
@@ -39,7 +40,6 @@ def resume(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
 
 def _set(connection: "ClusterConnection", name: str, *, is_suspended: bool, wait: bool) -> None:
     from ppojob_cli.cluster.jobs import as_job, find_job
-    from ppojob_cli.cluster.problems import ClusterUseError
     from ppojob_operator.conditions import has_ended
     from ppojob_operator.kinds import JOB
 

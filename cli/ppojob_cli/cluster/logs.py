@@ -9,6 +9,7 @@ import click
 from ppojob_api.problem import printable
 from ppojob_api.well_known import ROLE_SLUGS, RoleName
 from ppojob_cli.cluster.options import on_cluster
+from ppojob_cli.cluster.problems import ClusterUseError
 
 if TYPE_CHECKING:
     from ppojob_cli.cluster.connection import ClusterConnection
@@ -44,7 +45,6 @@ def logs(
     from ppojob_cli.cluster import log_streams
     from ppojob_cli.cluster.jobs import find_job
     from ppojob_cli.cluster.log_lines import Position, merged
-    from ppojob_cli.cluster.problems import ClusterUseError
 
     if follow and previous:
         raise ClusterUseError(
@@ -73,8 +73,6 @@ def logs(
 
 def _role(text: str | None) -> RoleName | None:
     """A role by its name, or as it is called in names of pods."""
-    from ppojob_cli.cluster.problems import ClusterUseError
-
     if text is None:
         return None
     known = {role: role for role in ROLE_SLUGS} | _ROLES
@@ -85,7 +83,6 @@ def _role(text: str | None) -> RoleName | None:
 
 
 def _seconds(text: str | None) -> int | None:
-    from ppojob_cli.cluster.problems import ClusterUseError
     from ppojob_cli.figures import seconds_of
 
     seconds = None if text is None else seconds_of(text)

@@ -10,6 +10,7 @@ import click
 from ppojob_api import contract
 from ppojob_api.problem import printable, shown
 from ppojob_cli.cluster.options import on_cluster
+from ppojob_cli.cluster.problems import ClusterUseError
 from ppojob_cli.figures import number
 
 if TYPE_CHECKING:
@@ -62,8 +63,6 @@ def read_series(text: str) -> list[Series]:
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    from ppojob_cli.cluster.problems import ClusterUseError
-
     try:
         found = [
             Series(_named(sample.name, sample.labels), sample.value, family.documentation)
@@ -94,7 +93,6 @@ def _scraped(connection: "ClusterConnection", name: str) -> str:
     """
     from ppojob_api.well_known import pod_name
     from ppojob_cli.cluster.jobs import find_job
-    from ppojob_cli.cluster.problems import ClusterUseError
     from ppojob_operator.errors import MissingError, UnavailableError
     from ppojob_operator.kinds import POD
 

@@ -4,29 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingSpec, SchedulingType, VolcanoSpec
+from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingType, VolcanoSpec
 from ppojob_api.well_known import ROLE_SLUGS, RoleName
 from ppojob_operator.build import kueue, volcano, workload
 from ppojob_operator.build.metadata import gang_name
 from ppojob_operator.build.pod_sets import PodSet
 from ppojob_operator.state import GangFacts, GangKind, Job, Manifest, Placement
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a gang is made of.
-
-    Attributes:
-        job: whose it is.
-        scheduling: what its author wants.
-        sets: the pods of all roles.
-        facts: what the cluster has for gangs.
-    """
-
-    job: Job
-    scheduling: SchedulingSpec
-    sets: tuple[PodSet, ...]
-    facts: GangFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +19,27 @@ class Gang:
     Attributes:
         kinds: of its objects, that which answers last.
         provider: what has to be installed for it.
-        objects: makes them.
+        objects: makes them, of the job, its pods, and what the cluster has for gangs.
     """
 
     kinds: tuple[GangKind, ...]
     provider: str
-    objects: Callable[[Wanted], list[dict[str, Any]]]
+    objects: Callable[[Job, tuple[PodSet, ...], GangFacts], list[dict[str, Any]]]
 
 
-def _kueue_objects(wanted: Wanted) -> list[dict[str, Any]]:
-    spec = wanted.scheduling.kueue
+def _kueue_objects(job: Job, sets: tuple[PodSet, ...], facts: GangFacts) -> list[dict[str, Any]]:
+    spec = job.terms.scheduling.kueue
     assert isinstance(spec, KueueSpec), "validation asks for it"
-    priority = wanted.facts.priorities.get(spec.priority_class_name or "")
+    priority = facts.priorities.get(spec.priority_class_name or "")
     if spec.priority_class_name is not None and priority is None:
         # The policy says so in the status; a Workload without its priority would go to the end.
         return []
-    return [kueue.workload(wanted.job, spec, wanted.sets, priority)]
+    return [kueue.workload(job, spec, sets, priority)]
 
 
-def _volcano_objects(wanted: Wanted) -> list[dict[str, Any]]:
-    spec = wanted.scheduling.volcano or VolcanoSpec()
-    return [volcano.pod_group(wanted.job, spec, wanted.sets)]
+def _volcano_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[str, Any]]:
+    spec = job.terms.scheduling.volcano or VolcanoSpec()
+    return [volcano.pod_group(job, spec, sets)]
 
 
 GANGS: Final[Mapping[SchedulingType, Gang]] = {
@@ -66,7 +49,7 @@ GANGS: Final[Mapping[SchedulingType, Gang]] = {
         (workload.WORKLOAD, workload.POD_GROUP),
         "Kubernetes 1.36 with the gates GenericWorkload and GangScheduling, and the API"
         " scheduling.k8s.io/v1alpha2 turned on",
-        lambda wanted: workload.gang(wanted.job, wanted.sets),
+        lambda job, sets, _: workload.gang(job, sets),
     ),
 }
 

@@ -1,36 +1,19 @@
 """How a job ends, and what becomes of it then. Pure."""
 
 import datetime
-from dataclasses import dataclass
-from typing import Literal
 
 from ppojob_api import contract
 from ppojob_api.v1alpha1.schedule import LifecycleSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.conditions import from_rfc3339, holds
-from ppojob_operator.policies.failure import Verdict
+from ppojob_operator.policies.failure import Ending
 from ppojob_operator.state import ControllerReport, Job, Observed, Time
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a job ended.
-
-    Attributes:
-        phase: the last one; it is never left.
-        reason: of the condition Complete or Failed.
-        message: sentence for people.
-    """
-
-    phase: Literal["Succeeded", "Failed"]
-    reason: str
-    message: str
 
 
 def ending(
     status: PPOJobStatus,
     report: ControllerReport | None,
-    failure: Verdict | None,
+    failure: Ending | None,
     lifecycle: LifecycleSpec,
     now: Time,
 ) -> Ending | None:
@@ -42,7 +25,7 @@ def ending(
     if report is not None and report.phase == "done":
         return _reported(report)
     if failure is not None:
-        return Ending("Failed", failure.reason, failure.message)
+        return failure
     limit = lifecycle.active_deadline_seconds
     left = deadline_in(status, lifecycle, now)
     if left is not None and left <= 0:

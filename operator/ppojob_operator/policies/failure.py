@@ -11,12 +11,13 @@ Budgets are those of `spec.recovery`: a role that is lost more often than
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ppojob_api import contract
 from ppojob_api.v1alpha1.status import FailureKind, FailureRecord, PPOJobStatus, RoleStatus
 from ppojob_api.well_known import RoleName
 from ppojob_operator.conditions import from_rfc3339, inert, rfc3339
-from ppojob_operator.state import DeletePod, Pod, Termination, Time
+from ppojob_operator.state import DeletePod, Observed, Pod, Termination, Time
 
 RECORDS_KEPT = 8
 FIRST_WAIT_SECONDS = 1.0
@@ -31,9 +32,16 @@ _KILLED = frozenset({137, 143})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """That the job has failed, and why."""
+class Ending:
+    """How a job ended.
 
+    Attributes:
+        phase: the last one; it is never left.
+        reason: of the condition Complete or Failed.
+        message: sentence for people.
+    """
+
+    phase: Literal["Succeeded", "Failed"]
     reason: str
     message: str
 
@@ -144,19 +152,19 @@ def losses(role: RoleStatus | None, record: FailureRecord) -> int:
     return 1 + (role.losses if role is not None and role.losses_step == record.step else 0)
 
 
-def judge(new: list[FailureRecord], status: PPOJobStatus, budget: int) -> Verdict | None:
+def judge(new: list[FailureRecord], status: PPOJobStatus, budget: int) -> Ending | None:
     """Whether these ends are the end of the job."""
     roles = {role.name: role for role in status.roles}
     for record in new:
         who = f"{record.role}: pod {record.pod}: {record.reason}: {record.message}"
         if record.kind == "configuration":
-            return Verdict("InvalidConfiguration", who)
+            return Ending("Failed", "InvalidConfiguration", who)
         if record.kind == "application" and any(_is_again(record, one) for one in status.failures):
-            return Verdict("RepeatedFailure", f"twice at step {record.step}: {who}")
+            return Ending("Failed", "RepeatedFailure", f"twice at step {record.step}: {who}")
         lost = losses(roles.get(record.role), record)
         if lost > budget:
             count = f"{lost} times without a step in between, allowed are {budget}"
-            return Verdict("RestartBudgetSpent", f"{count}: {who}")
+            return Ending("Failed", "RestartBudgetSpent", f"{count}: {who}")
     return None
 
 
@@ -203,3 +211,26 @@ def _wait(role: RoleStatus | None, last: FailureRecord) -> float:
 def _is_again(record: FailureRecord, other: FailureRecord) -> bool:
     ends = [(one.role, one.step, one.kind, one.reason) for one in (record, other)]
     return ends[0] == ends[1]
+
+
+def lost_pods(
+    observed: Observed, silence_seconds: float, now: Time
+) -> tuple[tuple[DeletePod, ...], float | None]:
+    """Pods on nodes that do not answer, and seconds until the next one is to be deleted.
+
+    A StatefulSet would wait for them for ever, so they are deleted without waiting for their node.
+    Safe although the pod may still run: its role's next epoch refuses whatever it says, and only
+    the epoch of the commit can write one.
+    """
+    deletions: list[DeletePod] = []
+    waits: list[float] = []
+    for pod in observed.pods:
+        node = observed.nodes.get(pod.node)
+        if node is None or node.silent_since is None:
+            continue
+        wait = silence_seconds - (now - node.silent_since).total_seconds()
+        if wait > 0:
+            waits.append(wait)
+        else:
+            deletions.append(DeletePod(pod.name, pod.uid, force=True))
+    return tuple(deletions), min(waits, default=None)

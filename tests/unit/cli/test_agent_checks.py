@@ -56,13 +56,14 @@ def test_what_cannot_work_is_refused(tmp_path: Path, format_: str, template: str
 
 
 def test_prompts_that_are_text_show_no_tools(tmp_path: Path):
-    assert text_prompt_warning(job(tmp_path), "a.jsonl:1") == [
+    (warning,) = text_prompt_warning(job(tmp_path), "a.jsonl:1")
+    assert str(warning) == (
         "a.jsonl:1:prompt: got a prompt that is text: no chat template tells the model of "
         "spec.agent.tools; chat messages, spec.data.textPrompts: user_message, or fine where it "
         "tells itself"
-    ]
-    assert text_prompt_warning(job(tmp_path), "") == []
-    assert text_prompt_warning(job(tmp_path, "search_r1"), "a.jsonl:1") == []
+    )
+    assert not list(text_prompt_warning(job(tmp_path), ""))
+    assert not list(text_prompt_warning(job(tmp_path, "search_r1"), "a.jsonl:1"))
 
 
 def test_a_format_that_says_itself_how_answers_stand_needs_no_template(tmp_path: Path):

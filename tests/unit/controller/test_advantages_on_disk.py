@@ -8,9 +8,10 @@ from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.training_step import StepResult
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.sinks import Sinks
-from ppojob_trainer.rpc.messages.training import Advantaged, SpreadOf
+from ppojob_trainer.metrics.step_metrics import Spread
+from ppojob_trainer.rpc.messages.training import Advantaged
 
-NONE = SpreadOf(0.0, 0.0, 0.0)
+NONE = Spread(0.0, 0.0, 0.0)
 
 
 def result(origins: list[Origin] | None = None) -> StepResult:

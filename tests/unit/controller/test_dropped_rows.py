@@ -9,7 +9,8 @@ from ppojob_trainer.controller.records import step_rows
 from ppojob_trainer.controller.training_step import StepResult
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RewardFailed
-from ppojob_trainer.rpc.messages.training import Advantaged, SpreadOf
+from ppojob_trainer.metrics.step_metrics import Spread
+from ppojob_trainer.rpc.messages.training import Advantaged
 
 
 def batch(samples: int, dropped: set[int]) -> Batch:
@@ -39,7 +40,7 @@ def test_of_a_row_that_is_left_out_failures_count_alone() -> None:
     kept = {"acc": 1.0, "f/score": 1.0, "f/failed": 0.0, "dropped": 0.0}
     lost = {"acc": 0.0, "f/score": 0.0, "f/failed": 1.0, "pred": "0", "dropped": 1.0}
     made.extras = [msgspec.json.encode(values) for values in (kept, lost, kept)]
-    none = SpreadOf(0.0, 0.0, 0.0)
+    none = Spread(0.0, 0.0, 0.0)
     told = Advantaged([1.0, 0.0, 0.5], none, none, 0.0, [], [], row_advantages=[0.0] * 3)
     result = StepResult(made, told, {}, dropped=[1])
     assert result.scores == [1.0, 0.5]

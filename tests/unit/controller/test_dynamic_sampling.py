@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppojob_api.v1alpha1.algorithm import DynamicSamplingSpec
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.dynamic_sampling import (
     DynamicSampling,
@@ -176,7 +176,8 @@ def chosen_of(stages: Rounds) -> list[int]:
     """The prompts of a batch of two, out of rounds of two prompts with two responses."""
     numbers = itertools.count()
     settings = DynamicSamplingSpec(metric="score", prompts_per_round=2, max_rounds=2)
-    sampling = DynamicSampling(stages, settings, 2, 2, drops=True)  # type: ignore[arg-type]
+    algorithm = AlgorithmSpec(type="grpo", prompts_per_step=2, samples_per_prompt=2)
+    sampling = DynamicSampling(stages, algorithm, settings, drops=True)  # type: ignore[arg-type]
     batch, _ = sampling.batch(
         1, lambda count: [prompt(next(numbers)) for _ in range(count)], StepTimer()
     )

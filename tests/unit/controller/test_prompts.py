@@ -40,7 +40,7 @@ def opened(folder: Path, **changes: object) -> int:
     job = judged(folder, **changes)
     assert isinstance(job, PPOJob), job
     with contextlib.ExitStack() as stack:
-        return len(open_prompts(run_config.resolve(job), 0.0, stack).train)
+        return len(open_prompts(run_config.resolve(job), 0.0, stack)[0])
 
 
 @pytest.mark.parametrize("where", TOO_LONG)

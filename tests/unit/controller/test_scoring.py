@@ -13,8 +13,8 @@ from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RoleLost
+from ppojob_trainer.metrics.step_metrics import Spread
 from ppojob_trainer.rewards.process import ScoringPool
-from ppojob_trainer.rpc.chunks import chunks
 from ppojob_trainer.rpc.client import Call, Peer
 from ppojob_trainer.rpc.messages.scoring import (
     ModelScored,
@@ -25,10 +25,10 @@ from ppojob_trainer.rpc.messages.scoring import (
     SendTexts,
     Texts,
 )
-from ppojob_trainer.rpc.messages.training import Advantaged, Advantages, SpreadOf
+from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.methods import ADVANTAGES, PUT_TEXTS, SCORE, SCORE_BY_MODEL, SEND_TEXTS
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.rpc.wire import Nothing, RequestId
+from ppojob_trainer.rpc.wire import Nothing, RequestId, chunks
 from ppojob_trainer.workers.reward import RewardWorker, reward_items
 from ppojob_trainer.workers.text_inbox import TextInbox
 
@@ -37,7 +37,7 @@ PROMPTS = [
     PromptRow(number, (1,), f"prompt {number}", "openai/gsm8k", str(number), {"pad": "x" * 400})
     for number in range(5)
 ]
-SPREAD = SpreadOf(0.0, 0.0, 0.0)
+SPREAD = Spread(0.0, 0.0, 0.0)
 NO_ADVANTAGE = Advantaged([], SPREAD, SPREAD, 0.0, [], [])
 
 
@@ -45,6 +45,11 @@ def batch_of(purpose: str = "train") -> Batch:
     rows = range(len(PROMPTS) * SAMPLES)
     lengths, truncated = [row + 1 for row in rows], [row % 3 == 0 for row in rows]
     return Batch(purpose, PROMPTS, SAMPLES, owners=1, lengths=lengths, truncated=truncated)
+
+
+def score(scoring: Scoring, batch: Batch, step: int) -> None:
+    with scoring.begun(batch, step) as finish:
+        finish()
 
 
 @pytest.fixture
@@ -102,18 +107,18 @@ def test_rows_are_scored_once_though_their_scorer_is_lost(role_of, scoring_by):
     scoring = scoring_by(reward)
     first = {purpose: batch_of(purpose) for purpose in ("train", "validation")}
     for batch in first.values():
-        scoring.score(batch, 1)
+        score(scoring, batch, 1)
     again = role_of("reward", drifting.routes(), epoch=2)
     reward.ranks, reward.epoch = again.ranks, 2
     for purpose, batch in first.items():
         repeated = batch_of(purpose)
-        scoring.score(repeated, 1)
+        score(scoring, repeated, 1)
         assert repeated.scores == batch.scores
         assert repeated.extras == batch.extras
     for step, rewinds in ((2, 0), (1, 1)):
         scoring.roles.rewinds = rewinds
         other = batch_of()
-        scoring.score(other, step)
+        score(scoring, other, step)
         assert not set(other.scores) & set(first["train"].scores)
 
 
@@ -128,7 +133,7 @@ def test_what_was_said_before_another_role_was_lost_counts(role_of, scoring_by):
                 break
         raise RoleLost("critic", "it ended")
     again = batch_of()
-    scoring.score(again, 1)
+    score(scoring, again, 1)
     assert again.scores == [float(row + 1) for row in range(again.num_rows)]
 
 
@@ -156,7 +161,7 @@ def test_functions_score_portions(role_of, scoring_by, pool, chunk_bytes):
     scoring = scoring_by(reward)
     scoring.chunk_bytes = chunk_bytes
     batch = batch_of()
-    scoring.score(batch, 1)
+    score(scoring, batch, 1)
     assert batch.scores == [float(row % 2 == 0) for row in range(batch.num_rows)]
 
 
@@ -181,7 +186,7 @@ def test_a_model_scores_portions_with_all_its_ranks(role_of, scoring_by, chunk_b
     scoring = scoring_by(role_of("reward", *[rank() for _ in range(4)]), as_model=True)
     scoring.chunk_bytes = chunk_bytes
     batch = batch_of()
-    scoring.score(batch, 1)
+    score(scoring, batch, 1)
     assert batch.scores == [float(row) for row in range(batch.num_rows)]
     assert len(set(map(len, asked))) == 1
     assert sum(map(sum, asked)) == batch.num_rows

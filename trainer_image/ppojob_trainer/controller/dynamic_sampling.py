@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ppojob_api.v1alpha1.algorithm import DynamicSamplingSpec
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from ppojob_trainer.controller.batch import Batch, Origin
 from ppojob_trainer.controller.dropped_rows import dropped_rows
 from ppojob_trainer.controller.rollout_stages import RolloutStages
@@ -34,17 +34,15 @@ class DynamicSampling:
 
     Attributes:
         stages: generation and scoring.
-        settings: the job's, nothing left open.
-        prompts_per_step: prompts of the batch.
-        samples: responses a prompt.
+        algorithm: the job's, nothing left open.
+        settings: its `dynamicSampling`.
         drops: whether responses at which a reward function failed are left out.
     """
 
     stages: RolloutStages
+    algorithm: AlgorithmSpec
     settings: DynamicSamplingSpec
-    prompts_per_step: int
-    samples: int
-    drops: bool = False
+    drops: bool
 
     def batch(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Batch, dict[str, float]]:
         """Generate, score and keep rounds until the batch is full, or they are used up.
@@ -59,24 +57,24 @@ class DynamicSampling:
         """
         rounds: list[Batch] = []
         signals: list[list[bool]] = []
-        lost = set[tuple[int, int]]()
+        lost, size = set[tuple[int, int]](), self.algorithm.prompts_per_step
         while len(rounds) < self.settings.max_rounds:
             number = len(rounds)
             batch, dropped = self._round(number, step, draw, timer)
             rounds.append(batch)
             signals.append(self._signals(batch, dropped, step))
             lost |= {(number, position) for position in _lost(batch, dropped)}
-            if sum(map(sum, signals)) >= self.prompts_per_step:
+            if sum(map(sum, signals)) >= size:
                 break
         found = sum(map(sum, signals))
-        if found < self.prompts_per_step:
+        if found < size:
             _log.warning(
                 "step %d: after %d rounds %d of %d prompts have responses that differ in %s; "
                 "others fill the batch",
-                *(step, len(rounds), found, self.prompts_per_step, self.settings.metric),
+                *(step, len(rounds), found, size, self.settings.metric),
             )
-        origins = choose(signals, self.prompts_per_step, lost)
-        return chosen_batch(rounds, origins), sampling_metrics(signals, self.prompts_per_step)
+        origins = choose(signals, size, lost)
+        return chosen_batch(rounds, origins), sampling_metrics(signals, size)
 
     def _round(
         self, number: int, step: int, draw: Draw, timer: StepTimer
@@ -86,7 +84,7 @@ class DynamicSampling:
         with timer("data"):
             prompts = draw(self.settings.prompts_per_round)
         owners = len(self.stages.actor.ranks)
-        batch = Batch("train", prompts, self.samples, owners, round=number)
+        batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners, round=number)
         with timer("gen"):
             self.stages.generate(batch, step)
         with timer("reward"):

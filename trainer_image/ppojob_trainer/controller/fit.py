@@ -28,9 +28,8 @@ from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepT
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.commits import Commits
-from ppojob_trainer.controller.evaluation import Evaluation
 from ppojob_trainer.controller.learning_signal import LearningSignal
-from ppojob_trainer.controller.progress import Progress as Reporter
+from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
     clock_metrics,
@@ -40,7 +39,6 @@ from ppojob_trainer.controller.records import (
     training_metrics,
 )
 from ppojob_trainer.controller.recovery import Recovery
-from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.training_step import Coefficients, StepResult, TrainingStep
@@ -69,12 +67,11 @@ class Loop:
         spec: the job.
         total_steps: steps of the whole job.
         roles: the processes of the job.
-        actor: the policy's role.
         num_devices: what computes with a model in the whole job: GPUs, or ranks without any.
         dataset: the training prompts.
         order: in which they are drawn.
         training: one step.
-        evaluation: held-out prompts; None where there are none.
+        validation: held-out prompts; None where there are none.
         records: metrics and rows.
         commits: of everything.
         recovery: gets roles and records to a common state.
@@ -87,12 +84,11 @@ class Loop:
     spec: PPOJobSpec
     total_steps: int
     roles: Roles
-    actor: RoleGroup
     num_devices: int
     dataset: PromptDataset
     order: PromptOrder
     training: TrainingStep
-    evaluation: Evaluation | None
+    validation: PromptDataset | None
     records: Records
     commits: Commits
     recovery: Recovery
@@ -151,7 +147,7 @@ class Loop:
 
     def _validates_first(self, progress: Progress) -> bool:
         steps = self.spec.steps
-        asked = self.evaluation is not None and (steps.validate_first or steps.validate_only)
+        asked = self.validation is not None and (steps.validate_first or steps.validate_only)
         return asked and progress.step == 0 and progress.metrics_lines == 0
 
     def _owed_validation(self, progress: Progress) -> StepTrained | None:
@@ -265,15 +261,16 @@ class Loop:
         self.reporter.report(stage=stage)
 
     def _validates_after(self, step: int) -> bool:
-        if self.evaluation is None:
+        if self.validation is None:
             return False
         steps = self.spec.steps
         is_due = steps.validate_every is not None and step % steps.validate_every == 0
         return is_due or (steps.validate_last and step == self.total_steps)
 
     def _validate(self, step: int) -> dict[str, float]:
-        assert self.evaluation is not None
-        batch = self.evaluation.run(step)
+        assert self.validation is not None
+        samples = self.spec.rollout.validation.samples
+        batch = self.training.stages.validate(self.validation, samples, step)
         self._log_samples(batch, step)
         metrics = evaluation_metrics(batch)
         if self.commits.best is not None:
@@ -344,7 +341,8 @@ class Loop:
         if self.is_done(progress) and self.spec.checkpoint.export:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
-            self.roles.ask_all(self.actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)
+            actor = self.training.stages.actor
+            self.roles.ask_all(actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)
             self.journal.append(Exported(time=time.time(), step=progress.step))
 
     def _recovered(self, loss: RoleLost, progress: Progress) -> Progress:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ppojob_api import contract, validation
 from ppojob_trainer.controller.job_resource import JobResource
-from ppojob_trainer.controller.progress import Progress as Reporter
+from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.status_writer import StatusWriter
 from ppojob_trainer.controller.summary import forget_summary, write_summary
 from ppojob_trainer.controller.training_report import TrainingReport

@@ -42,7 +42,7 @@ class TrainingStatus(msgspec.Struct, frozen=True):
     notices: tuple[str, ...] = ()
 
 
-class Progress:
+class Reporter:
     """Tells of the job.
 
     Args:

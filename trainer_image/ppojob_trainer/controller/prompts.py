@@ -3,7 +3,6 @@
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ppojob_api.run_config import RunConfig
@@ -19,16 +18,10 @@ from ppojob_trainer.tools.schemas import tool_schemas
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """The data of a job, open."""
-
-    train: PromptDataset
-    validation: PromptDataset | None
-
-
-def open_prompts(config: RunConfig, began: float, stack: contextlib.ExitStack) -> Prompts:
-    """Open the data of a job.
+def open_prompts(
+    config: RunConfig, began: float, stack: contextlib.ExitStack
+) -> tuple[PromptDataset, PromptDataset | None]:
+    """Open the data of a job: the training prompts, and those that are held out, if any.
 
     Args:
         config: of the job.
@@ -45,7 +38,6 @@ def open_prompts(config: RunConfig, began: float, stack: contextlib.ExitStack) -
     chat = stack.enter_context(
         ChatTokenizer(model, tokenizer, template, began=began, tools=tool_schemas(spec.agent))
     )
-
     agents = row_agents(spec.agent)
 
     def opened(files: Sequence[DataFile], data: DataSpec, max_rows: int | None) -> PromptDataset:
@@ -71,4 +63,4 @@ def open_prompts(config: RunConfig, began: float, stack: contextlib.ExitStack) -
     for dataset in (train, validation):
         for warning in dataset.warnings if dataset else ():
             _log.warning("%s", warning)
-    return Prompts(train, validation)
+    return train, validation

@@ -30,7 +30,7 @@ from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
 from ppojob_trainer.rows.row_files import write_advantages
 from ppojob_trainer.rpc.client import Traffic
-from ppojob_trainer.rpc.messages.training import Advantaged, SpreadOf
+from ppojob_trainer.rpc.messages.training import Advantaged
 
 _log = logging.getLogger(__name__)
 
@@ -116,10 +116,6 @@ def _last_record(progress: Progress) -> int:
     return progress.step if has_records else -1
 
 
-def _spread(values: SpreadOf) -> Spread:
-    return Spread(mean=values.mean, max=values.max, min=values.min)
-
-
 def row_figures(batch: Batch) -> list[RowFigures]:
     """(rows,) turns and calls of each; none where rows have one turn."""
     return [msgspec.json.decode(own, type=RowFigures) for own in batch.figures]
@@ -153,8 +149,8 @@ def training_metrics(
         **row_metrics(
             step_rows(result),
             max_prompt_tokens=max_prompt_tokens,
-            advantages=_spread(advantaged.advantages),
-            returns=_spread(advantaged.returns),
+            advantages=advantaged.advantages,
+            returns=advantaged.returns,
         ),
         "training/zero_signal_groups": advantaged.zero_signal_groups,
         **balance_metrics(advantaged.tokens_owned, advantaged.tokens_computed),
@@ -169,7 +165,7 @@ def _value_metrics(advantaged: Advantaged) -> dict[str, float]:
     if advantaged.values is None or advantaged.explained_variance is None:
         return {}
     return {
-        **_spread(advantaged.values).named("critic/values"),
+        **advantaged.values.named("critic/values"),
         "critic/vf_explained_var": advantaged.explained_variance,
     }
 

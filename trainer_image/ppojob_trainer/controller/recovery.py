@@ -27,7 +27,7 @@ from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.checkpoint.resume import resume_point
 from ppojob_trainer.checkpoint.sealed import Commit, Refusal
 from ppojob_trainer.controller.position import Position, read_position
-from ppojob_trainer.controller.progress import Progress as Reporter
+from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles

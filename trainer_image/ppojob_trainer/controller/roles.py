@@ -111,7 +111,7 @@ class Roles:
         request_id: RequestId,
     ) -> list[Answer]:
         """Tell all ranks of a role the same; as `ask`."""
-        return self._wait(self._calls_to_all(group, method, request, request_id))
+        return self._ask_each(method, [(group, request)], request_id)
 
     def ask_both(
         self,
@@ -128,12 +128,7 @@ class Roles:
             requests: one for every rank of each role.
             request_id: which work.
         """
-        calls = [
-            call
-            for group, request in zip(groups, requests, strict=True)
-            for call in self._calls_to_all(group, method, request, request_id)
-        ]
-        self._wait(calls)
+        self._ask_each(method, zip(groups, requests, strict=True), request_id)
 
     def barrier(self, groups: Iterable[RoleGroup], step: int, stage: str) -> None:
         """Wait until the ranks of these roles have done all that they were told before.
@@ -146,10 +141,7 @@ class Roles:
         # A controller that came back does not know what its predecessor has asked for, so the
         # answer to its question is no answer.
         id_ = RequestId(0, step, f"idle/{stage}/{self.caller.epoch}")
-        calls = [
-            call for group in groups for call in self._calls_to_all(group, BARRIER, Nothing(), id_)
-        ]
-        self._wait(calls)
+        self._ask_each(BARRIER, ((group, Nothing()) for group in groups), id_)
 
     def cut_channels(self, role: str) -> None:
         """End whatever waits on a channel to a role that is lost, at its peers."""
@@ -177,17 +169,20 @@ class Roles:
             Call(peer, method, request, id_) for peer, request in zip(peers, requests, strict=True)
         ]
 
-    def _calls_to_all(
+    def _ask_each(
         self,
-        group: RoleGroup,
         method: Method[Any, Answer],
-        request: msgspec.Struct,
+        asked: Iterable[tuple[RoleGroup, msgspec.Struct]],
         request_id: RequestId,
-    ) -> list[Call[Answer]]:
-        requests = [request] * len(group.ranks)
-        return self._calls(group, method, group.ranks, requests, request_id)
-
-    def _wait(self, calls: Sequence[Call[Answer]]) -> list[Answer]:
+    ) -> list[Answer]:
+        """Have all ranks of roles do one piece of work together."""
+        calls = [
+            call
+            for group, request in asked
+            for call in self._calls(
+                group, method, group.ranks, [request] * len(group.ranks), request_id
+            )
+        ]
         return self.collect(self.caller.start(calls))
 
 

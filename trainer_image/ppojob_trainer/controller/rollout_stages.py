@@ -16,12 +16,12 @@ from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
 from ppojob_trainer.controller.scoring import Scoring
-from ppojob_trainer.rpc.chunks import CHUNK_BYTES, chunks
+from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
 from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, LoadRows
 from ppojob_trainer.rpc.messages.rows import WriteRows
 from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, WRITE_ROWS
-from ppojob_trainer.rpc.wire import RequestId, encode
+from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,21 @@ class RolloutStages:
     has_turns: bool = False
     tools: RoleGroup | None = None
     retriever: RoleGroup | None = None
+
+    def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
+        """Generate, score and keep responses to all held-out prompts with the weights after `step`.
+
+        Args:
+            dataset: the prompts.
+            samples: responses a prompt.
+            step: of the loop.
+        """
+        prompts = dataset.rows(range(len(dataset)))
+        batch = Batch("validation", prompts, samples, owners=len(self.actor.ranks))
+        self.generate(batch, step)
+        self.score(batch, step)
+        self.keep(batch, step)
+        return batch
 
     def generate(self, batch: Batch, step: int, greedy: Batch | None = None) -> None:
         """Have the rows generated, each run of prompts on its owner; fills in lengths.

@@ -6,18 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppojob_trainer.controller.excerpt import excerpt
+from ppojob_api.problem import printable
 from ppojob_trainer.controller.row_tape import BatchKey
 
 _log = logging.getLogger(__name__)
 _PART = re.compile(r"part-\d{5,}\.parquet")
 _BATCH_ROWS = 64
+_PROMPT_CHARACTERS: Final = 160
+_PROMPT_LINES: Final = 4
+_RESPONSE_CHARACTERS: Final = 600
+_RESPONSE_LINES: Final = 12
+_TRUTH_CHARACTERS: Final = 160
 
 
 class _Place(msgspec.Struct):
@@ -123,6 +128,15 @@ def sample_lines(sample: Sample) -> list[str]:
     ]
 
 
+def excerpt(prompt: str, response: str, ground_truth: str) -> list[str]:
+    """A prompt, its response and the ground truth, shortened to what a person reads at a glance."""
+    return [
+        *_block("prompt", _tail(prompt.rstrip("\n"))),
+        *_block("response", _head(response)),
+        *_block("truth", [printable(ground_truth, _TRUTH_CHARACTERS)]),
+    ]
+
+
 def _rows(part: Path, form: type[_Row]) -> Iterator[_Row]:
     """The rows of a part, the columns of `form` only, a few at a time."""
     with pq.ParquetFile(part) as file:
@@ -135,3 +149,23 @@ def _matching(part: Path, wanted: set[int]) -> Iterator[_Text]:
     """The wanted rows of a part; reads no further than the last of them."""
     here = sum(place.row in wanted for place in _rows(part, _Place))
     yield from islice((row for row in _rows(part, _Text) if row.row in wanted), here)
+
+
+def _block(name: str, lines: list[str]) -> list[str]:
+    first, *others = lines or [""]
+    block = [f"  {name:<9} {first}", *(f"  {'':<9} {line}" for line in others)]
+    return [line.rstrip() for line in block]
+
+
+def _tail(text: str) -> list[str]:
+    kept = text[-_PROMPT_CHARACTERS:].split("\n")[-_PROMPT_LINES:]
+    mark = "..." if len("\n".join(kept)) < len(text) else ""
+    return [printable(line) for line in (f"{mark}{kept[0]}", *kept[1:])]
+
+
+def _head(text: str) -> list[str]:
+    kept = text if len(text) <= _RESPONSE_CHARACTERS else f"{text[:_RESPONSE_CHARACTERS]}..."
+    lines = kept.rstrip("\n").split("\n")
+    if len(lines) > _RESPONSE_LINES:
+        lines = [*lines[: _RESPONSE_LINES - 1], f"... and {len(lines) - _RESPONSE_LINES + 1} lines"]
+    return [printable(line) for line in lines]

@@ -12,18 +12,17 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ppojob_trainer.controller.batch import Batch, shares
-from ppojob_trainer.controller.excerpt import excerpt
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.controller.samples import excerpt
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.rewards.wire import NotScored
-from ppojob_trainer.rpc.chunks import CHUNK_BYTES, chunks
 from ppojob_trainer.rpc.client import Pending
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.messages.scoring import RowScore, Score, ScoreByModel, Scored, SendTexts
 from ppojob_trainer.rpc.methods import SCORE, SCORE_BY_MODEL, SEND_TEXTS, Method
-from ppojob_trainer.rpc.wire import RequestId, encode
+from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 Item = TypeVar("Item", bound=msgspec.Struct)
@@ -101,14 +100,9 @@ class Scoring:
     _scored: dict[str, tuple[BatchName, list[RowScore]]] = field(default_factory=dict)
     _begun: dict[str, tuple[BatchName, _Begun[Scored]]] = field(default_factory=dict)
 
-    def score(self, batch: Batch, step: int) -> None:
-        """Have the rows scored; fills in scores and what else the scorers said."""
-        with self.begun(batch, step) as finish:
-            finish()
-
     @contextmanager
     def begun(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
-        """Begin to have the rows scored; what is given waits for it, and does what `score` does.
+        """Begin to have the rows scored; what is given waits for it, and fills in what was said.
 
         Reward functions work meanwhile in pods of their own; a reward model's ranks may be those
         that something else is asked of, so they begin at the end.

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, Estimator
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.entropy_controller import EntropyController
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch
@@ -21,6 +22,7 @@ from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_flow import RowFlow
+from ppojob_trainer.data.passes import epoch_order
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.step_metrics import Spread
 from ppojob_trainer.metrics.timer import StepTimer
@@ -122,6 +124,15 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
     return several_updates and not algorithm.is_bypass
 
 
+def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
+    """The order of a step's prompts in one epoch over them: a pure function of the seed."""
+    size = spec.algorithm.prompts_per_step
+    if not spec.algorithm.shuffle_mini_batches:
+        return list(range(size))
+    passes = step * spec.algorithm.epochs + epoch
+    return [int(position) for position in epoch_order(size, spec.seed, passes)]
+
+
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """Weights of the terms of the policy's loss that are led from step to step.
@@ -163,40 +174,26 @@ class TrainingStep:
     """Runs one step on the job's roles.
 
     Attributes:
+        spec: the job, resolved.
         roles: the processes of the job.
-        actor: the policy's role, which owns the rows.
-        stages: generation and scoring.
+        stages: generation and scoring, by the policy's role, which owns the rows.
         flow: brings rows to the other roles.
-        samples: responses a prompt.
         passes: forward passes before the updates.
         updates: of each model that learns, in order.
-        mini_batch_order: (step, epoch) -> order of the prompts.
-        prompts_per_step: prompts of a batch.
-        estimator: what the advantages are estimated of.
-        reward_keys: the rewards that it names.
         penalty: what long responses lose of their score; None for nothing.
         entropy: weighs the entropy bonus by the entropy; None where its weight is the job's.
-        drops: whether responses at which a reward function failed are left out.
         sampling: makes the batch of groups with signal; None where all prompts are trained on.
-        refresh_every: steps between two refreshes of the reference; None where it stays as it is.
     """
 
+    spec: PPOJobSpec
     roles: Roles
-    actor: RoleGroup
     stages: RolloutStages
     flow: RowFlow
-    samples: int
     passes: tuple[ForwardPass, ...]
     updates: tuple[Updates, ...]
-    mini_batch_order: Callable[[int, int], list[int]]
-    prompts_per_step: int
-    estimator: Estimator
-    reward_keys: tuple[str, ...] = ()
-    penalty: OverlongPenalty | None = None
-    entropy: EntropyController | None = None
-    drops: bool = False
-    sampling: DynamicSampling | None = None
-    refresh_every: int | None = None
+    penalty: OverlongPenalty | None
+    entropy: EntropyController | None
+    sampling: DynamicSampling | None
 
     def run(
         self, step: int, draw: Draw, coefficients: Coefficients, timer: StepTimer
@@ -208,7 +205,6 @@ class TrainingStep:
             draw: the job's prompts, in their order.
             coefficients: as the steps before have left them.
             timer: takes the seconds of each stage.
-
         """
         greedy: Batch | None = None
         sampled: dict[str, float] = {}
@@ -232,7 +228,7 @@ class TrainingStep:
             if finish_scoring is not None:
                 with timer("reward"):
                     finish_scoring()
-        dropped = dropped_rows(batch, greedy, step) if self.drops else []
+        dropped = dropped_rows(batch, greedy, step) if self.spec.drops_responses else []
         with timer("write_rows"):
             if greedy is not None:
                 self.stages.keep(greedy, step)
@@ -249,21 +245,23 @@ class TrainingStep:
         with timer("update_weights"):
             id_ = RequestId(0, step, "sync_weights")
             weights = SyncWeights(step, refresh_reference=self._refreshes_after(step))
-            self.roles.ask_all(self.actor, SYNC_WEIGHTS, weights, id_)
+            self.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | sampled | self._penalties(batch)
         return StepResult(batch, advantaged, statistics, dropped)
 
     def _refreshes_after(self, step: int) -> bool:
-        return self.refresh_every is not None and step % self.refresh_every == 0
+        refresh = self.spec.algorithm.kl.reference_refresh
+        return refresh is not None and step % refresh.every_steps == 0
 
     def _generated(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Batch, Batch | None]:
         """Rows to train on, and greedy responses to their prompts where somebody reads those."""
+        algorithm, owners = self.spec.algorithm, len(self.stages.actor.ranks)
         with timer("data"):
-            prompts = draw(self.prompts_per_step)
-        owners = len(self.actor.ranks)
-        batch = Batch("train", prompts, self.samples, owners)
-        greedy = Batch("greedy", prompts, 1, owners) if self.estimator.has_greedy else None
+            prompts = draw(algorithm.prompts_per_step)
+        batch = Batch("train", prompts, algorithm.samples_per_prompt, owners)
+        has_greedy = algorithm.estimator.has_greedy
+        greedy = Batch("greedy", prompts, 1, owners) if has_greedy else None
         with timer("gen"):
             self.stages.generate(batch, step, greedy)
         return batch, greedy
@@ -292,16 +290,18 @@ class TrainingStep:
         dropped: Sequence[int],
     ) -> Advantaged:
         """Every owner estimates the whole batch and keeps its rows; so they all say the same."""
+        gdpo = self.spec.algorithm.gdpo
+        keys = gdpo.reward_keys if gdpo else ()
         request = Advantages(
             scores=self._penalised(batch),
             kl_coefficient=kl_coefficient,
             greedy_scores=[] if greedy is None else self._penalised(greedy),
-            rewards=[batch.numbers(key, step, REWARD_KEYS) for key in self.reward_keys],
+            rewards=[batch.numbers(key, step, REWARD_KEYS) for key in keys],
             dropped=list(dropped),
             step=step,
         )
         id_ = RequestId(0, step, "advantages")
-        return self.roles.ask_all(self.actor, ADVANTAGES, request, id_)[0]
+        return self.roles.ask_all(self.stages.actor, ADVANTAGES, request, id_)[0]
 
     def _penalised(self, batch: Batch) -> list[float]:
         """(rows,) the scores, less what their length costs."""
@@ -325,7 +325,7 @@ class TrainingStep:
     ) -> dict[str, float]:
         self.flow.bring_columns(updates.host, batch, step, updates.columns)
         measured = []
-        order = updates.mini_batches(lambda epoch: self.mini_batch_order(step, epoch))
+        order = updates.mini_batches(lambda epoch: mini_batch_order(self.spec, step, epoch))
         for index, positions in enumerate(order):
             request = Update(updates.model, positions, coefficients.kl, coefficients.entropy)
             id_ = RequestId(0, step, f"update/{updates.model}", index)

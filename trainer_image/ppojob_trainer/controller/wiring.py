@@ -18,10 +18,9 @@ from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.controller.best_commit import BestCommit
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.dynamic_sampling import DynamicSampling
-from ppojob_trainer.controller.evaluation import Evaluation
 from ppojob_trainer.controller.fit import Loop
-from ppojob_trainer.controller.progress import Progress as Reporter
-from ppojob_trainer.controller.prompts import Prompts, open_prompts
+from ppojob_trainer.controller.progress import Reporter
+from ppojob_trainer.controller.prompts import open_prompts
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.role_group import RoleGroup, role_group
@@ -38,7 +37,6 @@ from ppojob_trainer.controller.training_step import (
     needs_old_logprobs,
 )
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.passes import epoch_order
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
@@ -70,16 +68,15 @@ def build_loop(
     )
     journal = Journal(root / JOURNAL_NAME)
     began = journal.began()
-    prompts = open_prompts(config, began, stack)
-    order = prompts.train.order(spec.data, spec.algorithm.draw[1])
+    train, validation = open_prompts(config, began, stack)
+    order = train.order(spec.data, spec.algorithm.draw[1])
     roles = _roles(environment, stop, stack)
     hosts = _hosts(environment, roles)
-    actor = roles.group("actorRollout")
-    tape = _tape(spec, journal, run_folder, store.settings, prompts)
+    tape = _tape(spec, journal, run_folder, store.settings, (train, validation))
     stages = RolloutStages(
         roles,
-        actor,
-        _scoring(environment, roles, began),
+        hosts["actorRollout"],
+        _scoring(spec, roles, hosts, began),
         tape,
         has_turns=spec.agent is not None,
         tools=hosts.get("tools"),
@@ -87,9 +84,9 @@ def build_loop(
     )
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
     records = Records(_sinks(spec, run_folder, shown, stack), run_folder)
-    total_steps = steps_of_run(spec, len(prompts.train))
+    total_steps = steps_of_run(spec, len(train))
     reporter.report(total_steps=total_steps)
-    training = _training_step(environment, roles, stages)
+    training = _training_step(spec, stages, hosts, config.uid)
 
     def tell_committed(step: int) -> None:
         shown.committed(step)
@@ -99,12 +96,11 @@ def build_loop(
         spec=spec,
         total_steps=total_steps,
         roles=roles,
-        actor=actor,
         num_devices=config.topology.num_devices,
-        dataset=prompts.train,
+        dataset=train,
         order=order,
         training=training,
-        evaluation=_evaluation(spec, stages, prompts.validation),
+        validation=validation,
         records=records,
         commits=_commits(spec, roles, store, journal, run_folder, tell_committed),
         recovery=Recovery(
@@ -114,7 +110,7 @@ def build_loop(
             records=records,
             tape=tape,
             run_folder=run_folder,
-            fresh=_fresh(spec, prompts.train.digest, training),
+            fresh=_fresh(spec, train.digest, training),
             reporter=reporter,
             total_updates={u.model: u.done_after(total_steps) for u in training.updates},
             budget=spec.recovery.restarts_without_progress,
@@ -146,11 +142,15 @@ def _code_files(spec: PPOJobSpec) -> dict[str, str]:
 
 
 def _tape(
-    spec: PPOJobSpec, journal: Journal, run_folder: Path, settings: bytes, prompts: Prompts
+    spec: PPOJobSpec,
+    journal: Journal,
+    run_folder: Path,
+    settings: bytes,
+    datasets: tuple[PromptDataset | None, ...],
 ) -> RowTape:
     """The tape, whose rows are those of these settings and of this data."""
     decisive = hashlib.sha256(settings)
-    for dataset in (prompts.train, prompts.validation):
+    for dataset in datasets:
         decisive.update(b"\0" if dataset is None else dataset.digest.encode())
     recording = spec.rollout.replay
     return RowTape(
@@ -161,9 +161,7 @@ def _tape(
     )
 
 
-def _scoring(environment: PodEnvironment, roles: Roles, began: float) -> Scoring:
-    spec = environment.config.spec
-    hosts = _hosts(environment, roles)
+def _scoring(spec: PPOJobSpec, roles: Roles, hosts: dict[str, RoleGroup], began: float) -> Scoring:
     model = None
     if "rewardModel" in hosts and spec.reward_model is not None:
         model = RewardModel(hosts["rewardModel"], spec.reward_model.weight, began)
@@ -176,28 +174,21 @@ def _scoring(environment: PodEnvironment, roles: Roles, began: float) -> Scoring
 
 
 def _training_step(
-    environment: PodEnvironment, roles: Roles, stages: RolloutStages
+    spec: PPOJobSpec, stages: RolloutStages, hosts: dict[str, RoleGroup], uid: str
 ) -> TrainingStep:
-    spec = environment.config.spec
-    hosts = _hosts(environment, roles)
-    refresh = spec.algorithm.kl.reference_refresh
+    sampling = None
+    if (settings := spec.algorithm.dynamic_sampling) is not None:
+        sampling = DynamicSampling(stages, spec.algorithm, settings, drops=spec.drops_responses)
     return TrainingStep(
-        roles=roles,
-        actor=stages.actor,
+        spec=spec,
+        roles=stages.roles,
         stages=stages,
-        flow=RowFlow(roles, stages.actor, environment.config.uid),
-        samples=spec.algorithm.samples_per_prompt,
+        flow=RowFlow(stages.roles, stages.actor, uid),
         passes=_forward_passes(spec, hosts),
         updates=_updates(spec, hosts),
-        mini_batch_order=lambda step, epoch: mini_batch_order(spec, step, epoch),
-        prompts_per_step=spec.algorithm.prompts_per_step,
-        estimator=spec.algorithm.estimator,
-        reward_keys=tuple(spec.algorithm.gdpo.reward_keys) if spec.algorithm.gdpo else (),
         penalty=_penalty(spec),
         entropy=_entropy_controller(spec),
-        drops=spec.drops_responses,
-        sampling=_sampling(spec, stages),
-        refresh_every=None if refresh is None else refresh.every_steps,
+        sampling=sampling,
     )
 
 
@@ -214,18 +205,6 @@ def _entropy_controller(spec: PPOJobSpec) -> EntropyController | None:
         return None
     return EntropyController(
         control.target, control.step, control.min_coefficient, control.max_coefficient
-    )
-
-
-def _sampling(spec: PPOJobSpec, stages: RolloutStages) -> DynamicSampling | None:
-    if spec.algorithm.dynamic_sampling is None:
-        return None
-    return DynamicSampling(
-        stages=stages,
-        settings=spec.algorithm.dynamic_sampling,
-        prompts_per_step=spec.algorithm.prompts_per_step,
-        samples=spec.algorithm.samples_per_prompt,
-        drops=spec.drops_responses,
     )
 
 
@@ -285,14 +264,6 @@ def _updates(spec: PPOJobSpec, hosts: dict[str, RoleGroup]) -> tuple[Updates, ..
     return (value, policy)
 
 
-def _evaluation(
-    spec: PPOJobSpec, stages: RolloutStages, validation: PromptDataset | None
-) -> Evaluation | None:
-    if validation is None:
-        return None
-    return Evaluation(stages, validation, spec.rollout.validation.samples)
-
-
 def _commits(
     spec: PPOJobSpec,
     roles: Roles,
@@ -314,15 +285,6 @@ def _commits(
         else BestCommit(spec.checkpoint.best, run_folder / METRICS_FILE),
         tell_committed=tell_committed,
     )
-
-
-def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
-    """The order of a step's prompts in one epoch over them: a pure function of the seed."""
-    size = spec.algorithm.prompts_per_step
-    if not spec.algorithm.shuffle_mini_batches:
-        return list(range(size))
-    passes = step * spec.algorithm.epochs + epoch
-    return [int(position) for position in epoch_order(size, spec.seed, passes)]
 
 
 def _roles(

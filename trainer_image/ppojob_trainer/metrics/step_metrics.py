@@ -24,8 +24,7 @@ OWN_SCORE: Final = "/score"
 _STAGES_OVER_ALL_TOKENS: Final = ("ref", "values", "adv", "update_critic", "update_actor")
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True, array_like=True):
     """Mean, largest and smallest of some values; NaN where there are none.
 
     Attributes:

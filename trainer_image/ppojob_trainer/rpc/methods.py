@@ -128,16 +128,8 @@ TOOLS_METHODS = (ACT,)
 """Of the roles `tools` and `retriever`."""
 
 
-@dataclass(frozen=True)
-class AnswerPoints:
-    """The failpoints on both sides of handing out the answer of one method's work."""
-
-    before: str
-    after: str
-
-
 ANSWER_POINTS = {
-    method.name: AnswerPoints(
+    method.name: (
         failpoints.declare(f"rpc.{method.name}.answer.before"),
         failpoints.declare(f"rpc.{method.name}.answer.after"),
     )
@@ -148,3 +140,4 @@ ANSWER_POINTS = {
         *TOOLS_METHODS,
     )
 }
+"""The failpoints before and behind handing out the answer of one method's work."""

@@ -212,11 +212,11 @@ class RpcServer:
         entry = self._answers.settle(request_id, answer, is_error=is_error)
         points = ANSWER_POINTS.get(entry.method)
         if points is not None:
-            failpoints.hit(points.before)
+            failpoints.hit(points[0])
         for connection, call in entry.waiting:
             self._send(connection, call, answer, is_error=is_error)
         if points is not None:
-            failpoints.hit(points.after)
+            failpoints.hit(points[1])
 
     def _send(self, connection: bytes, call: int, body: bytes, *, is_error: bool) -> None:
         self._socket.send(connection, zmq.SNDMORE)

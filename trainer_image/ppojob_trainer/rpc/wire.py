@@ -4,9 +4,15 @@ A message is two ZeroMQ frames, `[header, body]`. Nothing is pickled. A frame th
 its schema, or is larger than the method allows, is answered with a `bad_request` and goes nowhere.
 """
 
+import itertools
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 import msgspec
+
+CHUNK_BYTES: Final = 64 << 20
+"""Far below what a method reads at most, so that an entry may be several times as large."""
 
 
 class RequestId(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -92,3 +98,23 @@ _ENCODER = msgspec.msgpack.Encoder()
 def encode(value: msgspec.Struct) -> bytes:
     """The msgpack bytes of a header or a body."""
     return _ENCODER.encode(value)
+
+
+def chunks(sizes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> list[tuple[int, int]]:
+    """Cut a list that may be too large for one request into runs `[first, last)` of entries.
+
+    Args:
+        sizes: bytes of each entry as it is encoded.
+        chunk_bytes: of a run; an entry that is larger by itself is a run of its own.
+
+    Returns:
+        The runs; none for an empty list.
+    """
+    edges = [0]
+    filled = 0
+    for position, size in enumerate(sizes):
+        if filled and filled + size > chunk_bytes:
+            edges.append(position)
+            filled = 0
+        filled += size
+    return list(itertools.pairwise([*edges, len(sizes)])) if sizes else []

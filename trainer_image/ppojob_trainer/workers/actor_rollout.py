@@ -20,7 +20,6 @@ from ppojob_trainer.rollout.protocol import RolloutEngine
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rows.row_files import read_tokens, write_part
 from ppojob_trainer.rpc import methods
-from ppojob_trainer.rpc.chunks import chunks
 from ppojob_trainer.rpc.client import Call, Caller, Peer
 from ppojob_trainer.rpc.messages.rollout import Generate, Generated, LoadRows, SyncWeights
 from ppojob_trainer.rpc.messages.rows import PlaceRows, WriteRows
@@ -28,7 +27,7 @@ from ppojob_trainer.rpc.messages.saving import ExportModel, Saved, SavedFile
 from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.rpc.wire import Nothing, RequestId
+from ppojob_trainer.rpc.wire import Nothing, RequestId, chunks
 from ppojob_trainer.workers.estimation import add_advantages
 from ppojob_trainer.workers.generation import GREEDY, TRAIN, Generation
 from ppojob_trainer.workers.model_stages import ModelStages

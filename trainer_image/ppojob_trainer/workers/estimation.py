@@ -23,7 +23,8 @@ from ppojob_trainer.algorithms.rollout_diagnostics import diagnostics
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 from ppojob_trainer.algorithms.value_loss import explained_variance
 from ppojob_trainer.data.passes import uniform_draws
-from ppojob_trainer.rpc.messages.training import Advantaged, SpreadOf
+from ppojob_trainer.metrics.step_metrics import Spread
+from ppojob_trainer.rpc.messages.training import Advantaged
 from ppojob_trainer.rpc.messages.training import Advantages as Given
 from ppojob_trainer.workers.batch_rows import BatchRows
 
@@ -274,8 +275,8 @@ def _share_without_signal(batch: _Batch, advantages: Tensor) -> float:
     return int(is_silent.sum()) / len(is_silent)
 
 
-def _spread(values: Tensor, mask: Tensor) -> SpreadOf:
+def _spread(values: Tensor, mask: Tensor) -> Spread:
     trained = values[mask]
     if trained.numel() == 0:
-        return SpreadOf(float("nan"), float("nan"), float("nan"))
-    return SpreadOf(float(trained.mean()), float(trained.max()), float(trained.min()))
+        return Spread(float("nan"), float("nan"), float("nan"))
+    return Spread(float(trained.mean()), float(trained.max()), float(trained.min()))

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from ppojob_trainer.metrics.step_metrics import Spread
+
 
 class Forward(msgspec.Struct, frozen=True):
     """Run a model over the train rows and keep the column that it gives.
@@ -33,14 +35,6 @@ class Advantages(msgspec.Struct, frozen=True):
     step: int = 0
 
 
-class SpreadOf(msgspec.Struct, frozen=True, array_like=True):
-    """Mean, largest and smallest over the trained tokens of the batch."""
-
-    mean: float
-    max: float
-    min: float
-
-
 class Advantaged(msgspec.Struct, frozen=True):
     """What the estimator saw and gave.
 
@@ -60,14 +54,14 @@ class Advantaged(msgspec.Struct, frozen=True):
     """
 
     row_rewards: list[float]
-    advantages: SpreadOf
-    returns: SpreadOf
+    advantages: Spread
+    returns: Spread
     zero_signal_groups: float
     tokens_owned: list[int]
     tokens_computed: list[int]
     told: dict[str, float] = {}
     kl: float | None = None
-    values: SpreadOf | None = None
+    values: Spread | None = None
     explained_variance: float | None = None
     row_advantages: list[float] = []
 

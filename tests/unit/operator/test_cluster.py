@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from ppojob_operator.cluster import Cluster
 from ppojob_operator.connection import Connection
 from ppojob_operator.errors import (
     ClusterError,
     ConflictError,
     ExpiredError,
     MissingError,
+    NotLeaderError,
     RefusedError,
     UnavailableError,
 )
-from ppojob_operator.http_cluster import HttpCluster
 from ppojob_operator.kinds import CHILD_KINDS, NODE, POD
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -31,7 +32,7 @@ CONFIG = {
 
 
 @contextlib.asynccontextmanager
-async def served(handler: Handler, **options: Any) -> AsyncIterator[HttpCluster]:
+async def served(handler: Handler, **options: Any) -> AsyncIterator[Cluster]:
     """A server whose every request `handler` answers."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handler)
@@ -41,7 +42,7 @@ async def served(handler: Handler, **options: Any) -> AsyncIterator[HttpCluster]
     host, port = runner.addresses[0][:2]
     connection = Connection(f"http://{host}:{port}", None, lambda: "secret")
     try:
-        async with HttpCluster(connection, **options) as cluster:
+        async with Cluster(connection, **options) as cluster:
             yield cluster
     finally:
         await runner.cleanup()
@@ -130,6 +131,28 @@ async def test_no_answer_is_unavailable() -> None:
     async with served(handler) as cluster:
         with pytest.raises(UnavailableError):
             await cluster.get(CHILD_KINDS["ConfigMap"], "n", "c")
+
+
+async def test_a_fence_stands_before_writes_alone() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        assert request.method == "GET", "nothing is written"
+        return web.json_response(CONFIG)
+
+    def closed() -> None:
+        raise NotLeaderError("closed")
+
+    async with served(handler) as cluster:
+        fenced = cluster.fenced(closed)
+        assert await fenced.get(CHILD_KINDS["ConfigMap"], "n", "c") == CONFIG
+        for write in (
+            fenced.create(CONFIG),
+            fenced.apply(CONFIG, "u1"),
+            fenced.apply_status(CONFIG),
+            fenced.replace(CONFIG),
+            fenced.delete(POD, "n", "p", "u1"),
+        ):
+            with pytest.raises(NotLeaderError):
+                await write
 
 
 async def test_a_list_comes_page_by_page() -> None:
