@@ -75,7 +75,7 @@ def test_a_stopped_rank_is_noticed_and_replaced(start, tiny_job, output: Path, u
     ).succeed()
     assert job_points.fired(once) == {"rpc.update.answer.before", "rpc.score.answer.before"}
     assert run_folders.result(output) == undisturbed
-    assert "gave no sign of life for 10 s" in run.logs()
+    assert "gave no sign of life for 10 s (spec.timeouts.livenessSeconds)" in run.logs()
 
 
 def test_a_killed_reward_worker_costs_no_step(start, tiny_job, output: Path, undisturbed, once):

@@ -12,6 +12,7 @@ def pod_plan(role: str, **changes: Any) -> PodPlan:
         "ranks": 1,
         "first_rank": 0,
         "silent_seconds": 600,
+        "startup_seconds": 600,
         "restarts_without_progress": 3,
         "environment": {},
     }

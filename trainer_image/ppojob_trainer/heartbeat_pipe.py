@@ -80,7 +80,8 @@ class HeartbeatReader:
         now: monotonic seconds at which the process was started.
 
     Attributes:
-        last_beat: monotonic seconds of the last sign of life.
+        last_beat: monotonic seconds of the last sign of life, its start at first.
+        has_begun: whether it has given one.
         ready: whether it serves.
         has_progressed: whether something was done for good.
         error: what it said before failing, or empty.
@@ -91,6 +92,7 @@ class HeartbeatReader:
         self._descriptor = descriptor
         self._rest = b""
         self.last_beat = now
+        self.has_begun = False
         self.ready = False
         self.has_progressed = False
         self.error = ""
@@ -105,6 +107,7 @@ class HeartbeatReader:
             if not data:
                 return
             self.last_beat = now
+            self.has_begun = True
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 self._take(line)

@@ -97,7 +97,8 @@ class TimeoutsSpec(Section):
     """When silence counts as failure."""
 
     liveness_seconds: Annotated[float, Field(ge=5, le=31_536_000)] = 20.0
-    """A rank without a heartbeat for so long is lost; one comes every second."""
+    """A process without a heartbeat for so long is lost; one comes every second, from when it has
+    loaded its program."""
 
     stage_seconds: Seconds = 1_800.0
     """Longest stage of a step (generation, scoring, update)."""

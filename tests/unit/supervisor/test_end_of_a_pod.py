@@ -17,6 +17,7 @@ from pod_plans import pod_plan
 from run_folders import is_told_to_end
 
 from ppojob_api import contract
+from ppojob_trainer.supervisor.child import Child
 from ppojob_trainer.supervisor.main import exit_status
 from ppojob_trainer.supervisor.pod import Pod, PodPlan
 
@@ -92,7 +93,7 @@ def test_nobody_is_told_unasked(pod: Pod):
 
 
 def test_a_controller_that_hangs_when_it_is_told_to_end_has_failed(plan: PodPlan):
-    pod = Pod(replace(plan, silent_seconds=0, restarts_without_progress=0))
+    pod = Pod(replace(plan, silent_seconds=0, startup_seconds=0, restarts_without_progress=0))
     pod.ask_to_end()
     tick_until(pod, lambda: pod.status().phase == "done")
     assert exit_status(pod.status()) == contract.EXIT_FAILED
@@ -121,3 +122,16 @@ def test_a_supervisor_ends_whose_starter_was_killed_at_once(tmp_path: Path):
         os.killpg(starter.pid, signal.SIGKILL)
         starter.communicate()
         pytest.fail("the supervisor lived on")
+
+
+@pytest.mark.parametrize(("startup", "is_silent"), [(600.0, False), (0.0, True)])
+def test_a_process_may_load_for_longer_than_it_may_be_silent(startup: float, is_silent: bool):
+    child = Child("controller", dict(os.environ), 0, 0.0, startup)
+    try:
+        child.watch()
+        assert child.is_silent == is_silent
+        if is_silent:
+            why = "gave no sign of life for 0 s (spec.timeouts.startupSeconds)"
+            assert child.describe_loss() == f"controller (pid {child.pid}) {why}"
+    finally:
+        child.end()

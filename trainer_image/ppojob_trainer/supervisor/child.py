@@ -40,6 +40,7 @@ class Child:
         environment: its whole environment.
         rank: its number, for messages.
         silent_seconds: without a heartbeat for this long it counts as silent.
+        startup_seconds: the same for the first one: it loads its program before it.
         forks: forks it; None, or where that fails, it is started by itself.
     """
 
@@ -49,10 +50,13 @@ class Child:
         environment: Mapping[str, str],
         rank: int,
         silent_seconds: float,
+        startup_seconds: float,
         forks: ForkServer | None = None,
     ) -> None:
+        self._name = "controller" if command == "controller" else f"rank {rank}"
         self._rank = rank
         self._silent_seconds = silent_seconds
+        self._startup_seconds = startup_seconds
         self._silent = False
         reader, writer = os.pipe()
         try:
@@ -89,7 +93,14 @@ class Child:
         self._process.poll()
         if not self.pid:
             self._heartbeat.last_beat = now  # who is not there yet is not silent
-        self._silent = now - self._heartbeat.last_beat > self._silent_seconds
+        self._silent = now - self._heartbeat.last_beat > self._patience[1]
+
+    @property
+    def _patience(self) -> tuple[str, float]:
+        """How long it may be silent, and the field that says so."""
+        if self._heartbeat.has_begun:
+            return "livenessSeconds", self._silent_seconds
+        return "startupSeconds", self._startup_seconds
 
     def state(self) -> RankState:
         """What is known of it."""
@@ -122,13 +133,14 @@ class Child:
     def describe_loss(self) -> str:
         """Why it counts as lost, in one line."""
         state = self.state()
+        who = f"{self._name} (pid {self.pid})"
         if self.is_silent:
-            who = f"rank {self._rank} (pid {self.pid})"
-            return f"{who} gave no sign of life for {self._silent_seconds:g} s"
+            field, seconds = self._patience
+            return f"{who} gave no sign of life for {seconds:g} s (spec.timeouts.{field})"
         code = state.exit_code or 0
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         why = f": {state.error}" if state.error else ""
-        return f"rank {self._rank} (pid {self.pid}) ended by {how}{why}"
+        return f"{who} ended by {how}{why}"
 
 
 def _forked(forks: ForkServer, environment: Mapping[str, str], heartbeat: int) -> _Process | None:

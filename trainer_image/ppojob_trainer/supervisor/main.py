@@ -26,7 +26,7 @@ _TICK_SECONDS = 0.05
 
 def plan_of(environment: PodEnvironment) -> PodPlan:
     """What this pod runs, from the run configuration; pure but for the inherited environment."""
-    silent_seconds = float(environment.config.spec.timeouts.liveness_seconds)
+    timeouts = environment.config.spec.timeouts
     if environment.role == "controller":
         ranks, first_rank, threads, gpus = 1, 0, 1, 0
     else:
@@ -38,7 +38,8 @@ def plan_of(environment: PodEnvironment) -> PodPlan:
         pod=environment.pod_index,
         ranks=ranks,
         first_rank=first_rank,
-        silent_seconds=silent_seconds,
+        silent_seconds=float(timeouts.liveness_seconds),
+        startup_seconds=float(timeouts.startup_seconds),
         restarts_without_progress=environment.config.spec.recovery.restarts_without_progress,
         environment={
             **os.environ,

@@ -32,6 +32,7 @@ class PodPlan:
         ranks: ranks in this pod.
         first_rank: rank of the first of them in the role's world.
         silent_seconds: without a heartbeat for this long a process counts as lost.
+        startup_seconds: the same for its first one.
         restarts_without_progress: how often a controller that gets nothing done is started again.
         environment: what its processes inherit.
         has_gpus: whether each rank has a GPU, the one of its number among those of the pod.
@@ -43,6 +44,7 @@ class PodPlan:
     ranks: int
     first_rank: int
     silent_seconds: float
+    startup_seconds: float
     restarts_without_progress: int
     environment: dict[str, str]
     has_gpus: bool = False
@@ -153,6 +155,7 @@ class Pod:
                     self._plan.rank_environment(epoch, local_rank),
                     self._plan.first_rank + local_rank,
                     self._plan.silent_seconds,
+                    self._plan.startup_seconds,
                     self._forks,
                 )
                 for local_rank in range(self._plan.ranks)
