@@ -13,15 +13,6 @@ from ppojob_trainer.checkpoint.tensors import BOXES, opened, read_tensors
 from ppojob_trainer.errors import DamagedCommit
 from ppojob_trainer.parallel.boxes import Box
 
-_RUNS = "extents"
-"""Key of earlier commits: runs of the first dimension."""
-
-
-class _Run(msgspec.Struct, frozen=True):
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
@@ -85,12 +76,9 @@ def _read_boxes(path: Path, name: str) -> dict[str, Box]:
     with opened(path, name) as file:
         metadata = file.metadata() or {}
     try:
-        runs = msgspec.json.decode(metadata.get(_RUNS, "{}"), type=dict[str, _Run])
-        boxes = msgspec.json.decode(metadata.get(BOXES, "{}"), type=dict[str, Box])
+        return msgspec.json.decode(metadata.get(BOXES, "{}"), type=dict[str, Box])
     except msgspec.DecodeError as error:
         raise DamagedCommit(name, f"its boxes do not parse: {error}") from error
-    return {key: Box.run(run.shape, run.start, run.stop) for key, run in runs.items()} | boxes
-
 
 def _needed(found: list[_Piece], wanted: Box, name: str) -> list[_Piece]:
     """The pieces that hold a part, each place of it once; a part without elements needs one."""
