@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data.problems import DataReason
-from ppojob_trainer.data.row_file import Row, Undecodable
+from ppojob_trainer.data.problems import DataProblem, DataReason
+from ppojob_trainer.data.row_file import Row
 from ppojob_trainer.json_value import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -145,7 +145,7 @@ def read_cells(row: Row, names: ColumnNames) -> Cells:
             )
     others = row.keys() - set(names.required) if names.answer else set()
     for name, cell in row.items():
-        if isinstance(cell, Undecodable) and name not in others:
+        if isinstance(cell, DataProblem) and name not in others:
             raise BadCell(name, cell.got, cell.why, cell.allowed, cell.reason_code)
     prompt = row[names.prompt]
     if names.is_text_a_message and isinstance(prompt, str) and prompt.strip():
