@@ -80,6 +80,7 @@ def _read_boxes(path: Path, name: str) -> dict[str, Box]:
     except msgspec.DecodeError as error:
         raise DamagedCommit(name, f"its boxes do not parse: {error}") from error
 
+
 def _needed(found: list[_Piece], wanted: Box, name: str) -> list[_Piece]:
     """The pieces that hold a part, each place of it once; a part without elements needs one."""
     by_box: dict[Box, _Piece] = {}

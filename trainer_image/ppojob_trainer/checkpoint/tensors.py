@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -159,8 +159,8 @@ def read_tensors(path: Path, *, name: str | None = None) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def opened(path: Path, name: str) -> Iterator[safe_open]:
-    """A safetensors file, mapped by the library.
+def opened(path: Path, name: str) -> Iterator[Any]:
+    """A safetensors file, mapped by the library: a `safe_open`, whose methods have no types.
 
     Raises:
         DamagedCommit: it is not a safetensors file, or cannot be read.
