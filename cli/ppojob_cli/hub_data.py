@@ -13,8 +13,6 @@ from ppojob_cli.input_error import InputError
 from ppojob_cli.model import HUB_ID, download
 from ppojob_trainer.data.file_checks import open_row_file
 from ppojob_trainer.data.problems import DataProblem
-from ppojob_trainer.data.published_files import AllColumns
-from ppojob_trainer.data.row_file import BadRow
 
 ENDINGS: Final = (".parquet", ".jsonl", ".ndjson", ".json")
 
@@ -76,18 +74,19 @@ def described(folder: Path) -> Iterator[str]:
 
 def _content(path: Path) -> str:
     """Rows and columns, or what is wrong with the file."""
-    opened = open_row_file(str(path), AllColumns())
+    opened = open_row_file(str(path))
     if isinstance(opened, DataProblem):
         return f"not read: {opened.got}: {opened.why}"
     try:
         if path.suffix == ".parquet":
             columns = pq.read_schema(path).names
         else:
-            first = next(iter(opened.rows()), {})
-            if isinstance(first, BadRow):
+            rows = opened.rows()
+            first = next(rows, {})
+            if isinstance(first, DataProblem):
                 return f"not read: {first.got}: {first.why}"
             columns = list(first)
-            for _ in opened.rows():
+            for _ in rows:
                 pass
         return f"{opened.num_rows} rows of {', '.join(map(str, columns))}"
     finally:

@@ -13,7 +13,7 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, REWARD
 from ppojob_trainer.models.problems import ModelReason
-from ppojob_trainer.models.score_fit import check_score_fit
+from ppojob_trainer.models.tokenizer_fit import check_score_fit
 
 _CONVERSATION = ({"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"})
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.journal import (
     CommitSealed,
     EpochStarted,
@@ -295,12 +294,6 @@ def test_seal_refuses_what_does_not_fit_the_answers(root: Path):
     with pytest.raises(DamagedCommit, match="a/model: no rank answered for this file"):
         store.seal(pending, kill_server.progress(4), [])
     assert store.seal(pending, kill_server.progress(4), [entry]).step == 4
-
-
-@pytest.mark.parametrize("path", ["", "/etc/x", "../x", "a/../../x", "a//b", "./a", "a/"])
-def test_entries_stay_inside_the_commit(path: str):
-    with pytest.raises(ValueError, match="not a plain path"):
-        FileEntry(path=path, size_bytes=1, sha256="", role="actor", rank=0)
 
 
 def test_what_a_rank_wrote_is_read_back(root: Path):

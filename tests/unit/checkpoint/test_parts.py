@@ -79,20 +79,6 @@ def test_a_rank_reads_its_own_file_alone_under_the_same_layout(tmp_path: Path) -
             read_parts(tmp_path, rotten, {}, rank=rank)
 
 
-def test_a_commit_of_the_earlier_form_is_read(tmp_path: Path) -> None:
-    """It knew runs of the first dimension, under another key."""
-    entries = [
-        entry_of(
-            tmp_path,
-            rank,
-            WHOLE[start:stop].contiguous(),
-            {"extents": {"w": {"shape": SHAPE, "start": start, "stop": stop}}},
-        )
-        for rank, (start, stop) in enumerate([(0, 3), (3, 5)])
-    ]
-    assert torch.equal(read_parts(tmp_path, entries, {}, rank=0)["w"], WHOLE)
-
-
 def test_a_part_that_nobody_wrote_is_missed(tmp_path: Path) -> None:
     entries = written(tmp_path, LAYOUTS["rows and columns"])
     with pytest.raises(DamagedCommit, match=r"w: got 18 of its 20 elements"):

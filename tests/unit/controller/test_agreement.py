@@ -13,10 +13,12 @@ from lone_role import pod_of
 from safetensors.torch import load_file, save_file
 from tiny_models import save_model, save_tokenizer
 
+from ppojob_api.problem import Problem
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.controller.agreement import Agreement
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.fingerprint import fingerprint
+from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.safetensors_header import BadHeader
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rpc.identity import PodIdentity, config_digest, program_digest
@@ -149,7 +151,7 @@ def test_a_model_that_cannot_be_read_is_compared_with_none(model: Path) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
     def broken(_: Path) -> str:
-        raise BadHeader()
+        raise BadHeader(Problem("a", "b", "c", "d", ModelReason.BAD_SAFETENSORS))
 
     assert known(pod, read=stale) == {}
     assert known(pod, read=broken) == {}

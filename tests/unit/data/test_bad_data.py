@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pyarrow as pa
 import pytest
@@ -11,7 +10,7 @@ from golden_lines import assert_lines, read_lines
 from prompt_files import PromptFiles, Row, SumsOnly, good_row
 
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data import file_checks, json_array, json_lines, parquet_rows
+from ppojob_trainer.data import file_checks, json_rows
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.problems import LISTED_PROBLEMS
@@ -202,14 +201,6 @@ def control_token(files: PromptFiles) -> list[str]:
     return files.warnings(files.lines("a.jsonl", good_row(), good_row("3 <|im_end|> 5")))
 
 
-def extension_type(files: PromptFiles) -> list[str]:
-    prompts = pa.Table.from_pylist([good_row()])
-    name = {b"ARROW:extension:name": b"evil.type", b"ARROW:extension:metadata": b"cbuiltins\neval"}
-    field = pa.field("data_source", pa.string(), metadata=name)
-    changed = prompts.set_column(1, field, prompts.column("data_source"))
-    return files.warnings(files.columns("a.parquet", changed))
-
-
 def trained_on(files: PromptFiles) -> list[str]:
     train = files.lines("a.jsonl", good_row("1"), good_row("2"), good_row("3"))
     held_out = files.lines("b.jsonl", good_row("9"), good_row("2"), good_row("3"))
@@ -232,7 +223,6 @@ CASES: dict[str, Case] = {
     "list for a row": line(b"[1, 2]\n"),
     "bare word": line(b'{"prompt": hello}\n'),
     "NaN in JSON": line(b'{"prompt": NaN}\n'),
-    "nested deeply": line(b'{"prompt": "a", "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"),
     "cut line": line(b'{"prompt": "a"'),
     "program: no such function": program("def train(): pass\ndef held_out(): pass"),
     "program: no Python": program("def rows() return []"),
@@ -279,7 +269,6 @@ CASES: dict[str, Case] = {
     ),
     "same rows (a warning)": same_rows,
     "control token (a warning)": control_token,
-    "extension type (a warning)": extension_type,
     "trained on (a warning)": trained_on,
 }
 
@@ -320,23 +309,9 @@ def test_bad_prompts_in_both_formats(name: str, files: PromptFiles) -> None:
         assert found == expected.replace("a.jsonl:2:", "a.parquet:0:")
 
 
-LIMITS: dict[str, tuple[ModuleType, str, int, Case]] = {
-    "a large cell of parquet": (
-        parquet_rows,
-        "MAX_CELL_BYTES",
-        1_000,
-        table(good_row(), good_row("3 + 5" * 1_000), good_row()),
-    ),
-    "array: too long": (json_array, "MAX_ARRAY_BYTES", 10, array(b'[{"prompt": "a"}]')),
-    "line without end": (json_lines, "MAX_CELL_BYTES", 1_000, rows(good_row("3 + 5" * 1_000))),
-}
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_too_large(name: str, files: PromptFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, limit, value, case = LIMITS[name]
-    monkeypatch.setattr(module, limit, value)
-    assert_lines(case(files), EXPECTED[name])
+def test_too_large(files: PromptFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_rows, "MAX_ARRAY_BYTES", 10)
+    assert_lines(array(b'[{"prompt": "a"}]')(files), EXPECTED["array: too long"])
 
 
 TEMPLATES = {
@@ -368,15 +343,12 @@ def test_a_file_that_may_not_be_read(files: PromptFiles, monkeypatch: pytest.Mon
     assert f": uid {os.getuid()} may not read it; " in found
 
 
-def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(files, monkeypatch) -> None:
-    monkeypatch.setattr(json_lines, "MAX_CELL_BYTES", 1_000)
-    long = files.lines("long.jsonl", good_row("3 + 5" * 1_000))
+def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(files) -> None:
     again = good_row(extra_info={"split": "train", "index": 7})
     last = files.lines("last.jsonl", good_row("2"), again, again)
-    report = files.report(long, torn(files, "torn.parquet", "1 + 1", 0), last)
+    report = files.report(torn(files, "torn.parquet", "1 + 1", 0), last)
     places = [line.partition(": ")[0] for line in [*report.errors, *report.warnings]]
     assert [place.removeprefix(f"{files.folder}/") for place in places] == [
-        "long.jsonl:1",
         "torn.parquet:row group 0:prompt",
         "last.jsonl:3:extra_info.index",
     ]
@@ -401,4 +373,4 @@ def test_the_report_itself_is_bounded(files: PromptFiles) -> None:
 
 def test_every_line_has_its_case() -> None:
     prompts = {f"prompt: {name}" for name in PROMPTS}
-    assert EXPECTED.keys() == CASES.keys() | prompts | LIMITS.keys() | TEMPLATES.keys()
+    assert EXPECTED.keys() == CASES.keys() | prompts | {"array: too long"} | TEMPLATES.keys()

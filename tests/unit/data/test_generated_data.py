@@ -21,7 +21,7 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.retrieval.passages import passage_of, passages_to_string
 from ppojob_trainer.rewards.arithmetic import evaluate
 from ppojob_trainer.rewards.multiply import multiply as scored_product
-from ppojob_trainer.rewards.row_checks import RoutedChecks
+from ppojob_trainer.rewards.row_checks import RowChecks
 from ppojob_trainer.rewards.search_r1 import search_r1
 from ppojob_trainer.sandbox.executor import Runner
 from ppojob_trainer.tools.built_in import calculator, tool
@@ -94,7 +94,7 @@ def test_what_is_made_passes_every_check_and_is_made_alike_again(name, tmp_path,
 
     held_out = [{"path": str(output / "test.parquet")}]
     spec = files.spec(output / "train.parquet", validation=held_out, maxPromptTokens=1000)
-    report = check_files(spec, files.chat, rewards=RoutedChecks(), draw=("promptsPerStep", 1))
+    report = check_files(spec, files.chat, rewards=RowChecks(), draw=("promptsPerStep", 1))
     assert (report.errors, report.warnings) == ([], [])
 
 

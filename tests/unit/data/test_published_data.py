@@ -19,7 +19,7 @@ from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_cli.data import data
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
-from ppojob_trainer.rewards.row_checks import RoutedChecks
+from ppojob_trainer.rewards.row_checks import RowChecks
 
 QUESTIONS = [
     {"id": "train_0", "question": "who wrote it", "golden_answers": ["Ann", "Ann B."]},
@@ -133,7 +133,7 @@ def test_what_is_made_passes_every_check(tmp_path: Path, chat: ChatTokenizer) ->
     files = ("a/train.parquet", "a/test.parquet", "b/train.parquet", "b/test.parquet")
     train = [{"path": str(tmp_path / file)} for file in files]
     spec = DataSpec.model_validate({"train": train, "maxPromptTokens": 4_000})
-    report = check_files(spec, chat, rewards=RoutedChecks(), draw=("promptsPerStep", 1))
+    report = check_files(spec, chat, rewards=RowChecks(), draw=("promptsPerStep", 1))
     assert report.errors == []
 
 

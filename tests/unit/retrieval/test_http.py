@@ -1,14 +1,13 @@
 """Search-R1's `/retrieve`: served, and asked of services that are well or not."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from answering_service import Service, services
 
 from ppojob_trainer.errors import ConfigError, RetrievalFailed
 from ppojob_trainer.retrieval.build import build_index
@@ -109,54 +108,11 @@ def test_a_client_finds_what_the_index_finds(port: int, index: IndexRetriever) -
         assert client.search(["town 1"], 0) == [[]]
 
 
-class Service(ThreadingHTTPServer):
-    """Answers with a status and a body in turn, the last for ever; status 0 never answers."""
-
-    daemon_threads = True
-
-    def __init__(self, *answers: tuple[int, object]) -> None:
-        self.answers = list(answers)
-        self.asked: list[object] = []
-        self.is_over = threading.Event()
-        super().__init__(("127.0.0.1", 0), _Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def retriever(self, **options: object) -> HttpRetriever:
-        return HttpRetriever(f"http://127.0.0.1:{self.server_port}/retrieve", **options)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Service
-
-    def do_POST(self) -> None:
-        asked = self.server.asked
-        asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        status, body = self.server.answers[min(len(asked), len(self.server.answers)) - 1]
-        if status == 0:
-            self.server.is_over.wait(60)
-            return
-        self.send_response(status)
-        self.send_header("Retry-After", "0")
-        self.end_headers()
-        self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
-
-    def log_message(self, *_: object) -> None:
-        return None
-
-
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Service]]:
-    started: list[Service] = []
-
-    def start(*answers: tuple[int, object]) -> Service:
-        started.append(Service(*answers))
-        return started[-1]
-
-    yield start
-    for service in started:
-        service.is_over.set()
-        service.shutdown()
-        service.server_close()
+    soon = {"Retry-After": "0"}
+    with services("/retrieve") as start:
+        yield lambda *answers: start(*((status, body, soon) for status, body in answers))
 
 
 # A document as Search-R1's own server for words gives it: title and text again, and no id.
@@ -165,18 +121,18 @@ OTHERS = {"document": {"title": "T", "text": "a", "contents": '"T"\na'}, "score"
 
 def test_each_query_is_a_request_of_its_own(serve) -> None:
     service = serve((200, {"result": [[OTHERS] * 5]}))
-    with closing(service.retriever()) as client:
+    with closing(HttpRetriever(service.url)) as client:
         (one, two) = client.search(["a", "b"], 3)
     assert len(one) == len(two) == 3
     assert (one[0].id, one[0].title, one[0].text, one[0].score) == ("", '"T"', "a", 2.5)
-    assert sorted(service.asked, key=str) == [
+    assert sorted((body for _, body, _ in service.asked), key=str) == [
         {"queries": [query], "topk": 3, "return_scores": True} for query in "ab"
     ]
 
 
 def test_a_service_that_is_busy_is_asked_again(serve) -> None:
     service = serve((503, {}), (200, {"result": [[OTHERS]]}))
-    with closing(service.retriever()) as client:
+    with closing(HttpRetriever(service.url)) as client:
         assert len(client.search(["a"], 3)[0]) == 1
     assert len(service.asked) == 2
 
@@ -194,7 +150,7 @@ def test_a_service_that_is_busy_is_asked_again(serve) -> None:
     ],
 )
 def test_what_is_wrong_with_a_service_is_one_line(answer, why, serve) -> None:
-    client = serve(answer).retriever(retries=1, attempt_seconds=0.5)
+    client = HttpRetriever(serve(answer).url, retries=1, attempt_seconds=0.5)
     with closing(client), pytest.raises(RetrievalFailed) as raised:
         client.search(["a"], 3)
     assert why in str(raised.value)

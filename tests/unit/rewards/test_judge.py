@@ -3,13 +3,12 @@
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from answering_service import STALLS, TRICKLES, Answer, Service, services
 from golden_lines import assert_lines, read_lines
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
@@ -21,68 +20,12 @@ from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, Row
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_functions.txt")
-TRICKLES = "never silent for long, and never done"
-STALLS = "so far, and no further"
-Answer = tuple[int, str | bytes] | tuple[int, str | bytes, dict[str, str]]
-
-
-class Service(ThreadingHTTPServer):
-    """Answers what `answers` says, in turn, the last one for ever; keeps what it was asked."""
-
-    daemon_threads = True
-
-    def __init__(self, *answers: Answer) -> None:
-        self.answers = list(answers)
-        self.asked: list[tuple[str, dict[str, Json], str | None]] = []
-        self.is_hanging = threading.Event()
-        super().__init__(("127.0.0.1", 0), _Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1/chat/completions"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Service
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path, body, self.headers["Authorization"]))
-        number = min(len(self.server.asked), len(self.server.answers)) - 1
-        status, text, *more = self.server.answers[number]
-        if status == 0:
-            while not self.server.is_hanging.wait(0.2 if text == TRICKLES else 60):
-                self.wfile.write(b" ")
-            return
-        payload = text if isinstance(text, bytes) else text.encode()
-        self.send_response(status)
-        for name, value in more[0].items() if more else ():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(payload) + (text == STALLS)))
-        self.end_headers()
-        self.wfile.write(payload)
-        if text == STALLS:
-            self.wfile.flush()
-            self.server.is_hanging.wait(60)
-
-    def log_message(self, *_arguments: object) -> None:
-        return None
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Service]]:
-    started: list[Service] = []
-
-    def start(*answers: Answer) -> Service:
-        started.append(Service(*answers))
-        return started[-1]
-
-    yield start
-    for service in started:
-        service.is_hanging.set()
-        service.shutdown()
-        service.server_close()
+    with services("/v1/chat/completions") as start:
+        yield start
 
 
 def said(text: str) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from ppojob_trainer.rewards.custom import BadFunction
 from ppojob_trainer.rewards.page import page
 from ppojob_trainer.rewards.records import Verdict, verdict
 from ppojob_trainer.rewards.routing import SCORERS, Scorer, route
-from ppojob_trainer.rewards.row_checks import NamedChecks, RoutedChecks
+from ppojob_trainer.rewards.row_checks import RowChecks
 from ppojob_trainer.sandbox.executor import Sandbox
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
@@ -43,7 +43,7 @@ def test_a_scorer_with_an_option_is_a_file_and_a_row(monkeypatch: pytest.MonkeyP
     assert scorer(solution_str="a", shout=True, **of_row) == {"score": 1.0, "acc": 1.0, "pred": "A"}
     with pytest.raises(BadFunction, match="with shout "):
         load_scorer("echo", {"shout": "loud"}, Sandbox)
-    for checks in (RoutedChecks(), NamedChecks(("echo",))):
+    for checks in (RowChecks(), RowChecks(("echo",))):
         assert checks.data_source_problem("my/echo") is None
         assert checks.ground_truth_problem("my/echo", 5) == "what is to be said"
     assert "| `echo` | all of it | what is to be said |" in page()

@@ -18,7 +18,7 @@ from ppojob_trainer.rewards.gsm8k import gsm8k
 from ppojob_trainer.rewards.multiply import multiply
 from ppojob_trainer.rewards.records import NO_ANSWER
 from ppojob_trainer.rewards.routing import SCORERS, route
-from ppojob_trainer.rewards.row_checks import NamedChecks, RoutedChecks, row_checks
+from ppojob_trainer.rewards.row_checks import RowChecks, row_checks
 
 LONG = "x" * 400
 
@@ -317,7 +317,7 @@ def test_arithmetic_is_pythons(text: str) -> None:
 )
 def test_routes(data_source: str, name: str | None) -> None:
     assert route(data_source) == name
-    told = RoutedChecks().data_source_problem(data_source)
+    told = RowChecks().data_source_problem(data_source)
     allowed = "one that docs/rewards.md lists, or functions in spec.rewards"
     assert told == (None if name else allowed)
 
@@ -341,7 +341,7 @@ GROUND_TRUTHS = {
 def test_ground_truths_are_judged_before_the_run(name: str) -> None:
     good, bad = GROUND_TRUTHS[name]
     data_source = next(iter(SCORERS[name].data_sources), name)
-    routed, named = RoutedChecks(), NamedChecks((name,))
+    routed, named = RowChecks(), RowChecks((name,))
     for checks in (routed, named):
         for truth in good:
             assert checks.ground_truth_problem(data_source, truth) is None  # type: ignore[arg-type]
@@ -360,13 +360,13 @@ def test_a_ground_truth_of_another_type_is_an_error_and_no_zero(name: str, truth
 def test_which_rows_are_checked() -> None:
     mine = RewardSpec.model_validate({"function": "f", "source": {"path": "mine.py"}})
     gsm8k_spec = RewardSpec.model_validate({"function": "gsm8k"})
-    assert isinstance(row_checks([]), RoutedChecks)
+    assert row_checks([]) == RowChecks()
     alone = row_checks([], has_model=True)
     assert alone is not None
     assert alone.ground_truth_problem("any", None) is None
     assert row_checks([mine]) is None
     named = row_checks([mine, gsm8k_spec])
-    assert isinstance(named, NamedChecks)
+    assert named == RowChecks(("gsm8k",))
     assert named.data_source_problem("anything") is None
     assert named.ground_truth_problem("anything", 5)
 

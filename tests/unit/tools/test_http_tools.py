@@ -1,13 +1,11 @@
 """Tools that a service answers: a real server on this machine, called from a real process."""
 
-import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from answering_service import Service, services
 from golden_lines import assert_lines, read_lines
 
 from ppojob_api.v1alpha1.agent import AgentSpec
@@ -17,60 +15,14 @@ from ppojob_trainer.tools.http_tool import returned
 from ppojob_trainer.tools.pool import Made, ToolPool, Wanted
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_services.txt")
-SILENT = "no answer at all"
-JSON = "application/json"
-
-
-class Service(ThreadingHTTPServer):
-    """Answers `(status, type, body)` in turn, the last one for ever; keeps what it was asked."""
-
-    daemon_threads = True
-
-    def __init__(self, *answers: tuple[int, str, str | bytes]) -> None:
-        self.answers = list(answers)
-        self.asked: list[tuple[Any, str | None]] = []
-        self.is_over = threading.Event()
-        super().__init__(("127.0.0.1", 0), _Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/population"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Service
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        number = min(len(self.server.asked), len(self.server.answers) - 1)
-        self.server.asked.append((body, self.headers["Authorization"]))
-        status, kind, said = self.server.answers[number]
-        if kind == SILENT:
-            self.server.is_over.wait(60)
-            return
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.end_headers()
-        self.wfile.write(said if isinstance(said, bytes) else said.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+TEXT = {"Content-Type": "text/plain"}
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Service]]:
-    started: list[Service] = []
-
-    def start(*answers: tuple[int, str, str | bytes]) -> Service:
-        started.append(Service(*answers))
-        return started[-1]
-
-    yield start
-    for service in started:
-        service.is_over.set()
-        service.shutdown()
-        service.server_close()
+    with services("/population") as start:
+        yield start
 
 
 def agent(url: str, **more: Any) -> AgentSpec:
@@ -87,17 +39,21 @@ def ask(pool: ToolPool, arguments: str = '{"town": "Ulm"}') -> Made:
 @pytest.mark.processes
 def test_a_call_is_a_post_of_its_arguments(serve, monkeypatch) -> None:
     service = serve(
-        (200, "text/plain", "120,000 \u00e9"),
-        (200, f"{JSON}; charset=utf-8", '{"text": "more", "reward": 0.5}'),
-        (503, "text/plain", "busy"),
-        (200, JSON, '{"people": [1, "canary"]}'),
-        (404, "text/plain", "no such town"),
+        (200, "120,000 \u00e9", TEXT),
+        (
+            200,
+            '{"text": "more", "reward": 0.5}',
+            {"Content-Type": "application/json; charset=utf-8"},
+        ),
+        (503, "busy", TEXT),
+        (200, '{"people": [1, "canary"]}', JSON),
+        (404, "no such town", TEXT),
     )
     monkeypatch.setenv("KEY", "canary\n")
     with ToolPool(agent(service.url, source={"keyVariable": "KEY"}), variables=("KEY",)) as pool:
         first = ask(pool)
         assert (first.text, first.reward, first.failure) == ("120,000 \u00e9", 0.0, "")
-        assert service.asked == [({"town": "Ulm"}, "Bearer canary")]
+        assert service.asked == [("/population", {"town": "Ulm"}, "Bearer canary")]
         second = ask(pool)
         assert (second.text, second.reward) == ("more", 0.5)
         again = ask(pool)
@@ -113,12 +69,12 @@ def test_a_call_is_a_post_of_its_arguments(serve, monkeypatch) -> None:
 
 @pytest.mark.processes
 def test_a_service_that_says_nothing_or_too_much(serve) -> None:
-    silent = serve((200, SILENT, ""))
+    silent = serve((0, ""))
     with ToolPool(agent(silent.url, timeLimitSeconds=0.5)) as pool:
         made = ask(pool)
         assert made.failure == "timeout"
         assert made.seconds < 10
-    long = serve((200, "text/plain", "x" * 1_000), (200, "text/plain", b"x" * (16 * 1024**2 + 1)))
+    long = serve((200, "x" * 1_000, TEXT), (200, b"x" * (16 * 1024**2 + 1), TEXT))
     with ToolPool(agent(long.url)) as pool:
         assert len(ask(pool).text) == 100 + len("...(truncated)...")
         made = ask(pool)
@@ -127,10 +83,10 @@ def test_a_service_that_says_nothing_or_too_much(serve) -> None:
 
 
 def test_how_much_a_service_may_say(serve) -> None:
-    service = serve((200, "text/plain", b"x" * (16 * 1024**2 + 1)))
+    service = serve((200, b"x" * (16 * 1024**2 + 1), TEXT))
     with pytest.raises(CallFailed, match="answered more than 16777216 bytes"):
         post(service.url, {}, json_or_text, retries=0)
-    broken = serve((200, JSON, '{"a": '))
+    broken = serve((200, '{"a": ', JSON))
     with pytest.raises(CallFailed, match="answered no JSON: "):
         post(broken.url, {}, json_or_text, retries=0)
 

@@ -9,18 +9,9 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.checkpoint.files import FileEntry, check_content
-from ppojob_trainer.checkpoint.tensors import BOXES, read_tensors
+from ppojob_trainer.checkpoint.tensors import BOXES, opened, read_tensors
 from ppojob_trainer.errors import DamagedCommit
 from ppojob_trainer.parallel.boxes import Box
-
-_RUNS = "extents"
-"""Key of earlier commits: runs of the first dimension."""
-
-
-class _Run(msgspec.Struct, frozen=True):
-    shape: tuple[int, ...]
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +63,8 @@ def read_parts(
 
 def _pieces(folder: Path, entry: FileEntry) -> Iterable[tuple[str, _Piece]]:
     path, name = folder / entry.path, f"{folder.name}/{entry.path}"
-    try:
-        tensors = read_tensors(path, name=name)
-        boxes = _read_boxes(path, name)
-    except OSError as error:
-        raise DamagedCommit(name, f"cannot be read: {error.strerror}") from error
-    for key, tensor in tensors.items():
+    boxes = _read_boxes(path, name)
+    for key, tensor in read_tensors(path, name=name).items():
         box = boxes.get(key, Box.whole(tuple(tensor.shape)))
         if box.local_shape != tuple(tensor.shape):
             raise DamagedCommit(name, f"got {key} of shape {tuple(tensor.shape)}: its box is {box}")
@@ -86,15 +73,12 @@ def _pieces(folder: Path, entry: FileEntry) -> Iterable[tuple[str, _Piece]]:
 
 def _read_boxes(path: Path, name: str) -> dict[str, Box]:
     """What the tensors of a file are of, where they are parts."""
+    with opened(path, name) as file:
+        metadata = file.metadata() or {}
     try:
-        with path.open("rb") as file:
-            header = msgspec.json.decode(file.read(int.from_bytes(file.read(8), "little")))
-        metadata = header.get("__metadata__", {})
-        runs = msgspec.json.decode(metadata.get(_RUNS, "{}"), type=dict[str, _Run])
-        boxes = msgspec.json.decode(metadata.get(BOXES, "{}"), type=dict[str, Box])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return msgspec.json.decode(metadata.get(BOXES, "{}"), type=dict[str, Box])
+    except msgspec.DecodeError as error:
         raise DamagedCommit(name, f"its boxes do not parse: {error}") from error
-    return {key: Box.run(run.shape, run.start, run.stop) for key, run in runs.items()} | boxes
 
 
 def _needed(found: list[_Piece], wanted: Box, name: str) -> list[_Piece]:

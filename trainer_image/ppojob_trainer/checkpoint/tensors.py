@@ -9,17 +9,17 @@ Format: https://huggingface.co/docs/safetensors (8 bytes length, JSON header, da
 """
 
 import concurrent.futures
+import contextlib
 import hashlib
 import json
-import math
-import mmap
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Any, Final
 
 import msgspec
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ppojob_trainer import durable, failpoints
@@ -47,17 +47,6 @@ _DTYPE_NAMES: Final = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_DTYPES: Final = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
-_HEADER_LIMIT_BYTES: Final = 100 << 20
-
-
-_Size = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _TensorHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    dtype: str
-    shape: tuple[_Size, ...]
-    data_offsets: tuple[_Size, _Size]
 
 
 def write_shard(
@@ -163,19 +152,24 @@ def read_tensors(path: Path, *, name: str | None = None) -> dict[str, Tensor]:
         name: what errors call it; the path by default.
 
     Raises:
-        DamagedCommit: it is not a safetensors file.
+        DamagedCommit: it is not a safetensors file, or cannot be read.
     """
-    name = name or str(path)
-    with path.open("rb") as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if size_bytes < 8 or length > min(size_bytes - 8, _HEADER_LIMIT_BYTES):
-            raise DamagedCommit(name, f"got {size_bytes} bytes: not a safetensors file")
-        headers = _decode_header(file.read(length), name)
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return {
-        key: _view(mapping, 8 + length, header, f"{name}: {key}") for key, header in headers.items()
-    }
+    with opened(path, name or str(path)) as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
+
+
+@contextlib.contextmanager
+def opened(path: Path, name: str) -> Iterator[Any]:
+    """A safetensors file, mapped by the library: a `safe_open`, whose methods have no types.
+
+    Raises:
+        DamagedCommit: it is not a safetensors file, or cannot be read.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise DamagedCommit(name, f"not a safetensors file: {error}") from error
 
 
 def _order(stored: Mapping[str, torch.dtype]) -> list[str]:
@@ -239,30 +233,3 @@ def _write_hashed(file: int, chunks: Iterator[memoryview]) -> tuple[int, str]:
             size_bytes += len(chunk)
         hashed.result()
     return size_bytes, digest.hexdigest()
-
-
-def _decode_header(text: bytes, name: str) -> dict[str, _TensorHeader]:
-    try:
-        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        return {
-            key: msgspec.json.decode(value, type=_TensorHeader)
-            for key, value in raw.items()
-            if key != "__metadata__"
-        }
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedCommit(name, f"its header does not parse: {error}") from error
-
-
-def _view(mapping: mmap.mmap, base: int, header: _TensorHeader, name: str) -> Tensor:
-    dtype = _DTYPES.get(header.dtype)
-    if dtype is None:
-        raise DamagedCommit(name, f"got dtype {header.dtype}: known are {', '.join(_DTYPES)}")
-    start, end = header.data_offsets
-    count = math.prod(header.shape)
-    if not start <= end <= len(mapping) - base or end - start != count * dtype.itemsize:
-        raise DamagedCommit(name, f"got offsets {start} to {end}: they do not fit its shape")
-    if count == 0:
-        return torch.empty(header.shape, dtype=dtype)
-    return torch.frombuffer(mapping, dtype=dtype, count=count, offset=base + start).view(
-        header.shape
-    )

@@ -49,7 +49,6 @@ class BoundedProcess:
         module: a module whose ``main`` calls ``guardian.run``.
         memory_bytes: limit of the child's data segment; None for no limit.
         log: where its output goes, line by line.
-        threads: number of threads that numeric libraries in the child may use.
         variables: names of further variables of the environment that it sees.
     """
 
@@ -59,7 +58,6 @@ class BoundedProcess:
         *,
         memory_bytes: int | None,
         log: logging.Logger,
-        threads: int = 1,
         variables: Iterable[str] = (),
     ) -> None:
         request_read, request_write = os.pipe()
@@ -75,7 +73,7 @@ class BoundedProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=given,
-                env=_environment(threads, variables),
+                env=_environment(variables),
                 start_new_session=True,
             )
         except BaseException:
@@ -224,9 +222,9 @@ class BoundedProcess:
         return kind(f"{ended} ({last})" if last else ended)
 
 
-def _environment(threads: int, variables: Iterable[str]) -> dict[str, str]:
+def _environment(variables: Iterable[str]) -> dict[str, str]:
     kept = {name: os.environ[name] for name in (*_ENVIRONMENT, *variables) if name in os.environ}
-    return kept | {"OMP_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
 
 
 def _end(process: subprocess.Popen[bytes], output: IO[bytes], descriptors: tuple[int, ...]) -> None:

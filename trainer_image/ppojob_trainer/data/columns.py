@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data.problems import DataReason
-from ppojob_trainer.data.row_file import Row, Undecodable
+from ppojob_trainer.data.problems import DataProblem, DataReason
+from ppojob_trainer.data.row_file import Row
 from ppojob_trainer.json_value import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -29,7 +29,6 @@ INTERACTION = "interaction_kwargs"
 COLUMNS_ALLOWED = (
     "a column of that name, or spec.data.promptKey, answerKey and dataSourceKey or dataSource"
 )
-_DEPTH = 32
 
 Prompt = str | list[dict[str, Json]]
 
@@ -145,7 +144,7 @@ def read_cells(row: Row, names: ColumnNames) -> Cells:
             )
     others = row.keys() - set(names.required) if names.answer else set()
     for name, cell in row.items():
-        if isinstance(cell, Undecodable) and name not in others:
+        if isinstance(cell, DataProblem) and name not in others:
             raise BadCell(name, cell.got, cell.why, cell.allowed, cell.reason_code)
     prompt = row[names.prompt]
     if names.is_text_a_message and isinstance(prompt, str) and prompt.strip():
@@ -323,7 +322,7 @@ def _ground_truth(cell: object) -> Json:
 def _mapping(cell: object, column: str) -> dict[str, Json]:
     if cell is None:
         return {}
-    if not isinstance(cell, dict):
+    if not isinstance(cell, Mapping):
         raise BadCell(
             column,
             f"{type(cell).__name__} {shown(cell)}",
@@ -336,7 +335,7 @@ def _mapping(cell: object, column: str) -> dict[str, Json]:
     }
 
 
-def _json(value: object, column: str, depth: int = 0) -> Json:
+def _json(value: object, column: str) -> Json:
     """A cell as JSON: reward functions and sample files get nothing else."""
     match value:
         case None | bool() | int():
@@ -353,13 +352,10 @@ def _json(value: object, column: str, depth: int = 0) -> Json:
             return _json(float(value), column)
         case datetime.date() | datetime.time():
             return value.isoformat()
-        case list() | tuple() if depth < _DEPTH:
-            return [_json(item, column, depth + 1) for item in value]
-        case Mapping() if depth < _DEPTH:
-            return {
-                _clean(str(key), column): _json(item, f"{column}.{key}", depth + 1)
-                for key, item in value.items()
-            }
+        case list() | tuple():
+            return [_json(item, column) for item in value]
+        case Mapping():
+            return _mapping(value, column)
     raise BadCell(
         column,
         f"{type(value).__name__} {shown(value)}",
@@ -370,7 +366,7 @@ def _json(value: object, column: str, depth: int = 0) -> Json:
 
 
 def _clean(text: str, column: str) -> str:
-    """Refuse text that no tokenizer or file format carries faithfully."""
+    """Refuse text that not every file format carries faithfully."""
     if "\0" in text:
         raise BadCell(
             column,
@@ -379,14 +375,4 @@ def _clean(text: str, column: str) -> str:
             "text without control characters",
             DataReason.FORBIDDEN_CHARACTER,
         )
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise BadCell(
-            column,
-            ascii(text)[:80],
-            "it holds half of a surrogate pair",
-            "text that UTF-8 can encode",
-            DataReason.NOT_UTF8,
-        ) from None
     return text

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ppojob_trainer.data.prompt_files import TaskRow
-from ppojob_trainer.data.published_files import AllColumns, task_rows
+from ppojob_trainer.data.published_files import task_rows
 from ppojob_trainer.data.row_file import Row
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
@@ -37,7 +37,7 @@ def problem_rows(path: Path, data_source: str) -> Iterator[TaskRow]:
         ConfigError: the file, or one of its rows, is no problem with an answer.
     """
     seen = set[str]()
-    rows = task_rows(path, AllColumns(), lambda row, place: _task_row(row, place, data_source))
+    rows = task_rows(path, lambda row, place: _task_row(row, place, data_source))
     for row in rows:
         key = json.dumps(row.prompt)
         if key not in seen:

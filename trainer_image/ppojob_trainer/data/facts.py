@@ -12,22 +12,12 @@ from typing import Final, Literal
 
 from ppojob_trainer.data.generate import Task
 from ppojob_trainer.data.prompt_files import TaskRow
+from ppojob_trainer.data.search_r1_files import PROMPTS
 from ppojob_trainer.errors import ConfigError
 
 DATA_SOURCE: Final = "searchR1_facts"
 CORPUS: Final = "corpus.jsonl"
 FactForm = Literal["instruction", "worked"]
-
-INSTRUCTION: Final = (
-    "Answer the given question. You must conduct reasoning inside <think> and </think> first every "
-    "time you get new information. After reasoning, if you find you lack some knowledge, you can "
-    "call a search engine by <search> query </search> and it will return the top searched results "
-    "between <information> and </information>. You can search as many times as your want. If you "
-    "find no further external knowledge needed, you can directly provide the answer inside <answer>"
-    " and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>. "
-    "Question: {question}\n"
-)
-"""Search-R1's words (Jin et al. 2025, arXiv:2503.09516, table 1, as its scripts have them)."""
 
 _STARTS: Final = (
     "ba bre da dro fe gri ha je ka kle lo ma mer no or pa que ra sha so ta tri ul ve wy za"
@@ -128,7 +118,7 @@ def write_corpus(folder: Path, corpus: list[dict[str, str]]) -> Path:
 def _row(question: str, answer: str, form: FactForm, *, worked: int) -> TaskRow:
     prompt = [{"role": "user", "content": question}]
     if form == "instruction":
-        prompt[0]["content"] = INSTRUCTION.format(question=question)
+        prompt[0]["content"] = f"{PROMPTS['search']}{question}\n"
     else:
         searches = map(_worked_search, _KINDS[:worked], _WORKED)
         prompt = [*itertools.chain(*searches), *prompt]

@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 
 from ppojob_api.v1alpha1.training import DataFile
 from ppojob_trainer.data.columns import COLUMNS_ALLOWED, ColumnNames
-from ppojob_trainer.data.json_array import JsonArray, begins_array
-from ppojob_trainer.data.json_lines import JsonLines
+from ppojob_trainer.data.json_rows import JsonArray, JsonLines, begins_array
 from ppojob_trainer.data.made_rows import MadeRows
 from ppojob_trainer.data.parquet_rows import ParquetRows
 from ppojob_trainer.data.problems import DataProblem, DataReason
-from ppojob_trainer.data.row_file import BadRow, RowFile
+from ppojob_trainer.data.row_file import RowFile
 
 _LISTED_COLUMNS = 20
 _MAGIC = b"PAR1"
@@ -66,13 +65,13 @@ def _is_data(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
 
 
 def open_row_file(
-    path: str, names: ColumnNames, file: DataFile | None = None
+    path: str, names: ColumnNames | None = None, file: DataFile | None = None
 ) -> RowFile | DataProblem:
     """Open a data file, or say why it cannot be used.
 
     Args:
         path: the file.
-        names: the columns that will be asked for.
+        names: the columns that will be asked for; None for all that there are.
         file: what the job says of it, and of others of the same pattern or folder; format "auto"
             goes by the ending, parquet where that tells nothing. None where no job names it: such
             a file is not run.
@@ -84,12 +83,13 @@ def open_row_file(
     if file and (form == "python" or (form == "auto" and name.endswith(_PROGRAM_ENDING))):
         return MadeRows.open(path, file.function or "rows", file.arguments or {})
     if form == "jsonl" or (form == "auto" and name.endswith(_JSON_ENDINGS)):
-        return _open_json(path)
+        return JsonArray.read(path) if begins_array(path) else JsonLines(path)
     opened = _open_parquet(path)
     if isinstance(opened, DataProblem):
         return opened
-    columns = tuple(opened.schema_arrow.names) if names.read is None else names.read
-    problem = _parquet_problem(path, opened, columns) or _missing(path, opened, names.required)
+    read, required = (names.read, names.required) if names else (None, ())
+    columns = tuple(opened.schema_arrow.names) if read is None else read
+    problem = _parquet_problem(path, opened, columns) or _missing(path, opened, required)
     if problem is not None:
         opened.close()
         return problem
@@ -127,15 +127,6 @@ def _path_problem(path: str) -> DataProblem | None:
             path, "0 bytes", "there are no rows in it", "at least one row", DataReason.EMPTY_DATASET
         )
     return None
-
-
-def _open_json(path: str) -> RowFile | DataProblem:
-    if not begins_array(path):
-        return JsonLines(path)
-    array = JsonArray.read(path)
-    if not isinstance(array, BadRow):
-        return array
-    return DataProblem(array.place, array.got, array.why, array.allowed, array.reason_code)
 
 
 def _no_permission(path: str, facts: str) -> DataProblem:
@@ -217,8 +208,3 @@ def _missing(path: str, file: pq.ParquetFile, required: tuple[str, ...]) -> Data
         COLUMNS_ALLOWED,
         DataReason.COLUMN_MISSING,
     )
-
-
-def extension_columns(file: RowFile) -> list[tuple[str, str]]:
-    """Columns whose file asks for an Arrow extension type, with its name."""
-    return file.extension_columns() if isinstance(file, ParquetRows) else []

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ppojob_trainer.data.columns import INTERACTION, ColumnNames
+from ppojob_trainer.data.columns import INTERACTION
 from ppojob_trainer.data.prompt_files import TaskRow
 from ppojob_trainer.data.published_files import task_rows, text_of
 from ppojob_trainer.data.row_file import Row
@@ -19,7 +19,6 @@ DATA_SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 _COLUMNS = ("question", "answer")
 _SOLUTION = re.compile(r"#### (-?[0-9.,]+)")
-_NAMES = ColumnNames("question", answer="answer", constant_source=DATA_SOURCE)
 
 
 def gsm8k_rows(path: Path, *, with_user: bool = False) -> Iterator[TaskRow]:
@@ -32,7 +31,7 @@ def gsm8k_rows(path: Path, *, with_user: bool = False) -> Iterator[TaskRow]:
     Raises:
         ConfigError: the file, or one of its rows, is not GSM8K.
     """
-    rows = task_rows(path, _NAMES, _task_row)
+    rows = task_rows(path, _task_row)
     return map(_with_user, rows) if with_user else rows
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
-from ppojob_trainer.data.json_array import parse_item
+from ppojob_trainer.data.json_rows import parse_row
 from ppojob_trainer.data.problems import DataProblem, DataReason
-from ppojob_trainer.data.row_file import BadRow, Row
+from ppojob_trainer.data.row_file import Row, RowFile
 from ppojob_trainer.json_value import Json
 
 _ROW_SECONDS = 600.0
@@ -54,7 +54,7 @@ class RowsMade(msgspec.Struct, frozen=True):
 MakeRequest = MakeRows | NextRows
 
 
-class MadeRows:
+class MadeRows(RowFile):
     """The rows of a Python file, made in a child while they are read.
 
     Args:
@@ -63,9 +63,8 @@ class MadeRows:
     """
 
     def __init__(self, path: str, child: BoundedProcess) -> None:
-        self._path = path
+        super().__init__(path)
         self._child = child
-        self._num_rows = 0
         self._digest = hashlib.sha256()
 
     @classmethod
@@ -87,40 +86,26 @@ class MadeRows:
         made.close()
         return DataProblem(path, answer.got, answer.why, answer.allowed, DataReason.BAD_PROGRAM)
 
-    @property
-    def path(self) -> str:
-        """As the specification names it."""
-        return self._path
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows, after the pass over ``rows``."""
-        return self._num_rows
-
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self) -> Iterator[Row | DataProblem]:
         """Yield every row in order, and in place of one that cannot be made why, as the last."""
         while True:
             answer = self._ask(NextRows())
             for item in answer.items:
                 self._digest.update(item + b"\n")
-                place = self.place(self._num_rows)
-                self._num_rows += 1
-                yield parse_item(place, item)
+                place = self.place(self.num_rows)
+                self.num_rows += 1
+                yield parse_row(place, item)
             if answer.got:
-                place = self.place(self._num_rows)
-                self._num_rows += 1
+                place = self.place(self.num_rows)
+                self.num_rows += 1
                 told = answer.got, answer.why, answer.allowed
-                yield BadRow(place, *told, DataReason.BAD_PROGRAM)
+                yield DataProblem(place, *told, DataReason.BAD_PROGRAM)
             if answer.got or not answer.items:
                 return
 
     def digest(self) -> str:
         """SHA-256 of the rows that were read, as JSON lines, in hex."""
         return self._digest.hexdigest()
-
-    def place(self, number: int) -> str:
-        """``file[number]``, counted from 0."""
-        return f"{self._path}[{number}]"
 
     def close(self) -> None:
         """End the child."""

@@ -15,7 +15,6 @@ from ppojob_trainer.children.neighbours import Neighbours
 from ppojob_trainer.children.serving import answer_requests
 from ppojob_trainer.children.user_code import UnusableModule, load_module, raised
 from ppojob_trainer.data.made_rows import MakeRequest, MakeRows, RowsMade
-from ppojob_trainer.data.row_file import MAX_CELL_BYTES
 
 _MODULE = "ppojob_rows"
 _ANSWER_ROWS, _ANSWER_BYTES, _ANSWER_SECONDS = 256, 4 * 1024 * 1024, 1.0
@@ -100,12 +99,9 @@ def _encoded(row: object) -> bytes:
         raise _BadItemError(shown(row), "every item is one row")
     try:
         text = _dumps(dict(row), allow_nan=False, ensure_ascii=False, default=_plain)
-        encoded = text.encode()
+        return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise _BadItemError("a row that JSON cannot hold", printable(str(error), 200)) from None
-    if len(encoded) > MAX_CELL_BYTES:
-        raise _BadItemError(f"a row of {len(encoded)} bytes", f"more than {MAX_CELL_BYTES}")
-    return encoded
 
 
 def _plain(value: Any) -> object:

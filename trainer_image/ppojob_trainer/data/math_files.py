@@ -6,7 +6,6 @@ Hendrycks et al. 2021, arXiv:2103.03874: a "problem", and a "solution" with the 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ppojob_trainer.data.columns import ColumnNames
 from ppojob_trainer.data.prompt_files import TaskRow
 from ppojob_trainer.data.published_files import task_rows, text_of
 from ppojob_trainer.data.row_file import Row
@@ -14,7 +13,6 @@ from ppojob_trainer.errors import ConfigError
 
 DATA_SOURCE = "DigitalLearningGmbH/MATH-lighteval"
 INSTRUCTION = r"Let's think step by step and output the final answer within \boxed{}."
-_NAMES = ColumnNames("problem", answer="solution", constant_source=DATA_SOURCE)
 
 
 def math_rows(path: Path, boxed_answer: Callable[[str], str | None]) -> Iterator[TaskRow]:
@@ -39,4 +37,4 @@ def math_rows(path: Path, boxed_answer: Callable[[str], str | None]) -> Iterator
         content = f"{problem} {INSTRUCTION}"
         return TaskRow(DATA_SOURCE, [{"role": "user", "content": content}], answer)
 
-    return task_rows(path, _NAMES, row_of)
+    return task_rows(path, row_of)

@@ -30,8 +30,6 @@ class PromptOrder:
     def __init__(
         self, num_rows: int, seed: int, *, shuffle: bool = True, mixture: Mixture | None = None
     ) -> None:
-        if num_rows < 1:
-            raise ValueError(f"num_rows: got {num_rows}: there is nothing to draw; at least 1")
         self._num_rows = num_rows
         self._seed = seed
         self._shuffle = shuffle
@@ -45,16 +43,8 @@ class PromptOrder:
         return self._epoch
 
     def next_batch(self, size: int) -> list[int]:
-        """Draw the next ``size`` row numbers, all of one epoch and therefore distinct.
-
-        Raises:
-            ValueError: the batch is larger than the data set, or empty.
-        """
-        if not 1 <= size <= self._num_rows:
-            raise ValueError(
-                f"size: got {size}: a batch is drawn from the {self._num_rows} rows of one epoch; "
-                f"1 to {self._num_rows}"
-            )
+        """Draw the next ``size`` row numbers, all of one epoch and therefore distinct."""
+        assert 1 <= size <= self._num_rows, "a batch is drawn from the rows of one epoch"
         if self._cursor + size > self._num_rows:
             self._epoch += 1
             self._cursor = 0

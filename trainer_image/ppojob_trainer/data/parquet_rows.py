@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppojob_trainer.data.problems import DataReason
-from ppojob_trainer.data.row_file import MAX_CELL_BYTES, BadRow, Row, Undecodable, file_digest
+from ppojob_trainer.data.problems import DataProblem, DataReason
+from ppojob_trainer.data.row_file import Row, RowFile
 
 _BATCH_ROWS = 64
 _SHOWN_CHARACTERS = 80
 
 
-class ParquetRows:
+class ParquetRows(RowFile):
     """A parquet file of which only some columns are read.
 
     Args:
@@ -22,58 +22,28 @@ class ParquetRows:
     """
 
     def __init__(self, path: str, file: pq.ParquetFile, columns: tuple[str, ...]) -> None:
-        self._path = path
+        super().__init__(path, file.metadata.num_rows)
         self._file = file
         present = set(file.schema_arrow.names)
         self._columns = [name for name in columns if name in present]
 
-    @property
-    def path(self) -> str:
-        """As the specification names it."""
-        return self._path
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows, as the footer tells."""
-        return int(self._file.metadata.num_rows)
-
-    def rows(self) -> Iterator[Row | BadRow]:
-        """Yield every row in order; a damaged row group is one ``BadRow`` and ends the file."""
-        number = 0
+    def rows(self) -> Iterator[Row | DataProblem]:
+        """Yield every row in order; a damaged row group is one problem and ends the file."""
         for group in range(self._file.num_row_groups):
             try:
                 for batch in self._batches(group, self._columns):
-                    rows = _python_rows(batch)
-                    yield from (
-                        rows if batch.nbytes <= MAX_CELL_BYTES else self._bounded(number, rows)
-                    )
-                    number += batch.num_rows
+                    yield from _python_rows(batch)
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 yield self._damage(group, error)
                 return
 
-    def digest(self) -> str:
-        """SHA-256 of the file, in hex."""
-        return file_digest(self._path)
-
     def place(self, number: int) -> str:
         """``file:row``, counted from 0."""
-        return f"{self._path}:{number}"
+        return f"{self.path}:{number}"
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def extension_columns(self) -> list[tuple[str, str]]:
-        """Columns that ask for an Arrow extension type, and its name; only storage is read."""
-        found = []
-        for field in self._file.schema_arrow:
-            name = (field.metadata or {}).get(b"ARROW:extension:name", b"").decode(errors="replace")
-            if isinstance(field.type, pa.BaseExtensionType):
-                name = field.type.extension_name
-            if name:
-                found.append((field.name, name))
-        return found
 
     def _batches(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         batches: Iterator[pa.RecordBatch] = self._file.iter_batches(
@@ -81,21 +51,7 @@ class ParquetRows:
         )
         return batches
 
-    def _bounded(self, first: int, rows: list[Row]) -> Iterator[Row | BadRow]:
-        """Rows of a batch that is so large that one of them may be too large."""
-        for number, row in enumerate(rows, start=first):
-            if len(repr(row)) <= MAX_CELL_BYTES:
-                yield row
-                continue
-            yield BadRow(
-                self.place(number),
-                f"more than {MAX_CELL_BYTES} bytes",
-                "too large for one row",
-                f"rows of at most {MAX_CELL_BYTES} bytes",
-                DataReason.TOO_LARGE,
-            )
-
-    def _damage(self, group: int, error: Exception) -> BadRow:
+    def _damage(self, group: int, error: Exception) -> DataProblem:
         """Find the first column that cannot be read."""
         column = ""
         for name in self._columns:
@@ -105,8 +61,8 @@ class ParquetRows:
             except (pa.ArrowException, OSError):
                 column = f":{name}"
                 break
-        return BadRow(
-            f"{self._path}:row group {group}{column}",
+        return DataProblem(
+            f"{self.path}:row group {group}{column}",
             "data that cannot be decoded",
             " ".join(str(error).split())[:200],
             "the file as it was written; rewrite or fetch it again",
@@ -138,8 +94,9 @@ def _python_cell(cell: pa.Scalar) -> object:
         value: object = cell.as_py()
     except UnicodeDecodeError:
         got, why = "bytes that are not UTF-8", "text is UTF-8"
-        return Undecodable(got, why, "UTF-8", DataReason.NOT_UTF8)
+        return DataProblem("", got, why, "UTF-8", DataReason.NOT_UTF8)
     except (ValueError, OverflowError) as error:  # a time to the nanosecond, or of the year 10000
         got, why = str(cell.type)[:_SHOWN_CHARACTERS], str(error).partition(". ")[0]
-        return Undecodable(got, why, "the same as text or a number", DataReason.BAD_VALUE)
+        allowed = "the same as text or a number"
+        return DataProblem("", got, why, allowed, DataReason.BAD_VALUE)
     return value

@@ -18,7 +18,6 @@ class DataReason(StrEnum):
     EMPTY_DATASET = "EmptyDataset"
     NOT_PARQUET = "NotParquet"
     DAMAGED_PARQUET = "DamagedParquet"
-    TOO_LARGE = "TooLarge"
     BAD_LINE = "BadLine"
     BAD_PROGRAM = "BadProgram"
     NOT_UTF8 = "NotUtf8"
@@ -39,7 +38,6 @@ class DataReason(StrEnum):
     FEWER_ROWS_THAN_BATCH = "FewerRowsThanBatch"
     BAD_SHARE = "BadShare"
     DUPLICATE_ROW = "DuplicateRow"
-    EXTENSION_TYPE = "ExtensionType"
     SPECIAL_TOKEN = "SpecialToken"
     OVERLAP = "Overlap"
 

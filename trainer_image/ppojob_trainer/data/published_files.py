@@ -3,28 +3,13 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ppojob_trainer.data.columns import ColumnNames
 from ppojob_trainer.data.file_checks import open_row_file
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.prompt_files import TaskRow
-from ppojob_trainer.data.row_file import BadRow, Row
+from ppojob_trainer.data.row_file import Row
 from ppojob_trainer.errors import ConfigError
 
 _ENDINGS = (".jsonl", ".parquet", ".json")
-
-
-class AllColumns(ColumnNames):
-    """Every column of a file, whose names differ from one publisher to the next."""
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """None."""
-        return ()
-
-    @property
-    def read(self) -> tuple[str, ...] | None:
-        """All."""
-        return None
 
 
 def source_file(folder: Path, split: str) -> Path | None:
@@ -33,25 +18,22 @@ def source_file(folder: Path, split: str) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def task_rows(
-    path: Path, names: ColumnNames, row_of: Callable[[Row, str], TaskRow]
-) -> Iterator[TaskRow]:
+def task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[TaskRow]:
     """Read a file row by row.
 
     Args:
         path: the file.
-        names: of the columns that are read.
         row_of: makes verl's row of one, whose place in the file is the second argument.
 
     Raises:
         ConfigError: the file cannot be read, or one of its rows is none of the data set.
     """
-    opened = open_row_file(str(path), names)
+    opened = open_row_file(str(path))
     if isinstance(opened, DataProblem):
         raise ConfigError(str(opened))
     try:
         for number, row in enumerate(opened.rows()):
-            if isinstance(row, BadRow):
+            if isinstance(row, DataProblem):
                 raise ConfigError(str(row))
             yield row_of(row, opened.place(number))
     finally:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer, tool_name
 from ppojob_trainer.data.columns import BadCell, Cells, ColumnNames, read_cells
-from ppojob_trainer.data.file_checks import extension_columns, files_of, open_row_file
+from ppojob_trainer.data.file_checks import files_of, open_row_file
 from ppojob_trainer.data.problems import DataProblem, DataReason, Findings
 from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
 from ppojob_trainer.data.row_agents import RowAgents
@@ -19,7 +19,7 @@ from ppojob_trainer.data.row_checks import (
     unrewarded,
     with_control_token,
 )
-from ppojob_trainer.data.row_file import BadRow, RowFile
+from ppojob_trainer.data.row_file import RowFile
 from ppojob_trainer.data.row_tools import selected_tools, wrong_selection
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.json_value import Json
@@ -153,10 +153,8 @@ class Scanner:
             opened = open_row_file(path, names, data_file)
             if isinstance(opened, DataProblem):
                 scan.errors.add(opened)
-                continue
-            found.append(opened)
-            for column, extension in extension_columns(opened):
-                scan.warnings.add(_extension_warning(opened.path, column, extension))
+            else:
+                found.append(opened)
         scan.files += found
         return found
 
@@ -174,8 +172,8 @@ class Scanner:
                 return
             scan.total += 1
             place = file.place(in_file)
-            if isinstance(row, BadRow):
-                scan.errors.add(_bad_row(row), file=file.path)
+            if isinstance(row, DataProblem):
+                scan.errors.add(row, file=file.path)
                 continue
             try:
                 cells = read_cells(row, names)
@@ -367,20 +365,6 @@ def _add_cell(findings: Findings, bad: BadCell, file: str, place: str) -> None:
         DataProblem(f"{place}:{bad.column}", bad.got, bad.why, bad.allowed, bad.reason_code),
         file=file,
         column=column,
-    )
-
-
-def _bad_row(row: BadRow) -> DataProblem:
-    return DataProblem(row.place, row.got, row.why, row.allowed, row.reason_code)
-
-
-def _extension_warning(path: str, column: str, extension: str) -> DataProblem:
-    return DataProblem(
-        f"{path}:{column}",
-        f"extension type {extension!r}",
-        "no extension is loaded for a data file; its stored form is read",
-        "fine; plain columns say the same",
-        DataReason.EXTENSION_TYPE,
     )
 
 

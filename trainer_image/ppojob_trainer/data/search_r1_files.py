@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from ppojob_trainer.data.prompt_files import TaskRow
-from ppojob_trainer.data.published_files import AllColumns, task_rows, text_of
+from ppojob_trainer.data.published_files import task_rows, text_of
 from ppojob_trainer.data.row_file import Row
 from ppojob_trainer.errors import ConfigError
 
 SearchForm = Literal["direct", "search"]
 PREFIX = "searchR1_"
-_PROMPTS: dict[SearchForm, str] = {
+PROMPTS: dict[SearchForm, str] = {
     "direct": "Answer the given question. Reason inside <think> and </think> first, and then give "
     "the answer inside <answer> and </answer>, without detailed illustrations. For example, "
     "<answer> Beijing </answer>. Question: ",
@@ -27,7 +27,8 @@ _PROMPTS: dict[SearchForm, str] = {
     "answer inside <answer> and </answer>, without detailed illustrations. For example, <answer> "
     "Beijing </answer>. Question: ",
 }
-"""`search` is Search-R1's own, for models that get a search engine; `direct` needs none."""
+"""`search` is Search-R1's own (table 1 of the paper, as its scripts have it), for models that get a
+search engine; `direct` needs none."""
 
 
 def search_r1_rows(path: Path, data_source: str, form: SearchForm) -> Iterator[TaskRow]:
@@ -41,7 +42,7 @@ def search_r1_rows(path: Path, data_source: str, form: SearchForm) -> Iterator[T
     Raises:
         ConfigError: the file, or one of its rows, is no question with answers.
     """
-    return task_rows(path, AllColumns(), lambda row, place: _row(row, place, data_source, form))
+    return task_rows(path, lambda row, place: _row(row, place, data_source, form))
 
 
 def _row(row: Row, place: str, data_source: str, form: SearchForm) -> TaskRow:
@@ -57,7 +58,7 @@ def _row(row: Row, place: str, data_source: str, form: SearchForm) -> TaskRow:
     name = row.get("id")
     return TaskRow(
         f"{PREFIX}{str(source).removeprefix(PREFIX)}",
-        [{"role": "user", "content": f"{_PROMPTS[form]}{question}"}],
+        [{"role": "user", "content": f"{PROMPTS[form]}{question}"}],
         {"target": answers},
         ability="fact-reasoning",
         extra_info={"question": question, **({} if name is None else {"id": str(name)})},

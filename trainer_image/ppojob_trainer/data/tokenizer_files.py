@@ -24,7 +24,6 @@ _NAMED_TOKENS = (
     "cls_token",
     "mask_token",
 )
-_MAX_TEMPLATE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +161,6 @@ def _chat_template(
 
 def _read_template(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_TEMPLATE_BYTES:
-            raise ConfigError(
-                f"{path}: got {path.stat().st_size} bytes: too long for a chat template; "
-                f"at most {_MAX_TEMPLATE_BYTES}"
-            )
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error

@@ -43,5 +43,5 @@ def _take_weights(digest: "hashlib._Hash", path: Path) -> None:
         first = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
         digest.update(os.pread(file.fileno(), first - _LENGTH_BYTES, _LENGTH_BYTES))
         for tensor in tensors.values():
-            size = min(_SAMPLE_BYTES, tensor.end - tensor.begin)
-            digest.update(os.pread(file.fileno(), size, first + tensor.begin))
+            begin, end = tensor.data_offsets
+            digest.update(os.pread(file.fileno(), min(_SAMPLE_BYTES, end - begin), first + begin))

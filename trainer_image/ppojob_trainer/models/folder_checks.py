@@ -5,7 +5,7 @@ takes minutes and gigabytes to load. Loads neither torch nor transformers.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -24,10 +24,9 @@ from ppojob_trainer.models.config_checks import check_config, context_tokens
 from ppojob_trainer.models.json_objects import read_object
 from ppojob_trainer.models.kinds import POLICY, ModelKind
 from ppojob_trainer.models.problems import ModelReason
-from ppojob_trainer.models.safetensors_header import FLOAT_BITS, StoredTensor
+from ppojob_trainer.models.safetensors_header import FLOATS
 from ppojob_trainer.models.weight_files import Weights, listed, read_weights
 
-_MAX_CONFIG_BYTES: Final = 16 * 1024 * 1024
 _WANTED: Final = (
     "a folder on this machine in Hugging Face form (config.json, *.safetensors, tokenizer.json); "
     "ppojob model makes one of a hub id"
@@ -67,7 +66,7 @@ def check_model_folder(
     path = folder / "config.json"
     if not os.path.lexists(path):
         return ModelReport([_no_model(folder, kind)])
-    config = read_object(path, max_bytes=_MAX_CONFIG_BYTES, reason=ModelReason.BAD_CONFIG)
+    config = read_object(path, ModelReason.BAD_CONFIG)
     weights = read_weights(folder)
     if isinstance(config, Problem):
         return ModelReport([config, *weights.problems], weights.warnings)
@@ -113,11 +112,11 @@ def _of_tensors(
 ) -> Iterator[Problem]:
     """Tensors that the model needs and the files do not hold, or hold in another form."""
     missing = [name for name in needed if name not in weights.tensors]
-    misshapen = []
-    for name, shape in {**needed, **optional}.items():
-        tensor = weights.tensors.get(name)
-        if tensor is not None and tensor.shape != shape:
-            misshapen.append((tensor, shape))
+    misshapen = [
+        (name, tensor.shape, shape)
+        for name, shape in {**needed, **optional}.items()
+        if (tensor := weights.tensors.get(name)) is not None and tensor.shape != shape
+    ]
     if missing:
         yield Problem(
             str(folder),
@@ -127,29 +126,31 @@ def _of_tensors(
             ModelReason.TENSOR_MISSING,
         )
     if misshapen:
-        tensor, shape = misshapen[0]
+        name, stored, shape = misshapen[0]
         more = f" (and {len(misshapen) - 1} more tensors like it)" if len(misshapen) > 1 else ""
         yield Problem(
-            f"{weights.files[tensor.name]}:{tensor.name}",
-            f"shape {shown(list(tensor.shape))}",
+            f"{weights.files[name]}:{name}",
+            f"shape {shown(list(stored))}",
             f"config.json makes it {shown(list(shape))}{more}",
             "the weights that belong to this config.json",
             ModelReason.TENSOR_SHAPE,
         )
-    yield from _not_trainable(weights.files, weights.tensors.values())
+    yield from _not_trainable(weights)
 
 
-def _not_trainable(files: Mapping[str, Path], tensors: Iterable[StoredTensor]) -> Iterator[Problem]:
-    others = [tensor for tensor in tensors if tensor.dtype not in FLOAT_BITS]
-    weights = [tensor for tensor in others if tensor.name.endswith(".weight")]
-    if weights:
-        first = weights[0]
-        more = f" (and {len(weights) - 1} more tensors like it)" if len(weights) > 1 else ""
+def _not_trainable(weights: Weights) -> Iterator[Problem]:
+    others = [
+        name
+        for name, tensor in weights.tensors.items()
+        if tensor.dtype not in FLOATS and name.endswith(".weight")
+    ]
+    if others:
+        more = f" (and {len(others) - 1} more tensors like it)" if len(others) > 1 else ""
         yield Problem(
-            f"{files[first.name]}:{first.name}",
-            first.dtype,
+            f"{weights.files[others[0]]}:{others[0]}",
+            weights.tensors[others[0]].dtype,
             f"a quantised checkpoint cannot be trained{more}",
-            f"weights of {', '.join(FLOAT_BITS)}",
+            f"weights of {', '.join(FLOATS)}",
             ModelReason.QUANTISED,
         )
 

@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from ppojob_api.problem import Problem
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_checks import check_config
-from ppojob_trainer.models.json_objects import BadObject, parse_object
+from ppojob_trainer.models.json_objects import read_object
 from ppojob_trainer.models.kinds import POLICY, ModelKind
+from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.sharded_load import load_sharded
 from ppojob_trainer.models.weight_values import check_values
 from ppojob_trainer.parallel.world import World
@@ -104,13 +106,12 @@ def load_pretrained(
 
 def _refuse_config(folder: Path, kind: ModelKind, *, trust_remote_code: bool) -> None:
     path = folder / "config.json"
-    try:
-        config = parse_object(path.read_bytes())
-    except (OSError, BadObject) as error:
+    config = read_object(path, ModelReason.BAD_CONFIG)
+    if isinstance(config, Problem):
         raise ConfigError(
-            f"{kind.where}: got {folder}: its config.json cannot be read ({error}); "
-            "name a folder in Hugging Face form"
-        ) from error
+            f"{kind.where}: got {folder}: its config.json cannot be read (got {config.got}: "
+            f"{config.why}); name a folder in Hugging Face form"
+        )
     problems = list(check_config(config, path, kind, trust_remote_code=trust_remote_code))
     if problems:
         raise ConfigError(map(str, problems))

@@ -6,10 +6,8 @@ written is bfloat16 safetensors of the dequantised weights with the tokenizer re
 file's vocabulary and merges.
 """
 
-import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -36,7 +34,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-_MANIFEST = "ppojob-source.json"
+_SOURCE_FILE = "ppojob-source.json"
 
 # GGUF's names of a block's tensors -> Hugging Face's.
 _BLOCK_NAMES = {
@@ -57,9 +55,9 @@ _CONTROL = 3
 
 
 def build_demo_model(target_folder: Path) -> Path:
-    """Write the demo model to `target_folder`, unless it is there and whole.
+    """Write the demo model to `target_folder`, unless it is there.
 
-    The folder appears at once and complete, by a rename; a damaged one of ours is replaced.
+    The folder appears at once and complete, by a rename; one of another version is replaced.
 
     Args:
         target_folder: Made with its parents.
@@ -71,9 +69,10 @@ def build_demo_model(target_folder: Path) -> Path:
         ConfigError: If `target_folder` holds something else, or the package that carries the
             model is not installed.
     """
-    if _is_whole(target_folder):
+    source = target_folder / _SOURCE_FILE
+    if source.is_file() and json.loads(source.read_bytes())["source"] == SOURCE:
         return target_folder
-    if target_folder.exists() and not (target_folder / _MANIFEST).is_file():
+    if target_folder.exists() and not source.is_file():
         raise ConfigError(
             f"{target_folder}: got a folder that is not the demo model: it would be overwritten; "
             "name an empty place"
@@ -82,7 +81,9 @@ def build_demo_model(target_folder: Path) -> Path:
     aside = Path(tempfile.mkdtemp(prefix=f".{target_folder.name}-", dir=target_folder.parent))
     try:
         _write(GGUFReader(_gguf_file()), aside)
-        _replace(target_folder, aside)
+        if target_folder.exists():
+            shutil.rmtree(target_folder)
+        aside.rename(target_folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return target_folder
@@ -102,7 +103,7 @@ def _gguf_file() -> Path:
 
 
 def _write(reader: GGUFReader, folder: Path) -> None:
-    """Write a whole Hugging Face folder, its manifest last."""
+    """Write a whole Hugging Face folder, with a file that says what it was made of."""
     config = _config(reader)
     config.save_pretrained(folder)
     GenerationConfig(
@@ -112,46 +113,11 @@ def _write(reader: GGUFReader, folder: Path) -> None:
     ).save_pretrained(folder)
     _tokenizer(reader).save_pretrained(folder)
     save_file(_tensors(reader, config), folder / "model.safetensors", metadata={"format": "pt"})
-    files = {file.name: _digest(file) for file in sorted(folder.iterdir())}
-    text = json.dumps({"source": SOURCE, "sha256": files}, indent=1)
-    (folder / _MANIFEST).write_text(text, encoding="utf-8")
+    (folder / _SOURCE_FILE).write_text(json.dumps({"source": SOURCE}))
     # Temporary files are closed to others, such as a rank under another user.
     folder.chmod(0o755)
     for file in folder.iterdir():
         file.chmod(0o644)
-
-
-def _replace(target: Path, aside: Path) -> None:
-    """Rename `aside` to `target`; whoever was first with a whole model wins."""
-    if target.exists():
-        if _is_whole(target):
-            return
-        shutil.rmtree(target)
-    try:
-        os.rename(aside, target)
-    except OSError:
-        if not _is_whole(target):
-            raise
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether `folder` holds what an earlier call wrote, byte by byte."""
-    manifest = folder / _MANIFEST
-    if not manifest.is_file():
-        return False
-    try:
-        facts = json.loads(manifest.read_text(encoding="utf-8"))
-        files = {str(name): str(digest) for name, digest in facts["sha256"].items()}
-        source = facts["source"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
-    whole = all((folder / n).is_file() and _digest(folder / n) == d for n, d in files.items())
-    return source == SOURCE and bool(files) and whole
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _config(reader: GGUFReader) -> LlamaConfig:

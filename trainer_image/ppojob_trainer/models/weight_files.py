@@ -10,17 +10,12 @@ from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.json_objects import read_object
 from ppojob_trainer.models.problems import ModelReason
-from ppojob_trainer.models.safetensors_header import (
-    LISTED_TENSORS,
-    BadHeader,
-    StoredTensor,
-    read_header,
-)
+from ppojob_trainer.models.safetensors_header import BadHeader, StoredTensor, read_header
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 
-_MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
+_LISTED: Final = 5
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 _CONVERT: Final = (
     "safetensors, written once where you trust the file: "
@@ -49,7 +44,7 @@ class Weights:
         try:
             found = read_header(path)
         except BadHeader as bad:
-            self.problems += bad.problems
+            self.problems.append(bad.problem)
             return
         for name in found.keys() & self.tensors.keys():
             why = f"{self.files[name].name} holds one of that name too"
@@ -78,12 +73,12 @@ def read_weights(folder: Path) -> Weights:
 
 def listed(names: list[str]) -> str:
     """The first names of many, with their number."""
-    head = ", ".join(names[:LISTED_TENSORS])
-    return head if len(names) <= LISTED_TENSORS else f"{head} and {len(names) - 5} more"
+    head = ", ".join(names[:_LISTED])
+    return head if len(names) <= _LISTED else f"{head} and {len(names) - _LISTED} more"
 
 
 def _read_shards(weights: Weights, folder: Path, index: Path) -> None:
-    read = read_object(index, max_bytes=_MAX_INDEX_BYTES, reason=ModelReason.BAD_INDEX)
+    read = read_object(index, ModelReason.BAD_INDEX)
     shards = _shards(index, read.get("weight_map")) if isinstance(read, dict) else read
     if isinstance(shards, Problem):
         weights.problems.append(shards)

@@ -34,13 +34,6 @@ class Box:
         """All of a tensor."""
         return cls(shape, (0,) * len(shape), shape)
 
-    @classmethod
-    def run(cls, shape: tuple[int, ...], start: int, stop: int) -> Box:
-        """A run of the first dimension; all of a scalar."""
-        if not shape:
-            return cls.whole(shape)
-        return cls(shape, (start, *(0 for _ in shape[1:])), (stop, *shape[1:]))
-
     @property
     def local_shape(self) -> tuple[int, ...]:
         """Shape of the part."""

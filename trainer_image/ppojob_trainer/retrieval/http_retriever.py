@@ -43,7 +43,6 @@ class HttpRetriever:
         url: all of it, such as ``http://127.0.0.1:8000/retrieve``.
         attempt_seconds: longest silence of the service.
         retries: attempts after the first.
-        concurrent: requests at one time.
 
     Raises:
         ConfigError: the URL cannot be asked.
@@ -55,7 +54,6 @@ class HttpRetriever:
         *,
         attempt_seconds: float = ATTEMPT_SECONDS,
         retries: int = RETRIES,
-        concurrent: int = CONCURRENT,
     ) -> None:
         wrong = endpoint_problem(url, "")
         if wrong is not None:
@@ -63,7 +61,7 @@ class HttpRetriever:
         self._url = url
         self._attempt_seconds = attempt_seconds
         self._retries = retries
-        self._pool = ThreadPoolExecutor(concurrent, thread_name_prefix="retrieve")
+        self._pool = ThreadPoolExecutor(CONCURRENT, thread_name_prefix="retrieve")
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Find the best passages of each query; see `Retriever`.

@@ -10,7 +10,6 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,23 +21,23 @@ from ppojob_trainer.children.serving import answer_requests
 from ppojob_trainer.children.user_code import raised
 from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.custom import (
+    SINGULAR,
     BadFunction,
+    columns_of,
     load_from_package,
     load_function,
-    of_the_response,
     takes_batch,
 )
 from ppojob_trainer.rewards.results import BadResult, read_result, read_results
 from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rewards.wire import (
-    CallBatch,
     Called,
-    CalledBatch,
     CallFunction,
     FunctionProblem,
     FunctionSpec,
     Loaded,
     LoadFunctions,
+    Scored,
     ScorerRequest,
 )
 from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
@@ -54,17 +53,17 @@ class _Function:
     """A loaded function.
 
     Attributes:
-        call: takes the row's columns and the arguments by name.
+        call: takes columns and arguments by name.
         arguments: JSON object.
         folder: where its file lies; empty for a built-in scorer.
-        wanted: what it takes of the response besides the text.
+        columns: names of what it is told of the row, and of the response besides the text.
         is_batched: whether it takes all responses at once.
     """
 
     call: Callable[..., object]
     arguments: bytes
     folder: str
-    wanted: frozenset[str] = frozenset()
+    columns: frozenset[str]
     is_batched: bool = False
 
 
@@ -79,16 +78,6 @@ class Functions:
         self._neighbours = Neighbours()
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
-
-    def answer(self, request: ScorerRequest) -> Loaded | Called | CalledBatch:
-        """Do what is asked for."""
-        match request:
-            case LoadFunctions():
-                return self.load(request)
-            case CallBatch():
-                return self.call_batch(request)
-            case CallFunction():
-                return self.call(request)
 
     def load(self, request: LoadFunctions) -> Loaded:
         """Load all; say what is wrong with each that cannot be used."""
@@ -109,64 +98,36 @@ class Functions:
     def call(self, request: CallFunction) -> Called:
         """Call a function with objects decoded for this call alone."""
         function = self._functions[request.function]
-        given = {
-            "data_source": request.data_source,
-            "solution_str": request.response,
-            "ground_truth": msgspec.json.decode(request.ground_truth),
-            "extra_info": msgspec.json.decode(request.extra_info),
-        }
-        return self._answered(
-            request.number, lambda: read_result(self._value(function, request, given))
-        )
+        try:
+            value = self._value(function, request)
+            count = len(request.responses)
+            found = read_results(value, count) if function.is_batched else [value]
+        except BaseException as error:  # SystemExit and its kin are answers too
+            return Called(request.number, failure=_failed(error))
+        return Called(request.number, [_scored(one) for one in found])
 
-    def call_batch(self, request: CallBatch) -> CalledBatch:
-        """Call a function once for many responses, and judge what it says of each."""
-        function = self._functions[request.function]
-        given = {
+    def _value(self, function: _Function, request: CallFunction) -> object:
+        """What a function says; one that is not batched has each column's only entry."""
+        given: dict[str, Any] = {
             "data_sources": request.data_sources,
             "solution_strs": request.responses,
             "ground_truths": msgspec.json.decode(request.ground_truths),
             "extra_infos": msgspec.json.decode(request.extra_infos),
+            "response_tokens": request.response_tokens,
+            "finish_reasons": request.finish_reasons,
         }
-        count, found = len(request.responses), list[object]()
-
-        def called() -> tuple[float, dict[str, float | str]]:
-            found.extend(read_results(self._value(function, request, given), count))
-            return 0.0, {}
-
-        whole = self._answered(request.number, called)
-        if whole.reason_code:
-            return CalledBatch(request.number, failure=whole)
-        calls = [self._answered(request.number, partial(read_result, one)) for one in found]
-        return CalledBatch(request.number, calls)
-
-    def _value(
-        self, function: _Function, request: CallFunction | CallBatch, given: dict[str, Any]
-    ) -> object:
-        """What a function says, with arguments that were decoded for this call alone."""
-        told = {name: getattr(request, name) for name in function.wanted}
-        told |= msgspec.json.decode(function.arguments)
+        if not function.is_batched:
+            given = {SINGULAR[name]: column[0] for name, column in given.items()}
+        told = {name: given[name] for name in function.columns}
         self._neighbours.enter(function.folder)
-        value = function.call(**given, **told)
+        value = function.call(**(told | msgspec.json.decode(function.arguments)))
         return self._loop.run(value) if inspect.iscoroutine(value) else value
-
-    def _answered(
-        self, number: int, call: Callable[[], tuple[float, dict[str, float | str]]]
-    ) -> Called:
-        """The answer to a call, whatever happens in it."""
-        try:
-            score, extras = call()
-        except BadResult as bad:
-            return Called(number, reason_code=bad.reason_code, got=bad.got, why=bad.why)
-        except BaseException as error:  # SystemExit and its kin are answers too
-            return _raised(number, error)
-        return Called(number, score, extras)
 
     def _load(self, position: int, spec: FunctionSpec) -> _Function:
         arguments = msgspec.json.decode(spec.arguments)
         if spec.is_built_in:
             called = load_scorer(spec.name, arguments, self._sandbox, late=self._is_routed)
-            return _Function(called, spec.arguments, "")
+            return _Function(called, spec.arguments, "", columns_of(called))
         folder = ""
         if spec.path:
             folder = str(Path(spec.path).resolve().parent)
@@ -174,8 +135,9 @@ class Functions:
             function = load_function(spec.path, spec.name, arguments, position)
         else:
             function = load_from_package(spec.package, spec.name, arguments)
-        wanted, is_batched = of_the_response(function), takes_batch(function)
-        return _Function(function, spec.arguments, folder, wanted, is_batched)
+        return _Function(
+            function, spec.arguments, folder, columns_of(function), takes_batch(function)
+        )
 
     def _check_sandbox(self, spec: FunctionSpec) -> None:
         """A scorer that is asked for by name, and runs code, needs a sandbox from the start."""
@@ -194,16 +156,31 @@ class Functions:
         return self._opened
 
 
+def _scored(value: object) -> Scored:
+    try:
+        return Scored(*read_result(value))
+    except BaseException as error:  # a user's object may raise anything when it is read
+        return _failed(error)
+
+
+def _failed(error: BaseException) -> Scored:
+    if isinstance(error, BadResult):
+        return Scored(reason_code=error.reason_code, got=error.got, why=error.why)
+    reason = "RewardMemory" if isinstance(error, MemoryError) else "RewardRaised"
+    got, why = raised(error, __file__)
+    return Scored(reason_code=reason, got=got, why=why)
+
+
 def serve(requests: int, answers: int) -> None:
     """Answer requests until the parent closes its end."""
     functions = Functions()
-    answer_requests(requests, answers, lambda body: _encode(functions.answer(_decode(body))))
 
+    def answer(body: bytes) -> bytes:
+        request = _decode(body)
+        is_call = isinstance(request, CallFunction)
+        return _encode(functions.call(request) if is_call else functions.load(request))
 
-def _raised(number: int, error: BaseException) -> Called:
-    reason = "RewardMemory" if isinstance(error, MemoryError) else "RewardRaised"
-    got, why = raised(error, __file__)
-    return Called(number, reason_code=reason, got=got, why=why)
+    answer_requests(requests, answers, answer)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,15 @@ from ppojob_trainer.json_value import Json
 
 SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
 BATCH_SIGNATURE = "(data_sources, solution_strs, ground_truths, extra_infos, **arguments)"
-_OF_THE_ROW = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
-_OF_THE_RESPONSE = frozenset({"response_tokens", "finish_reason"})
-_OF_THE_ROWS = frozenset({"data_sources", "solution_strs", "ground_truths", "extra_infos"})
-_OF_THE_RESPONSES = frozenset({"response_tokens", "finish_reasons"})
+_OF_THE_ROW = {
+    "data_sources": "data_source",
+    "solution_strs": "solution_str",
+    "ground_truths": "ground_truth",
+    "extra_infos": "extra_info",
+}
+_OF_THE_RESPONSE = {"response_tokens": "response_tokens", "finish_reasons": "finish_reason"}
+SINGULAR = _OF_THE_ROW | _OF_THE_RESPONSE
+"""What functions that take all responses at once are told, and its name for the others."""
 
 
 class BadFunction(Exception):  # noqa: N818  the function is bad
@@ -93,10 +98,14 @@ def takes_batch(function: Callable[..., object]) -> bool:
     return "solution_strs" in _parameters(function)
 
 
-def of_the_response(function: Callable[..., object]) -> frozenset[str]:
-    """What a function is told of responses besides their text: what its signature names."""
-    known = _OF_THE_RESPONSES if takes_batch(function) else _OF_THE_RESPONSE
-    return known & _parameters(function)
+def columns_of(function: Callable[..., object]) -> frozenset[str]:
+    """What a function is called with: the row, and of the response what its signature names."""
+    of_the_response = _named(_OF_THE_RESPONSE, function) & _parameters(function)
+    return _named(_OF_THE_ROW, function) | of_the_response
+
+
+def _named(columns: Mapping[str, str], function: Callable[..., object]) -> frozenset[str]:
+    return frozenset(columns if takes_batch(function) else columns.values())
 
 
 def _parameters(function: Callable[..., object]) -> frozenset[str]:
@@ -113,8 +122,7 @@ def _checked(
         raise BadFunction(
             "RewardFunction", f"{name} = {type(function).__name__}", "not callable", "a function"
         )
-    of_the_row = _OF_THE_ROWS if takes_batch(function) else _OF_THE_ROW
-    for taken in sorted(of_the_row & arguments.keys()):
+    for taken in sorted(_named(_OF_THE_ROW, function) & arguments.keys()):
         raise BadFunction(
             "RewardArguments",
             f"{name} with {taken}",
@@ -122,7 +130,7 @@ def _checked(
             "arguments of other names",
         )
     try:
-        given = of_the_row | arguments.keys() | of_the_response(function)
+        given = columns_of(function) | arguments.keys()
         inspect.signature(function).bind(**dict.fromkeys(given))
     except TypeError as error:
         raise BadFunction(

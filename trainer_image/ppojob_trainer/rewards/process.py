@@ -4,32 +4,47 @@ import itertools
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from ppojob_api.v1alpha1.code_source import source_field
 from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.children.frames import FrameError
-from ppojob_trainer.children.pool import ATTEMPTS, DEFAULT_MEMORY_BYTES
-from ppojob_trainer.children.process import ChildDied, ChildTimeout
+from ppojob_trainer.children.pool import (
+    ATTEMPTS,
+    DEFAULT_MEMORY_BYTES,
+    ChildPool,
+    NotStarted,
+    PoolClosed,
+    import_files,
+)
+from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.errors import NonFiniteReward, RewardFailed
-from ppojob_trainer.rewards.children import Answer, Children
+from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
 from ppojob_trainer.rewards.functions import Function, functions_of
 from ppojob_trainer.rewards.records import DROPPED, FAILED, RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
 from ppojob_trainer.rewards.wire import (
-    CallBatch,
     Called,
-    CalledBatch,
     CallFunction,
+    FunctionProblem,
+    Loaded,
     LoadFunctions,
+    Scored,
 )
 from ppojob_trainer.sandbox.settings import SandboxSettings
 
 DIED = "RewardDied"
+_FIELDS = {
+    "RewardModule": "source.path",
+    "RewardFunction": "function",
+    "RewardArguments": "arguments",
+}
+"""Fields of a reward that the reason codes of `BadFunction` are about."""
 TOLD_CHARACTERS = 2_000
 """Of a response that could not be scored."""
 BATCH_BYTES = 16 * 1024**2
@@ -72,13 +87,17 @@ class ScoringPool(Closeable):
         self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
         specs = [function.spec for function in self._functions]
-        self._children = Children(
-            LoadFunctions(specs, settings, self._is_routed),
-            processes=processes,
-            memory_bytes=memory_bytes,
-            variables=variables,
-            log=self._log,
-        )
+        self._request = LoadFunctions(specs, settings, self._is_routed)
+        self._batched = frozenset[int]()
+        with _failures():
+            self._children = ChildPool(
+                "ppojob_trainer.rewards.child",
+                count=processes,
+                load=self._load,
+                memory_bytes=memory_bytes,
+                variables=variables,
+                log=self._log,
+            )
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
         """Score responses, several at one time; the answer is in their order.
@@ -91,7 +110,7 @@ class ScoringPool(Closeable):
         stop = threading.Event()
         at_once = {
             position: self._children.submit(self._score_all, position, items, stop)
-            for position in sorted(self._children.batched)
+            for position in sorted(self._batched)
         }
         futures = [self._children.submit(self._score_one, item, stop) for item in items]
         try:
@@ -114,31 +133,45 @@ class ScoringPool(Closeable):
         """End all children, at once also those that are at work. Idempotent."""
         self._children.close()
 
-    def _score_one(self, item: RewardItem, stop: threading.Event) -> dict[int, Called]:
+    def _load(self, child: BoundedProcess) -> None:
+        loaded = import_files(child, self._request, Loaded, where="spec.rewards", what="functions")
+        if loaded.problems:
+            raise ConfigError(
+                f"spec.rewards[{problem.position}].{self._field(problem)}: "
+                f"got {problem.got}: {problem.why}; {problem.allowed}"
+                for problem in loaded.problems
+            )
+        self._batched = frozenset(loaded.batched)
+
+    def _field(self, problem: FunctionProblem) -> str:
+        function, field = self._request.functions[problem.position], _FIELDS[problem.reason_code]
+        if field != "source.path":
+            return field
+        return "source.package" if function.package else source_field(function.path)
+
+    def _score_one(self, item: RewardItem, stop: threading.Event) -> dict[int, Scored]:
         """What the functions that take one response say of it, by their position."""
         if stop.is_set():
             raise RewardFailed(f"row {item.row}", "not scored: another response failed")
-        answers = {}
-        for position in self._chosen(item):
-            if position not in self._children.batched:
-                function = self._functions[position]
-                answer = self._call(position, function, item)
-                answers[position] = self._taken(function, [item], answer, stop)
-        return answers
+        return {
+            position: self._score_all(position, [item], stop)[0]
+            for position in self._chosen(item)
+            if position not in self._batched
+        }
 
     def _score_all(
         self, position: int, items: Sequence[RewardItem], stop: threading.Event
-    ) -> list[Called]:
-        """What a function that takes many responses says of each."""
-        function, answers = self._functions[position], list[Called]()
+    ) -> list[Scored]:
+        """What a function says of each response; all are one call, or few."""
+        function, answers = self._functions[position], list[Scored]()
         for some in _runs(items):
-            whole = self._call_batch(position, function, some)
-            if whole.failure is not None:
-                answers += [self._taken(function, some, whole.failure, stop)] * len(some)
+            called = self._call(position, function, some)
+            if called.failure is not None:
+                answers += [self._taken(function, some, called.failure, stop)] * len(some)
                 continue
             answers += [
                 self._taken(function, [item], answer, stop)
-                for item, answer in zip(some, whole.calls, strict=True)
+                for item, answer in zip(some, called.scores, strict=True)
             ]
         return answers
 
@@ -146,9 +179,9 @@ class ScoringPool(Closeable):
         self,
         function: Function,
         items: Sequence[RewardItem],
-        answer: Called,
+        answer: Scored,
         stop: threading.Event,
-    ) -> Called:
+    ) -> Scored:
         """The answer to a call, or what counts where it failed.
 
         Raises:
@@ -161,14 +194,14 @@ class ScoringPool(Closeable):
             raise _failure(function, items, answer)
         return answer
 
-    def _forgiven(self, function: Function, items: Sequence[RewardItem], answer: Called) -> Called:
+    def _forgiven(self, function: Function, items: Sequence[RewardItem], answer: Scored) -> Scored:
         """What counts where failed calls have a score of their own; how many is a metric."""
         if not answer.reason_code:
-            return Called(answer.number, answer.score, {**answer.extras, FAILED: 0.0})
+            return Scored(answer.score, {**answer.extras, FAILED: 0.0})
         score = function.error_score or 0.0
         counts = "it is left out" if function.drops else f"it counts as {score:g}"
         self._log.warning("%s; %s", _failure(function, items, answer), counts)
-        return Called(answer.number, score, {FAILED: 1.0})
+        return Scored(score, {FAILED: 1.0})
 
     def _chosen(self, item: RewardItem) -> list[int]:
         if not self._is_routed:
@@ -182,31 +215,15 @@ class ScoringPool(Closeable):
             )
         return [list(SCORERS).index(name)]
 
-    def _call(self, position: int, function: Function, item: RewardItem) -> Called:
-        """Call one function for one response; what goes wrong becomes an answer."""
+    def _call(self, position: int, function: Function, items: Sequence[RewardItem]) -> Called:
+        """Call one function for responses; what goes wrong becomes an answer.
 
-        def request() -> CallFunction:
-            return CallFunction(
-                next(self._numbers),
-                position,
-                item.data_source,
-                item.response,
-                msgspec.json.encode(item.ground_truth),
-                msgspec.json.encode(item.extra_info),
-                item.response_tokens,
-                item.finish_reason,
-            )
-
-        answer = self._asked(request, function.seconds, Called)
-        return answer if isinstance(answer, Called) else _unanswered(answer, function.seconds)
-
-    def _call_batch(
-        self, position: int, function: Function, items: Sequence[RewardItem]
-    ) -> CalledBatch:
-        """Call one function once for all responses; what goes wrong becomes an answer."""
-
-        def request() -> CallBatch:
-            return CallBatch(
+        A process can die of something else than its call (the kernel is out of memory, somebody
+        sends a signal): only a call that ends a second process too is to blame.
+        """
+        end: Exception = ChildDied("was never asked")
+        for _ in range(ATTEMPTS):
+            request = CallFunction(
                 next(self._numbers),
                 position,
                 [item.data_source for item in items],
@@ -216,39 +233,31 @@ class ScoringPool(Closeable):
                 [item.response_tokens for item in items],
                 [item.finish_reason for item in items],
             )
-
-        answer = self._asked(request, function.seconds, CalledBatch)
-        if isinstance(answer, CalledBatch):
-            return answer
-        return CalledBatch(0, failure=_unanswered(answer, function.seconds))
-
-    def _asked(
-        self,
-        request: Callable[[], CallFunction | CallBatch],
-        seconds: float,
-        answer: type[Answer],
-    ) -> Answer | Exception:
-        """Ask a child, and say why there is no answer where there is none.
-
-        A process can die of something else than its call (the kernel is out of memory, somebody
-        sends a signal): only a call that ends a second process too is to blame.
-        """
-        end: Exception = ChildDied("was never asked")
-        for _ in range(ATTEMPTS):
             try:
-                return self._children.call(request(), seconds, answer)
-            except ChildTimeout as timeout:
-                return timeout
+                with _failures():
+                    return self._children.call(request, function.seconds, Called)
+            except ChildTimeout:
+                got, why = (
+                    f"no score after {function.seconds:g} s",
+                    "killed with everything it had started",
+                )
+                failure = Scored(reason_code="RewardTimeout", got=got, why=why)
+                return Called(request.number, failure=failure)
             except (ChildDied, FrameError, msgspec.MsgspecError) as death:
                 end = death
-        return end
+        failure = Scored(reason_code=DIED, got="no score", why=f"its process {end}")
+        return Called(0, failure=failure)
 
 
-def _unanswered(end: Exception, seconds: float) -> Called:
-    if isinstance(end, ChildTimeout):
-        got, why = f"no score after {seconds:g} s", "killed with everything it had started"
-        return Called(0, reason_code="RewardTimeout", got=got, why=why)
-    return Called(0, reason_code=DIED, got="no score", why=f"its process {end}")
+@contextmanager
+def _failures() -> Iterator[None]:
+    """What goes wrong with the pool is told as a failure of rewards."""
+    try:
+        yield
+    except NotStarted as problem:
+        raise RewardFailed("spec.rewards", problem.reason) from None
+    except PoolClosed:
+        raise RewardFailed("scoring", "the pool has been closed") from None
 
 
 def _runs(items: Sequence[RewardItem]) -> Iterator[list[RewardItem]]:
@@ -266,7 +275,7 @@ def _runs(items: Sequence[RewardItem]) -> Iterator[list[RewardItem]]:
         yield run
 
 
-def _failure(function: Function, items: Sequence[RewardItem], answer: Called) -> RewardFailed:
+def _failure(function: Function, items: Sequence[RewardItem], answer: Scored) -> RewardFailed:
     """Why a call failed, which was for one response or for several."""
     name = f"{function.label} {function.spec.name!r}"
     why = f": {answer.why}" if answer.why else ""
@@ -288,7 +297,7 @@ def _number(text: str) -> float:
         return math.inf
 
 
-def _combined(answers: list[tuple[Function, Called]]) -> RewardResult:
+def _combined(answers: list[tuple[Function, Scored]]) -> RewardResult:
     """The weighted sum, and the values that go with it.
 
     Values of one function keep their names; of several they are ``<function>/<name>``, with each

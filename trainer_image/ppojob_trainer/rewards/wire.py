@@ -64,55 +64,11 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class CallFunction(msgspec.Struct, frozen=True, tag=True):
-    """Score one response with one function.
-
-    Attributes:
-        number: of the call; the answer repeats it.
-        function: position in ``LoadFunctions``.
-        data_source: of the row.
-        response: text to score.
-        ground_truth: JSON.
-        extra_info: JSON object.
-        response_tokens: length of the response.
-        finish_reason: ``stop`` or ``length``.
-    """
-
-    number: int
-    function: int
-    data_source: str
-    response: str
-    ground_truth: bytes
-    extra_info: bytes
-    response_tokens: int
-    finish_reason: str
-
-
-class Called(msgspec.Struct, frozen=True):
-    """Answer to ``CallFunction``.
-
-    Attributes:
-        number: that of the call.
-        score: what the function gave.
-        extras: what it gave besides.
-        reason_code: empty where it gave a usable answer; else why not, with the two below.
-        got: what it returned or raised, in one line.
-        why: what is wrong with it.
-    """
-
-    number: int
-    score: float = 0.0
-    extras: dict[str, float | str] = {}
-    reason_code: str = ""
-    got: str = ""
-    why: str = ""
-
-
-class CallBatch(msgspec.Struct, frozen=True, tag=True):
     """Score responses with one call of a function; each list has an entry for each of them.
 
     Attributes:
         number: of the call; the answer repeats it.
-        function: position in ``LoadFunctions``.
+        function: position in ``LoadFunctions``; one that is not batched takes one response.
         data_sources: of the rows.
         responses: texts to score.
         ground_truths: JSON list.
@@ -131,18 +87,36 @@ class CallBatch(msgspec.Struct, frozen=True, tag=True):
     finish_reasons: list[str]
 
 
-class CalledBatch(msgspec.Struct, frozen=True):
-    """Answer to ``CallBatch``.
+class Scored(msgspec.Struct, frozen=True):
+    """What a function said of a response, or of a whole call.
+
+    Attributes:
+        score: what the function gave.
+        extras: what it gave besides.
+        reason_code: empty where it gave a usable answer; else why not, with the two below.
+        got: what it returned or raised, in one line.
+        why: what is wrong with it.
+    """
+
+    score: float = 0.0
+    extras: dict[str, float | str] = {}
+    reason_code: str = ""
+    got: str = ""
+    why: str = ""
+
+
+class Called(msgspec.Struct, frozen=True):
+    """Answer to ``CallFunction``.
 
     Attributes:
         number: that of the call.
-        calls: one for each response, in order; empty where the whole call gave no answer.
+        scores: one for each response, in order; empty where the whole call gave no answer.
         failure: why not.
     """
 
     number: int
-    calls: list[Called] = []
-    failure: Called | None = None
+    scores: list[Scored] = []
+    failure: Scored | None = None
 
 
 class NotScored(msgspec.Struct, frozen=True):
@@ -159,4 +133,4 @@ class NotScored(msgspec.Struct, frozen=True):
     response: str = ""
 
 
-ScorerRequest = LoadFunctions | CallFunction | CallBatch
+ScorerRequest = LoadFunctions | CallFunction

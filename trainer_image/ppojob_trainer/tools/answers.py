@@ -1,14 +1,25 @@
-"""What a tool may return, and the text that a model gets of it."""
+"""What a tool may return, and the text that a model gets of it, or of a call that failed."""
 
 import json
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
+from ppojob_api.problem import printable
 from ppojob_trainer.rewards.results import BadResult, encodable, read_number, shown
 
 Side = Literal["left", "middle", "right"]
 CUT = "(truncated)"
 MARK_CHARACTERS = len(f"...{CUT}...")
 """By how much a cut answer is longer than its limit, at most."""
+_NAME_CHARACTERS = 64
+_WHY_CHARACTERS = 600
+FAILURES: Final = {
+    "unknown": "Error: there is no tool {name}. Tools: {why}.",
+    "arguments": "Error: wrong arguments for {name}: {why}.",
+    "raised": "Error: {name} failed: {why}",
+    "timeout": "Error: {name} gave no answer in {why} s.",
+    "died": "Error: {name} ended without an answer.",
+}
+"""What a model is told of a call that failed, by the word for it."""
 
 
 @runtime_checkable
@@ -59,6 +70,13 @@ def cut(text: str, most: int, side: Side) -> str:
 def for_the_model(text: str, most: int, side: Side) -> str:
     """A text of any length and any characters, cut and such that UTF-8 can hold it."""
     return cut(encodable(cut(text, most, side)), most + MARK_CHARACTERS, side)
+
+
+def told(failure: str, name: str, why: str = "") -> str:
+    """The text for a failed call; what it quotes is cut, and in one line."""
+    return FAILURES[failure].format(
+        name=printable(name, _NAME_CHARACTERS), why=printable(why, _WHY_CHARACTERS)
+    )
 
 
 def _text(response: object) -> str:

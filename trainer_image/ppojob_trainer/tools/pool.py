@@ -28,9 +28,8 @@ from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTime
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError, JobFailed
 from ppojob_trainer.sandbox.settings import SandboxSettings
-from ppojob_trainer.tools.answers import MARK_CHARACTERS, cut, for_the_model
+from ppojob_trainer.tools.answers import MARK_CHARACTERS, cut, for_the_model, told
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
-from ppojob_trainer.tools.failures import told
 from ppojob_trainer.tools.schemas import parameters_of, tool_schema
 from ppojob_trainer.tools.users import REPLY_CHARACTERS
 from ppojob_trainer.tools.wire import (
@@ -71,7 +70,7 @@ class Made:
     Attributes:
         text: for the model, no longer than the job allows.
         reward: that the tool gave.
-        failure: empty, or a word of ``failures.TEXTS``.
+        failure: empty, or a word of ``answers.FAILURES``.
         seconds: that it took.
         ends: the user ends the conversation.
     """

@@ -22,10 +22,9 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.tools.answers import for_the_model
+from ppojob_trainer.tools.answers import for_the_model, told
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
 from ppojob_trainer.tools.built_in.search import passages_a_query
-from ppojob_trainer.tools.failures import told
 from ppojob_trainer.tools.schemas import parameters_of
 
 
