@@ -37,6 +37,11 @@ def check_commits(config: RunConfig, folder: Path) -> list[str]:
             ReasonCode.CONFLICT,
         )
         return [str(problem)]
+    made = _made_by(folder)
+    if made is not None and made.uid != config.uid and store.steps():
+        why = f"it holds the commits of the job {made.namespace}/{made.name}"
+        allowed = "another folder, or metadata.name as it was"
+        return [str(Problem("--output", str(folder), why, allowed, ReasonCode.CONFLICT))]
     for step in reversed(store.steps()):
         try:
             store.read(step)
@@ -77,10 +82,9 @@ def _beyond_end(config: RunConfig, folder: Path, step: int) -> Iterator[Problem]
 def _steps_of_another(config: RunConfig, folder: Path) -> Iterator[Problem]:
     """Steps without a commit, of a job that differs: by name, or in what decides the weights."""
     done = _steps_done(_events(folder))
-    job = validate_file(str(folder / JOB_FILE)) if done else None
-    if not isinstance(job, PPOJob):
+    made = _made_by(folder) if done else None
+    if made is None:
         return
-    made = resolve(job)
     lost = f"{_counted(done)} without a commit would be lost"
     if made.uid != config.uid:
         why = f"{lost}, of the job {made.namespace}/{made.name}"
@@ -91,6 +95,12 @@ def _steps_of_another(config: RunConfig, folder: Path) -> Iterator[Problem]:
         why = f"{lost} from {folder}, done with {theirs}"
         allowed = "the old value, or another folder"
         yield Problem(where, ours, why, allowed, ReasonCode.CONFLICT)
+
+
+def _made_by(folder: Path) -> RunConfig | None:
+    """The job whose run the folder holds, where it can be told."""
+    job = validate_file(str(folder / JOB_FILE))
+    return resolve(job) if isinstance(job, PPOJob) else None
 
 
 def _events(folder: Path) -> list[Event]:

@@ -191,6 +191,14 @@ def test_columns_may_have_other_names(files: PromptFiles) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "lines"])
+def test_the_task_of_a_row_goes_before_that_of_all_rows(files, form) -> None:
+    rows = good_row(data_source="mine"), good_row(data_source=None)
+    path = getattr(files, form)(f"a.{'parquet' if form == 'table' else 'jsonl'}", *rows)
+    with files.open(path, dataSource="sums") as dataset:
+        assert [row.data_source for row in dataset.rows(range(2))] == ["mine", "sums"]
+
+
+@pytest.mark.parametrize("form", ["table", "lines"])
 def test_files_as_people_have_them(files, form) -> None:
     """A question and an answer; whatever else there is goes along, but what is no JSON."""
     row = {"question": "3 + 5", "answer": "8", "level": 2, "more": {"a": [1]}, "picture": "x"}

@@ -79,7 +79,8 @@ class ColumnNames:
         """Columns that are read; None for all."""
         if self.answer:
             return None
-        others = (REWARD_COLUMN, EXTRA_COLUMN, *((self.difficulty,) if self.difficulty else ()))
+        others = (REWARD_COLUMN, EXTRA_COLUMN, self.data_source)
+        others = (*others, self.difficulty) if self.difficulty else others
         others = (*others, AGENT_COLUMN) if self.has_agents else others
         return (*self.required, *(name for name in others if name not in self.required))
 
@@ -150,7 +151,9 @@ def read_cells(row: Row, names: ColumnNames) -> Cells:
     if names.is_text_a_message and isinstance(prompt, str) and prompt.strip():
         prompt = [{"role": "user", "content": prompt}]
     prompt = _prompt(prompt, names.prompt)
-    data_source = names.constant_source or row[names.data_source]
+    data_source = row.get(names.data_source)
+    if data_source is None:
+        data_source = names.constant_source
     if not isinstance(data_source, str) or not data_source.strip():
         raise BadCell(
             names.data_source,
