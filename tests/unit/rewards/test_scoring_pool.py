@@ -315,6 +315,7 @@ UNLOADABLE: dict[str, Functions] = {
     "package": whole("import surely_not_installed\n"),
     "import raises": whole("raise RuntimeError('x')\n"),
     "half a letter": whole("raise ValueError('\\ud83d')\n"),
+    "import ends the process": whole("import os; os._exit(3)\n"),
     "import exits": whole("import sys; sys.exit(3)\n"),
     "name": whole("def other(): pass\n"),
     "not callable": whole("score = 5\n"),
