@@ -14,6 +14,11 @@ _BUILT_IN: Final = {"verl.tools.gsm8k_tool.Gsm8kTool": "calc_gsm8k_reward"}
 """verl's own classes that are tools here; it had them until May 2026."""
 _USERS: Final = {"verl.interactions.gsm8k_interaction.Gsm8kInteraction": "gsm8k"}
 """The same of interactions; it had them until April 2026."""
+_INSTEAD: Final = {
+    "verl.tools.search_tool.SearchTool": "the built-in tool search, with config: {url: ...}",
+    "verl.tools.sandbox_fusion_tools.SandboxFusionTool": "the built-in tool python",
+}
+"""What does here what classes of verl's do that cannot be taken over."""
 _FORM: Final = {
     "tools": "a list of {class_name, config, tool_schema}",
     "interaction": "a list of {name, class_name, config}",
@@ -117,7 +122,7 @@ class _Item:
                 "class_name",
                 name or None,
                 "no such file is beside this one, here, or among the installed packages",
-                "package.module.Class, or FILE.py:Class",
+                _INSTEAD.get(name, "package.module.Class, or FILE.py:Class"),
             )
             return {}
         return {"path": os.path.relpath(found) if found.is_relative_to("") else str(found)} | {

@@ -5,12 +5,19 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
+from pydantic import JsonValue
+
 from ppojob_api.checks import Check
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
 
 _EGRESS: Final = "spec.agent.egress"
 _USUAL_PORTS: Final = {"http": 80, "https": 443}
+_TYPES: Final = ("array", "boolean", "integer", "null", "number", "object", "string")
+_MORE_PROPERTIES: Final = (
+    *("$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties"),
+)
+"""Keys of a JSON schema that can allow what `properties` does not name."""
 
 
 def queries(job: PPOJob) -> Iterator[Problem]:
@@ -33,6 +40,32 @@ def queries(job: PPOJob) -> Iterator[Problem]:
             "a property query, and no other that is required",
             ReasonCode.CONFLICT,
         )
+
+
+def schemas(job: PPOJob) -> Iterator[Problem]:
+    """Of a tool's arguments, each type is one, and what is required is among the properties."""
+    for index, tool in enumerate(job.spec.agent.tools if job.spec.agent else ()):
+        yield from _schema_problems(f"spec.agent.tools[{index}].parameters", tool.parameters)
+
+
+def _schema_problems(where: str, schema: JsonValue) -> Iterator[Problem]:
+    if not isinstance(schema, dict):
+        return
+    given = schema.get("type", [])
+    for one in given if isinstance(given, list) else [given]:
+        if one not in _TYPES:
+            why, allowed = "JSON schema has no such type", f"one of {', '.join(_TYPES)}"
+            yield Problem(f"{where}.type", shown(one), why, allowed, ReasonCode.NOT_ONE_OF)
+    properties, required = schema.get("properties"), schema.get("required")
+    if isinstance(properties, dict):
+        for name, inner in properties.items():
+            yield from _schema_problems(f"{where}.properties.{name}", inner)
+        is_closed = all(schema.get(key, False) is False for key in _MORE_PROPERTIES)
+        for name in required if isinstance(required, list) and is_closed else ():
+            if name not in list(properties):
+                why, allowed = "no property has this name", "the name of one of its properties"
+                yield Problem(f"{where}.required", shown(name), why, allowed, ReasonCode.NOT_ONE_OF)
+    yield from _schema_problems(f"{where}.items", schema.get("items"))
 
 
 def addresses(job: PPOJob) -> Iterator[Problem]:
@@ -95,6 +128,7 @@ _SERVICES: Final = (
 )
 TOOL_CHECKS = (
     Check(queries, ("spec.agent.format", "spec.agent.tools")),
+    Check(schemas, ("spec.agent.tools",)),
     Check(addresses, (_EGRESS,)),
     Check(services, _SERVICES),
 )

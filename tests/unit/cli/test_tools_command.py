@@ -133,6 +133,12 @@ FILES = {
     "no description.yaml": YAML.replace('description: "Another.", ', ""),
     "text.txt": "",
     "no users.yaml": "interaction: 7\n",
+    "search of verl.yaml": YAML.replace(
+        "package.guesses.Guess", "verl.tools.search_tool.SearchTool"
+    ),
+    "sandbox of verl.yaml": YAML.replace(
+        "package.guesses.Guess", "verl.tools.sandbox_fusion_tools.SandboxFusionTool"
+    ),
     "no user.yaml": "interaction: [{name: a, class_name: a.B}, {config: {}}]\n",
     "renamed.yaml": INTERACTIONS.replace('"gsm8k"', '"math"'),
 }

@@ -228,6 +228,7 @@ CASES: dict[str, Case] = {
     "program: no Python": program("def rows() return []"),
     "program: imports what is not there": program("import nowhere_at_all"),
     "program: unknown argument": program("def rows(): pass", arguments={"rows": 3}),
+    "program: async": program("async def rows(): yield good"),
     "program: no iterable": program("def rows(): return 7"),
     "program: raises": program("def rows():\n    yield good\n    raise ValueError('no more')"),
     "program: what is no row": program("def rows(): yield from [good, 7]"),

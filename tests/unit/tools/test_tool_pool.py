@@ -167,6 +167,7 @@ def test_tools_that_cannot_be_used(case: str, file: str, tmp_path: Path) -> None
         "arguments": tool(file, "needs"),
         "bare class": tool(file, "Bare"),
         "class that raises": tool(file, "Refuses"),
+        "settings of a function": tool(file, "same", config={"a": 1}),
     }
     chosen = list(tools.values()) if case == "all at once" else [tools[case]]
     with pytest.raises(ConfigError) as refused:

@@ -148,6 +148,7 @@ def test_users_that_cannot_be_used(case: str, file: str, tmp_path: Path) -> None
         "no function": user(file, "number"),
         "bare class": user(file, "Bare"),
         "class that raises": user(file, "Refuses"),
+        "settings of a function": user(file, "polite", config={"a": 1}),
     }
     chosen = list(users.values()) if case == "all, behind a tool" else [users[case]]
     tools = [{"name": "calculator"}] if len(chosen) > 1 else []

@@ -3,7 +3,7 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -178,7 +178,13 @@ class ChildPool(Closeable):
 
 
 def import_files(
-    child: BoundedProcess, request: msgspec.Struct, form: type[T], *, where: str, what: str
+    child: BoundedProcess,
+    request: msgspec.Struct,
+    form: type[T],
+    *,
+    files: Iterable[str],
+    where: str,
+    what: str,
 ) -> T:
     """Have a child import users' files.
 
@@ -186,6 +192,7 @@ def import_files(
         child: it has imported nothing yet.
         request: says which files.
         form: of the answer.
+        files: their names, for messages; empty ones are none.
         where: in the spec they are named.
         what: is made of them, in the plural.
 
@@ -200,7 +207,9 @@ def import_files(
         raise
     except (ChildTimeout, ChildDied) as error:
         reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
+        # Which of them it was at, the child took with it.
+        names = ", ".join(dict.fromkeys(filter(None, files))) or "no files"
         raise ConfigError(
-            f"{where}: got files whose import {reason}: {what} cannot be loaded; "
+            f"{where}: got {names}: the import {reason}: {what} cannot be loaded; "
             "files that can be imported"
         ) from None

@@ -1,5 +1,6 @@
 """The child that makes rows: it runs the user's function, away from what the job keeps secret."""
 
+import inspect
 import json
 import sys
 import time
@@ -54,6 +55,9 @@ class _Program:
             names = ", ".join(name for name, value in vars(module).items() if _is_own(value))
             why = f"the file has no such function; it has {names or 'none'}"
             return RowsMade([], request.function, why, "spec.data.train[].function: one of them")
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            got, why = f"async def {request.function}", "it is async, and nothing awaits its rows"
+            return RowsMade([], got, why, "a plain function, def")
         try:
             made = function(**msgspec.json.decode(request.arguments))
             self._rows = _items(made)

@@ -122,6 +122,11 @@ def _checked(
         raise BadFunction(
             "RewardFunction", f"{name} = {type(function).__name__}", "not callable", "a function"
         )
+    is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if isinstance(function, type) or is_generator:
+        kind = "a generator" if is_generator else "a class"
+        why = "what a call of it gives is no score"
+        raise BadFunction("RewardFunction", f"{name}, {kind}", why, "a function that returns one")
     for taken in sorted(_named(_OF_THE_ROW, function) & arguments.keys()):
         raise BadFunction(
             "RewardArguments",

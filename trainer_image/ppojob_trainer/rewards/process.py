@@ -134,7 +134,14 @@ class ScoringPool(Closeable):
         self._children.close()
 
     def _load(self, child: BoundedProcess) -> None:
-        loaded = import_files(child, self._request, Loaded, where="spec.rewards", what="functions")
+        loaded = import_files(
+            child,
+            self._request,
+            Loaded,
+            files=(function.path or function.package for function in self._request.functions),
+            where="spec.rewards",
+            what="functions",
+        )
         if loaded.problems:
             raise ConfigError(
                 f"spec.rewards[{problem.position}].{self._field(problem)}: "

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.code_source import source_field
 from ppojob_trainer.children.user_code import UnusableModule, load_module, raised
 from ppojob_trainer.json_value import Json
@@ -53,7 +54,20 @@ def load_tool(code: ToolCode, modules: dict[str, ModuleType]) -> Tool:
     found = named_in(code, modules, _ALLOWED)
     if isinstance(found, type):
         return _of_class(code.function, found, msgspec.json.decode(code.config), schema)
+    refuse_config(code)
     return _of_function(code.function, found, schema["function"]["parameters"])
+
+
+def refuse_config(code: ToolCode) -> None:
+    """A function has no settings.
+
+    Raises:
+        BadTool: some are given.
+    """
+    config = msgspec.json.decode(code.config)
+    if config:
+        why = f"{code.function} is a function, and settings are what a class is made with"
+        raise BadTool("config", shown(config), why, "remove it, or a class in verl's form")
 
 
 def named_in(code: ToolCode, modules: dict[str, ModuleType], allowed: str) -> Callable[..., object]:

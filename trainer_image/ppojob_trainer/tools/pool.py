@@ -222,7 +222,14 @@ class ToolPool(Closeable):
             agent.max_tool_response_characters,
             agent.tool_response_truncate_side,
         )
-        loaded = import_files(child, request, ToolsLoaded, where="spec.agent.tools", what="tools")
+        loaded = import_files(
+            child,
+            request,
+            ToolsLoaded,
+            files=(code.path for code in request.tools),
+            where="spec.agent.tools",
+            what="tools",
+        )
         if loaded.problems:
             raise ConfigError(
                 f"spec.agent.{problem.where}: got {problem.got}: {problem.why}; {problem.allowed}"

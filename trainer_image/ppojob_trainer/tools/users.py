@@ -17,7 +17,7 @@ import msgspec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, read_number, shown
 from ppojob_trainer.tools import verl_names
-from ppojob_trainer.tools.custom import BadTool, made_of, named_in
+from ppojob_trainer.tools.custom import BadTool, made_of, named_in, refuse_config
 from ppojob_trainer.tools.wire import ToolCode
 
 Message = dict[str, Any]
@@ -75,6 +75,7 @@ def load_user(code: ToolCode, modules: dict[str, ModuleType]) -> User:
     if isinstance(found, type):
         config = msgspec.json.decode(code.config)
         return _of_class(code.function, found, {**config, "name": code.name})
+    refuse_config(code)
     return _of_function(found)
 
 
