@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ppojob_api.problem import shown
-from ppojob_trainer.data.chat import Tools, tool_name
+from ppojob_trainer.data.chat import Tools
 from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, INTERACTION, BadCell, Cells
 from ppojob_trainer.data.problems import DataReason
-from ppojob_trainer.data.row_tools import CREATED, created_tools
 from ppojob_trainer.json_value import Json
 
 UserProblem = Callable[[Mapping[str, Json]], tuple[str, str] | None]
@@ -62,37 +61,17 @@ class RowAgents:
                 f"one of {', '.join(sorted(self.agents))}, or a name in spec.agent.agents",
                 DataReason.AGENT,
             )
-        return self._user_problem(cells, agent) or self._created_problem(cells)
+        return self._user_problem(cells) if agent.has_users else None
 
-    def _created_problem(self, cells: Cells) -> BadCell | None:
-        """A misspelt tool would be made without what the row has for it; verl says nothing."""
-        created = created_tools(cells.extra_info)
-        if not created:
-            return None
-        names = {tool_name(tool): None for one in self.agents.values() for tool in one.tools}
-        unknown = next((name for name in created if names and name not in names), None)
-        if unknown is None:
-            return None
-        return BadCell(
-            f"{EXTRA_COLUMN}.{CREATED}",
-            shown(unknown),
-            "the job has no such tool",
-            f"one of {', '.join(names)}",
-            DataReason.BAD_VALUE,
-        )
-
-    def _user_problem(self, cells: Cells, agent: RowAgent) -> BadCell | None:
-        """In a job with users an agent may have none; in one without, no row may name one."""
+    def _user_problem(self, cells: Cells) -> BadCell | None:
         told = cells.extra_info.get(INTERACTION)
         name = told.get("name") if isinstance(told, dict) else None
-        if not agent.has_users and (self.users or name is None):
-            return None
         if not isinstance(told, dict) or not isinstance(name, str) or name not in self.users:
             return BadCell(
                 f"{_COLUMN}.name",
                 "nothing" if name is None else shown(name),
                 "no interaction of spec.agent has this name",
-                f"one of {', '.join(self.users)}" if self.users else "an interaction in spec.agent",
+                f"one of {', '.join(self.users)}",
                 DataReason.INTERACTION,
             )
         wrong = self.users[name](told)

@@ -15,7 +15,6 @@ from ppojob_trainer.data.columns import EXTRA_COLUMN, BadCell, Cells
 from ppojob_trainer.data.problems import DataReason
 from ppojob_trainer.json_value import Json
 
-CREATED: Final = "tools_kwargs"
 _SELECTION: Final = "tool_selection"
 
 
@@ -24,7 +23,7 @@ def created_tools(extra_info: Mapping[str, Json]) -> dict[str, bytes]:
 
     Whatever has another form is nobody's, as in verl.
     """
-    told = extra_info.get(CREATED)
+    told = extra_info.get("tools_kwargs")
     if not isinstance(told, dict):
         return {}
     return {
