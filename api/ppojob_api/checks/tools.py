@@ -61,10 +61,10 @@ def _schema_problems(where: str, schema: JsonValue) -> Iterator[Problem]:
         for name, inner in properties.items():
             yield from _schema_problems(f"{where}.properties.{name}", inner)
         is_closed = all(schema.get(key, False) is False for key in _MORE_PROPERTIES)
-        for name in required if isinstance(required, list) and is_closed else ():
-            if name not in list(properties):
+        for one in required if isinstance(required, list) and is_closed else ():
+            if one not in list(properties):
                 why, allowed = "no property has this name", "the name of one of its properties"
-                yield Problem(f"{where}.required", shown(name), why, allowed, ReasonCode.NOT_ONE_OF)
+                yield Problem(f"{where}.required", shown(one), why, allowed, ReasonCode.NOT_ONE_OF)
     yield from _schema_problems(f"{where}.items", schema.get("items"))
 
 

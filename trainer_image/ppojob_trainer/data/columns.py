@@ -79,9 +79,9 @@ class ColumnNames:
         """Columns that are read; None for all."""
         if self.answer:
             return None
-        others = (REWARD_COLUMN, EXTRA_COLUMN, self.data_source)
-        others = (*others, self.difficulty) if self.difficulty else others
-        others = (*others, AGENT_COLUMN) if self.has_agents else others
+        others = [REWARD_COLUMN, EXTRA_COLUMN, self.data_source]
+        others += [self.difficulty] if self.difficulty else []
+        others += [AGENT_COLUMN] if self.has_agents else []
         return (*self.required, *(name for name in others if name not in self.required))
 
 
