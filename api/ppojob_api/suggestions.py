@@ -39,13 +39,13 @@ def of_field(path: PathKey, value: object) -> Suggestion:
     here = {folded(name): name for name in fields}
     why = "there is no such field"
     if word in here:
-        return Suggestion(why, f"write {here[word]}")
+        return Suggestion(why, f"write {shapes.dotted((*path[:-1], here[word]))}")
     row = foreign_field(path)
     if row is not None:
         return _of_row(row, path, value)
     near = difflib.get_close_matches(word, here, n=1, cutoff=NEAR)
     if near:
-        return Suggestion(why, f"write {here[near[0]]}")
+        return Suggestion(why, f"write {shapes.dotted((*path[:-1], here[near[0]]))}")
     others = shapes.all_paths(PPOJobSpec, "spec.")
     elsewhere = [other for other in others if folded(other.rpartition(".")[2]) == word]
     section = ".".join(key for key in path[:-1] if isinstance(key, str))

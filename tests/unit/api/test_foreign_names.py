@@ -145,8 +145,8 @@ def test_word(field: str, word: str, ours: str) -> None:
 @pytest.mark.parametrize(
     ("field", "answer"),
     [
-        ("optimizer.lerningRate", "write learningRate"),
-        ("optimizer.betaz", "write betas"),
+        ("optimizer.lerningRate", "write spec.optimizer.learningRate"),
+        ("optimizer.betaz", "write spec.optimizer.betas"),
         ("algorithm.kl.betas", "write spec.optimizer.betas or spec.critic.optimizer.betas"),
         ("rollout.learningRat", "fields here are"),
         ("roles.actorRollout.dataShard", "write spec.roles.actorRollout.parallelism.dataShard"),

@@ -49,7 +49,8 @@ def test_what_is_told_of_a_field() -> None:
         ("adv_estimator", "write spec.algorithm.type"),
         ("spec.optimizer.lr", "write spec.optimizer.learningRate"),
         ("spec.algorithm.lora_rank", "remove it"),
-        ("spec.algorithm.kll", "write kl"),
+        ("spec.algorithm.kll", "write spec.algorithm.kl"),
+        ("spec.agent.max_turns", "write spec.agent.maxUserTurns"),
         (
             "spec.data.train[0].file",
             "fields here are arguments, format, function, maxRows, path, weight",
