@@ -95,7 +95,7 @@ custom_cls.name | spec.data.train[].function | it makes rows, not tokens
 custom_cls | spec.data.train[] | path: a Python file; function: its name
 sampler | spec.data.curriculum | the column that orders rows; no sampler by code
 tool_config_path function_tool_path | spec.agent.tools | as `ppojob tools FILE` prints them
-multi_turn.enable | spec.agent | where there: true
+multi_turn.enable | spec.agent | on where it is given
 multi_turn.format | spec.agent.format
 interaction_config_path | spec.agent.interactions | as `ppojob tools FILE` prints them
 interactions.class_name | spec.agent.interactions[].source
@@ -172,14 +172,15 @@ calculate_log_probs logprobs_mode | not needed | always, after temperature
 free_cache_engine | not needed | engine and trainer take turns with a GPU
 load_format enforce_eager | not needed | the engine gets its weights from the trainer
 max_num_batched_tokens enable_chunked_prefill enable_prefix_caching engine_kwargs | not yet
-rollout.mode rollout.agent | not yet | asynchronous rollouts and agents
+rollout.mode | not yet | asynchronous rollouts
+rollout.agent | spec.agent
 checkpoint_engine rollout.trace rollout.prometheus disaggregation quantization | not yet
 norm_adv_by_std_in_grpo | spec.algorithm.grpo.normalizeByStd \
 spec.algorithm.grpoPassk.normalizeByStd \
 spec.algorithm.gdpo.normalizeByStd
 gamma | spec.algorithm.ppo.gamma spec.algorithm.reinforcePlusPlus.gamma | in the section of its type
-use_pf_ppo pf_ppo | spec.algorithm.resampling | where there: true
-filter_groups filter_groups.enable | spec.algorithm.dynamicSampling | where there: true
+use_pf_ppo pf_ppo | spec.algorithm.resampling | on where it is given
+filter_groups filter_groups.enable | spec.algorithm.dynamicSampling | on where it is given
 max_inflight_gen_batches | not yet | rounds under way at once
 rollout_rs | spec.algorithm.rolloutCorrection.rejection | a list of {mode, low, high}
 rollout_rs_threshold | spec.algorithm.rolloutCorrection.rejection | as low and high
@@ -197,12 +198,12 @@ critic.lr_warmup_steps | spec.critic.optimizer.warmupSteps | in optimizer steps
 critic.lr_scheduler_type | spec.critic.optimizer.schedule
 critic.min_lr_ratio | spec.critic.optimizer.minLearningRateRatio
 critic.grad_clip | spec.critic.optimizer.gradientClip
-critic.model.fsdp_config critic.fsdp_size | spec.roles.critic.parallelism
+critic.model.fsdp_config critic.fsdp_size critic.fsdp.fsdp_size | spec.roles.critic.parallelism
 custom_reward_function.path | spec.rewards[].source.path
 custom_reward_function.name | spec.rewards[].function
 reward.num_workers | spec.roles.reward.cpu
 reward_manager | spec.rewards
-overlong_buffer overlong_buffer.enable | spec.algorithm.overlongPenalty | where there: true
+overlong_buffer overlong_buffer.enable | spec.algorithm.overlongPenalty | on where it is given
 overlong_buffer.log | not needed | its metrics are always there
 reward_model.enable | spec.rewardModel
 reward_model.model.path reward_model.model_path | spec.rewardModel.path
@@ -230,8 +231,20 @@ ray_kwargs | not needed | there is no Ray
 distillation transfer_queue global_profiler skip | not yet
 """)
 
+
+def _sections(table: tuple[Row, ...]) -> Iterator[str]:
+    """Names of sections in which a table or the models know more names."""
+    told = (_TOLD.match(member.verl) for _, member in shapes.fields())
+    names = [name for row in table for name in row.names]
+    for name in (*names, *(found[1] for found in told if found is not None)):
+        yield from name.split(".")[:-1]
+
+
 # Only what the models do not say themselves, behind `verl: ` in the description of a field.
 VERL = (*_VERL, *_of_models(_VERL))
+
+# What other sections hold is the author's, as reward_kwargs, or is not here at all.
+SECTIONS: Final = frozenset(_sections(_VERL))
 
 TRL = rows("""
 model_name_or_path | spec.model.path | a folder
@@ -275,14 +288,14 @@ importance_sampling_level | spec.algorithm.policyLoss.type | where sequence is g
 sapo_temperature_neg | spec.algorithm.policyLoss.sapo.tauNegative
 sapo_temperature_pos | spec.algorithm.policyLoss.sapo.tauPositive
 entropy_coef | spec.algorithm.entropyCoefficient
-use_adaptive_entropy | spec.algorithm.entropyControl | where there: true
+use_adaptive_entropy | spec.algorithm.entropyControl | on where it is given
 entropy_target | spec.algorithm.entropyControl.target
 entropy_coef_delta | spec.algorithm.entropyControl.step
 entropy_coef_min | spec.algorithm.entropyControl.minCoefficient
 entropy_coef_max | spec.algorithm.entropyControl.maxCoefficient | 0.1 here where absent, 1 there
 top_entropy_quantile | spec.algorithm.highEntropyShare
 mask_truncated_completions | not yet | masking of tokens
-sync_ref_model | spec.algorithm.kl.referenceRefresh | where there: true
+sync_ref_model | spec.algorithm.kl.referenceRefresh | on where it is given
 ref_model_sync_steps | spec.algorithm.kl.referenceRefresh.everySteps | in steps of training
 ref_model_mixup_alpha | spec.algorithm.kl.referenceRefresh.mixup | 1 here where absent, 0.6 there
 vllm_importance_sampling_correction | spec.algorithm.rolloutCorrection.weights

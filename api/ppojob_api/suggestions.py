@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from ppojob_api import shape as shapes
-from ppojob_api.foreign_names import FIELDS, NOT_NEEDED, NOT_YET, WORDS, Row
+from ppojob_api.foreign_names import FIELDS, NOT_NEEDED, NOT_YET, SECTIONS, WORDS, Row
 from ppojob_api.problem import ReasonCode
 from ppojob_api.shape import PathKey, Shape
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -39,13 +39,13 @@ def of_field(path: PathKey, value: object) -> Suggestion:
     here = {folded(name): name for name in fields}
     why = "there is no such field"
     if word in here:
-        return Suggestion(why, f"write {here[word]}")
+        return Suggestion(why, f"write {shapes.dotted((*path[:-1], here[word]))}")
     row = foreign_field(path)
     if row is not None:
         return _of_row(row, path, value)
     near = difflib.get_close_matches(word, here, n=1, cutoff=NEAR)
     if near:
-        return Suggestion(why, f"write {here[near[0]]}")
+        return Suggestion(why, f"write {shapes.dotted((*path[:-1], here[near[0]]))}")
     others = shapes.all_paths(PPOJobSpec, "spec.")
     elsewhere = [other for other in others if folded(other.rpartition(".")[2]) == word]
     section = ".".join(key for key in path[:-1] if isinstance(key, str))
@@ -149,8 +149,17 @@ def _has(parts: list[str], words: list[str]) -> bool:
 
 
 def _leaves(path: PathKey, value: object) -> Iterable[tuple[PathKey, object]]:
-    if not isinstance(value, dict) or not value or foreign_field(path) is not None:
+    is_known = foreign_field(path) is not None
+    if not isinstance(value, dict) or not value or (is_known and not _is_section(path)):
         yield path, value
         return
-    for key, inner in value.items():
-        yield from _leaves((*path, str(key)), inner)
+    inner = [leaf for key, each in value.items() for leaf in _leaves((*path, str(key)), each)]
+    if is_known and any(foreign_field(leaf) is None for leaf, _ in inner):
+        # What is said of the section holds for keys of it that the table does not have.
+        yield path, value
+        inner = [leaf for leaf in inner if foreign_field(leaf[0]) is not None]
+    yield from inner
+
+
+def _is_section(path: PathKey) -> bool:
+    return folded(str(path[-1]).rpartition(".")[2]) in map(folded, SECTIONS)

@@ -6,7 +6,12 @@ The same checks run in `ppojob validate`, at admission, and again when a pod sta
 from collections.abc import Iterable, Iterator
 
 from ppojob_api.checks.pods import POD_CHECKS
-from ppojob_api.checks.schedule import SCHEDULE_CHECKS, rounded_updates, steps_of_run
+from ppojob_api.checks.schedule import (
+    SCHEDULE_CHECKS,
+    after_the_end,
+    rounded_updates,
+    steps_of_run,
+)
 from ppojob_api.checks.tools import TOOL_CHECKS
 from ppojob_api.parsing import parse
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
@@ -53,13 +58,29 @@ def check_length(job: PPOJob, rows: int) -> list[Problem]:
         What the same job would be told with as many steps; nothing where it gives the steps, or
         where there are too few rows for any.
     """
+    known = _with_steps(job, rows)
+    rules = [rule for rule in _RULES_OF_A_JOB if "spec.steps.total" in rule.reads()]
+    return [] if known is None else list(_broken(rules, known))
+
+
+def length_warnings(job: PPOJob, rows: int) -> list[Problem]:
+    """What `warnings` would tell of the same job with as many steps as the data gives it.
+
+    Args:
+        job: A good job.
+        rows: Training prompts that there are.
+    """
+    known = _with_steps(job, rows)
+    return [] if known is None else list(after_the_end(known))
+
+
+def _with_steps(job: PPOJob, rows: int) -> PPOJob | None:
+    """The job with steps for its epochs; None where it has none, or the data gives no step."""
     spec, total = job.spec, steps_of_run(job.spec, rows)
     if spec.steps.epochs is None or total == 0:
-        return []
+        return None
     steps = spec.steps.model_copy(update={"total": total, "epochs": None})
-    known = job.model_copy(update={"spec": spec.model_copy(update={"steps": steps})})
-    rules = [rule for rule in _RULES_OF_A_JOB if "spec.steps.total" in rule.reads()]
-    return list(_broken(rules, known))
+    return job.model_copy(update={"spec": spec.model_copy(update={"steps": steps})})
 
 
 def _broken(rules: Iterable[Rule], job: PPOJob) -> Iterator[Problem]:
@@ -72,7 +93,7 @@ def _broken(rules: Iterable[Rule], job: PPOJob) -> Iterator[Problem]:
 
 def warnings(job: PPOJob) -> list[Problem]:
     """What is worth knowing of a good job before it runs."""
-    return list(rounded_updates(job))
+    return [*rounded_updates(job), *after_the_end(job)]
 
 
 def validate(value: object, *, doubtful: Iterable[PathKey] = ()) -> PPOJob | list[Problem]:

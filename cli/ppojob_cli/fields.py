@@ -57,7 +57,9 @@ def _problem(given: str, keys: list[str]) -> Problem | None:
         path = (*path, key)
         shape = shapes.at(path)
         if shape is None:
-            told = suggestions.of_field(path, None)
+            # The whole of it may be another framework's, whose sections are not ours.
+            is_foreign = suggestions.foreign_field(keys) is not None
+            told = suggestions.of_field(tuple(keys) if is_foreign else path, None)
             return Problem("PATH", shown(given), told.why, told.allowed, told.reason_code)
         if shape.kind == "list":
             path = (*path, 0)

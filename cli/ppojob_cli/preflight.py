@@ -152,7 +152,9 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
         )
     found.errors += report.errors
     if not report.errors:
-        found.errors += render_problems(validation.check_length(config.job(), report.train_rows))
+        job, rows = config.job(), report.train_rows
+        found.errors += render_problems(validation.check_length(job, rows))
+        found.warnings += render_problems(validation.length_warnings(job, rows))
     found.warnings += report.warnings
     found.warnings += render_problems(text_prompt_warning(spec, report.text_prompt))
     return chat.largest_token_id

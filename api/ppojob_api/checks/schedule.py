@@ -51,6 +51,25 @@ def rounded_updates(job: PPOJob) -> Iterator[Problem]:
     yield Problem("spec.model.dtype", shown(spec.model.dtype), why, allowed, ReasonCode.CONFLICT)
 
 
+def after_the_end(job: PPOJob) -> Iterator[Problem]:
+    """What would first happen after the last step, as in a long job that is tried for a few steps.
+
+    A job may run so: whatever the run has done is committed at its end.
+    """
+    spec = job.spec
+    total = spec.steps.total
+    if total is None or spec.steps.validate_only:
+        return
+    for where, every in (
+        ("spec.steps.validateEvery", spec.steps.validate_every),
+        ("spec.checkpoint.every", spec.checkpoint.every),
+    ):
+        if every is not None and every > total:
+            why = f"the run ends before that, at step {total}"
+            allowed = "at most steps.total, or remove it"
+            yield Problem(where, shown(every), why, allowed, ReasonCode.OUT_OF_RANGE)
+
+
 def steps_of_run(spec: PPOJobSpec, rows: int) -> int:
     """Steps of a run.
 

@@ -96,8 +96,15 @@ NAME_RULES = (
         spec.data.train[] spec.data.validation[] | path | BadForm | here
             format auto knows a file by its ending; a name that ends in $ENDINGS, a folder that ends
             in /, or format: parquet, jsonl or python
-        when: self.format == 'auto'
+        when: self.format == 'auto' && !self.path.matches(r'$HUB_ID')
         must: self.path.matches(r'(?i)($ENDING_PATTERNS|/)$')
+
+        spec.data.train[] spec.data.validation[] | path | BadForm | here
+            format auto knows a file by its ending, and this may be an id of the Hugging Face hub; a
+            file that `ppojob data hf ID --output DIR` fetches, a folder that ends in /, or format:
+            parquet, jsonl or python
+        when: self.format == 'auto'
+        must: !self.path.matches(r'$HUB_ID')
 
         spec.data.train[] spec.data.validation[] | function arguments | NoEffect | here
             only a Python file has a function; remove it, or a path that ends in .py
@@ -154,6 +161,7 @@ NAME_RULES = (
             it is in the list twice; each logger once
         must: self.all(one, self.exists_one(other, other == one))
         """,
+        HUB_ID=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*$",
         IS_PROGRAM="self.format == 'python' || "
         "(self.format == 'auto' && self.path.matches(r'(?i)[.]py$'))",
         ENDINGS=", ".join(DATA_ENDINGS),

@@ -52,12 +52,6 @@ LENGTH_RULES = rules(
     when: has(self.critic) && has(self.steps.total)
     must: self.critic.warmupSteps < self.steps.total
 
-    spec | steps.validateEvery checkpoint.every | OutOfRange
-        it would never happen in the steps of the run ${self.steps.total}; at most steps.total,
-        or remove it
-    when: has(self.steps.total) && has(self.$FIELD)
-    must: self.$FIELD <= self.steps.total
-
     spec | optimizer.warmupSteps | OutOfRange
         the run makes fewer optimizer steps ${$POLICY_UPDATES}; at most as many
     when: has(self.steps.total)

@@ -108,6 +108,29 @@ def test_sections_of_verl_are_read_to_their_last_field() -> None:
     }
 
 
+def test_a_section_of_verl_is_told_key_by_key() -> None:
+    groups = "{enable: true, metric: acc, max_num_gen_batches: 10, odd: 1}"
+    arguments = "{temperature: 0.5}"
+    problems = found(
+        f"spec.algorithm.filter_groups: {groups}",
+        "spec.rollout.agent: {num_workers: 8}",
+        f"spec.custom_reward_function.reward_kwargs: {arguments}",
+        "spec.distillation: {model: {path: /m}}",
+    )
+    section = "spec.algorithm.filter_groups"
+    sampling = "write spec.algorithm.dynamicSampling"
+    assert {problem.where: problem.allowed for problem in problems} == {
+        section: f"{sampling}, on where it is given",
+        f"{section}.enable": f"{sampling}, on where it is given",
+        f"{section}.metric": f"{sampling}.metric",
+        f"{section}.max_num_gen_batches": f"{sampling}.maxRounds",
+        "spec.rollout.agent.num_workers": "remove it",
+        # What such a section holds is its author's, or not verl's key for a field of ours.
+        "spec.custom_reward_function.reward_kwargs": "write spec.rewards[].arguments",
+        "spec.distillation": "remove it",
+    }
+
+
 @pytest.mark.parametrize(
     ("field", "word", "ours"),
     [
@@ -145,8 +168,8 @@ def test_word(field: str, word: str, ours: str) -> None:
 @pytest.mark.parametrize(
     ("field", "answer"),
     [
-        ("optimizer.lerningRate", "write learningRate"),
-        ("optimizer.betaz", "write betas"),
+        ("optimizer.lerningRate", "write spec.optimizer.learningRate"),
+        ("optimizer.betaz", "write spec.optimizer.betas"),
         ("algorithm.kl.betas", "write spec.optimizer.betas or spec.critic.optimizer.betas"),
         ("rollout.learningRat", "fields here are"),
         ("roles.actorRollout.dataShard", "write spec.roles.actorRollout.parallelism.dataShard"),

@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from bad_specs import changed_job
 
-from ppojob_api import foreign_names, shape, suggestions
+from ppojob_api import foreign_names, shape, suggestions, validation
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "from-verl.md"
 FIELDS = {path for path in shape.all_paths() if not path.startswith("status")}
@@ -119,6 +120,21 @@ def test_messages_say_the_same(row: tuple[str, str, str]) -> None:
         assert (told.status or sorted(told.here)) == (
             sorted(re.findall(r"`([^`]*)`", ours)) or ours
         ), name
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
+def test_a_manifest_with_the_key_is_told_the_same(row: tuple[str, str, str]) -> None:
+    verl, ours, _ = row
+    for name in re.findall(r"`([\w.]+)`", verl):
+        if shape.at(("spec", *name.split("."))) is not None:
+            continue  # what is called alike
+        problems = validation.validate(changed_job([f"spec.{name}: 1"]))
+        assert isinstance(problems, list)
+        (said,) = (str(one) for one in problems if one.where == f"spec.{name}")
+        for field in re.findall(r"`([^`]*)`", ours):
+            assert field in said, name
+        assert ours != "not yet" or said.endswith("not in this version; remove it")
+        assert ours != "not needed" or "not needed: " in said
 
 
 def test_fields_of_the_table_exist() -> None:

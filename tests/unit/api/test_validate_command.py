@@ -82,6 +82,17 @@ class TestValidate:
             f"warning: {name}.yaml: spec.model.dtype" for name in ("one", "two")
         ]
 
+    def test_a_shorter_run_is_no_problem(self) -> None:
+        changes = ["--set", "spec.steps.total=2", "--set", "spec.checkpoint.every=10"]
+        result = judge(["one.yaml", *changes])
+        assert result.exit_code == 0
+        assert result.stderr == (
+            "warning: spec.steps.validateEvery: got 5: the run ends before that, at step 2; "
+            "at most steps.total, or remove it\n"
+            "warning: spec.checkpoint.every: got 10: the run ends before that, at step 2; "
+            "at most steps.total, or remove it\n"
+        )
+
     def test_two_files_of_one_job(self) -> None:
         Path("again.yaml").write_text(GOOD.replace("NAME", "one"))
         result = judge(["one.yaml", "again.yaml"])

@@ -19,7 +19,6 @@ ROWS = 10
 TOO_LONG = {
     "spec.critic.warmupSteps": {"critic": {"warmupSteps": 20}},
     "spec.optimizer.warmupSteps": {"optimizer": {"warmupSteps": 11}},
-    "spec.checkpoint.every": {"checkpoint": {"every": 11}},
 }
 
 
@@ -50,6 +49,14 @@ def test_epochs_are_judged_as_the_steps_that_they_make(where: str, tmp_path: Pat
     with pytest.raises(ConfigError) as caught:
         opened(tmp_path, steps={"epochs": 1}, **TOO_LONG[where])
     assert caught.value.problems == (problem,)
+
+
+def test_what_the_end_comes_before_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert opened(tmp_path, steps={"epochs": 1}, checkpoint={"every": 11}) == ROWS
+    (line,) = (one for one in caplog.messages if one.startswith("spec."))
+    assert line.startswith("spec.checkpoint.every: got 11: ")
 
 
 def test_what_fits_into_more_epochs_is_no_problem(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ from ppojob_operator.state import (
 )
 
 RUNNING = status_of(make_job(), UP)
-# A commit after every second step of one.
-REFUSED: dict[str, Any] = {"steps": {"total": 1}}
+# Two lengths.
+REFUSED: dict[str, Any] = {"steps": {"total": 1, "epochs": 1}}
 EVERY_SET = ["sum-controller", "sum-actor-rollout", "sum-reward"]
 
 
@@ -65,7 +65,7 @@ def test_it_is_told_once_and_nothing_else_changes() -> None:
     assert (kinds(planned), told(planned)) == (["Emit"], ["InvalidSpec"])
     accepted = claim(status, "Accepted")
     assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
-    assert "spec.checkpoint.every: " in accepted.message
+    assert "spec.steps.epochs: " in accepted.message
     others = [one for one in status.conditions if one.type != "Accepted"]
     assert others == [one for one in RUNNING.conditions if one.type != "Accepted"]
     kept = {"phase", "reason", "message", "roles", "image", "start_time"}
@@ -141,7 +141,7 @@ def test_a_job_that_lacks_what_makes_its_pods_commits_and_stops() -> None:
     assert (status.phase, status.reason) == (RUNNING.phase, "InvalidSpec")
     gone = status_of(refused_job(status))
     assert (gone.phase, gone.reason, gone.start_time) == ("Pending", "InvalidSpec", None)
-    assert "spec.checkpoint.every: " in gone.message
+    assert "spec.steps.epochs: " in gone.message
     assert [(one.name, one.replicas, one.ready) for one in gone.roles] == [
         ("controller", 1, 0),
         ("actorRollout", 1, 0),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_api.validation import check_length
+from ppojob_api.validation import check_length, length_warnings
 from ppojob_trainer.agents.row_agents import row_agents
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
@@ -55,6 +55,8 @@ def open_prompts(
         )
     if problems := check_length(config.job(), len(train)):
         raise ConfigError(map(str, problems))
+    for problem in length_warnings(config.job(), len(train)):
+        _log.warning("%s", problem)
     validation = None
     if spec.data.validation:
         validation = opened(
