@@ -95,6 +95,7 @@ def download(hub_id: str, remedy: str, **options: Any) -> None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
+    click.echo(f"fetching {hub_id}")
     try:
         snapshot_download(hub_id, **options)
     except (OSError, ValueError, HfHubHTTPError) as error:
@@ -108,7 +109,6 @@ def download(hub_id: str, remedy: str, **options: Any) -> None:
 def _fetch(hub_id: str, output: Path) -> None:
     """Fetch from the hub; what came before an interruption is kept beside and used again."""
     aside = _aside(output)
-    click.echo(f"{output}: fetching {hub_id}")
     remedy = f"or `ppojob model {DEMO}`"
     download(hub_id, remedy, local_dir=aside, allow_patterns=list(HUB_FILES))
     _refuse_incomplete(aside, hub_id)

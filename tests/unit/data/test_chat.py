@@ -306,7 +306,6 @@ def test_schemas_of_tools_are_a_variable_of_the_template(make_folder: MakeFolder
         ("tokenizer_config.json", b"[1", "a JSON object"),
         ("tokenizer_config.json", b"[1]", "a JSON object"),
         ("chat_template.jinja", b"\xff", "in UTF-8"),
-        ("chat_template.jinja", b"x" * 2**21, "too long"),
     ],
 )
 def test_damaged_files_are_named(name, content, match, make_folder) -> None:

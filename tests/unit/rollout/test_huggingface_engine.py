@@ -109,8 +109,9 @@ def test_company_and_admission_in_waves_change_no_token() -> None:
     alone = [generate(tiny_engine(), [request])[0] for request in requests]
     assert [d.tokens for d in together] == [d.tokens for d in in_waves] == [d.tokens for d in alone]
     for one, other in zip(together, alone, strict=True):
+        # Values are about 6: this is 20 times the distance of two numbers in float32 there.
         torch.testing.assert_close(
-            torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=1e-5, rtol=0
+            torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=2e-5, rtol=0
         )
 
 
