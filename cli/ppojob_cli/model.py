@@ -95,7 +95,7 @@ def download(hub_id: str, remedy: str, **options: Any) -> None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    click.echo(f"fetching {hub_id}")
+    click.echo(f"fetching {hub_id}", err=True)
     try:
         snapshot_download(hub_id, **options)
     except (OSError, ValueError, HfHubHTTPError) as error:
