@@ -261,5 +261,7 @@ def test_a_repository_is_fetched_without_what_is_no_data(hub: str, tmp_path: Pat
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.jsonl"]
     missing = call([*command, str(tmp_path / "other"), "owner/other"])
     assert missing.returncode == 2
-    assert missing.stderr.startswith("owner/other: got no answer that helps from the hub: ")
-    assert "hf download --repo-type dataset owner/other" in missing.stderr
+    fetching, line = missing.stderr.splitlines()
+    assert fetching == "fetching owner/other"
+    assert line.startswith("owner/other: got no answer that helps from the hub: ")
+    assert "hf download --repo-type dataset owner/other" in line

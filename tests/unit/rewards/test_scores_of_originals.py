@@ -88,7 +88,7 @@ def test_scorers_of_text_read_long_responses_at_once(name: str, piece: str) -> N
     assert time.process_time() - started < 2
 
 
-# The signal may come while hypothesis counts what the collector takes, which swallows the first one.
+# The signal may come while hypothesis counts what the collector takes, which swallows it once.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "answer", [r"9^{9^{9^{9}}}", r"10^{10^{10}}", "99999999!", r"1000000^{1000000}", "{" * 500]
