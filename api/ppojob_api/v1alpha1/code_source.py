@@ -23,7 +23,7 @@ class CodeSource(Section):
     """A Python file."""
 
     path: Path | None = None
-    """Python file. verl: custom_reward_function.path."""
+    """Python file."""
 
     config_map: ConfigMapSource | None = None
     """Python file in a ConfigMap, on a cluster."""

@@ -96,6 +96,9 @@ class RolloutSpec(Section):
 class RewardSource(CodeSource):
     """Where a custom reward function comes from; exactly one member."""
 
+    path: Path | None = None
+    """Python file. verl: custom_reward_function.path."""
+
     package: Name | None = None
     """Module of a package that the image of the reward pods has: our_package.rewards."""
 
