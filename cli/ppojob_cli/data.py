@@ -150,7 +150,7 @@ def multiply(output: Path, **options: Any) -> None:
     show_default=True,
     type=click.Choice(["instruction", "worked"]),
     help="Search-R1's own words; or worked searches before the question, for small models: two or "
-    "one of those trained on, one of those held out.",
+    "one of those trained on, one of those held out, which answers another kind of question.",
 )
 def facts(output: Path, **options: Any) -> None:
     """A corpus of made-up facts to search in, corpus.jsonl, and questions about them."""

@@ -361,8 +361,10 @@ def test_worked_searches_are_what_a_search_gives_of_somebody_else() -> None:
         assert (row.ground_truth, row.extra_info) == (of_words.ground_truth, of_words.extra_info)
     assert [len(row.prompt) for row in task.train[:4]] == [3, 5, 3, 5]
     assert {len(row.prompt) for row in task.held_out} == {3}
+    for row in (*task.train, *task.held_out):
+        *others, own = ("trade" in message["content"] for message in row.prompt[::2])
+        assert others == ([not own, own] if len(row.prompt) == 5 else [not own])
     worked = task.train[1].prompt[:-1]
-    assert worked[:2] == list(task.train[0].prompt[:2])
     for said in (worked[1]["content"], worked[3]["content"]):
         (call,) = search_format(said).calls
         assert isinstance(call, calls.Call)

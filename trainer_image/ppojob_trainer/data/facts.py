@@ -60,7 +60,8 @@ def facts(
         held_out: held-out rows.
         seed: of all of it.
         form: "instruction" for Search-R1's words; "worked" for worked searches before the question:
-            of a trained row two or one, of a held-out one one.
+            before a held-out one, and every other trained one, one of the other kind; before the
+            rest one of each kind.
 
     Returns:
         Lines of the corpus, and the questions.
@@ -86,10 +87,10 @@ def facts(
         answer = chosen.choice((towns, trades)[kind])
         question, sentence = (form.format(name=name, answer=answer) for form in _KINDS[kind])
         corpus.append({"id": str(number), "contents": f'"{name}"\n{sentence}'})
-        asked.append((question, answer))
+        asked.append((question, answer, kind))
     chosen.shuffle(asked)
     train = [
-        _row(*item, form, worked=1 + number % len(_KINDS))
+        _row(*item, form, worked=1 + number % 2)
         for number, item in enumerate(asked[held_out : held_out + rows])
     ]
     return corpus, Task(train, [_row(*item, form, worked=1) for item in asked[:held_out]])
@@ -115,12 +116,13 @@ def write_corpus(folder: Path, corpus: list[dict[str, str]]) -> Path:
     return path
 
 
-def _row(question: str, answer: str, form: FactForm, *, worked: int) -> TaskRow:
+def _row(question: str, answer: str, kind: int, form: FactForm, *, worked: int) -> TaskRow:
     prompt = [{"role": "user", "content": question}]
     if form == "instruction":
         prompt[0]["content"] = f"{PROMPTS['search']}{question}\n"
     else:
-        searches = map(_worked_search, _KINDS[:worked], _WORKED)
+        shown = (1 - kind, kind)[:worked]  # one of the same kind needs only be copied
+        searches = [_worked_search(_KINDS[other], _WORKED[other]) for other in shown]
         prompt = [*itertools.chain(*searches), *prompt]
     return TaskRow(
         DATA_SOURCE,
