@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ppojob_trainer.errors import DamagedCommit, StorageError
 from ppojob_trainer.metrics import names
-from ppojob_trainer.metrics.sinks import JsonLines, Sinks, TensorBoard, encode_line
+from ppojob_trainer.metrics.event_files import TensorBoard
+from ppojob_trainer.metrics.sinks import JsonLines, Sinks, encode_line
 
 ROOT = Path(__file__).resolve().parents[3]
 

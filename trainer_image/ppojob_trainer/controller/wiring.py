@@ -39,7 +39,7 @@ from ppojob_trainer.controller.training_step import (
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
-from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks, TensorBoard
+from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.retrieval.manifest import MANIFEST
@@ -311,6 +311,8 @@ def _sinks(
 ) -> Sinks:
     sinks: list[Sink] = [JsonLines(run_folder / METRICS_FILE), shown]
     if "tensorboard" in spec.loggers:
+        from ppojob_trainer.metrics.event_files import TensorBoard
+
         sinks.append(TensorBoard(run_folder / TENSORBOARD_FOLDER))
     all_sinks = Sinks(tuple(sinks))
     stack.callback(all_sinks.close)

@@ -3,26 +3,19 @@
 ``metrics.jsonl`` is the record and is written durably; TensorBoard is a view of it for people.
 """
 
-import math
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 from ppojob_trainer import durable
 from ppojob_trainer.errors import DamagedCommit
 
 METRICS_POINT: Final = durable.point("metrics", *durable.LINE_ACTS)
 METRICS_CUT_POINT: Final = durable.point("metrics.cut", *durable.TRUNCATE_ACTS)
-
-_EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.ppojob")
 
 
 class Sink(Protocol):
@@ -95,70 +88,6 @@ class JsonLines:
             last = step
             found.append((line, step))
         return found
-
-
-class TensorBoard:
-    """TensorBoard event files in one folder.
-
-    Nothing is taken out of a file once written: after a cut the next file begins with a session
-    start, at which TensorBoard itself drops all points from that step on.
-
-    Args:
-        folder: made where it is absent; files are numbered, since TensorBoard reads them by name.
-        clock: unix seconds.
-    """
-
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
-        self.folder = folder
-        self._clock = clock
-        self._file: BinaryIO | None = None
-        self._first_step: int | None = None
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the finite metrics as scalars.
-
-        Raises:
-            StorageError: the disk refused.
-        """
-        values = [
-            Summary.Value(tag=name, simple_value=value)
-            for name, value in sorted(metrics.items())
-            if math.isfinite(value)
-        ]
-        self._add(Event(wall_time=self._clock(), step=step, summary=Summary(value=values)))
-
-    def cut_after(self, step: int) -> None:
-        """Begin a new file that drops all points above ``step``."""
-        self.close()
-        self._first_step = step + 1
-
-    def close(self) -> None:
-        """Close the present file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _add(self, event: Any) -> None:
-        try:
-            file = self._file or self._open()
-            RecordWriter(file).write(event.SerializeToString())
-            file.flush()
-        except OSError as error:
-            durable.raise_storage_error(self.folder, "write", error)
-
-    def _open(self) -> BinaryIO:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        numbers = [
-            int(match[1]) for path in self.folder.iterdir() if (match := _EVENTS.match(path.name))
-        ]
-        name = f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.ppojob"
-        self._file = (self.folder / name).open("xb")
-        now = self._clock()
-        self._add(Event(wall_time=now, file_version="brain.Event:2"))
-        if self._first_step is not None:
-            start = SessionLog(status=SessionLog.START)
-            self._add(Event(wall_time=now, step=self._first_step, session_log=start))
-        return self._file
 
 
 @dataclass(frozen=True, slots=True)
