@@ -1,4 +1,4 @@
-"""The server that forks the ranks of a job on this machine: one for all its pods."""
+"""The server that forks the processes of a job's pods on this machine: one for all of them."""
 
 import contextlib
 import os
@@ -16,16 +16,19 @@ from ppojob_trainer.supervisor.rank_variables import rank_variables
 
 
 def forked_roles(topology: Topology) -> frozenset[RoleName]:
-    """Roles whose ranks are forked: CUDA does not outlive a fork, and without models all is quick.
+    """Roles whose processes are forked: CUDA does not outlive a fork, nor numpy's threads.
 
-    Nobody's are where the kernel has no descriptors of processes (Linux 5.3).
+    The libraries are loaded for ranks that hold models; where none is forked nobody is. Nobody is
+    either where the kernel has no descriptors of processes (Linux 5.3).
     """
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError:
         return frozenset()
-    roles = topology.with_own_pods
-    return frozenset(role.role for role in roles if role.holds_models and role.device == "cpu")
+    roles = [role for role in topology.with_own_pods if role.device == "cpu"]
+    if not any(role.holds_models for role in roles):
+        return frozenset()
+    return frozenset(role.role for role in roles) - {"retriever"}  # which multiplies with numpy
 
 
 def environment_of_ranks(inherited: Mapping[str, str]) -> dict[str, str]:

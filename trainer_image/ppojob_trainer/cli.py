@@ -42,15 +42,15 @@ def main(arguments: list[str]) -> int:
 
 
 def _fork_ranks() -> int:
-    """The fork server, and from then on each of its ranks."""
+    """The fork server, and from then on each of its forks."""
     from ppojob_trainer.fork_server import serve
 
     try:
-        serve()
+        command = serve()
     except PPOJobError as problem:
         sys.stderr.write(f"{problem}\n")
         return problem.exit_status
-    return main(["rank"])
+    return main([command])
 
 
 def _run(command: str) -> int:

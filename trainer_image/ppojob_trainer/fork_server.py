@@ -34,6 +34,7 @@ _LOADED = (
     "ppojob_trainer.workers.main",
     "ppojob_trainer.workers.actor_rollout_start",
     "ppojob_trainer.workers.standalone_models",
+    "ppojob_trainer.controller.main",
 )
 """Not vLLM: it starts threads, and reads variables of one job."""
 
@@ -144,10 +145,13 @@ class _Server:
             os.close(rank.process)
 
 
-def serve() -> None:
-    """Load, then fork a rank for everyone who asks; comes back in each rank, never in the server.
+def serve() -> str:
+    """Load, then fork for everyone who asks; comes back in each fork, never in the server.
 
     The listening socket is standard input.
+
+    Returns:
+        The subcommand of this program that the fork is to run.
 
     Raises:
         ConfigError: loading has started threads, which a fork would not have.
@@ -165,11 +169,13 @@ def serve() -> None:
     gc.collect()
     gc.freeze()
     server = os.getpid()
-    _become_rank(server, *_Server(listener).next_rank())
+    order, descriptors = _Server(listener).next_rank()
+    _become_rank(server, order, descriptors)
+    return order.command
 
 
 def _become_rank(server: int, order: Order, descriptors: list[int]) -> None:
-    """Make a fork what a process is that was started as `ppojob_trainer rank`.
+    """Make a fork what a process is that was started as `ppojob_trainer COMMAND`.
 
     Its number of threads every rank sets itself (`open_role_world`).
     """
@@ -189,14 +195,15 @@ def _become_rank(server: int, order: Order, descriptors: list[int]) -> None:
     os.environ[contract.ENV_HEARTBEAT] = str(heartbeat)
     os.environ[contract.ENV_DIE_WITH_PARENT] = str(server)
     tempfile.tempdir = None  # found out anew, by TMPDIR
-    _show_as_rank()
+    _show_as(order.command)
 
 
-def _show_as_rank() -> None:
-    """Have the process list show the command of a rank, where people look for it."""
+def _show_as(command: str) -> None:
+    """Have the process list show a fork's own command, where people look for it."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     first, last = map(int, fields[_ARGUMENTS_IN_STAT])
-    shown = Path("/proc/self/cmdline").read_bytes().replace(b"\0fork-server\0", b"\0rank\0")
+    shown = Path("/proc/self/cmdline").read_bytes()
+    shown = shown.replace(b"\0fork-server\0", b"\0%b\0" % command.encode())
     ctypes.memmove(first, shown.ljust(last - first, b"\0"), last - first)
 
 

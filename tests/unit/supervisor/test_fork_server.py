@@ -63,7 +63,7 @@ class Forks:
     folder: Path
     process: subprocess.Popen[bytes]
 
-    def start(self, program: str, **changes: str) -> tuple[ForkedRank, Path]:
+    def start(self, program: str, command: str = "rank", **changes: str) -> tuple[ForkedRank, Path]:
         """A rank, and the file that it prints to."""
         printed = Path(tempfile.mkstemp(dir=self.folder)[1])
         kept = os.dup(1)
@@ -71,7 +71,9 @@ class Forks:
             os.dup2(output.fileno(), 1)
             try:
                 server = ForkServer(self.folder)
-                return server.fork(environment(program, **changes), heartbeat.fileno()), printed
+                return server.fork(
+                    command, environment(program, **changes), heartbeat.fileno()
+                ), printed
             finally:
                 os.dup2(kept, 1)
                 os.close(kept)
@@ -167,6 +169,12 @@ def test_a_rank_is_signalled(forks: Forks):
     rank.send_signal(signal.SIGKILL)  # nobody
 
 
+def test_a_fork_goes_on_as_what_was_ordered_and_says_so(forks: Forks):
+    shown = "print(command, open('/proc/self/cmdline').read().rstrip(chr(0)).split(chr(0))[-1])"
+    rank, printed = forks.start(shown, command="controller")
+    assert (rank.wait(), printed.read_text()) == (0, "controller controller\n")
+
+
 def test_nothing_of_a_rank_is_left_to_the_next(forks: Forks):
     spoils = "import os; os.environ['LEFT'] = '1'"
     assert forks.start(spoils, PPOJOB_SPOILED="1")[0].wait() == 0
@@ -215,7 +223,8 @@ SUPERVISOR = """
 import os, sys, time
 from pathlib import Path
 from ppojob_trainer.supervisor.forked_rank import ForkServer
-rank = ForkServer(Path(sys.argv[1])).fork(dict(os.environ), os.open(os.devnull, os.O_WRONLY))
+nowhere = os.open(os.devnull, os.O_WRONLY)
+rank = ForkServer(Path(sys.argv[1])).fork("rank", dict(os.environ), nowhere)
 time.sleep(600)
 """
 
@@ -258,31 +267,32 @@ def test_a_relative_path_of_modules_is_read_where_the_server_started(
 
 def test_a_rank_does_not_outlive_its_server(own_forks: Forks):
     server = ForkServer(own_forks.folder)
-    rank = server.fork(environment(SLEEPS), 2)
+    rank = server.fork("rank", environment(SLEEPS), 2)
     process = os.pidfd_open(wait_for_fork(rank))
     own_forks.process.kill()
     assert rank.wait() == -signal.SIGKILL
     assert is_gone(process, seconds=0)
     with pytest.raises(OSError, match="it has ended"):
-        server.fork(environment(SLEEPS), 2)
+        server.fork("rank", environment(SLEEPS), 2)
     with pytest.raises(ConnectionRefusedError):
-        ForkServer(own_forks.folder).fork(environment(SLEEPS), 2)
+        ForkServer(own_forks.folder).fork("rank", environment(SLEEPS), 2)
 
 
 def test_a_server_that_is_stopped_delays_nobody(own_forks: Forks, tmp_path: Path):
     """Neither the end of a rank that runs, nor that of one which is yet to be forked."""
     server = ForkServer(own_forks.folder)
-    running = server.fork(environment(SLEEPS), 2)
+    running = server.fork("rank", environment(SLEEPS), 2)
     wait_for_fork(running)
     own_forks.process.send_signal(signal.SIGSTOP)
-    waiting = server.fork(environment(f"open({str(tmp_path / 'ran')!r}, 'w')"), 2)
+    opens = f"open({str(tmp_path / 'ran')!r}, 'w')"
+    waiting = server.fork("rank", environment(opens), 2)
     began = time.monotonic()
     for rank in (waiting, running):
         rank.send_signal(signal.SIGKILL)
         assert rank.wait() == -signal.SIGKILL
     assert time.monotonic() - began < 30
     with pytest.raises(OSError, match="too slow"):
-        server.fork(environment(SLEEPS), 2)
+        server.fork("rank", environment(SLEEPS), 2)
     own_forks.process.send_signal(signal.SIGCONT)
     assert own_forks.start("pass")[0].wait() == 0
     assert not (tmp_path / "ran").exists()

@@ -60,7 +60,7 @@ class Child:
         self._silent = False
         reader, writer = os.pipe()
         try:
-            forked = _forked(forks, environment, writer) if forks else None
+            forked = _forked(forks, command, environment, writer) if forks else None
             self._process = forked or _started(command, environment, writer)
         finally:
             os.close(writer)
@@ -143,11 +143,13 @@ class Child:
         return f"{who} ended by {how}{why}"
 
 
-def _forked(forks: ForkServer, environment: Mapping[str, str], heartbeat: int) -> _Process | None:
+def _forked(
+    forks: ForkServer, command: str, environment: Mapping[str, str], heartbeat: int
+) -> _Process | None:
     try:
-        return forks.fork(environment, heartbeat)
+        return forks.fork(command, environment, heartbeat)
     except OSError as problem:
-        _log.warning("no use of the fork server: %s; the rank is started by itself", problem)
+        _log.warning("no use of the fork server: %s; the %s is started by itself", problem, command)
         return None
 
 

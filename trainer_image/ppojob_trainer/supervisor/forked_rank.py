@@ -29,14 +29,16 @@ _SLOW_MS = 2_000
 
 @dataclass(frozen=True)
 class Order:
-    """What a rank is started with, besides its descriptors.
+    """What a process is started with, besides its descriptors.
 
     Attributes:
+        command: subcommand of this program, `rank` or `controller`.
         environment: all of it.
         folder: its working directory.
         group: its process group.
     """
 
+    command: str
     environment: dict[str, str]
     folder: str
     group: int
@@ -114,10 +116,11 @@ class ForkServer:
         """Never ask it again."""
         self._failure = self._failure or why
 
-    def fork(self, environment: Mapping[str, str], heartbeat: int) -> "ForkedRank":
+    def fork(self, command: str, environment: Mapping[str, str], heartbeat: int) -> "ForkedRank":
         """Order a rank; it is there some time later.
 
         Args:
+            command: subcommand of this program that it runs.
             environment: of the rank.
             heartbeat: writing end of its pipe.
 
@@ -128,7 +131,7 @@ class ForkServer:
             raise OSError(self._failure)
         if not suits(self._folder, environment):
             raise OSError("its libraries were loaded in another environment or session")
-        order = Order(dict(environment), os.getcwd(), os.getpgrp())
+        order = Order(command, dict(environment), os.getcwd(), os.getpgrp())
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with _socket_in(self._folder) as path:
