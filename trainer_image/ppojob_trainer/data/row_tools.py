@@ -15,6 +15,7 @@ from ppojob_trainer.data.columns import EXTRA_COLUMN, BadCell, Cells
 from ppojob_trainer.data.problems import DataReason
 from ppojob_trainer.json_value import Json
 
+_KWARGS: Final = "tools_kwargs"
 _SELECTION: Final = "tool_selection"
 
 
@@ -23,7 +24,7 @@ def created_tools(extra_info: Mapping[str, Json]) -> dict[str, bytes]:
 
     Whatever has another form is nobody's, as in verl.
     """
-    told = extra_info.get("tools_kwargs")
+    told = extra_info.get(_KWARGS)
     if not isinstance(told, dict):
         return {}
     return {
@@ -37,6 +38,24 @@ def selected_tools(extra_info: Mapping[str, Json]) -> list[str]:
     """Names of a row's tools, in its order; empty for all that there are."""
     told = extra_info.get(_SELECTION)
     return list(dict.fromkeys(map(str, told))) if isinstance(told, list) else []
+
+
+def untaken_kwargs(cells: Cells, names: Collection[str]) -> BadCell | None:
+    """Tell of data for a tool that the row's agent does not have: no tool is made with it.
+
+    Args:
+        cells: of the row.
+        names: of the tools of the row's agent; empty where it has none, and nothing is told then.
+    """
+    told = cells.extra_info.get(_KWARGS)
+    if not names or not isinstance(told, dict):
+        return None
+    # In a parquet file each row has the names of all, most of them null.
+    name = next((name for name, own in told.items() if own and name not in names), None)
+    if name is None:
+        return None
+    why, allowed = "the row's agent has no such tool", f"one of {', '.join(names)}"
+    return BadCell(f"{EXTRA_COLUMN}.{_KWARGS}", shown(name), why, allowed, DataReason.BAD_VALUE)
 
 
 def wrong_selection(cells: Cells, names: Collection[str]) -> BadCell | None:

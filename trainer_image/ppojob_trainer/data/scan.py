@@ -20,7 +20,7 @@ from ppojob_trainer.data.row_checks import (
     with_control_token,
 )
 from ppojob_trainer.data.row_file import RowFile
-from ppojob_trainer.data.row_tools import selected_tools, wrong_selection
+from ppojob_trainer.data.row_tools import selected_tools, untaken_kwargs, wrong_selection
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.json_value import Json
 
@@ -282,12 +282,13 @@ class Scanner:
 
     def _check_row(self, scan: Scan, candidate: _Candidate, control: tuple[str, ...]) -> None:
         """What rewards, tools and tokenizer say of a row."""
-        cells = candidate.cells
+        cells, tools = candidate.cells, self._tool_names(candidate.cells)
         found = (
             (scan.errors, unrewarded(cells, self.rewards, self.spec)),
-            (scan.errors, wrong_selection(cells, self._tool_names(cells))),
+            (scan.errors, wrong_selection(cells, tools)),
             (scan.errors, self.agents.problem(cells) if self.agents is not None else None),
             (scan.warnings, truthless(cells, self.spec) if self.rewards is None else None),
+            (scan.warnings, untaken_kwargs(cells, tools)),
             (scan.warnings, with_control_token(cells.prompt, control, self.spec)),
         )
         for findings, bad in found:
