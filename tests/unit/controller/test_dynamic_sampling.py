@@ -178,10 +178,10 @@ def chosen_of(stages: Rounds) -> list[int]:
     settings = DynamicSamplingSpec(metric="score", prompts_per_round=2, max_rounds=2)
     algorithm = AlgorithmSpec(type="grpo", prompts_per_step=2, samples_per_prompt=2)
     sampling = DynamicSampling(stages, algorithm, settings, drops=True)  # type: ignore[arg-type]
-    batch, _ = sampling.batch(
+    rows = sampling.rows(
         1, lambda count: [prompt(next(numbers)) for _ in range(count)], StepTimer()
     )
-    return [one.index for one in batch.prompts]
+    return [one.index for one in rows.batch.prompts]
 
 
 def test_failures_make_no_signal_and_fill_a_batch_last():

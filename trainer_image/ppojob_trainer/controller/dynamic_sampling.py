@@ -11,26 +11,24 @@ is the one that a job without dynamic sampling does. verl ends the job there.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from ppojob_trainer.controller.batch import Batch, Origin
+from ppojob_trainer.controller.batch_source import Draw, Rows
 from ppojob_trainer.controller.dropped_rows import dropped_rows
 from ppojob_trainer.controller.rollout_stages import RolloutStages
-from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.timer import StepTimer
 
 _log = logging.getLogger(__name__)
 
 METRIC = "spec.algorithm.dynamicSampling.metric"
-Draw = Callable[[int], list[PromptRow]]
-"""Draws so many further prompts."""
 
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Makes the batch of a step.
+    """Makes the rows of a step in rounds.
 
     Attributes:
         stages: generation and scoring.
@@ -44,17 +42,8 @@ class DynamicSampling:
     settings: DynamicSamplingSpec
     drops: bool
 
-    def batch(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Batch, dict[str, float]]:
-        """Generate, score and keep rounds until the batch is full, or they are used up.
-
-        Args:
-            step: number of the step.
-            draw: the job's prompts, in their order.
-            timer: takes the seconds of each stage.
-
-        Returns:
-            The batch, and how it came about, by name of the metric.
-        """
+    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
+        """Generate, score and keep rounds until the batch is full, or they are used up."""
         rounds: list[Batch] = []
         signals: list[list[bool]] = []
         lost, size = set[tuple[int, int]](), self.algorithm.prompts_per_step
@@ -74,7 +63,8 @@ class DynamicSampling:
                 *(step, len(rounds), found, size, self.settings.metric),
             )
         origins = choose(signals, size, lost)
-        return chosen_batch(rounds, origins), sampling_metrics(signals, size)
+        metrics = sampling_metrics(signals, size)
+        return Rows(chosen_batch(rounds, origins), is_kept=True, metrics=metrics)
 
     def _round(
         self, number: int, step: int, draw: Draw, timer: StepTimer

@@ -1,10 +1,10 @@
 """One step of the loop, in the order of the paper.
 
 generate -> score, beside (old, reference log-probabilities, values) -> keep the rows -> advantages
--> update critic -> update policy -> sync weights. Dynamic sampling does the first and the third, in
-rounds, before the passes. What a job does not need (a reference without KL, a critic without PPO,
-old log-probabilities when the step is one update) is decided when the step is built, never inside
-it.
+-> update critic -> update policy -> sync weights. A source of rows does the first, and one that
+chooses among them scores and keeps them too, before the passes. What a job does not need (a
+reference without KL, a critic without PPO, old log-probabilities when the step is one update) is
+decided when the step is built, never inside it.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.entropy_controller import EntropyController
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.batch_source import BatchSource, Draw
 from ppojob_trainer.controller.dropped_rows import dropped_rows
-from ppojob_trainer.controller.dynamic_sampling import Draw, DynamicSampling
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
@@ -182,7 +182,7 @@ class TrainingStep:
         updates: of each model that learns, in order.
         penalty: what long responses lose of their score; None for nothing.
         entropy: weighs the entropy bonus by the entropy; None where its weight is the job's.
-        sampling: makes the batch of groups with signal; None where all prompts are trained on.
+        source: makes the rows.
     """
 
     spec: PPOJobSpec
@@ -193,7 +193,7 @@ class TrainingStep:
     updates: tuple[Updates, ...]
     penalty: OverlongPenalty | None
     entropy: EntropyController | None
-    sampling: DynamicSampling | None
+    source: BatchSource
 
     def run(
         self, step: int, draw: Draw, coefficients: Coefficients, timer: StepTimer
@@ -206,12 +206,8 @@ class TrainingStep:
             coefficients: as the steps before have left them.
             timer: takes the seconds of each stage.
         """
-        greedy: Batch | None = None
-        sampled: dict[str, float] = {}
-        if self.sampling is None:
-            batch, greedy = self._generated(step, draw, timer)
-        else:
-            batch, sampled = self.sampling.batch(step, draw, timer)
+        rows = self.source.rows(step, draw, timer)
+        batch, greedy = rows.batch, rows.greedy
         with timer("gen"):
             self.flow.place(batch, step)
         before: dict[str, float] = {}
@@ -220,7 +216,7 @@ class TrainingStep:
             with timer("reward"):
                 if greedy is not None:
                     self.stages.score(greedy, step)
-                if self.sampling is None:  # whose rounds are scored and kept already
+                if not rows.is_kept:
                     finish_scoring = stack.enter_context(self.stages.scoring_of(batch, step))
             for forward in self.passes:
                 with timer(forward.timer):
@@ -232,7 +228,7 @@ class TrainingStep:
         with timer("write_rows"):
             if greedy is not None:
                 self.stages.keep(greedy, step)
-            if self.sampling is None:
+            if not rows.is_kept:
                 self.stages.keep(batch, step)
         with timer("adv"):
             advantaged = self._advantages(batch, greedy, step, coefficients.kl, dropped)
@@ -247,24 +243,12 @@ class TrainingStep:
             weights = SyncWeights(step, refresh_reference=self._refreshes_after(step))
             self.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
         # A pass over all rows knows better than updates, which leave rows out.
-        statistics |= before | sampled | self._penalties(batch)
+        statistics |= before | rows.metrics | self._penalties(batch)
         return StepResult(batch, advantaged, statistics, dropped)
 
     def _refreshes_after(self, step: int) -> bool:
         refresh = self.spec.algorithm.kl.reference_refresh
         return refresh is not None and step % refresh.every_steps == 0
-
-    def _generated(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Batch, Batch | None]:
-        """Rows to train on, and greedy responses to their prompts where somebody reads those."""
-        algorithm, owners = self.spec.algorithm, len(self.stages.actor.ranks)
-        with timer("data"):
-            prompts = draw(algorithm.prompts_per_step)
-        batch = Batch("train", prompts, algorithm.samples_per_prompt, owners)
-        has_greedy = algorithm.estimator.has_greedy
-        greedy = Batch("greedy", prompts, 1, owners) if has_greedy else None
-        with timer("gen"):
-            self.stages.generate(batch, step, greedy)
-        return batch, greedy
 
     def _with_bonus(self, coefficients: Coefficients, before: dict[str, float]) -> Coefficients:
         """The coefficients, that of the entropy bonus as the entropy of this step wants it."""

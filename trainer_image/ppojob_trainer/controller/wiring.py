@@ -15,6 +15,7 @@ from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller.agreement import Agreement
+from ppojob_trainer.controller.batch_source import BatchSource, OneRound
 from ppojob_trainer.controller.best_commit import BestCommit
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.dynamic_sampling import DynamicSampling
@@ -176,9 +177,9 @@ def _scoring(spec: PPOJobSpec, roles: Roles, hosts: dict[str, RoleGroup], began:
 def _training_step(
     spec: PPOJobSpec, stages: RolloutStages, hosts: dict[str, RoleGroup], uid: str
 ) -> TrainingStep:
-    sampling = None
+    source: BatchSource = OneRound(stages, spec.algorithm)
     if (settings := spec.algorithm.dynamic_sampling) is not None:
-        sampling = DynamicSampling(stages, spec.algorithm, settings, drops=spec.drops_responses)
+        source = DynamicSampling(stages, spec.algorithm, settings, drops=spec.drops_responses)
     return TrainingStep(
         spec=spec,
         roles=stages.roles,
@@ -188,7 +189,7 @@ def _training_step(
         updates=_updates(spec, hosts),
         penalty=_penalty(spec),
         entropy=_entropy_controller(spec),
-        sampling=sampling,
+        source=source,
     )
 
 
