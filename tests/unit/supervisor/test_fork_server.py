@@ -298,6 +298,16 @@ def test_a_server_that_is_stopped_delays_nobody(own_forks: Forks, tmp_path: Path
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_signal_waits_for_the_fork(own_forks: Forks):
+    server = ForkServer(own_forks.folder)
+    own_forks.process.send_signal(signal.SIGSTOP)
+    listens = "import signal; signal.pthread_sigmask(signal.SIG_SETMASK, []); "
+    rank = server.fork("controller", environment(listens + SLEEPS), 2)
+    rank.send_signal(signal.SIGTERM)
+    own_forks.process.send_signal(signal.SIGCONT)
+    assert rank.wait() == -signal.SIGTERM
+
+
 def test_a_pod_without_its_server_starts_ranks_by_themselves(tmp_path: Path, caplog):
     """They end at once, since nobody tells them who they are."""
     told = {"fork_server": str(tmp_path / "nowhere"), "environment": environment("")}

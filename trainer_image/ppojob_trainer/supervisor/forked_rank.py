@@ -155,6 +155,7 @@ class ForkedRank:
         self._server = server
         self._connection = connection
         self._process: int | None = None  # a descriptor: ids are used again, these are not
+        self._early: list[int] = []  # signals from before it was forked
         self.pid = 0
         self.returncode: int | None = None
 
@@ -165,13 +166,15 @@ class ForkedRank:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Signal the rank; one that is yet to be forked never will be, if this is to kill it."""
+        """Signal the rank, once it is forked; it never will be, if this is to kill it."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, number)
         elif number == signal.SIGKILL:
             self._server.give_up("it was too slow to fork a rank that was to end")
             self._end(-signal.SIGKILL)
+        else:
+            self._early.append(number)
 
     def wait(self) -> int:
         """Wait until the process is gone; answers how it ended."""
@@ -193,6 +196,8 @@ class ForkedRank:
         if descriptors:
             (self._process,) = descriptors
             self.pid = int(answer)
+            for number in self._early:
+                self.send_signal(number)
         elif answer:
             self._end(int(answer))
         else:
