@@ -106,9 +106,9 @@ def test_ctrl_c_while_starting_ends_at_once_and_leaves_no_older_summary(start, t
     run_folders.wait_until_gone(output)
 
 
-@pytest.mark.parametrize("command", ["supervise", "controller"])
+@pytest.mark.parametrize("command", ["supervise", "fork-server"])
 def test_ctrl_c_before_anybody_listens(command, start, tiny_job, tmp_path: Path, output):
-    """Python stands at the gate before the first line of ours."""
+    """Python stands at the gate before the first line of ours: a pod's, or the controller's."""
     gate = tmp_path / "open"
     (tmp_path / "sitecustomize.py").write_text(
         "import pathlib, sys, time\n"
@@ -121,14 +121,21 @@ def test_ctrl_c_before_anybody_listens(command, start, tiny_job, tmp_path: Path,
     def pids() -> dict[str, int]:
         return run_folders.rank_pids(output, "controller")
 
-    run.wait_until(lambda: command in pids(), f"{command} started")
-    early = pids()[command]
-    run.process.send_signal(signal.SIGINT)
-    run.wait_until(
-        # One that is gone was killed by it, which shows at the end.
-        lambda: pids().get(command) != early or run_folders.is_told_to_end(early),
-        f"{command} told to end",
-    )
+    if command == "supervise":
+        run.wait_until(lambda: command in pids(), "the pod started")
+        early = pids()[command]
+        run.process.send_signal(signal.SIGINT)
+        run.wait_until(
+            # One that is gone was killed by it, which shows at the end.
+            lambda: pids().get(command) != early or run_folders.is_told_to_end(early),
+            "the pod told to end",
+        )
+    else:
+        ordered = "controller: attempt 1: started ['by the fork server']"
+        run.wait_until(lambda: ordered in run.logs(), "the controller ordered")
+        run.process.send_signal(signal.SIGINT)
+        asked = "asked to end; the controller finishes its step"
+        run.wait_until(lambda: asked in run.logs(), "the controller told to end")
     gate.touch()
     assert run.wait() == 130, run.logs()
     run_folders.wait_until_gone(output)
