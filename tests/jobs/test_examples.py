@@ -20,6 +20,7 @@ SHORT = (
     "spec.algorithm.promptsPerStep=2",
     "spec.algorithm.samplesPerPrompt=4",
     "spec.data.maxValidationRows=4",
+    "spec.rollout.kvCacheGib=0.25",
     "spec.roles.actorRollout.threadsPerRank=1",
 )
 SOME_CALL = ("spec.algorithm.promptsPerStep=4",)
@@ -142,7 +143,6 @@ def run_gsm8k(home: Path, output: Path, name: str, data: str, *options: str) -> 
         name,
         "spec.model.path=models/smollm2-135m",  # what this machine has
         "spec.roles.actorRollout.gpusPerReplica=0",
-        "spec.rollout.kvCacheGib=1",
         f"spec.data.maxResponseTokens={128 if options else 32}",
         "spec.algorithm.miniBatchPrompts=2",
         "spec.checkpoint.best=null",
