@@ -1,4 +1,4 @@
-"""The event files of TensorBoard, whose library takes long to import: who writes them does so."""
+"""The event files of TensorBoard, apart from other sinks: its library takes long to import."""
 
 import math
 import re
