@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     if parent := os.environ.get(contract.ENV_DIE_WITH_PARENT):
         die_with_parent(int(parent))  # first of all: what follows takes its time
     if command == "fork-server":
-        return _fork_ranks()
+        return _serve_forks()
     role = os.environ.get(contract.ENV_ROLE, "?")
     logging.basicConfig(
         level=logging.INFO,
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         return problem.exit_status
 
 
-def _fork_ranks() -> int:
+def _serve_forks() -> int:
     """The fork server, and from then on each of its forks."""
     from ppojob_trainer.fork_server import serve
 

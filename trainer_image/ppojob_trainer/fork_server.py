@@ -1,9 +1,10 @@
 """`ppojob_trainer fork-server`: loads what ranks of models need once, and forks each of them.
 
 Loading PyTorch and transformers takes seconds of a core, in every rank and at every restart; a fork
-has them in milliseconds. To its role a forked rank is as any other (docs/adr/0024): it has the
-environment, folder, process group, descriptors and threads that its supervisor asks for, and lives
-no longer than that supervisor, or than this server.
+has them in milliseconds. Controllers and ranks without a model are forked as well, where there is a
+server. To its job a fork is as any other process (docs/adr/0024): it has the environment, folder,
+process group, descriptors and threads that its supervisor asks for, and lives no longer than that
+supervisor, or than this server.
 
 One thread serves, so that a fork finds no lock held by another.
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 from ppojob_api import contract
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.heartbeat_pipe import die_with_parent
-from ppojob_trainer.supervisor.forked_rank import Order
+from ppojob_trainer.supervisor.forked_process import Order
 
 _LOADED = (
     "torch",
@@ -45,8 +46,8 @@ _ARGUMENTS_IN_STAT = slice(45, 47)
 
 
 @dataclass(frozen=True)
-class _Rank:
-    """A rank that was forked: who asked for it, and what the kernel knows of it."""
+class _Fork:
+    """A process that was forked: who asked for it, and what the kernel knows of it."""
 
     connection: socket.socket
     pid: int
@@ -54,7 +55,7 @@ class _Rank:
 
 
 class _Server:
-    """Waits for orders; its connections are those that have not ordered yet, and of ranks.
+    """Waits for orders; its connections are those that have not ordered yet, and of forks.
 
     Args:
         listener: accepts them.
@@ -65,16 +66,16 @@ class _Server:
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         self._waiting: dict[int, socket.socket] = {}
-        self._ranks: dict[int, _Rank] = {}  # by connection
-        self._ended: dict[int, _Rank] = {}  # by process
+        self._forks: dict[int, _Fork] = {}  # by connection
+        self._ended: dict[int, _Fork] = {}  # by process
 
-    def next_rank(self) -> tuple[Order, list[int]]:
-        """Serve for good; what this returns, it returns in a fork: what the rank was ordered as."""
+    def next_fork(self) -> tuple[Order, list[int]]:
+        """Serve for good; what this returns, it returns in a fork: what it was ordered as."""
         while True:
             events = dict(self._poll.poll())
             # Whoever asks again has closed before: what it had must not outlive that.
-            for connection in self._ranks.keys() & events.keys():
-                self._kill(self._ranks.pop(connection))
+            for connection in self._forks.keys() & events.keys():
+                self._kill(self._forks.pop(connection))
             for process in self._ended.keys() & events.keys():
                 self._tell_end(self._ended.pop(process))
             for connection in self._waiting.keys() & events.keys():
@@ -88,7 +89,7 @@ class _Server:
                 self._poll.register(accepted, select.POLLIN)
 
     def _take_order(self, connection: socket.socket, event: int) -> tuple[Order, list[int]] | None:
-        """Fork the rank that a connection asks for; answers in the fork alone."""
+        """Fork what a connection asks for; answers in the fork alone."""
         descriptors: list[int] = []
         try:
             if event & (select.POLLHUP | select.POLLERR):
@@ -97,7 +98,7 @@ class _Server:
             order = Order.from_json(text)
             pid = os.fork()
         except (OSError, ValueError, TypeError) as problem:
-            _say(f"no rank was forked: {problem}")
+            _say(f"nothing was forked: {problem}")
             connection.close()
         else:
             if pid == 0:
@@ -110,39 +111,39 @@ class _Server:
         return None
 
     def _keep(self, connection: socket.socket, pid: int, order: Order) -> None:
-        rank = _Rank(connection, pid, os.pidfd_open(pid))
-        with contextlib.suppress(OSError):  # the rank does so too; one of both is the first
+        fork = _Fork(connection, pid, os.pidfd_open(pid))
+        with contextlib.suppress(OSError):  # the fork does so too; one of both is the first
             os.setpgid(pid, order.group)
-        self._ranks[connection.fileno()] = rank
-        self._ended[rank.process] = rank
+        self._forks[connection.fileno()] = fork
+        self._ended[fork.process] = fork
         self._poll.register(connection, select.POLLIN)
-        self._poll.register(rank.process, select.POLLIN)
+        self._poll.register(fork.process, select.POLLIN)
         with contextlib.suppress(ConnectionError):  # which the poll will tell
-            socket.send_fds(connection, [str(pid).encode()], [rank.process])
+            socket.send_fds(connection, [str(pid).encode()], [fork.process])
 
-    def _kill(self, rank: _Rank) -> None:
+    def _kill(self, fork: _Fork) -> None:
         """Its supervisor is gone; the process is not reaped yet, so the number is still its own."""
-        os.kill(rank.pid, signal.SIGKILL)
-        self._poll.unregister(rank.connection)
-        rank.connection.close()
+        os.kill(fork.pid, signal.SIGKILL)
+        self._poll.unregister(fork.connection)
+        fork.connection.close()
 
-    def _tell_end(self, rank: _Rank) -> None:
-        code = os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1])
-        self._poll.unregister(rank.process)
-        os.close(rank.process)
-        if self._ranks.pop(rank.connection.fileno(), None) is not None:
-            self._poll.unregister(rank.connection)
+    def _tell_end(self, fork: _Fork) -> None:
+        code = os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1])
+        self._poll.unregister(fork.process)
+        os.close(fork.process)
+        if self._forks.pop(fork.connection.fileno(), None) is not None:
+            self._poll.unregister(fork.connection)
             with contextlib.suppress(ConnectionError):
-                rank.connection.send(str(code).encode())
-            rank.connection.close()
+                fork.connection.send(str(code).encode())
+            fork.connection.close()
 
     def _close(self) -> None:
         """Let go of what is the server's, in a fork."""
         for connection in (self._listener, *self._waiting.values()):
             connection.close()
-        for rank in self._ended.values():
-            rank.connection.close()
-            os.close(rank.process)
+        for fork in self._ended.values():
+            fork.connection.close()
+            os.close(fork.process)
 
 
 def serve() -> str:
@@ -164,17 +165,19 @@ def serve() -> str:
     for name in _LOADED:
         importlib.import_module(name)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        raise ConfigError(f"fork server: got {threads} threads: ranks are started by themselves")
-    # What is loaded stays: no collection looks at it again, in no rank.
+        raise ConfigError(
+            f"fork server: got {threads} threads: processes are started by themselves"
+        )
+    # What is loaded stays: no collection looks at it again, in no fork.
     gc.collect()
     gc.freeze()
     server = os.getpid()
-    order, descriptors = _Server(listener).next_rank()
-    _become_rank(server, order, descriptors)
+    order, descriptors = _Server(listener).next_fork()
+    _become(server, order, descriptors)
     return order.command
 
 
-def _become_rank(server: int, order: Order, descriptors: list[int]) -> None:
+def _become(server: int, order: Order, descriptors: list[int]) -> None:
     """Make a fork what a process is that was started as `ppojob_trainer COMMAND`.
 
     Its number of threads every rank sets itself (`open_role_world`).

@@ -23,7 +23,7 @@ from pod_plans import pod_plan
 
 from ppojob_api import contract
 from ppojob_trainer import stop_signal
-from ppojob_trainer.supervisor.forked_rank import ForkedRank, ForkServer, listen, suits
+from ppojob_trainer.supervisor.forked_process import ForkedProcess, ForkServer, listen, suits
 from ppojob_trainer.supervisor.pod import Pod
 from ppojob_trainer.supervisor.rank_variables import rank_variables
 
@@ -63,7 +63,9 @@ class Forks:
     folder: Path
     process: subprocess.Popen[bytes]
 
-    def start(self, program: str, command: str = "rank", **changes: str) -> tuple[ForkedRank, Path]:
+    def start(
+        self, program: str, command: str = "rank", **changes: str
+    ) -> tuple[ForkedProcess, Path]:
         """A rank, and the file that it prints to."""
         printed = Path(tempfile.mkstemp(dir=self.folder)[1])
         kept = os.dup(1)
@@ -95,7 +97,7 @@ def own_forks(tmp_path: Path) -> Iterator[Forks]:
         server.kill()
 
 
-def wait_for_fork(rank: ForkedRank) -> int:
+def wait_for_fork(rank: ForkedProcess) -> int:
     """Wait until a rank is there; answers its process id."""
     eventually(lambda: rank.poll() is not None or rank.pid > 0, seconds=200)
     assert rank.returncode is None
@@ -222,7 +224,7 @@ def test_a_rank_is_of_the_group_of_its_supervisor(forks: Forks):
 SUPERVISOR = """
 import os, sys, time
 from pathlib import Path
-from ppojob_trainer.supervisor.forked_rank import ForkServer
+from ppojob_trainer.supervisor.forked_process import ForkServer
 nowhere = os.open(os.devnull, os.O_WRONLY)
 rank = ForkServer(Path(sys.argv[1])).fork("rank", dict(os.environ), nowhere)
 time.sleep(600)

@@ -13,7 +13,7 @@ from typing import Protocol
 from ppojob_api import contract
 from ppojob_trainer.heartbeat_pipe import HeartbeatReader
 from ppojob_trainer.rpc.messages.pods import RankState
-from ppojob_trainer.supervisor.forked_rank import ForkServer
+from ppojob_trainer.supervisor.forked_process import ForkServer
 
 _log = logging.getLogger(__name__)
 _STACK_DUMP_SECONDS = 0.5

@@ -17,7 +17,7 @@ from ppojob_api import contract
 from ppojob_trainer import stop_signal
 from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.supervisor.child import Child
-from ppojob_trainer.supervisor.forked_rank import ForkServer
+from ppojob_trainer.supervisor.forked_process import ForkServer
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class PodPlan:
         restarts_without_progress: how often a controller that gets nothing done is started again.
         environment: what its processes inherit.
         has_gpus: whether each rank has a GPU, the one of its number among those of the pod.
-        fork_server: folder of the server that its ranks are forked by; None: by nobody.
+        fork_server: folder of the server that its processes are forked by; None: by nobody.
     """
 
     role: str

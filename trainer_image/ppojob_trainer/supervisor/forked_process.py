@@ -1,8 +1,8 @@
-"""Ranks that a fork server starts (`ppojob_trainer.fork_server`), as their supervisor sees them.
+"""Processes of a fork server (`ppojob_trainer.fork_server`), as their supervisor sees them.
 
-One connection is one rank. The supervisor sends an order with three descriptors: the heartbeat
+One connection is one process. The supervisor sends an order with three descriptors: the heartbeat
 pipe, standard output and standard error. The server answers with the process id, and a descriptor
-of the process, once it has forked, and with the exit status at the end. It kills the rank when the
+of the process, once it has forked, and with the exit status at the end. It kills it when the
 connection closes.
 """
 
@@ -70,7 +70,7 @@ def listen(folder: Path, environment: Mapping[str, str]) -> socket.socket:
 
 
 def suits(folder: Path, environment: Mapping[str, str]) -> bool:
-    """Whether the server of a folder may fork ranks with this environment for this process.
+    """Whether the server of a folder may fork processes with this environment for this process.
 
     Raises:
         OSError: there is none.
@@ -116,16 +116,16 @@ class ForkServer:
         """Never ask it again."""
         self._failure = self._failure or why
 
-    def fork(self, command: str, environment: Mapping[str, str], heartbeat: int) -> "ForkedRank":
-        """Order a rank; it is there some time later.
+    def fork(self, command: str, environment: Mapping[str, str], heartbeat: int) -> "ForkedProcess":
+        """Order a process; it is there some time later.
 
         Args:
             command: subcommand of this program that it runs.
-            environment: of the rank.
+            environment: of the process.
             heartbeat: writing end of its pipe.
 
         Raises:
-            OSError: the server is not there, or the rank is none that it could fork.
+            OSError: the server is not there, or the process is none that it could fork.
         """
         if self._failure is not None:
             raise OSError(self._failure)
@@ -140,11 +140,11 @@ class ForkServer:
         except BaseException:
             connection.close()
             raise
-        return ForkedRank(self, connection)
+        return ForkedProcess(self, connection)
 
 
-class ForkedRank:
-    """One rank; what it answers is what `subprocess.Popen` would.
+class ForkedProcess:
+    """One process; what it answers is what `subprocess.Popen` would.
 
     Attributes:
         pid: process id; 0 until the server has forked it.
@@ -166,12 +166,12 @@ class ForkedRank:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Signal the rank, once it is forked; it never will be, if this is to kill it."""
+        """Signal the process, once it is forked; it never will be, if this is to kill it."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, number)
         elif number == signal.SIGKILL:
-            self._server.give_up("it was too slow to fork a rank that was to end")
+            self._server.give_up("it was too slow to fork a process that was to end")
             self._end(-signal.SIGKILL)
         else:
             self._early.append(number)
@@ -203,7 +203,7 @@ class ForkedRank:
         else:
             self._server.give_up("it has ended")
             if self._process is not None:
-                _is_readable(self._process, None)  # the kernel kills its ranks
+                _is_readable(self._process, None)  # the kernel kills its forks
             self._end(-signal.SIGKILL)
 
     def _end(self, code: int) -> None:
