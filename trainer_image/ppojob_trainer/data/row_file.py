@@ -1,6 +1,7 @@
 """What the data set asks of a file of rows, whatever its format."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
 from ppojob_trainer.data.problems import DataProblem
@@ -10,7 +11,7 @@ Row = Mapping[str, object]
 ``DataProblem``, whose place is left out, stands for a cell that has no Python value."""
 
 
-class RowFile:
+class RowFile(ABC):
     """One open file, read once from the front, a few megabytes of it in memory at a time.
 
     Attributes:
@@ -22,9 +23,9 @@ class RowFile:
         self.path = path
         self.num_rows = num_rows
 
+    @abstractmethod
     def rows(self) -> Iterator[Row | DataProblem]:
         """Yield every row in order, and in place of one that cannot be read why."""
-        raise NotImplementedError
 
     def digest(self) -> str:
         """SHA-256 in hex of what its rows are made of; after the pass over ``rows``."""
@@ -35,5 +36,5 @@ class RowFile:
         """A row as people count those of this format; here ``file[number]``, from 0."""
         return f"{self.path}[{number}]"
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  some hold nothing
         """Give back what is held."""

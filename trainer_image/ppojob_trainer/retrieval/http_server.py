@@ -6,6 +6,7 @@ The request is ``{"queries": [...], "topk": 3, "return_scores": true}``; the ans
 """
 
 import threading
+from abc import ABC, abstractmethod
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Annotated, Final
@@ -57,9 +58,10 @@ def retrieve_server(retriever: Retriever, address: str, port: int, *, topk: int)
     return PageServer(address, port, Handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler, ABC):
+    @abstractmethod
     def find(self, request: _Request) -> list[list[Passage]]:
-        raise NotImplementedError
+        """The passages for each query, best first."""
 
     def do_GET(self) -> None:
         if self.path == "/healthz":
