@@ -6,13 +6,13 @@ thrown away, so what was read before is held against the file at every look.
 
 import math
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from ppojob_api.run_layout import METRICS_FILE
 from ppojob_cli.run_state import RunState, StepRecord
 from ppojob_trainer.controller.progress import STATUS_FILE, TrainingStatus
+from ppojob_trainer.metrics.new_lines import NewLines
 
 
 class RunReader:
@@ -26,17 +26,15 @@ class RunReader:
     def __init__(self, folder: Path, *, since: float = 0.0) -> None:
         self._folder = folder
         self._since = since
-        self._end = 0
-        self._last_line = b""
+        self._lines = NewLines(folder / METRICS_FILE)
         self._records: tuple[StepRecord, ...] = ()
 
     def read(self) -> RunState:
         """The run as it stands now."""
-        try:
-            with (self._folder / METRICS_FILE).open("rb") as file:
-                self._read_new_lines(file)
-        except OSError:
-            self._forget()
+        lines = self._lines.read()
+        kept = () if self._lines.is_anew else self._records
+        new = (record for line in lines if (record := step_record(line)) is not None)
+        self._records = (*kept, *new) if lines else kept
         return RunState(self._status(), self._records)
 
     def _status(self) -> TrainingStatus | None:
@@ -46,27 +44,6 @@ class RunReader:
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
         return status if status.since >= self._since else None
-
-    def _read_new_lines(self, file: BinaryIO) -> None:
-        file.seek(self._end - len(self._last_line))
-        # A line that was written anew has another time, so a cut is seen even behind new lines.
-        if file.read(len(self._last_line)) != self._last_line:
-            self._forget()
-            file.seek(0)
-        data = file.read()
-        # What has no newline yet is being written, or was torn and will be cut.
-        lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
-        if not lines:
-            return
-        self._end += sum(len(line) for line in lines)
-        self._last_line = lines[-1]
-        new = (record for line in lines if (record := step_record(line)) is not None)
-        self._records = (*self._records, *new)
-
-    def _forget(self) -> None:
-        self._end = 0
-        self._last_line = b""
-        self._records = ()
 
 
 def step_record(line: bytes) -> StepRecord | None:

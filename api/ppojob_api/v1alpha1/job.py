@@ -24,7 +24,7 @@ from ppojob_api.v1alpha1.section import Items, Section, Seed
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.v1alpha1.training import DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
 
-Logger = Literal["console", "tensorboard"]
+Logger = Literal["console", "tensorboard", "wandb", "mlflow"]
 
 
 class Metadata(Section):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ppojob_api import contract
 from ppojob_api.checks.schedule import steps_of_run
+from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.entropy_controller import EntropyController
@@ -48,6 +49,9 @@ from ppojob_trainer.rewards.overlong import OverlongPenalty
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.identity import code_digest, config_digest
 from ppojob_trainer.rpc.keys import read_key_ring
+from ppojob_trainer.trackers.libraries import LIBRARIES
+from ppojob_trainer.trackers.messages import TrackedRun
+from ppojob_trainer.trackers.sink import TrackerSink
 
 
 def build_loop(
@@ -84,7 +88,7 @@ def build_loop(
         retriever=hosts.get("retriever"),
     )
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
-    records = Records(_sinks(spec, run_folder, shown, stack), run_folder)
+    records = Records(_sinks(config, run_folder, began, shown, stack), run_folder)
     total_steps = steps_of_run(spec, len(train))
     reporter.report(total_steps=total_steps)
     training = _training_step(spec, stages, hosts, config.uid)
@@ -308,13 +312,20 @@ def _roles(
 
 
 def _sinks(
-    spec: PPOJobSpec, run_folder: Path, shown: Prometheus, stack: contextlib.ExitStack
+    config: RunConfig,
+    run_folder: Path,
+    began: float,
+    shown: Prometheus,
+    stack: contextlib.ExitStack,
 ) -> Sinks:
     sinks: list[Sink] = [JsonLines(run_folder / METRICS_FILE), shown]
-    if "tensorboard" in spec.loggers:
+    if "tensorboard" in config.spec.loggers:
         from ppojob_trainer.metrics.event_files import TensorBoard
 
         sinks.append(TensorBoard(run_folder / TENSORBOARD_FOLDER))
+    for tracker in LIBRARIES:
+        if tracker in config.spec.loggers:
+            sinks.append(TrackerSink(TrackedRun.of(tracker, config, run_folder, began)))
     all_sinks = Sinks(tuple(sinks))
     stack.callback(all_sinks.close)
     return all_sinks

@@ -1,0 +1,1 @@
+"""Experiment trackers (wandb, mlflow): views of metrics.jsonl by processes of their own."""

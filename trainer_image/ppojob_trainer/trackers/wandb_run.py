@@ -1,0 +1,71 @@
+"""A job's run in Weights & Biases: on its server where there is a key, else in the run folder."""
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ppojob_api.run_layout import WANDB_FOLDER
+from ppojob_trainer.trackers.messages import Phase, TrackedRun
+
+
+class WandbRun:
+    """One run with an id of its own, gone on with at every start.
+
+    Every setting is a variable of wandb's own, so that what a user sets stands (`WANDB_PROJECT`,
+    `WANDB_ENTITY`, `WANDB_RUN_GROUP`, `WANDB_MODE` and so on). The server says how far it is.
+    Without a server nobody does: the folder of an offline run is made anew with all steps at every
+    start, so that there is one, with the whole curve in it.
+
+    Args:
+        run: the job.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        settings = {
+            "WANDB_PROJECT": "ppojob",
+            "WANDB_NAME": run.name,
+            "WANDB_RUN_ID": run.id,
+            "WANDB_DIR": run.folder,
+            "WANDB_SILENT": "true",
+            "WANDB_CONSOLE": "off",
+            "WANDB_DISABLE_CODE": "true",
+            "WANDB_DISABLE_GIT": "true",
+        }
+        for name, value in settings.items():
+            os.environ.setdefault(name, value)
+        import wandb
+
+        mode = os.environ.get("WANDB_MODE")
+        if mode is None:
+            mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
+        is_online = mode == "online"
+        if mode == "offline":
+            _forget_offline_runs()
+        self._run: Any = wandb.init(
+            mode=mode,
+            config=run.config,
+            resume="allow" if is_online else None,
+            allow_val_change=True,
+            # Of a pod without a model.
+            settings=wandb.Settings(x_disable_stats=True),
+        )
+        self.last_step = self._run.step - 1
+        folder = shlex.quote(str(Path(self._run.dir).parent))
+        offline = f"offline; once the job has ended: wandb sync {folder}"
+        self.told: str = self._run.url if is_online else offline
+
+    def write(self, step: int, unix_seconds: float, metrics: dict[str, float]) -> None:
+        """Log a step."""
+        self._run.log({**metrics, "_timestamp": unix_seconds}, step=step, commit=True)
+
+    def close(self, phase: Phase) -> None:
+        """Wait until the server has all."""
+        self._run.finish(exit_code=int(phase == "Failed"))
+
+
+def _forget_offline_runs() -> None:
+    root = Path(os.environ["WANDB_DIR"]) / WANDB_FOLDER
+    for folder in root.glob(f"offline-run-*-{os.environ['WANDB_RUN_ID']}"):
+        shutil.rmtree(folder)
