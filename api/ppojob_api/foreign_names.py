@@ -216,7 +216,8 @@ launch_reward_fn_async | not needed | reward functions always work beside the pa
 sandbox_fusion.memory_limit_mb | spec.sandbox.memoryMib
 sandbox_fusion.url | spec.sandbox.url
 sandbox_fusion.max_concurrent | spec.roles.reward.cpu | calls of a pod at one time
-experiment_name project_name | metadata.name
+experiment_name | metadata.name
+project_name | spec.pods[].env | WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME
 n_gpus_per_node | spec.roles.actorRollout.gpusPerReplica
 device | spec.roles.actorRollout.gpusPerReplica | where 0 is the CPU
 default_local_dir | spec.checkpoint.volume.claimName | and `ppojob run --output` here
@@ -402,7 +403,9 @@ max_ckpt_num | spec.checkpoint.keepLast
 save_hf_ckpt | spec.checkpoint.export
 load_checkpoint | spec.checkpoint.resume
 use_tensorboard | spec.loggers | [console, tensorboard]
-use_wandb wandb_project wandb_run_name wandb_group wandb_org | not yet | wandb
+use_wandb | spec.loggers | [console, wandb]
+wandb_run_name | metadata.name
+wandb_project wandb_group wandb_org | spec.pods[].env | WANDB_PROJECT, WANDB_RUN_GROUP, WANDB_ENTITY
 """)
 
 # A name that several frameworks have stands with the first of them.
@@ -463,5 +466,5 @@ spec.data.overlongPrompts | filter | drop
 spec.checkpoint.resume | latest | auto
 spec.checkpoint.resume | disable resume_path from_path | not yet
 spec.loggers | file | not needed | metrics.jsonl is always written
-spec.loggers | wandb mlflow swanlab vemlp_wandb clearml trackio comet rl_insight | not yet
+spec.loggers | swanlab vemlp_wandb clearml trackio comet rl_insight | not yet
 """)

@@ -88,6 +88,24 @@ def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Prob
         yield Problem(NUMA, ABSENT, why, "apt-get install libnuma1", ReasonCode.REQUIRED)
 
 
+def check_trackers(config: RunConfig, missing: Mapping[str, str]) -> Iterator[Problem]:
+    """Trackers whose library is not installed here.
+
+    Args:
+        config: the run.
+        missing: as `libraries.missing_modules` gives them.
+    """
+    for place, logger in enumerate(config.spec.loggers):
+        if logger in missing:
+            yield Problem(
+                f"spec.loggers[{place}]",
+                shown(logger),
+                f"the package {missing[logger]} is not installed here",
+                f"pip install '.[{logger}]' in a clone of PPOJob, or a job without this logger",
+                ReasonCode.REQUIRED,
+            )
+
+
 def check_gpus(config: RunConfig) -> Iterator[Problem]:
     """More GPUs than a job here may use."""
     needed = {

@@ -17,6 +17,7 @@ from ppojob_cli.machine_checks import (
     check_gpus,
     check_lifecycle,
     check_memory,
+    check_trackers,
     check_versions,
     check_vllm,
     threads_warning,
@@ -40,6 +41,7 @@ from ppojob_trainer.rewards.row_checks import row_checks
 from ppojob_trainer.tools.built_in.search import passages_a_query
 from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.schemas import tool_schemas
+from ppojob_trainer.trackers.libraries import missing_modules
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ def check_run(config: RunConfig, output: Path) -> Preflight:
             *check_lifecycle(config),
             *check_versions(config),
             *check_vllm(config, vllm_builds()),
+            *check_trackers(config, missing_modules()),
             *check_output(config, output, found.parameters),
         ]
     )

@@ -14,8 +14,11 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import (
     EXPORT_FOLDER,
     LOGS_FOLDER,
+    MLFLOW_FILE,
+    MLFLOW_FOLDER,
     SUMMARY_FILE,
     TENSORBOARD_FOLDER,
+    WANDB_FOLDER,
 )
 from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import short_name
@@ -130,6 +133,12 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
     if (folder / TENSORBOARD_FOLDER).is_dir():
         logs = shlex.quote(str(folder / TENSORBOARD_FOLDER))
         lines.append(f"  curves      tensorboard --logdir {logs}")
+    for offline in sorted(folder.glob(f"{WANDB_FOLDER}/offline-run-*")):
+        lines.append(f"  wandb       wandb sync {shlex.quote(str(offline))}")
+    store = folder.absolute() / MLFLOW_FOLDER / MLFLOW_FILE
+    if store.is_file():
+        uri = shlex.quote(f"sqlite:///{store}")
+        lines.append(f"  mlflow      mlflow ui --backend-store-uri {uri}")
     return [printable(line) for line in lines]
 
 

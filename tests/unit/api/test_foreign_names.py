@@ -61,7 +61,7 @@ critic_learning_rate         critic.optimizer.learningRate
 generate_max_len             data.maxResponseTokens
 num_episodes                 steps.epochs
 dynamic_filtering            FILTERING OF GROUPS BY A RANGE
-use_wandb                    WANDB
+use_wandb                    loggers
 """
 CASES = [line.split(maxsplit=1) for line in NAMES.strip().splitlines()]
 

@@ -31,9 +31,14 @@ _OF_ALL: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_
                   "CURL_CA_BUNDLE")  # fmt: skip
 
 
-def missing_module(tracker: str) -> str | None:
-    """The first module that is not installed; None where all are."""
-    return next((name for name in LIBRARIES[tracker].modules if not _is_there(name)), None)
+def missing_modules() -> dict[str, str]:
+    """By tracker the first module that is not installed; trackers that have all are left out."""
+    missing: dict[str, str] = {}
+    for tracker, library in LIBRARIES.items():
+        for module in library.modules:
+            if not _is_there(module):
+                missing.setdefault(tracker, module)
+    return missing
 
 
 def variables(tracker: str) -> tuple[str, ...]:

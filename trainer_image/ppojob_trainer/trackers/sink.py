@@ -55,6 +55,9 @@ class TrackerSink:
     Args:
         run: the job.
         patience: how long the tracker may take.
+
+    Attributes:
+        last_step: that the tracker was given; -1 for none yet.
     """
 
     def __init__(self, run: TrackedRun, patience: Patience | None = None) -> None:
@@ -63,12 +66,17 @@ class TrackerSink:
         self._changed = threading.Event()
         self._closing = threading.Event()
         self._child: BoundedProcess | None = None
-        self._last_step = -1
+        self.last_step = -1
         self._is_finished = False
         self._is_over = False
         self._problem = ""
         self._thread = threading.Thread(target=self._follow, name=run.tracker, daemon=True)
         self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the tracker's process, or of the last one; None before the first."""
+        return self._child and self._child.pid
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tell the tracker's process that there is a step; it reads it from metrics.jsonl."""
@@ -127,7 +135,7 @@ class TrackerSink:
         answer = msgspec.msgpack.decode(body, type=Answer)
         if answer.failure:
             raise _Failed(answer.failure)
-        self._last_step = answer.last_step
+        self.last_step = answer.last_step
         return answer
 
     def _tell(self, problem: Exception) -> None:
@@ -148,7 +156,7 @@ class TrackerSink:
     def _unfinished(self) -> str:
         lines = durable.read_lines(Path(self._run.folder) / METRICS_FILE)
         steps = [msgspec.json.decode(line, type=_Line).step for line in lines]
-        unsent = sum(step > self._last_step for step in steps)
+        unsent = sum(step > self.last_step for step in steps)
         return (
             f"not finished: it took {len(steps) - unsent} of {len(steps)} steps; all are in "
             "metrics.jsonl, and the others are sent when the job goes on, or by "

@@ -1,0 +1,62 @@
+"""Jobs with trackers: they hold the run, each step once, and never stand in its way."""
+
+import os
+import shutil
+from pathlib import Path
+
+import job_points
+import pytest
+import run_folders
+import tracker_runs
+
+from ppojob_trainer.metrics.names import is_repeatable
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+STUB = Path(__file__).parents[1] / "support" / "stub_tracker.py"
+RECOVERY = {"restartsWithoutProgress": 1000}
+
+
+def repeatable(points: tracker_runs.Points) -> tracker_runs.Points:
+    """Without the clock's: a step that is done again takes another time."""
+    return [point for point in points if is_repeatable(point[1])]
+
+
+def test_they_hold_a_run_that_was_killed(
+    start, tiny_job, output: Path, undisturbed, once, tmp_path
+):
+    """The controller alone, a rank, and everything, trackers too; then the same command."""
+    job = tiny_job(recovery=RECOVERY, loggers=["console", "wandb", "mlflow"])
+    environment = {"HOME": str(tmp_path)} | job_points.armed(
+        once,
+        "controller.step.recorded@3=kill",
+        "metrics.fsync.after@6=kill",
+        "rpc.update.answer.before@25=kill",
+        "controller.step.journaled@15=kill_group",
+    )
+    assert start(job, output, **environment).wait() == 3
+    run_folders.wait_until_gone(output)
+    run = start(job, output, HOME=str(tmp_path)).succeed()
+    assert len(list(once.iterdir())) == 4
+    assert run_folders.result(output) == undisturbed
+    for tracker in ("wandb", "mlflow"):
+        found = tracker_runs.points(tracker, output)
+        expected = tracker_runs.expected(output, tracker)
+        assert repeatable(found) == repeatable(expected)
+        assert [point[:2] for point in found] == [point[:2] for point in expected]
+    printed = "\n".join(run.lines)
+    assert f"wandb sync {output}/wandb/offline-run-" in printed
+    assert f"mlflow ui --backend-store-uri sqlite:///{output}/mlflow/mlflow.db" in printed
+
+
+def test_one_that_hangs_changes_nothing(start, tiny_job, output: Path, undisturbed, tmp_path):
+    (tmp_path / "way").write_text("hangs")
+    shutil.copy(STUB, tmp_path / "wandb.py")
+    job = tiny_job(loggers=["console", "wandb"])
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    start(job, output, PYTHONPATH=path, WANDB_STUB_FOLDER=str(tmp_path)).succeed()
+    assert run_folders.result(output) == undisturbed
+    log = (output / "logs" / "tiny-controller-0.log").read_text()
+    assert log.count("WARNING") == 1, log
+    assert "wandb: not finished: it took 0 of 24 steps; all are in metrics.jsonl" in log
+    run_folders.wait_until_gone(output)

@@ -1,0 +1,96 @@
+"""Each tracker against its own local form: after kills and rewinds it holds metrics.jsonl."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tracker_runs
+
+from ppojob_trainer.metrics.sinks import JsonLines, Sinks
+from ppojob_trainer.trackers.libraries import LIBRARIES
+from ppojob_trainer.trackers.messages import TrackedRun
+from ppojob_trainer.trackers.mlflow_run import flat, metric_name
+from ppojob_trainer.trackers.sink import Patience, TrackerSink
+
+CONFIG = {"algorithm": {"type": "grpo", "kl": None}, "rewards": [{"weight": 1.0}], "seed": 0}
+
+
+@pytest.fixture(autouse=True)
+def _no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key or a server, as on a machine where nobody has logged in."""
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def write(sinks: Sinks, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        values = {"actor/loss": math.sin(step), "val-core/tiny/reward/mean@2": step / 3}
+        sinks.write(step, {**values, "actor/grad_norm": math.nan})
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("tracker", list(LIBRARIES))
+def test_each_step_once_after_kills_and_rewinds(tracker: str, tmp_path: Path):
+    run = TrackedRun(tracker=tracker, id="42", name="tiny", folder=str(tmp_path), config=CONFIG)
+    record = JsonLines(tmp_path / "metrics.jsonl")
+
+    def opened() -> tuple[Sinks, TrackerSink]:
+        sink = TrackerSink(run, Patience(pause_seconds=0.1, end_seconds=120))
+        return Sinks((record, sink)), sink
+
+    sinks, sink = opened()
+    write(sinks, 0, 5)
+    wait_for_step(sink, 3)
+    kill_process_of(sink)
+    sinks.cut_after(3)
+    write(sinks, 4, 8)
+    wait_for_step(sink, 8)
+    sinks.cut_after(6)
+    sinks.close()  # the controller is killed, and finds ranks that live on
+    sinks, _ = opened()
+    write(sinks, 7, 70)
+    sinks.close()
+    found = tracker_runs.points(tracker, tmp_path)
+    assert found == tracker_runs.expected(tmp_path, tracker)
+    assert len(found) == 71 * 2
+    by_hand(tracker, tmp_path)
+    assert tracker_runs.points(tracker, tmp_path) == found
+
+
+def wait_for_step(sink: TrackerSink, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while sink.last_step < step:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def kill_process_of(sink: TrackerSink) -> None:
+    assert sink.pid is not None
+    os.kill(sink.pid, signal.SIGKILL)
+
+
+def by_hand(tracker: str, folder: Path) -> None:
+    program = [sys.executable, "-m", "ppojob_trainer.trackers", tracker, str(folder)]
+    done = subprocess.run(program, check=True, capture_output=True, text=True)
+    told = {"wandb": "wandb sync ", "mlflow": "mlflow ui --backend-store-uri sqlite:///"}[tracker]
+    assert told in done.stdout
+
+
+def test_a_configuration_as_parameters():
+    assert flat(CONFIG) == {
+        "algorithm.type": "grpo",
+        "rewards": '[{"weight": 1.0}]',
+        "seed": "0",
+    }
+
+
+def test_names_that_mlflow_takes():
+    assert metric_name("val-core/openai/gsm8k/acc/mean@8") == "val-core/openai/gsm8k/acc/mean_at_8"
+    assert metric_name("critic/a+b") == "critic/a_b"
