@@ -27,7 +27,7 @@ class Run:
     dir = url = "stub://run"
 
     @property
-    def step(self) -> int:
+    def starting_step(self) -> int:
         return int(LOGGED.read_text().split()[-1]) + 1 if LOGGED.exists() else 0
 
     def log(self, _: object, *, step: int, commit: bool) -> None:

@@ -183,14 +183,20 @@ class TestSummary:
         (run.folder / "tensorboard").mkdir()
         (run.folder / "export").mkdir()
         (run.folder / "export" / "config.json").touch()
+        (run.folder / "wandb" / "offline-run-1-a").mkdir(parents=True)
+        (run.folder / "mlflow").mkdir()
+        (run.folder / "mlflow" / "mlflow.db").touch()
         summary = read_summary(run.folder)
         assert summary is not None
         plain(run).already_done(summary)
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith("done already")
-        assert lines[-2:] == [
+        store = f"'sqlite:///{run.folder.absolute()}/mlflow/mlflow.db'"
+        assert lines[-4:] == [
             f"  model       {run.folder}/export",
             f"  curves      tensorboard --logdir '{run.folder}/tensorboard'",
+            f"  wandb       wandb sync '{run.folder}/wandb/offline-run-1-a'",
+            f"  mlflow      mlflow ui --backend-store-uri {store}",
         ]
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"phase": 3}', "\udcff"])

@@ -51,10 +51,10 @@ class WandbRun:
             # Of a pod without a model.
             settings=wandb.Settings(x_disable_stats=True),
         )
-        self.last_step = self._run.step - 1
+        self.last_step = self._run.starting_step - 1
         folder = shlex.quote(str(Path(self._run.dir).parent))
         offline = f"offline; once the job has ended: wandb sync {folder}"
-        self.told: str = self._run.url if is_online else offline
+        self.told: str = {"online": self._run.url, "offline": offline}.get(mode, mode)
 
     def write(self, step: int, unix_seconds: float, metrics: dict[str, float]) -> None:
         """Log a step."""
