@@ -76,7 +76,7 @@ class TrackerSink:
     @property
     def pid(self) -> int | None:
         """Process id of the tracker's process, or of the last one; None before the first."""
-        return self._child and self._child.pid
+        return None if self._child is None else self._child.pid
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tell the tracker's process that there is a step; it reads it from metrics.jsonl."""

@@ -37,7 +37,7 @@ class WandbRun:
             os.environ.setdefault(name, value)
         import wandb
 
-        mode = os.environ.get("WANDB_MODE")
+        mode: Any = os.environ.get("WANDB_MODE")
         if mode is None:
             mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
         is_online = mode == "online"
