@@ -35,6 +35,7 @@ from ppojob_trainer.models.state_dict import (
     hf_named_tensors,
     load_named_tensors,
     named_full_tensors,
+    trained_tensors,
 )
 from ppojob_trainer.models.value_model import load_value_model
 from ppojob_trainer.parallel.boxes import box_of, whole
@@ -164,7 +165,7 @@ def write_commit(folder: Path, engine: TrainEngine, world: World) -> None:
     if world.dims.in_first_copy(world.rank) != world.rank:
         return
     for kind, tensors in (
-        ("model", dict(hf_named_tensors(engine.model))),
+        ("model", trained_tensors(engine.model)),
         ("optimizer", engine.state_tensors()),
     ):
         path = f"actorRollout/rank-{world.rank:05d}/{kind}"
@@ -186,7 +187,7 @@ def entries_of(folder: Path, kind: str) -> list[FileEntry]:
 def restored_engine(commit: Path, folder: Path, world: World) -> TrainEngine:
     model = load_model(folder / "tied", world=world)
     engine = make_engine(model, CASES["even"], world)
-    weights = {name: box_of(weight) for name, weight in hf_named_tensors(model)}
+    weights = {name: box_of(weight) for name, weight in trained_tensors(model).items()}
     writer = world.dims.in_first_copy(world.rank)
     parts = {
         kind: read_parts(commit, entries_of(commit, kind), wanted, rank=writer)
