@@ -7,6 +7,7 @@ and the commit of the layout before; every result goes into `<LAYOUT>/<case>-<ra
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaForSequenceClassification, PreTrainedModel
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
-from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
 from ppojob_trainer.checkpoint.export import accompany_export, export_model
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
 from ppojob_trainer.checkpoint.parts import read_parts
@@ -30,6 +31,7 @@ from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.errors import ConfigError, PPOJobError
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.lora import B, adapters_of
 from ppojob_trainer.models.reward_model import load_reward_model
 from ppojob_trainer.models.state_dict import (
     hf_named_tensors,
@@ -41,6 +43,7 @@ from ppojob_trainer.models.value_model import load_value_model
 from ppojob_trainer.parallel.boxes import box_of, whole
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
 from ppojob_trainer.parallel.dims import ParallelDims
+from ppojob_trainer.parallel.fsdp import fill
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
 
@@ -59,6 +62,7 @@ class Case:
     autocast: str = "none"
     recompute: bool = False
     broken: bool = False
+    lora: LoraSpec | None = None
 
 
 CASES = {
@@ -69,6 +73,13 @@ CASES = {
     "other_micro_batches": Case((1, 0, 0, 1, 1), budget=45, model="untied"),
     "a_rank_without_rows": Case((1, 1, 1, 1, 1), budget=40),
     "recomputed": Case((0, 1, 0, 1, 1), budget=40, recompute=True),
+    "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
+    "adapters_recomputed": Case(
+        (1, 1, 1, 1, 1),
+        model="untied",
+        recompute=True,
+        lora=LoraSpec(rank=5, target_modules=("q_proj", "down_proj")),
+    ),
     "bfloat16": Case((0, 1, 0, 1, 0), budget=40, autocast="bfloat16"),
     "a_gradient_that_is_not_finite": Case((0, 1, 0, 1, 0), broken=True),
 }
@@ -140,6 +151,10 @@ def make_engine(model: PreTrainedModel, case: Case, world: World) -> TrainEngine
     return TrainEngine(model, head, training, optimizer, 10, world)
 
 
+def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
+    return load_model(folder / case.model, world=world, lora=case.lora, seed=3)
+
+
 def objective() -> PolicyObjective:
     return PolicyObjective.of(
         AlgorithmSpec(type="grpo", prompts_per_step=GROUPS, samples_per_prompt=SAMPLES)
@@ -148,13 +163,14 @@ def objective() -> PolicyObjective:
 
 def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     """Log-probabilities of the rank's rows, the first gradient, the weights after two updates."""
-    model = load_model(folder / case.model, world=world)
+    model = load(case, folder, world)
     engine = make_engine(model, case, world)
     everything = rows_of_step(broken=case.broken)
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.size))
     results = {"logprobs": engine.predict(rows)[0]}
     engine.update(rows, objective())
-    results |= {f"gradient/{n}": whole(p.grad).clone() for n, p in model.named_parameters()}
+    trained = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+    results |= {f"gradient/{n}": whole(gradient).clone() for n, gradient in trained.items()}
     stats = step_statistics([engine.update(rows, objective())])
     results |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
     results |= {f"stats/{n}": torch.tensor(v, dtype=torch.float64) for n, v in stats.items()}
@@ -184,9 +200,11 @@ def entries_of(folder: Path, kind: str) -> list[FileEntry]:
     return entries
 
 
-def restored_engine(commit: Path, folder: Path, world: World) -> TrainEngine:
-    model = load_model(folder / "tied", world=world)
-    engine = make_engine(model, CASES["even"], world)
+def restored_engine(
+    commit: Path, folder: Path, world: World, case: Case = CASES["even"]
+) -> TrainEngine:
+    model = load(case, folder, world)
+    engine = make_engine(model, case, world)
     weights = {name: box_of(weight) for name, weight in trained_tensors(model).items()}
     writer = world.dims.in_first_copy(world.rank)
     parts = {
@@ -204,18 +222,18 @@ def state_of(engine: TrainEngine) -> dict[str, Tensor]:
     return state | {name: whole(tensor).clone() for name, tensor in engine.state_tensors().items()}
 
 
-def run_commit(folder: Path, world: World) -> dict[str, Tensor]:
+def run_commit(folder: Path, world: World, name: str = "even") -> dict[str, Tensor]:
     """Commit after an update, go on; the restored engine goes on too, to compare."""
-    case = CASES["even"]
-    engine = make_engine(load_model(folder / "tied", world=world), case, world)
+    case = CASES[name]
+    engine = make_engine(load(case, folder, world), case, world)
     rows = rows_of_step().select(rows_of_rank(case.owners, world.rank, world.size))
     engine.update(rows, objective())
-    commit = folder / f"commit-of-{name_of(world.dims)}"
+    commit = folder / f"commit-of-{name_of(world.dims)}-{name}"
     commit.mkdir(exist_ok=True)
     write_commit(commit, engine, world)
     at_commit = state_of(engine)
     sum_over_ranks(world, [0.0])  # all have written
-    restored = restored_engine(commit, folder, world)
+    restored = restored_engine(commit, folder, world, case)
     engine.update(rows, objective())
     restored.update(rows, objective())
     return {
@@ -225,19 +243,25 @@ def run_commit(folder: Path, world: World) -> dict[str, Tensor]:
     }
 
 
-def run_foreign_commit(folder: Path, world: World) -> dict[str, Tensor]:
+def run_foreign_commit(folder: Path, world: World, name: str = "even") -> dict[str, Tensor]:
     """Restore what the layout before has committed."""
     names = list(LAYOUTS)
     before = names[names.index(name_of(world.dims)) - 1]
-    return state_of(restored_engine(folder / f"commit-of-{before}", folder, world))
+    commit = folder / f"commit-of-{before}-{name}"
+    return state_of(restored_engine(commit, folder, world, CASES[name]))
 
 
 def run_export(folder: Path, world: World) -> dict[str, Tensor]:
     """Export right after a prediction, which needs all root weights whole for a while."""
-    model = load_model(folder / "untied", world=world)
-    engine = make_engine(model, CASES["even"], world)
+    case = CASES["adapters_recomputed"]
+    model = load(case, folder, world)
+    for name, parameter in model.named_parameters():
+        if name.endswith(B):
+            fill(parameter, torch.linspace(-1.0, 1.0, parameter.numel()).view(parameter.shape))
+    engine = make_engine(model, case, world)
     engine.predict(rows_of_step())
-    options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000}
+    adapters = adapters_of(model)
+    options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000, "adapters": adapters}
     if world.rank == 0:
         target = folder / f"export-of-{name_of(world.dims)}"
         export_model(target, hf_named_tensors(model), model_folder=folder / "untied", **options)
@@ -285,8 +309,10 @@ def run_collectives(_folder: Path, world: World) -> dict[str, Tensor]:
 
 
 SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
-    "commit": run_commit,
-    "foreign_commit": run_foreign_commit,
+    "commit-even": run_commit,
+    "commit-adapters": partial(run_commit, name="adapters"),
+    "foreign_commit-even": run_foreign_commit,
+    "foreign_commit-adapters": partial(run_foreign_commit, name="adapters"),
     "export": run_export,
     "value_model": run_value_model,
     "refusal": run_refusal,

@@ -1,6 +1,6 @@
 """Adapters in an export: merged into the weights, and apart in the form of the library PEFT.
 
-Format: https://huggingface.co/docs/peft/developer_guides/checkpoint, which vLLM and others load too.
+Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it too.
 """
 
 import json
@@ -37,9 +37,7 @@ def merging(adapters: Mapping[str, Adapter]) -> Join:
     return join
 
 
-def write_adapters(
-    folder: Path, adapters: Mapping[str, Adapter], base: str, point: str
-) -> None:
+def write_adapters(folder: Path, adapters: Mapping[str, Adapter], base: str, point: str) -> None:
     """Write a folder that `peft` loads; other ranks call `accompany_adapters` where it is cut.
 
     Args:

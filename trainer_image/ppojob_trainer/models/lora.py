@@ -36,13 +36,21 @@ class LoraLinear(nn.Linear):
     is_adapted: bool
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
-        """`W x + (alpha / rank) B (A x)`, or `W x` within `adapters_off`; (..., in) -> (..., out)."""
+        """`W x + (alpha / rank) B (A x)`, and within `adapters_off` the first term alone.
+
+        Args:
+            input: x, (..., in).
+
+        Returns:
+            (..., out), in the type that the layer without an adapter gives.
+        """
         output = super().forward(input)
         if not self.is_adapted:
             return output
-        if not torch.is_autocast_enabled(input.device.type):
-            input = input.to(self.lora_a.dtype)  # adapters are float32, weights may be bfloat16
-        change = functional.linear(functional.linear(input, self.lora_a), self.lora_b)
+        # Adapters are float32, also where weights and x are bfloat16; autocast sees to that itself.
+        is_cast = torch.is_autocast_enabled(input.device.type)
+        x = input if is_cast else input.to(self.lora_a.dtype)
+        change = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
         return torch.add(output, change.to(output.dtype), alpha=self.alpha / len(self.lora_a))
 
 

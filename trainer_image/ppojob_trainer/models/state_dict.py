@@ -34,8 +34,8 @@ def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
 def named_full_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every weight once, put together of all ranks' parts, one at a time; with its adapter merged.
 
-    Merged weights are float32, whatever the model's are. A collective where the model is cut: all ranks draw all of it, and one tensor is whole at a time
-    unless it is kept.
+    Merged weights are float32, whatever the model's are. A collective where the model is cut: all
+    ranks draw all of it, and one tensor is whole at a time unless it is kept.
     """
     adapters = adapters_of(model)
     for name, tensor in hf_named_tensors(model):
