@@ -71,6 +71,7 @@ def test_a_commit_holds_adapters_and_their_moments_alone(tmp_path):
         )
         made.restore(None, [], 1)
         made.engine.update(rows_of_step(), objective())
+        (tmp_path / name).mkdir()
         files = [file for file in made.save(tmp_path / name) if "rng" not in file.path]
         sizes[name] = sum(file.size for file in files)
     assert sizes["some"] < 0.02 * sizes["all"]
