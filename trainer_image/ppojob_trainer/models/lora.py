@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -93,8 +93,9 @@ def add_adapters(model: nn.Module, lora: LoraSpec) -> None:
             neither the embedding nor the head.
     """
     model.requires_grad_(False)
+    base: Any = model.base_model
     targets = lora.target_modules
-    for name, layer in model.base_model.layers.named_modules():
+    for name, layer in base.layers.named_modules():
         is_target = targets is None or name.rpartition(".")[2] in targets
         if isinstance(layer, nn.Linear) and is_target:
             _add_adapter(layer, lora)
