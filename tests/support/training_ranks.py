@@ -1,9 +1,12 @@
-"""One rank of the worlds in `tests/unit/parallel/test_ranks_train.py`; also their cases and rows.
+"""The ranks of the worlds in `tests/unit/parallel/test_ranks_train.py`; also their cases and rows.
 
-Run: `python training_ranks.py RANK LAYOUT PORT FOLDER`. The folder holds what `save_models` writes
-and the commit of the layout before; every result goes into `<LAYOUT>/<case>-<rank>.safetensors`.
+Run: `python training_ranks.py FOLDER LAYOUT...`. The folder holds what `save_models` writes and a
+commit of the layout before the first; results go into `<LAYOUT>/<case>-<rank>.safetensors`. Ranks
+are forked: PyTorch is imported once for all of them.
 """
 
+import multiprocessing
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -321,11 +324,10 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
 }
 
 
-def main() -> None:
-    rank, layout, port, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+def run_rank(rank: int, layout: str, port: int, root: Path) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    root, results = Path(folder), Path(folder) / layout
+    results = root / layout
     meeting = MeetingPoint("127.0.1.1", port, "uid/actorRollout/0")
     address = f"127.0.1.{rank + 1}"
     dims, cpu = LAYOUTS[layout], torch.device("cpu")
@@ -338,5 +340,25 @@ def main() -> None:
         write_tensors(results / f"again-{rank}.safetensors", again)
 
 
+def run_world(layout: str, root: Path) -> bool:
+    """Run all ranks of a layout, each a fork; answers whether all went well."""
+    (root / layout).mkdir()
+    with socket.create_server(("127.0.1.1", 0)) as server:
+        port = server.getsockname()[1]
+    # The last rank first: whoever comes early waits for rank 0.
+    ranks = [
+        multiprocessing.get_context("fork").Process(
+            target=run_rank, args=(rank, layout, port, root), daemon=True
+        )
+        for rank in reversed(range(LAYOUTS[layout].size))
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return not any(rank.exitcode for rank in ranks)
+
+
 if __name__ == "__main__":
-    main()
+    folder, layouts = Path(sys.argv[1]), sys.argv[2:]
+    sys.exit(0 if all(run_world(layout, folder) for layout in layouts) else 1)

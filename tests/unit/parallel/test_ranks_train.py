@@ -4,7 +4,6 @@ A layout is named by its ranks, or by its copies of the model and the ranks of e
 """
 
 import functools
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -44,24 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         training_ranks.run_commit(root, World.alone(), name)
     (root / "1").mkdir()
     training_ranks.run_export(root, World.alone())
-    for layout in WORLDS:
-        (root / layout).mkdir()
-        with socket.create_server(("127.0.1.1", 0)) as server:
-            port = server.getsockname()[1]
-        # The last rank first: whoever comes early waits for rank 0.
-        program = [sys.executable, training_ranks.__file__]
-        ranks = [
-            subprocess.Popen(
-                [*program, *map(str, (rank, layout, port, root))], stderr=subprocess.PIPE, text=True
-            )
-            for rank in reversed(range(LAYOUTS[layout].size))
-        ]
-        try:
-            errors = [rank.communicate(timeout=600)[1] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert all(rank.returncode == 0 for rank in ranks), "\n".join(errors)
+    program = [sys.executable, training_ranks.__file__, str(root), *WORLDS]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
     return root
 
 
