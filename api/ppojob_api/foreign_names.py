@@ -114,7 +114,9 @@ use_remove_padding | not needed | rows are packed and nothing is padded
 use_fused_kernels | spec.training.logprobChunkTokens | a number of tokens
 external_lib override_config | not yet | code and settings beside the model folder
 enable_activation_offload param_offload optimizer_offload offload_policy | not yet | offloading
-lora_rank lora_alpha target_modules | not yet | LoRA
+critic.lora_rank critic.lora_alpha critic.target_modules | not yet | LoRA of a critic
+exclude_modules target_parameters | not yet | other choices of adapted layers
+lora_adapter_path | not yet | adapters to begin with
 use_liger tiled_mlp mtp | not yet | other kernels
 actor.shuffle critic.shuffle critic.data_loader_seed | spec.algorithm.shuffleMiniBatches
 data_loader_seed rollout.seed | spec.seed
@@ -147,7 +149,8 @@ strategy fsdp_size | spec.roles.actorRollout.parallelism.dataShard
 ulysses_sequence_parallel_size | not yet | sequence parallelism
 reshard_after_forward forward_prefetch wrap_policy ref.fsdp_config | not yet | FSDP's own
 full_determinism | not needed | a step is a function of weights, data and seed
-checkpoint.async_save checkpoint.strict save_lora_only | not yet | other ways to commit
+checkpoint.async_save checkpoint.strict | not yet | other ways to commit
+save_lora_only | not needed | with spec.model.lora a commit holds adapters alone
 tau_pos | spec.algorithm.policyLoss.sapo.tauPositive
 tau_neg | spec.algorithm.policyLoss.sapo.tauNegative
 clip_cov_ratio | spec.algorithm.policyLoss.clipCov.share
@@ -309,7 +312,10 @@ vllm_mode | not needed | engine and trainer share the ranks of actorRollout
 vllm_server_base_url vllm_server_host vllm_server_port | not yet | servers of others
 vllm_max_model_length | spec.rollout.maxModelTokens
 min_p repetition_penalty generation_kwargs | not yet | other ways of sampling
-use_peft peft_config lora lora_r lora_dropout lora_target_modules | not yet | LoRA
+use_peft peft_config | spec.model.lora | on where it is given
+lora_r | spec.model.lora.rank
+lora_target_modules | spec.model.lora.targetModules
+lora_dropout | not yet | dropout of adapters
 load_in_4bit load_in_8bit | not yet | quantized weights
 use_liger_kernel torch_compile attn_implementation | not yet | other kernels
 model_init_kwargs | not yet | settings beside the model folder

@@ -9,6 +9,7 @@ from ppojob_api.checks.pods import POD_CHECKS
 from ppojob_api.checks.schedule import (
     SCHEDULE_CHECKS,
     after_the_end,
+    rounded_merges,
     rounded_updates,
     steps_of_run,
 )
@@ -93,7 +94,7 @@ def _broken(rules: Iterable[Rule], job: PPOJob) -> Iterator[Problem]:
 
 def warnings(job: PPOJob) -> list[Problem]:
     """What is worth knowing of a good job before it runs."""
-    return [*rounded_updates(job), *after_the_end(job)]
+    return [*rounded_updates(job), *rounded_merges(job), *after_the_end(job)]
 
 
 def validate(value: object, *, doubtful: Iterable[PathKey] = ()) -> PPOJob | list[Problem]:

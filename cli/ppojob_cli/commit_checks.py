@@ -15,6 +15,7 @@ from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last_sealed
 from ppojob_trainer.controller.position import read_position
 from ppojob_trainer.errors import CannotResume, DamagedCommit
+from ppojob_trainer.models.fingerprint import base_of
 
 
 def check_commits(config: RunConfig, folder: Path) -> list[str]:
@@ -27,7 +28,8 @@ def check_commits(config: RunConfig, folder: Path) -> list[str]:
     root = folder / CHECKPOINTS_FOLDER
     if not os.path.isdir(root):
         return []
-    store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json())
+    base = base_of(config.spec.model)
+    store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json(), base=base)
     if config.spec.checkpoint.resume == "never" and store.steps():
         problem = Problem(
             "spec.checkpoint.resume",

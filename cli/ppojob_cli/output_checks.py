@@ -18,9 +18,10 @@ from ppojob_api.run_layout import (
 )
 from ppojob_cli.run_folder import has_run
 from ppojob_trainer.checkpoint.commit import unsealed
+from ppojob_trainer.models.adapter_sizes import count_adapters
 
 COMMIT_BYTES: Final = 12
-"""Of a weight in a commit: float32, and the two moments of AdamW."""
+"""Of a trained weight in a commit: float32, and the two moments of AdamW."""
 
 MOUNTS: Final = Path("/proc/self/mounts")
 
@@ -96,7 +97,9 @@ def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> It
     facts = os.statvfs(ground)
     free = facts.f_bavail * facts.f_frsize + _freed_at_start(folder / CHECKPOINTS_FOLDER)
     export = _EXPORT_BYTES[config.spec.model.dtype] if config.spec.checkpoint.export else 0
-    needed = parameters * (COMMIT_BYTES + export)
+    model = config.spec.model
+    trained = parameters if model.lora is None else count_adapters(model)
+    needed = trained * COMMIT_BYTES + parameters * export
     if needed > free:
         what = "a commit and the export need" if export else "a commit needs"
         yield Problem(

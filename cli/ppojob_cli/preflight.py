@@ -31,6 +31,7 @@ from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
+from ppojob_trainer.models.adapter_sizes import check_targets
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.tokenizer_fit import check_tokenizer_fit
 from ppojob_trainer.pod_environment import variables_of_code
@@ -96,7 +97,8 @@ def check_inputs(config: RunConfig) -> Preflight:
         Path(config.spec.model.path), trust_remote_code=config.spec.model.trust_remote_code
     )
     found.parameters = model.parameters
-    found.errors += render_problems([*model.errors, *_context(config.spec, model)])
+    targets = check_targets(config.spec.model)
+    found.errors += render_problems([*model.errors, *_context(config.spec, model), *targets])
     found.warnings += render_problems(model.warnings)
     largest_token_id = _check_data(config, model, found)
     critic = check_critic(config.spec, largest_token_id)

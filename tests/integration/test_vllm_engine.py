@@ -118,6 +118,14 @@ def test_a_tied_head_that_is_not_packed_again_is_noticed(facts: Facts) -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_merged_adapters_are_those_of_the_trainer(facts: Facts, dtype: str) -> None:
+    found, (largest, mean) = facts["adapters"][dtype], LIMITS[dtype]
+    assert found["trainer"]["max"] <= largest
+    assert found["trainer"]["mean"] <= mean
+    assert found["base"]["max"] > 10 * largest
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_engine_keeps_no_hold_of_the_trainers_memory(facts: Facts, variant: str) -> None:
     assert not facts[variant]["aliased"]

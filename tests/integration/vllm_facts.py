@@ -17,6 +17,10 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.lora import adapters_of
+from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.rollout import vllm_engine
 from ppojob_trainer.rollout.protocol import (
     Finished,
@@ -211,6 +215,23 @@ def weight_updates(folder: Path, dtype: str, export: Path) -> dict[str, Any]:
     return facts
 
 
+def merged_adapters(folder: Path, dtype: str) -> dict[str, Any]:
+    """Adapters that have learned something, merged on their way into the engine."""
+    trainer = load_model(folder, lora=LoraSpec(rank=8), seed=1)
+    generator = torch.Generator().manual_seed(2)
+    for adapter in adapters_of(trainer).values():
+        adapter.b.normal_(std=0.05, generator=generator)
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    rows = requests()
+    with engine(folder, dtype) as opened:
+        opened.load_weights(1, named_full_tensors(trainer))
+        done = generate(opened, rows)
+    return {
+        "trainer": summary(differences(trainer, rows, done, dtype)),
+        "base": summary(differences(base, rows, done, dtype)),
+    }
+
+
 def has_packed_head(model: torch.nn.Module) -> bool:
     """Whether the output head computes with a copy of its weight: not with every processor."""
     head = next(m for m in model.modules() if hasattr(m, "cpu_linear") and "Embedding" in str(m))
@@ -362,6 +383,7 @@ def all_facts(folder: Path, output: Path) -> dict[str, Any]:
             export = output.parent / f"export-{kind}-{dtype}"
             facts[f"{kind} {dtype}"] = weight_updates(folder / kind, dtype, export)
     facts["no repack"] = {d: without_repacking(folder / "tied", d) for d in TYPES}
+    facts["adapters"] = {d: merged_adapters(folder / "untied", d) for d in TYPES}
     facts["pressure"] = pressure(folder / "tied")
     with engine(folder / "with more", "float32") as opened:
         facts["with more"] = rows_of(generate(opened, requests()))

@@ -1,4 +1,8 @@
-"""Every example is run, as its comment says, on the real model, with a short job made of it."""
+"""Every example is run, as its comment says, with a short job made of it.
+
+Three run on the real model. For the others a small one with its tokenizer will do here, and
+`make bench-long` runs them on the real one too.
+"""
 
 import json
 import subprocess
@@ -10,7 +14,7 @@ import run_folders
 import tiny_jobs
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = (
@@ -53,11 +57,43 @@ def home(tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> Path:
     """A folder with the model, the data and the examples, as their comments say."""
     folder = tmp_path_factory.mktemp("home")
     ppojob(folder, "model", "smollm2", "--output", "models/smollm2-135m")
+    fill(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["small", pytest.param("real", marks=pytest.mark.long)])
+def any_home(
+    request: pytest.FixtureRequest, home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The same, with the real model or a small one in its place."""
+    if request.param == "real":
+        return home
+    folder = tmp_path_factory.mktemp("small-home")
+    make_small(home / "models" / "smollm2-135m", folder / "models" / "smollm2-135m")
+    fill(folder)
+    return folder
+
+
+def make_small(real: Path, folder: Path) -> None:
+    """A model of two narrow layers and random weights, with the tokenizer of the real one."""
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    config = AutoConfig.from_pretrained(real, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(real).save_pretrained(folder)
+
+
+def fill(folder: Path) -> None:
+    """Make what all examples read."""
     ppojob(folder, "data", "addition", "--output", "data/addition")
     larger = ("--digits", "2", "--rows", "663")
     ppojob(folder, "data", "addition", *larger, "--output", "data/addition-of-two")
     (folder / "examples").symlink_to(ROOT / "examples")
-    return folder
 
 
 def run_short(home: Path, output: Path, name: str, *settings: str) -> list[dict[str, float]]:
@@ -78,9 +114,9 @@ def test_addition_grpo(home: Path, output: Path):
     export_is_the_committed_model(output)
 
 
-def test_addition_ppo(home: Path, tmp_path: Path):
+def test_addition_ppo(any_home: Path, tmp_path: Path):
     _, step = run_short(
-        home,
+        any_home,
         tmp_path / "run",
         "addition-ppo",
         "spec.algorithm.miniBatchPrompts=1",
@@ -94,18 +130,18 @@ def test_addition_ppo(home: Path, tmp_path: Path):
     assert len(list((tmp_path / "run" / "logs").glob("*.log"))) == 5
 
 
-def test_custom_reward(home: Path, tmp_path: Path):
-    first, _ = run_short(home, tmp_path / "run", "custom-reward")
+def test_custom_reward(any_home: Path, tmp_path: Path):
+    first, _ = run_short(any_home, tmp_path / "run", "custom-reward")
     assert "val-core/ppojob/addition/acc/mean@1" in first
     assert first["val-aux/ppojob/addition/characters/mean@1"] > 0
 
 
-def test_reward_model(home: Path, tmp_path: Path):
-    folder = home / "models" / "reward-model"
+def test_reward_model(any_home: Path, tmp_path: Path):
+    folder = any_home / "models" / "reward-model"
     if not folder.exists():
-        tiny_jobs.make_classifier(home / "models" / "smollm2-135m", folder)
+        tiny_jobs.make_classifier(any_home / "models" / "smollm2-135m", folder)
     _, step = run_short(
-        home, tmp_path / "run", "reward-model", "spec.roles.rewardModel.threadsPerRank=1"
+        any_home, tmp_path / "run", "reward-model", "spec.roles.rewardModel.threadsPerRank=1"
     )
     assert step["critic/score/max"] > step["critic/score/min"]
     assert step["actor/reward_kl_penalty_coeff"] == 0.01
@@ -152,13 +188,13 @@ def run_gsm8k(home: Path, output: Path, name: str, data: str, *options: str) -> 
     return first
 
 
-def test_gsm8k_grpo(home: Path, tmp_path: Path):
-    run_gsm8k(home, tmp_path / "run", "gsm8k-grpo", "data/gsm8k")
+def test_gsm8k_grpo(any_home: Path, tmp_path: Path):
+    run_gsm8k(any_home, tmp_path / "run", "gsm8k-grpo", "data/gsm8k")
 
 
-def test_gsm8k_interaction(home: Path, tmp_path: Path):
+def test_gsm8k_interaction(any_home: Path, tmp_path: Path):
     first = run_gsm8k(
-        home, tmp_path / "run", "gsm8k-interaction", "data/gsm8k-with-user", "--with-user"
+        any_home, tmp_path / "run", "gsm8k-interaction", "data/gsm8k-with-user", "--with-user"
     )
     assert first["val-aux/num_turns/mean"] >= 2
 

@@ -42,7 +42,8 @@ FOREIGN = {
     "num_generations": "write spec.algorithm.samplesPerPrompt",
     "lr": "write spec.optimizer.learningRate",
     "filterGroups": "write spec.algorithm.dynamicSampling",
-    "lora_rank": "not in this version",
+    "lora_rank": "write spec.model.lora.rank",
+    "lora_dropout": "not in this version",
 }
 
 

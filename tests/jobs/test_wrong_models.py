@@ -125,6 +125,9 @@ CASES: dict[str, Spoil] = {
     "reward model: template is no Jinja": judge_template("{% for m in messages %}\n{{ m.content }"),
     "reward model: template refuses": judge_template("{{ raise_exception('no users') }}"),
     "reward model: longer than the model": judge(maxTokens=257),
+    "adapters of no layer": lambda wrong: wrong.set(
+        "spec.model.lora", {"rank": 4, "targetModules": ["q_proj", "v_prj", "lm_head"]}
+    ),
     "context too short": lambda wrong: wrong.set("spec.data.maxResponseTokens", 400),
 }
 

@@ -1,12 +1,16 @@
-"""One rank of the worlds in `tests/unit/parallel/test_ranks_train.py`; also their cases and rows.
+"""The ranks of the worlds in `tests/unit/parallel/test_ranks_train.py`; also their cases and rows.
 
-Run: `python training_ranks.py RANK LAYOUT PORT FOLDER`. The folder holds what `save_models` writes
-and the commit of the layout before; every result goes into `<LAYOUT>/<case>-<rank>.safetensors`.
+Run: `python training_ranks.py FOLDER LAYOUT...`. The folder holds what `save_models` writes and a
+commit of the layout before the first; results go into `<LAYOUT>/<case>-<rank>.safetensors`. Ranks
+are forked: PyTorch is imported once for all of them.
 """
 
+import multiprocessing
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +19,7 @@ from torch import Tensor
 from transformers import LlamaForSequenceClassification, PreTrainedModel
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
-from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
 from ppojob_trainer.checkpoint.export import accompany_export, export_model
 from ppojob_trainer.checkpoint.files import FileEntry, sha256_of
 from ppojob_trainer.checkpoint.parts import read_parts
@@ -30,16 +34,19 @@ from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.errors import ConfigError, PPOJobError
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.lora import B, adapters_of
 from ppojob_trainer.models.reward_model import load_reward_model
 from ppojob_trainer.models.state_dict import (
     hf_named_tensors,
     load_named_tensors,
     named_full_tensors,
+    trained_tensors,
 )
 from ppojob_trainer.models.value_model import load_value_model
 from ppojob_trainer.parallel.boxes import box_of, whole
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
 from ppojob_trainer.parallel.dims import ParallelDims
+from ppojob_trainer.parallel.fsdp import fill
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.rows.experience import Experience
 
@@ -58,6 +65,7 @@ class Case:
     autocast: str = "none"
     recompute: bool = False
     broken: bool = False
+    lora: LoraSpec | None = None
 
 
 CASES = {
@@ -68,6 +76,13 @@ CASES = {
     "other_micro_batches": Case((1, 0, 0, 1, 1), budget=45, model="untied"),
     "a_rank_without_rows": Case((1, 1, 1, 1, 1), budget=40),
     "recomputed": Case((0, 1, 0, 1, 1), budget=40, recompute=True),
+    "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
+    "adapters_recomputed": Case(
+        (1, 1, 1, 1, 1),
+        model="untied",
+        recompute=True,
+        lora=LoraSpec(rank=2, target_modules=("q_proj", "down_proj")),  # fewer rows than ranks
+    ),
     "bfloat16": Case((0, 1, 0, 1, 0), budget=40, autocast="bfloat16"),
     "a_gradient_that_is_not_finite": Case((0, 1, 0, 1, 0), broken=True),
 }
@@ -139,6 +154,10 @@ def make_engine(model: PreTrainedModel, case: Case, world: World) -> TrainEngine
     return TrainEngine(model, head, training, optimizer, 10, world)
 
 
+def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
+    return load_model(folder / case.model, world=world, lora=case.lora, seed=3)
+
+
 def objective() -> PolicyObjective:
     return PolicyObjective.of(
         AlgorithmSpec(type="grpo", prompts_per_step=GROUPS, samples_per_prompt=SAMPLES)
@@ -147,13 +166,14 @@ def objective() -> PolicyObjective:
 
 def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     """Log-probabilities of the rank's rows, the first gradient, the weights after two updates."""
-    model = load_model(folder / case.model, world=world)
+    model = load(case, folder, world)
     engine = make_engine(model, case, world)
     everything = rows_of_step(broken=case.broken)
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.size))
     results = {"logprobs": engine.predict(rows)[0]}
     engine.update(rows, objective())
-    results |= {f"gradient/{n}": whole(p.grad).clone() for n, p in model.named_parameters()}
+    trained = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+    results |= {f"gradient/{n}": whole(gradient).clone() for n, gradient in trained.items()}
     stats = step_statistics([engine.update(rows, objective())])
     results |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
     results |= {f"stats/{n}": torch.tensor(v, dtype=torch.float64) for n, v in stats.items()}
@@ -164,7 +184,7 @@ def write_commit(folder: Path, engine: TrainEngine, world: World) -> None:
     if world.dims.in_first_copy(world.rank) != world.rank:
         return
     for kind, tensors in (
-        ("model", dict(hf_named_tensors(engine.model))),
+        ("model", trained_tensors(engine.model)),
         ("optimizer", engine.state_tensors()),
     ):
         path = f"actorRollout/rank-{world.rank:05d}/{kind}"
@@ -183,10 +203,12 @@ def entries_of(folder: Path, kind: str) -> list[FileEntry]:
     return entries
 
 
-def restored_engine(commit: Path, folder: Path, world: World) -> TrainEngine:
-    model = load_model(folder / "tied", world=world)
-    engine = make_engine(model, CASES["even"], world)
-    weights = {name: box_of(weight) for name, weight in hf_named_tensors(model)}
+def restored_engine(
+    commit: Path, folder: Path, world: World, case: Case = CASES["even"]
+) -> TrainEngine:
+    model = load(case, folder, world)
+    engine = make_engine(model, case, world)
+    weights = {name: box_of(weight) for name, weight in trained_tensors(model).items()}
     writer = world.dims.in_first_copy(world.rank)
     parts = {
         kind: read_parts(commit, entries_of(commit, kind), wanted, rank=writer)
@@ -203,18 +225,18 @@ def state_of(engine: TrainEngine) -> dict[str, Tensor]:
     return state | {name: whole(tensor).clone() for name, tensor in engine.state_tensors().items()}
 
 
-def run_commit(folder: Path, world: World) -> dict[str, Tensor]:
+def run_commit(folder: Path, world: World, name: str = "even") -> dict[str, Tensor]:
     """Commit after an update, go on; the restored engine goes on too, to compare."""
-    case = CASES["even"]
-    engine = make_engine(load_model(folder / "tied", world=world), case, world)
+    case = CASES[name]
+    engine = make_engine(load(case, folder, world), case, world)
     rows = rows_of_step().select(rows_of_rank(case.owners, world.rank, world.size))
     engine.update(rows, objective())
-    commit = folder / f"commit-of-{name_of(world.dims)}"
+    commit = folder / f"commit-of-{name_of(world.dims)}-{name}"
     commit.mkdir(exist_ok=True)
     write_commit(commit, engine, world)
     at_commit = state_of(engine)
     sum_over_ranks(world, [0.0])  # all have written
-    restored = restored_engine(commit, folder, world)
+    restored = restored_engine(commit, folder, world, case)
     engine.update(rows, objective())
     restored.update(rows, objective())
     return {
@@ -224,19 +246,25 @@ def run_commit(folder: Path, world: World) -> dict[str, Tensor]:
     }
 
 
-def run_foreign_commit(folder: Path, world: World) -> dict[str, Tensor]:
+def run_foreign_commit(folder: Path, world: World, name: str = "even") -> dict[str, Tensor]:
     """Restore what the layout before has committed."""
     names = list(LAYOUTS)
     before = names[names.index(name_of(world.dims)) - 1]
-    return state_of(restored_engine(folder / f"commit-of-{before}", folder, world))
+    commit = folder / f"commit-of-{before}-{name}"
+    return state_of(restored_engine(commit, folder, world, CASES[name]))
 
 
 def run_export(folder: Path, world: World) -> dict[str, Tensor]:
     """Export right after a prediction, which needs all root weights whole for a while."""
-    model = load_model(folder / "untied", world=world)
-    engine = make_engine(model, CASES["even"], world)
+    case = CASES["adapters_recomputed"]
+    model = load(case, folder, world)
+    for name, parameter in model.named_parameters():
+        if name.endswith(B):
+            fill(parameter, torch.linspace(-1.0, 1.0, parameter.numel()).view(parameter.shape))
+    engine = make_engine(model, case, world)
     engine.predict(rows_of_step())
-    options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000}
+    adapters = adapters_of(model)
+    options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000, "adapters": adapters}
     if world.rank == 0:
         target = folder / f"export-of-{name_of(world.dims)}"
         export_model(target, hf_named_tensors(model), model_folder=folder / "untied", **options)
@@ -284,8 +312,10 @@ def run_collectives(_folder: Path, world: World) -> dict[str, Tensor]:
 
 
 SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
-    "commit": run_commit,
-    "foreign_commit": run_foreign_commit,
+    "commit-even": run_commit,
+    "commit-adapters": partial(run_commit, name="adapters"),
+    "foreign_commit-even": run_foreign_commit,
+    "foreign_commit-adapters": partial(run_foreign_commit, name="adapters"),
     "export": run_export,
     "value_model": run_value_model,
     "refusal": run_refusal,
@@ -294,11 +324,10 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
 }
 
 
-def main() -> None:
-    rank, layout, port, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+def run_rank(rank: int, layout: str, port: int, root: Path) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    root, results = Path(folder), Path(folder) / layout
+    results = root / layout
     meeting = MeetingPoint("127.0.1.1", port, "uid/actorRollout/0")
     address = f"127.0.1.{rank + 1}"
     dims, cpu = LAYOUTS[layout], torch.device("cpu")
@@ -311,5 +340,25 @@ def main() -> None:
         write_tensors(results / f"again-{rank}.safetensors", again)
 
 
+def run_world(layout: str, root: Path) -> bool:
+    """Run all ranks of a layout, each a fork; answers whether all went well."""
+    (root / layout).mkdir()
+    with socket.create_server(("127.0.1.1", 0)) as server:
+        port = server.getsockname()[1]
+    # The last rank first: whoever comes early waits for rank 0.
+    ranks = [
+        multiprocessing.get_context("fork").Process(
+            target=run_rank, args=(rank, layout, port, root), daemon=True
+        )
+        for rank in reversed(range(LAYOUTS[layout].size))
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return not any(rank.exitcode for rank in ranks)
+
+
 if __name__ == "__main__":
-    main()
+    folder, layouts = Path(sys.argv[1]), sys.argv[2:]
+    sys.exit(0 if all(run_world(layout, folder) for layout in layouts) else 1)

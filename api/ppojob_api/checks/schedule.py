@@ -41,7 +41,11 @@ def rounded_updates(job: PPOJob) -> Iterator[Problem]:
     spec = job.spec
     if spec.model.dtype == "float32" or spec.steps.validate_only:
         return
-    optimizers = [spec.optimizer, *([spec.critic.optimizer] if spec.critic else [])]
+    # Adapters are float32, whatever the weights are.
+    optimizers = [] if spec.model.lora else [spec.optimizer]
+    optimizers += [spec.critic.optimizer] if spec.critic else []
+    if not optimizers:
+        return
     rate = min(optimizer.learning_rate for optimizer in optimizers)
     why = (
         f"an update as large as learningRate {rate:g} is rounded away in every weight above "
@@ -49,6 +53,19 @@ def rounded_updates(job: PPOJob) -> Iterator[Problem]:
     )
     allowed = "float32, with training.autocast: bfloat16 for speed"
     yield Problem("spec.model.dtype", shown(spec.model.dtype), why, allowed, ReasonCode.CONFLICT)
+
+
+def rounded_merges(job: PPOJob) -> Iterator[Problem]:
+    """An engine of few digits, in whose merged weights what small adapters add gets lost.
+
+    A job may run so, and its author should know.
+    """
+    spec = job.spec
+    if spec.model.lora is not None and spec.rollout.dtype == "bfloat16":
+        why = "it rounds merged weights, and away what small adapters add to them"
+        allowed = "float32 where the engine has room for it"
+        got = shown(spec.rollout.dtype)
+        yield Problem("spec.rollout.dtype", got, why, allowed, ReasonCode.CONFLICT)
 
 
 def after_the_end(job: PPOJob) -> Iterator[Problem]:

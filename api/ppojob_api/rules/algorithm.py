@@ -193,6 +193,12 @@ ALGORITHM_RULES = (
         when: has(self.algorithm.kl.referenceRefresh)
         must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
+        spec | algorithm.kl.referenceRefresh | NotInThisVersion | here
+            a reference that takes over adapters (model.lora): not in this version; remove it, or
+            train all weights
+        when: has(self.model.lora)
+        must: !has(self.algorithm.kl.referenceRefresh)
+
         spec | roles.reference.colocateWith | NotInThisVersion
             a KL of estimator: full to a reference in pods of its own: not in this version;
             actorRollout, or another estimator

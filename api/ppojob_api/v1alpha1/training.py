@@ -20,6 +20,23 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 LearningRate = Annotated[float, Field(gt=0, le=1_000)]
 
 
+class LoraSpec(Section):
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): y = W x + alpha / rank * B A x.
+
+    A and B are trained, in float32, and W stays as it is.
+    """
+
+    rank: Annotated[int, Field(ge=1, le=65_536)]
+    """Rows of A and columns of B. verl: actor_rollout_ref.model.lora_rank."""
+
+    alpha: Annotated[float, Field(gt=0, le=1_000_000)] = 16.0
+    """What an adapter adds counts alpha / rank times. verl: lora_alpha, 16."""
+
+    target_modules: Annotated[Items[Name], Field(min_length=1, max_length=64)] | None = None
+    """Linear layers that get an adapter, such as [q_proj, v_proj]; absent: all of the decoder
+    layers, neither head nor embedding. verl: target_modules, all-linear."""
+
+
 class ModelSpec(Section):
     """The policy before training."""
 
@@ -39,6 +56,9 @@ class ModelSpec(Section):
 
     trust_remote_code: bool = False
     """Run code that lies beside the model. verl: trust_remote_code, false."""
+
+    lora: LoraSpec | None = None
+    """Train adapters beside frozen weights; absent: all weights are trained."""
 
 
 class DataFile(Section):

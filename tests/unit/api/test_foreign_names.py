@@ -27,7 +27,8 @@ gpu_memory_utilization       rollout.kvCacheGib
 save_freq                    checkpoint.every
 total_epochs                 steps.epochs
 filter_groups                algorithm.dynamicSampling
-lora_rank                    LORA
+lora_rank                    model.lora.rank
+target_modules               model.lora.targetModules
 beta                         algorithm.kl.coefficient
 epsilon                      algorithm.policyLoss.clipLow
 epsilon_high                 algorithm.policyLoss.clipHigh
@@ -47,7 +48,9 @@ sync_ref_model               algorithm.kl.referenceRefresh
 ref_model_mixup_alpha        algorithm.kl.referenceRefresh.mixup
 off_policy_mask_threshold    algorithm.offPolicyThreshold
 importance_sampling_level    algorithm.policyLoss.type
-lora_r                       LORA
+use_peft                     model.lora
+lora_r                       model.lora.rank
+lora_dropout                 DROPOUT OF ADAPTERS
 advantage_estimator          algorithm.type
 n_samples_per_prompt         algorithm.samplesPerPrompt
 rollout_batch_size           algorithm.promptsPerStep

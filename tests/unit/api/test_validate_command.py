@@ -209,6 +209,13 @@ def test_the_smallest_learning_rate_is_what_bfloat16_is_held_against(files: Path
         assert re.search(f"learningRate {bound};", str(problem)), problem
 
 
+def test_adapters_are_rounded_by_an_engine_in_bfloat16_and_not_by_the_trainer(files: Path) -> None:
+    lora = 'spec.model.lora={"rank": 8}'
+    assert warnings(load_job(files / "one.yaml", [lora, "spec.model.dtype=bfloat16"])) == []
+    (problem,) = warnings(load_job(files / "one.yaml", [lora, "spec.rollout.dtype=bfloat16"]))
+    assert problem.where == "spec.rollout.dtype"
+
+
 def test_a_job_that_only_validates_has_no_updates_to_lose(files: Path) -> None:
     changes = ["spec.model.dtype=bfloat16", "spec.steps.validateOnly=true"]
     assert warnings(load_job(files / "one.yaml", changes)) == []

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ppojob_trainer.checkpoint import manifest
+from ppojob_trainer.checkpoint.identity import check_base
 from ppojob_trainer.checkpoint.journal import (
     CommitSealed,
     EpochStarted,
@@ -194,6 +195,19 @@ def test_other_settings_are_refused_by_the_one_that_differs(root, config, messag
         kill_server.open_store(root, config=config).latest()
     assert caught.value.exit_status == 2
     assert len(caught.value.problems) == 1
+
+
+def test_adapters_belong_to_the_weights_that_they_were_trained_on(root: Path):
+    def check(theirs: str | None, ours: str | None) -> None:
+        settings = {} if theirs is None else {"base": theirs}
+        check_base(settings, ours, root / "step-000003")
+
+    check("a" * 64, "a" * 64)
+    check(None, "a" * 64)  # weights that could not be read are not compared
+    check("a" * 64, None)
+    message = r"^spec\.model\.path: got weights b{12}: .*-000003 were trained on a{12};"
+    with pytest.raises(CannotResume, match=message):
+        check("a" * 64, "b" * 64)
 
 
 def test_a_field_that_an_older_version_did_not_have_is_absent_in_both(root: Path):

@@ -48,7 +48,8 @@ def test_what_is_told_of_a_field() -> None:
     [
         ("adv_estimator", "write spec.algorithm.type"),
         ("spec.optimizer.lr", "write spec.optimizer.learningRate"),
-        ("spec.algorithm.lora_rank", "remove it"),
+        ("spec.algorithm.lora_rank", "write spec.model.lora.rank"),
+        ("spec.algorithm.lora_dropout", "remove it"),
         ("spec.algorithm.kll", "write spec.algorithm.kl"),
         ("trainer.total_epochs", "write spec.steps.epochs"),
         ("actor_rollout_ref.rollout.n", "write spec.algorithm.samplesPerPrompt"),

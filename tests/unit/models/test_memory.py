@@ -46,6 +46,22 @@ def test_who_lives_with_the_policy_takes_memory_there(tmp_path):
     assert held(apart, "reference") == {"reference": 4 * POLICY}
 
 
+def test_adapters_alone_have_gradients_and_moments_and_the_policy_is_its_reference(tmp_path):
+    save_model(tmp_path / "model", num_hidden_layers=3)  # query: 16 to 16, value: 16 to 8
+    lora = {"rank": 2, "targetModules": ["q_proj", "v_proj"]}
+    model = {"path": str(tmp_path / "model"), "lora": lora, "dtype": "bfloat16"}
+    adapters = 16 * 3 * 2 * (16 + 16 + 16 + 8)
+    together = config_of(tmp_path, **tiny_jobs.PPO | {"critic": {"path": "/critic"}}, model=model)
+    assert held(together, "actorRollout") == {
+        "policy": 2 * POLICY,
+        "adapters": adapters,
+        "rollout engine": 4 * POLICY,
+        "critic": 8 * CRITIC,
+    }
+    apart = config_of(tmp_path, **tiny_jobs.PPO, roles=tiny_jobs.OWN_PODS, model=model)
+    assert held(apart, "reference") == {"reference": 2 * POLICY}
+
+
 def test_ranks_share_the_trainer_s_weights_and_each_has_an_engine(tmp_path):
     roles = {"actorRollout": {"ranksPerReplica": 2}}
     rollout = {"engine": "vllm", "dtype": "bfloat16", "kvCacheGib": 2}

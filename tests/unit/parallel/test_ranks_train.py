@@ -4,7 +4,6 @@ A layout is named by its ranks, or by its copies of the model and the ranks of e
 """
 
 import functools
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ from training_ranks import (
     run_case,
 )
 
-from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.tensors import read_tensors
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
@@ -32,6 +30,7 @@ from ppojob_trainer.parallel.world import World
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1_200)]
 
 WORLDS = [layout for layout in LAYOUTS if layout != "1"]
+COMMITTED = ["even", "adapters"]
 EXACT = [name for name, case in CASES.items() if case.autocast == "none" and not case.broken]
 
 
@@ -40,25 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that the worlds left behind."""
     root: Path = tmp_path_factory.mktemp("worlds")
     training_ranks.save_models(root)
-    training_ranks.run_commit(root, World.alone())
-    for layout in WORLDS:
-        (root / layout).mkdir()
-        with socket.create_server(("127.0.1.1", 0)) as server:
-            port = server.getsockname()[1]
-        # The last rank first: whoever comes early waits for rank 0.
-        program = [sys.executable, training_ranks.__file__]
-        ranks = [
-            subprocess.Popen(
-                [*program, *map(str, (rank, layout, port, root))], stderr=subprocess.PIPE, text=True
-            )
-            for rank in reversed(range(LAYOUTS[layout].size))
-        ]
-        try:
-            errors = [rank.communicate(timeout=600)[1] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert all(rank.returncode == 0 for rank in ranks), "\n".join(errors)
+    for name in COMMITTED:
+        training_ranks.run_commit(root, World.alone(), name)
+    (root / "1").mkdir()
+    training_ranks.run_export(root, World.alone())
+    program = [sys.executable, training_ranks.__file__, str(root), *WORLDS]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
     return root
 
 
@@ -74,7 +61,11 @@ def under(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def alone(folder: Path, name: str) -> dict[str, Tensor]:
     case = CASES[name]
     one = training_ranks.Case(
-        (0,) * training_ranks.GROUPS, model=case.model, autocast=case.autocast, broken=case.broken
+        (0,) * training_ranks.GROUPS,
+        model=case.model,
+        autocast=case.autocast,
+        broken=case.broken,
+        lora=case.lora,
     )
     return run_case(one, folder, World.alone())
 
@@ -144,28 +135,43 @@ def test_all_ranks_skip_a_gradient_that_is_not_finite_on_one(folder, layout):
 
 
 @pytest.mark.parametrize("layout", WORLDS)
-def test_a_restored_world_goes_on_bit_for_bit(folder, layout):
-    found = results(folder, layout, "commit", 1)
+@pytest.mark.parametrize("name", COMMITTED)
+def test_a_restored_world_goes_on_bit_for_bit(folder, layout, name):
+    found = results(folder, layout, f"commit-{name}", 1)
     assert_equal(under(found, "restored/"), under(found, "went_on/"))
 
 
+def restored(folder: Path, layout: str, name: str) -> dict[str, Tensor]:
+    """What one rank takes up of a commit."""
+    commit, case = folder / f"commit-of-{layout}-{name}", CASES[name]
+    engine = training_ranks.restored_engine(commit, folder, World.alone(), case)
+    return training_ranks.state_of(engine)
+
+
 @pytest.mark.parametrize("layout", WORLDS)
-def test_another_layout_takes_up_a_commit(folder, layout):
-    found = results(folder, layout, "foreign_commit")
+@pytest.mark.parametrize("name", COMMITTED)
+def test_another_layout_takes_up_a_commit(folder, layout, name):
+    found = results(folder, layout, f"foreign_commit-{name}")
     before = ["1", *WORLDS][WORLDS.index(layout)]
     if before == "1":
-        engine = training_ranks.restored_engine(folder / "commit-of-1", folder, World.alone())
-        assert_equal(found, training_ranks.state_of(engine))
+        assert_equal(found, restored(folder, "1", name))
     else:
-        assert_equal(found, under(results(folder, before, "commit"), "commit/"))
+        assert_equal(found, under(results(folder, before, f"commit-{name}"), "commit/"))
 
 
 @pytest.mark.parametrize("layout", WORLDS)
-def test_one_rank_takes_up_a_commit(folder, layout):
-    engine = training_ranks.restored_engine(folder / f"commit-of-{layout}", folder, World.alone())
-    assert_equal(
-        training_ranks.state_of(engine), under(results(folder, layout, "commit"), "commit/")
+@pytest.mark.parametrize("name", COMMITTED)
+def test_one_rank_takes_up_a_commit(folder, layout, name):
+    expected = under(results(folder, layout, f"commit-{name}"), "commit/")
+    assert_equal(restored(folder, layout, name), expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_commit_holds_what_is_trained(folder, layout):
+    parts = read_tensors(
+        folder / f"commit-of-{layout}-adapters" / "actorRollout" / "rank-00000" / "model"
     )
+    assert {name.rpartition(".")[2] for name in parts} == {"lora_a", "lora_b"}
 
 
 def test_ranks_write_their_parts_only(folder):
@@ -173,7 +179,7 @@ def test_ranks_write_their_parts_only(folder):
     sizes = {
         layout: [
             entry.size_bytes
-            for entry in training_ranks.entries_of(folder / f"commit-of-{layout}", "optimizer")
+            for entry in training_ranks.entries_of(folder / f"commit-of-{layout}-even", "optimizer")
         ]
         for layout in LAYOUTS
     }
@@ -185,15 +191,14 @@ def test_ranks_write_their_parts_only(folder):
 
 
 @pytest.mark.parametrize("layout", WORLDS)
-def test_an_export_of_several_ranks_has_the_bytes_of_one(folder, layout, tmp_path):
-    model = load_model(folder / "untied")
-    options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000}
-    export_model(
-        tmp_path / "one", hf_named_tensors(model), model_folder=folder / "untied", **options
+def test_an_export_of_several_ranks_has_the_bytes_of_one(folder, layout):
+    """Of merged weights, of those without adapters, and of the adapters apart."""
+    expected, found = (
+        {path.name: path.read_bytes() for path in (folder / f"export-of-{name}").rglob("*.*")}
+        for name in ("1", layout)
     )
-    expected = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
-    found = {p.name: p.read_bytes() for p in (folder / f"export-of-{layout}").iterdir()}
-    assert len([name for name in found if name.endswith(".safetensors")]) > 1
+    assert len([name for name in found if name.startswith("model-0")]) > 1
+    assert "adapter_model.safetensors" in found
     assert found == expected
 
 

@@ -20,15 +20,15 @@ def torch_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture
-def make_learner(tmp_path: Path) -> Callable[[], Learner]:
-    """A rank that trains the tiny policy by itself."""
+def make_learner(tmp_path: Path) -> Callable[..., Learner]:
+    """A rank that trains the tiny policy, or adapters of it, by itself."""
     training_ranks.save_models(tmp_path)
     world = World.alone()
     case = training_ranks.CASES["even"]
-    return lambda: Learner(
+    return lambda lora=None: Learner(
         role="actorRollout",
         world=world,
         seed=7,
-        load=lambda: load_model(tmp_path / "tied"),
+        load=lambda: load_model(tmp_path / "tied", lora=lora, seed=7),
         train=lambda model, _: training_ranks.make_engine(model, case, world),
     )

@@ -77,13 +77,20 @@ class CommitStore:
         job_uid: identity of the job.
         config: canonical JSON of all settings that a resumed run must share (its trajectory).
         files: path -> SHA-256 of files that it need not share.
+        base: fingerprint of the model whose adapters are trained; see `Identity`.
     """
 
     def __init__(
-        self, root: Path, *, job_uid: str, config: bytes, files: Mapping[str, str] = _NO_FILES
+        self,
+        root: Path,
+        *,
+        job_uid: str,
+        config: bytes,
+        files: Mapping[str, str] = _NO_FILES,
+        base: str | None = None,
     ) -> None:
         self.root = root
-        self._identity = Identity(job_uid=job_uid, config=config, files=files)
+        self._identity = Identity(job_uid=job_uid, config=config, files=files, base=base)
         self._verified: set[int] = set()
         try:
             root.mkdir(parents=True, exist_ok=True)

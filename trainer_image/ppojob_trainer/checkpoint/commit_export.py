@@ -1,5 +1,6 @@
 """The policy of a commit as a Hugging Face folder, without a job that runs."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,15 +13,21 @@ from ppojob_trainer.checkpoint import identity, manifest
 from ppojob_trainer.checkpoint.commit import CONFIG_NAME
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
-from ppojob_trainer.checkpoint.manifest import Manifest
+from ppojob_trainer.checkpoint.identity import Json
 from ppojob_trainer.checkpoint.parts import read_parts
 from ppojob_trainer.errors import ConfigError, DamagedCommit
+from ppojob_trainer.models.fingerprint import base_of
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.lora import Adapter, adapters_in
+from ppojob_trainer.models.state_dict import hf_named_tensors
 
 POLICY_ROLE: Final = "actorRollout"
 
 
 def export_commit(commit: Path, target: Path) -> int:
     """Put the policy's weights together, however many ranks wrote them, and write them.
+
+    Adapters are merged into the weights of the model that training began from.
 
     The commit's own configuration names the model that training began from, whose config, tokenizer
     and template go along.
@@ -36,28 +43,38 @@ def export_commit(commit: Path, target: Path) -> int:
         DamagedCommit: a file is absent or not what the manifest says.
         StorageError: the disk refused.
         ConfigError: the model's folder, its tokenizer or its template is gone.
+        CannotResume: the model's weights are not those that the commit's adapters were trained on.
     """
     name = f"{commit.name}/{manifest.MANIFEST_NAME}"
     try:
         found = manifest.decode((commit / manifest.MANIFEST_NAME).read_bytes(), name)
     except OSError as error:
         raise DamagedCommit(name, f"cannot be read: {error.strerror}") from error
-    model = _model(found, commit)
+    settings = identity.settings_of(found, commit)
+    model = _model(settings, commit)
+    dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     entries = files_of_all_ranks(found.files, POLICY_ROLE, MODEL_FILE, commit.name)
+    tensors = read_parts(commit, entries, {}, rank=0)
+    adapters: dict[str, Adapter] = {}
+    if model.lora is not None:
+        identity.check_base(settings, base_of(model), commit)
+        adapters = adapters_in(tensors, model.lora.alpha)
+        tensors = dict(hf_named_tensors(load_model(model.path, dtype)))
     export_model(
         target,
-        read_parts(commit, entries, {}, rank=0).items(),
+        tensors.items(),
         model_folder=Path(model.path),
-        dtype=torch.float32 if model.dtype == "float32" else torch.bfloat16,
+        dtype=dtype,
         tokenizer_folder=_tokenizer_folder(model),
         chat_template=_chat_template(model),
+        adapters=adapters,
     )
     return found.progress.step
 
 
-def _model(found: Manifest, commit: Path) -> ModelSpec:
+def _model(settings: Mapping[str, Json], commit: Path) -> ModelSpec:
     """What the job says of its model."""
-    spec = identity.settings_of(found, commit).get("spec")
+    spec = settings.get("spec")
     try:
         return ModelSpec.model_validate(spec.get("model") if isinstance(spec, dict) else None)
     except ValidationError:

@@ -13,14 +13,20 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.tensors import accompany_writer, write_tensors
+from ppojob_trainer.checkpoint.adapter_export import accompany_adapters, merging, write_adapters
+from ppojob_trainer.checkpoint.tensors import Join, accompany_writer, write_tensors
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.lora import Adapter
 
 EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
 FILE_POINT: Final = durable.point("export.file", *durable.FILE_ACTS)
 CLEAR_POINT: Final = durable.point("export.clear", *durable.REMOVE_ACTS)
 
 MAX_FILE_BYTES: Final = 5 << 30
+ADAPTER_FOLDER: Final = "adapter"
+"""Folder of the adapters in an export, where a job has trained such."""
+
+_NO_ADAPTERS: Final[Mapping[str, Adapter]] = {}
 
 _TOKENIZER_FILES: Final = (
     "tokenizer*",
@@ -44,8 +50,9 @@ def export_model(
     tokenizer_folder: Path | None = None,
     chat_template: str | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
+    adapters: Mapping[str, Adapter] = _NO_ADAPTERS,
 ) -> None:
-    """Write a model folder.
+    """Write a model folder; with adapters their weights are merged, and they lie beside them.
 
     Args:
         target: the folder, replaced as a whole.
@@ -56,6 +63,7 @@ def export_model(
         tokenizer_folder: where the tokenizer lies, if not in ``model_folder``.
         chat_template: the job's own template (Jinja text), in place of the tokenizer's.
         max_file_bytes: the weights are split into files of at most this (one tensor at least).
+        adapters: by the names of the weights that they change.
 
     Raises:
         StorageError: the disk refused; an older export stands.
@@ -72,7 +80,9 @@ def export_model(
     _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
     if chat_template is not None:
         durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
-    _write_weights(aside, dict(tensors), dtype, max_file_bytes)
+    _write_weights(aside, dict(tensors), dtype, max_file_bytes, merging(adapters))
+    if adapters:
+        write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder), FILE_POINT)
     old = target.with_name(f".{target.name}.old")
     durable.remove_tree(old, CLEAR_POINT)
     if target.exists():
@@ -86,11 +96,14 @@ def accompany_export(
     *,
     dtype: torch.dtype,
     max_file_bytes: int = MAX_FILE_BYTES,
+    adapters: Mapping[str, Adapter] = _NO_ADAPTERS,
 ) -> None:
     """Give this rank's parts to the rank that calls `export_model` with the same arguments."""
-    named = dict(tensors)
+    named, join = dict(tensors), merging(adapters)
     for names in plan_files(named, dtype, max_file_bytes):
-        accompany_writer({name: named[name] for name in names}, dtype=dtype)
+        accompany_writer({name: named[name] for name in names}, dtype=dtype, join=join)
+    if adapters:
+        accompany_adapters(adapters)
 
 
 def plan_files(
@@ -119,18 +132,23 @@ def plan_files(
 
 
 def _write_weights(
-    folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, max_file_bytes: int
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    max_file_bytes: int,
+    join: Join,
 ) -> None:
     files = plan_files(tensors, dtype, max_file_bytes)
     metadata = {"format": "pt"}  # transformers refuses a file without it
     if len(files) == 1:
-        write_tensors(folder / "model.safetensors", tensors, dtype=dtype, metadata=metadata)
+        path = folder / "model.safetensors"
+        write_tensors(path, tensors, dtype=dtype, metadata=metadata, join=join)
         return
     places: dict[str, str] = {}
     for number, names in enumerate(files, start=1):
         file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         part = {name: tensors[name] for name in names}
-        write_tensors(folder / file, part, dtype=dtype, metadata=metadata)
+        write_tensors(folder / file, part, dtype=dtype, metadata=metadata, join=join)
         places |= dict.fromkeys(names, file)
     total = sum(_stored_bytes(tensor, dtype) for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": places}

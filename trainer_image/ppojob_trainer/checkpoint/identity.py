@@ -17,6 +17,7 @@ from ppojob_trainer.errors import CannotResume, DamagedCommit
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 _ABSENT: Final = "(absent)"
+_SHOWN_DIGITS: Final = 12
 _SOURCES: Final = {
     "spec.model.tokenizerPath": {"spec.model.path"},
     "spec.data.seed": {"spec.seed"},
@@ -55,15 +56,20 @@ class Identity:
             which commits must agree, and an object `layout`, in which they may not.
         files: path -> SHA-256 of the reward functions' files, which may differ too: whoever goes on
             has often mended one. They are kept beside the configuration, as its object `files`.
+        base: fingerprint of the model that the adapters of a commit belong to; None where commits
+            hold all weights, or where it is not known.
     """
 
     job_uid: str
     config: bytes
     files: Mapping[str, str] = field(default_factory=dict)
+    base: str | None = None
 
     def document(self) -> bytes:
         """What a commit keeps of it."""
         whole = json.loads(self.config) | ({"files": dict(self.files)} if self.files else {})
+        if self.base is not None:
+            whole["base"] = self.base
         return json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -91,6 +97,27 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
             f"{where}: got {new}: commit {folder.name} was made with {old}; "
             "go on with the old value, or begin a run of its own in another folder"
             for where, old, new in differences
+        )
+    check_base(theirs, owner.base, folder)
+
+
+def check_base(theirs: Mapping[str, Json], base: str | None, folder: Path) -> None:
+    """Refuse adapters of another model.
+
+    Args:
+        theirs: settings of the commit.
+        base: fingerprint of this job's model; None where it is not known.
+        folder: the commit's folder.
+
+    Raises:
+        CannotResume: the commit was made with other weights below its adapters.
+    """
+    known = theirs.get("base", base)
+    if isinstance(known, str) and base is not None and known != base:
+        raise CannotResume(
+            f"spec.model.path: got weights {base[:_SHOWN_DIGITS]}: the adapters of commit "
+            f"{folder.name} were trained on {known[:_SHOWN_DIGITS]}; the model as it was, or begin "
+            "a run of its own in another folder"
         )
 
 

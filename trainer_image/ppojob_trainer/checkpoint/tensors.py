@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,9 @@ from ppojob_trainer.parallel.boxes import box_of, local_part, whole
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
 SHARD_MIDDLE: Final = failpoints.declare("checkpoint.shard.write.middle")
+
+Join = Callable[[str, Tensor, torch.dtype], Tensor]
+"""Puts a named tensor together, in the type that it is stored in; a collective where it is cut."""
 
 BOXES: Final = "boxes"
 """Key in a header's metadata: tensor -> box, for those of which the file holds a part."""
@@ -47,6 +50,11 @@ _DTYPE_NAMES: Final = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+def join(_name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The `Join` of a tensor that is stored as it is: its parts, converted before they travel."""
+    return whole(tensor.detach().to(dtype))
 
 
 def write_shard(
@@ -88,6 +96,7 @@ def write_tensors(
     *,
     dtype: torch.dtype | None = None,
     metadata: Mapping[str, str] | None = None,
+    join: Join = join,
 ) -> tuple[int, str]:
     """Write a safetensors file in place, with fsync; nobody may read it before its commit.
 
@@ -97,6 +106,7 @@ def write_tensors(
             and the other ranks take part by `accompany_writer`.
         dtype: floating tensors are converted to it, one at a time; None keeps theirs.
         metadata: strings for the header.
+        join: gives what is stored of a tensor, of the same shape.
 
     Returns:
         Size in bytes and sha256 in hex of the file.
@@ -110,7 +120,7 @@ def write_tensors(
     file = durable.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         with durable.act(SHARD_POINT, "write", path):
-            size_bytes, sha256 = _write_hashed(file, _chunks(header, order, tensors, stored))
+            size_bytes, sha256 = _write_hashed(file, _chunks(header, order, tensors, stored, join))
         with durable.act(SHARD_POINT, "fsync", path):
             os.fsync(file)
     finally:
@@ -119,11 +129,13 @@ def write_tensors(
     return size_bytes, sha256
 
 
-def accompany_writer(tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> None:
+def accompany_writer(
+    tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, join: Join = join
+) -> None:
     """Give this rank's parts to the rank that calls `write_tensors` with the same arguments."""
     stored = {name: _stored_dtype(tensor, dtype) for name, tensor in tensors.items()}
     for name in _order(stored):
-        whole(tensors[name].detach().to(stored[name]))
+        join(name, tensors[name], stored[name])
 
 
 def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
@@ -208,13 +220,14 @@ def _chunks(
     order: list[str],
     tensors: Mapping[str, Tensor],
     stored: Mapping[str, torch.dtype],
+    join: Join,
 ) -> Iterator[memoryview]:
     """The file's bytes in pieces of at most CHUNK_BYTES; a piece may be kept by its reader."""
     yield memoryview(header)
     for index, name in enumerate(order):
         if index == 1:
             failpoints.hit(SHARD_MIDDLE)
-        flat = whole(tensors[name].detach().to(stored[name])).cpu().contiguous()
+        flat = join(name, tensors[name], stored[name]).cpu().contiguous()
         data = flat.reshape(-1).view(torch.uint8).numpy().data
         for start in range(0, len(data), CHUNK_BYTES):
             yield data[start : start + CHUNK_BYTES]

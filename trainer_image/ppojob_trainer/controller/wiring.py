@@ -42,6 +42,7 @@ from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks
+from ppojob_trainer.models.fingerprint import base_of
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.retrieval.manifest import MANIFEST
@@ -69,7 +70,11 @@ def build_loop(
     config, run_folder = environment.config, environment.run_folder
     spec, root = config.spec, run_folder / CHECKPOINTS_FOLDER
     store = CommitStore(
-        root, job_uid=config.uid, config=config.trajectory_json(), files=_code_files(spec)
+        root,
+        job_uid=config.uid,
+        config=config.trajectory_json(),
+        files=_code_files(spec),
+        base=base_of(spec.model),
     )
     journal = Journal(root / JOURNAL_NAME)
     began = journal.began()

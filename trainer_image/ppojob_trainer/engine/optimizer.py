@@ -41,13 +41,18 @@ def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
     return spec.learning_rate * (floor + (1.0 - floor) * share)
 
 
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that updates change, by name: all, or where a model has adapters those."""
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
 def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
-    """AdamW over every parameter, each with weight decay as in verl.
+    """AdamW over every parameter that is trained, each with weight decay as in verl.
 
     The fused form makes one pass over weights, gradients and moments.
     """
     return torch.optim.AdamW(
-        model.parameters(),
+        trained_parameters(model).values(),
         lr=spec.learning_rate,
         betas=spec.betas,
         eps=spec.epsilon,
@@ -99,7 +104,7 @@ def optimizer_boxes(model: nn.Module) -> dict[str, Box]:
     """What this rank holds of each tensor of the optimizer that is cut as its parameter is."""
     return {
         f"{name}/{moment}": box_of(parameter)
-        for name, parameter in model.named_parameters()
+        for name, parameter in trained_parameters(model).items()
         for moment in MOMENTS
     }
 
@@ -117,7 +122,7 @@ def load_optimizer_tensors(
     Raises:
         ValueError: if the tensors are not those of this model.
     """
-    parameters = dict(model.named_parameters())
+    parameters = trained_parameters(model)
     expected = {f"{name}/{key}" for name in parameters for key in STATE_KEYS}
     if parts and (differing := expected ^ set(parts)):
         raise ValueError(

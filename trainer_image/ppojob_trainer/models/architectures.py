@@ -111,12 +111,11 @@ def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
             yield f"model.layers.{layer}.{name}", shape
 
 
-def _of_a_layer(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
+def linear_layers(sizes: Sizes) -> dict[str, Shape]:
+    """Linear layers of each block by their names in it, with the shapes of their weights."""
     hidden, inner = sizes.hidden, sizes.inner
     query, key = sizes.heads * sizes.head_size, sizes.key_heads * sizes.head_size
-    yield "input_layernorm.weight", (hidden,)
-    yield "post_attention_layernorm.weight", (hidden,)
-    projections = {
+    return {
         "self_attn.q_proj": (query, hidden),
         "self_attn.k_proj": (key, hidden),
         "self_attn.v_proj": (key, hidden),
@@ -125,8 +124,13 @@ def _of_a_layer(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
+
+
+def _of_a_layer(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
+    yield "input_layernorm.weight", (sizes.hidden,)
+    yield "post_attention_layernorm.weight", (sizes.hidden,)
     biased = _biased(sizes)
-    for name, shape in projections.items():
+    for name, shape in linear_layers(sizes).items():
         yield f"{name}.weight", shape
         if name in biased:
             yield f"{name}.bias", shape[:1]

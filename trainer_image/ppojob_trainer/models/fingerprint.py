@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from ppojob_trainer.models.safetensors_header import read_header
+from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_trainer.models.safetensors_header import BadHeader, read_header
 
 _SMALL: Final = (".json", ".jinja", ".model", ".txt", ".py")
 _WEIGHTS: Final = ".safetensors"
@@ -25,9 +26,27 @@ def fingerprint(folder: Path) -> str:
         OSError: the folder, or a file in it, cannot be read.
         BadHeader: a file of weights is none, or its header cannot be read.
     """
+    return _digest(folder, (*_SMALL, _WEIGHTS))
+
+
+def base_of(model: ModelSpec) -> str | None:
+    """The same of the weights alone that a job's adapters belong to.
+
+    Returns:
+        None where all weights are trained, or where they cannot be read here.
+    """
+    if model.lora is None:
+        return None
+    try:
+        return _digest(Path(model.path), (_WEIGHTS,))
+    except (OSError, BadHeader):
+        return None
+
+
+def _digest(folder: Path, suffixes: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
-        if not path.is_file() or path.suffix not in (*_SMALL, _WEIGHTS):
+        if not path.is_file() or path.suffix not in suffixes:
             continue
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         if path.suffix == _WEIGHTS:

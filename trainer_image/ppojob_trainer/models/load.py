@@ -7,10 +7,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ppojob_api.problem import Problem
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_checks import check_config
 from ppojob_trainer.models.json_objects import read_object
 from ppojob_trainer.models.kinds import POLICY, ModelKind
+from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.sharded_load import load_sharded
 from ppojob_trainer.models.weight_values import check_values
@@ -23,6 +25,8 @@ def load_model(
     *,
     world: World | None = None,
     trust_remote_code: bool = False,
+    lora: LoraSpec | None = None,
+    seed: int = 0,
 ) -> PreTrainedModel:
     """Load a causal language model.
 
@@ -31,6 +35,8 @@ def load_model(
         dtype: of the weights.
         world: the ranks over which it is cut, and their device; None for this one on the CPU.
         trust_remote_code: run code that lies in the folder.
+        lora: adapters beside its weights, which are frozen then; None for none.
+        seed: of what adapters begin with.
 
     Returns:
         The model in evaluation mode.
@@ -46,11 +52,13 @@ def load_model(
         kind=POLICY,
         world=world,
         trust_remote_code=trust_remote_code,
+        lora=lora,
     )
     if missing:
         raise ConfigError(
             f"{POLICY.where}: got {folder}: it holds no {min(missing)}; all weights of the model"
         )
+    draw_adapters(model, seed)
     return model
 
 
@@ -62,6 +70,7 @@ def load_pretrained(
     kind: ModelKind,
     world: World | None = None,
     trust_remote_code: bool = False,
+    lora: LoraSpec | None = None,
     **changes: object,
 ) -> tuple[PreTrainedModel, frozenset[str]]:
     """Load a model of any kind from config.json and safetensors.
@@ -73,6 +82,7 @@ def load_pretrained(
         kind: what it is to be used as.
         world: the ranks over which it is cut, and their device; None for this one on the CPU.
         trust_remote_code: run code that lies in the folder.
+        lora: adapters to put in, without their values; None for none.
         changes: of the configuration, by its own names.
 
     Returns:
@@ -92,7 +102,13 @@ def load_pretrained(
         for name, value in changes.items():
             setattr(config, name, value)
         model, missing = (_load_whole if world.size == 1 else load_sharded)(
-            auto_class, config, folder, dtype, world, trust_remote_code=trust_remote_code
+            auto_class,
+            config,
+            folder,
+            dtype,
+            world,
+            trust_remote_code=trust_remote_code,
+            lora=lora,
         )
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
@@ -100,8 +116,9 @@ def load_pretrained(
             f"{where}: got {folder}: the model cannot be loaded: {reason}; "
             "name a folder with config.json and model.safetensors of one model of the right kind"
         ) from error
-    check_values(model, folder, where, world, missing)
-    return model.eval(), missing
+    adapters = {name for name, _ in model.named_parameters() if is_adapter(name)}
+    check_values(model, folder, where, world, missing | adapters)
+    return model.eval(), missing - adapters
 
 
 def _refuse_config(folder: Path, kind: ModelKind, *, trust_remote_code: bool) -> None:
@@ -125,6 +142,7 @@ def _load_whole(
     world: World,
     *,
     trust_remote_code: bool,
+    lora: LoraSpec | None = None,
 ) -> tuple[PreTrainedModel, frozenset[str]]:
     """As `load_sharded`, for a world of one."""
     model, info = auto_class.from_pretrained(
@@ -139,4 +157,6 @@ def _load_whole(
     )
     for name, got, needed in sorted(info["mismatched_keys"]):
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
+    if lora is not None:
+        add_adapters(model, lora)
     return model.to(world.device), frozenset(info["missing_keys"])

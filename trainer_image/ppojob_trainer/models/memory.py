@@ -11,6 +11,7 @@ from typing import Final
 from ppojob_api import topology
 from ppojob_api.run_config import RunConfig
 from ppojob_api.well_known import RoleName
+from ppojob_trainer.models.adapter_sizes import count_adapters
 from ppojob_trainer.models.architectures import HEAD
 from ppojob_trainer.models.weight_files import read_weights
 
@@ -23,6 +24,7 @@ MEMORY_LIMITS: Final = (
 
 _WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2, "auto": 2}
 """Of auto, which a plan may leave to the processors of the pods, the least that it may take."""
+_ADAPTER_BYTES: Final = 4
 _TRAINED: Final = 4
 """A trained weight has a gradient and the two moments of AdamW, in its own type."""
 
@@ -65,12 +67,15 @@ def held_by_rank(
     weight = _WEIGHT_BYTES[spec.model.dtype]
     trained = weight * (1 if spec.steps.validate_only else _TRAINED)
     policy = parameters.get(spec.model.path, 0)
+    has_adapters = spec.model.lora is not None
     found: dict[str, int] = {}
     if "actorRollout" in living:
-        found["policy"] = trained * policy // ranks
+        found["policy"] = (weight if has_adapters else trained) * policy // ranks
+        found["adapters"] = _TRAINED * _ADAPTER_BYTES * count_adapters(spec.model) // ranks
         engine = _WEIGHT_BYTES[spec.rollout.dtype] * policy // spec.rollout.parallelism.tensor
         found["rollout engine"] = engine + int((spec.rollout.kv_cache_gib or 0) * GIB)
-    if "reference" in living:
+    # With adapters the policy is its own reference.
+    if "reference" in living and not (has_adapters and "actorRollout" in living):
         found["reference"] = weight * policy // ranks
     if "critic" in living and spec.critic is not None:
         found["critic"] = trained * parameters.get(spec.critic.path or "", 0) // ranks

@@ -8,6 +8,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.models.lora import add_adapters
 from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import Box, box_of, cut_like
 from ppojob_trainer.parallel.fsdp import shard_model
@@ -22,6 +24,7 @@ def load_sharded(
     world: World,
     *,
     trust_remote_code: bool,
+    lora: LoraSpec | None = None,
 ) -> tuple[PreTrainedModel, frozenset[str]]:
     """Build a model without weights, cut it, and read this rank's part of each weight.
 
@@ -32,6 +35,7 @@ def load_sharded(
         dtype: of the weights.
         world: of more than one rank.
         trust_remote_code: run code that lies in the folder.
+        lora: adapters to put into it; None for none.
 
     Returns:
         The model, and the names of weights that the folder does not hold: those are zero.
@@ -41,6 +45,8 @@ def load_sharded(
     """
     with torch.device("meta"):
         model = auto_class.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    if lora is not None:
+        add_adapters(model, lora)
     shard_model(model, world)
     weights = read_weights(folder)
     if weights.problems:
@@ -51,7 +57,7 @@ def load_sharded(
         box = box_of(parameter)
         path = weights.files.get(name)
         part = torch.zeros(box.local_shape) if path is None else _read_part(path, name, box)
-        state[name] = nn.Parameter(cut_like(parameter, part.to(world.device, dtype)))
+        state[name] = nn.Parameter(cut_like(parameter, part.to(world.device, parameter.dtype)))
     model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
     _restore_buffers(model, world.device)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
+from ppojob_trainer.models.lora import adapters_of, is_adapter
 from ppojob_trainer.parallel.boxes import box_of, local_part, whole
 
 
@@ -11,33 +12,47 @@ def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every weight once, detached, in the model's own order; cut over the ranks where it is.
 
     A tied weight comes under its first name only (the embedding's), as safetensors folders have it.
-    Buffers that a folder does not hold (rotary frequencies) are left out.
+    Buffers that a folder does not hold (rotary frequencies) are left out, and so are adapters: the
+    weights are those without them.
     """
     for name, parameter in model.named_parameters(remove_duplicate=True):
-        yield name, parameter.detach()
+        if not is_adapter(name):
+            yield name, parameter.detach()
+
+
+def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What a commit holds of a model: its adapters where it has some, else every weight.
+
+    Detached, under their own names; cut over the ranks where the model is.
+    """
+    adapters = {
+        name: parameter.detach() for name, parameter in model.named_parameters() if is_adapter(name)
+    }
+    return adapters or dict(hf_named_tensors(model))
 
 
 def named_full_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every weight once, put together of all ranks' parts, one at a time.
+    """Every weight once, put together of all ranks' parts, one at a time; with its adapter merged.
 
-    A collective where the model is cut: all ranks draw all of it, and one tensor is whole at a time
-    unless it is kept.
+    Merged weights are float32, whatever the model's are. A collective where the model is cut: all
+    ranks draw all of it, and one tensor is whole at a time unless it is kept.
     """
+    adapters = adapters_of(model)
     for name, tensor in hf_named_tensors(model):
-        yield name, whole(tensor)
+        yield name, adapters[name].merged(tensor) if name in adapters else whole(tensor)
 
 
 def load_named_tensors(model: nn.Module, parts: Mapping[str, Tensor]) -> None:
-    """Copy weights that `hf_named_tensors` gave into a model, in place.
+    """Copy tensors that `trained_tensors` gave into a model, in place.
 
     Args:
         model: of any number of ranks.
-        parts: this rank's part of each weight.
+        parts: this rank's part of each tensor.
 
     Raises:
         ValueError: a weight is missing, unknown, or of another shape.
     """
-    weights = dict(hf_named_tensors(model))
+    weights = trained_tensors(model)
     if differing := weights.keys() ^ parts.keys():
         raise ValueError(f"weights: got another set of names, such as {sorted(differing)[0]!r}")
     for name, weight in weights.items():

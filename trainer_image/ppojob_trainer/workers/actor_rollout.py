@@ -15,6 +15,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.checkpoint.export import accompany_export, export_model
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors
 from ppojob_trainer.rollout.protocol import RolloutEngine
 from ppojob_trainer.rollout.trajectory import Trajectory
@@ -165,9 +166,10 @@ class ActorRolloutWorker:
         model = self.spec.model
         template = Path(model.chat_template).read_text() if model.chat_template else None
         dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
-        tensors = hf_named_tensors(self.policy.learner.model)
+        trained = self.policy.learner.model
+        tensors, adapters = hf_named_tensors(trained), adapters_of(trained)
         if self.rank != 0:
-            accompany_export(tensors, dtype=dtype)
+            accompany_export(tensors, dtype=dtype, adapters=adapters)
             return Nothing()
         export_model(
             self.run_folder / request.folder,
@@ -176,5 +178,6 @@ class ActorRolloutWorker:
             dtype=dtype,
             tokenizer_folder=Path(model.tokenizer_path or model.path),
             chat_template=template,
+            adapters=adapters,
         )
         return Nothing()

@@ -12,7 +12,8 @@ from ppojob_trainer.checkpoint.parts import read_parts
 from ppojob_trainer.checkpoint.tensors import read_shard, write_shard
 from ppojob_trainer.engine.optimizer import optimizer_boxes
 from ppojob_trainer.engine.train_engine import TrainEngine
-from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
+from ppojob_trainer.models.lora import adapters_of, draw_adapters
+from ppojob_trainer.models.state_dict import load_named_tensors, trained_tensors
 from ppojob_trainer.parallel.boxes import Box, box_of
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages.saving import SavedFile
@@ -27,7 +28,7 @@ class Learner:
     Args:
         role: name of the model's role, below which its files lie in a commit.
         world: the ranks that train the model together.
-        seed: of the random state that a job begins with.
+        seed: of the random state that a job begins with, and of its adapters.
         load: makes the model that the job begins with.
         train: makes the engine for a model and its number of optimizer steps in the whole job.
     """
@@ -67,7 +68,10 @@ class Learner:
         """
         if self._engine is not None and folder is None:
             self._engine = None
-            self.model = self._load()
+            if adapters_of(self.model):
+                draw_adapters(self.model, self._seed)  # nothing else has changed
+            else:
+                self.model = self._load()
         self._engine = self._train(self.model, total_updates)
         if folder is None:
             torch.manual_seed(self._seed + self._stream)
@@ -79,7 +83,7 @@ class Learner:
         rank = self._world.rank
         shards: dict[str, dict[str, Tensor]] = {}
         if rank == self._writer:
-            shards[MODEL_FILE] = dict(hf_named_tensors(self.model))
+            shards[MODEL_FILE] = trained_tensors(self.model)
             shards[OPTIMIZER_FILE] = self.engine.state_tensors()
         shards[RNG_FILE] = self._random_state()
         entries = [
@@ -91,7 +95,7 @@ class Learner:
         return [SavedFile(entry.path, entry.size_bytes, entry.sha256) for entry in entries]
 
     def _read(self, folder: Path, entries: list[FileEntry]) -> None:
-        weights = {name: box_of(weight) for name, weight in hf_named_tensors(self.model)}
+        weights = {name: box_of(weight) for name, weight in trained_tensors(self.model).items()}
         load_named_tensors(self.model, self._parts(folder, entries, MODEL_FILE, weights))
         moments = optimizer_boxes(self.model)
         self.engine.load_state(self._parts(folder, entries, OPTIMIZER_FILE, moments))

@@ -89,7 +89,9 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             role="actorRollout",
             world=world,
             seed=spec.seed,
-            load=lambda: load_model(spec.model.path, dtype, world=world),
+            load=lambda: load_model(
+                spec.model.path, dtype, world=world, lora=spec.model.lora, seed=spec.seed
+            ),
             train=train,
         ),
     )

@@ -12,12 +12,14 @@ from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.parts import read_parts
 from ppojob_trainer.checkpoint.tensors import write_shard
 from ppojob_trainer.engine.forward_engine import ForwardEngine
-from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.lora import adapters_off
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
 from ppojob_trainer.parallel.boxes import box_of, local_part
 from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.saving import SavedFile
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner, entry_of
@@ -53,6 +55,39 @@ class Reference:
         dtype = torch.float32 if spec.model.dtype == "float32" else torch.bfloat16
         model = load_model(spec.model.path, dtype, world=self._world)
         return ForwardEngine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
+
+
+class BaseEngine(ForwardEngine):
+    """What the policy said before training: its passes without its adapters, at no memory."""
+
+    def last_states(self, rows: Experience) -> LastStates:
+        """See `ForwardEngine`; the model stays in training where it is."""
+        is_training = self.model.training
+        states = super().last_states(rows)
+        self.model.train(is_training)
+        return states
+
+    def _forward(self, rows: Experience, head: Head | None = None) -> TokenOutputs:
+        with adapters_off(self.model):
+            return super()._forward(rows, head)
+
+
+class BaseReference(Reference):
+    """The weights below the policy's adapters, which nobody trains.
+
+    Args:
+        spec: the job.
+        world: the ranks that hold the policy.
+        policy: the model with adapters.
+    """
+
+    def __init__(self, spec: PPOJobSpec, world: World, policy: Learner) -> None:
+        self._policy = policy
+        super().__init__(spec, world)
+
+    def _open(self) -> ForwardEngine:
+        head, training = PolicyHead.of(self._spec, "none"), self._spec.training
+        return BaseEngine(self._policy.model, head, training, self._world)
 
 
 class FollowingReference(Reference):

@@ -8,7 +8,7 @@ from ppojob_trainer.workers.critic import open_critic
 from ppojob_trainer.workers.model_stages import ModelStages, StageModel, TrainedModel
 from ppojob_trainer.workers.policy import Policy
 from ppojob_trainer.workers.rank_start import open_channels
-from ppojob_trainer.workers.reference import FollowingReference, Reference
+from ppojob_trainer.workers.reference import BaseReference, FollowingReference, Reference
 
 
 def open_stages(
@@ -35,7 +35,11 @@ def open_stages(
         if refresh is not None:
             assert policy is not None, "a reference that follows lives with the policy"
             following = FollowingReference(spec, world, refresh, policy.learner)
-        reference = frozen["reference"] = following or Reference(spec, world)
+        if policy is not None and spec.model.lora is not None:
+            reference: Reference = BaseReference(spec, world, policy.learner)
+        else:
+            reference = following or Reference(spec, world)
+        frozen["reference"] = reference
         if spec.algorithm.kl.is_full and policy is not None:
             policy.reference = reference
     if "critic" in living:

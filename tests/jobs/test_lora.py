@@ -1,0 +1,74 @@
+"""A job that trains adapters: killed it ends as it would have, and the weights below stay."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import job_points
+import pytest
+import run_folders
+import tiny_jobs
+import torch
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS = 4
+EXPORTED = ("model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json")
+
+
+def contents(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in EXPORTED]
+
+
+def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
+    start, tiny_job, tiny_folder: Path, tmp_path: Path, once: Path
+):
+    """With both kinds of a KL, whose reference is the policy without its adapters."""
+    job = tiny_job(
+        model={
+            "path": str(tiny_folder / "model"),
+            "lora": {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "v_proj", "down_proj"]},
+        },
+        algorithm={
+            "type": "grpo",
+            "promptsPerStep": 4,
+            "samplesPerPrompt": 4,
+            "miniBatchPrompts": 2,
+            "kl": {"in": "reward", "lossTerm": {"estimator": "full"}},
+        },
+        optimizer={"learningRate": 1e-2},
+        roles={"actorRollout": {"ranksPerReplica": 2}},
+        steps={"total": STEPS},
+        checkpoint={"every": 1},
+        recovery={"restartsWithoutProgress": 100},
+    )
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    start(job, whole).succeed()
+    trained = run_folders.metrics(whole)[-STEPS:]
+    first, *later = (line["actor/reward_kl_penalty"] for line in trained)
+    # Adapters begin at nothing: the policy is its reference, whose passes give the same bits.
+    assert first == 0.0
+    assert all(distance != 0.0 for distance in later)
+
+    before = load_file(tiny_folder / "model" / "model.safetensors")
+    after = load_file(whole / "export" / "model.safetensors")
+    changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+    targets = ("q_proj.weight", "v_proj.weight", "down_proj.weight")
+    assert changed == {name for name in before if name.endswith(targets)}
+
+    points = (
+        "rpc.update.answer.before@1=kill",  # in step 1: back to the beginning
+        "rpc.sync_weights.answer.before@3=kill",
+        "checkpoint.shard.write.middle@4=kill",
+        "export.rename.before@1=kill",
+    )
+    start(job, killed, **job_points.armed(once, *points)).succeed(500)
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(killed) == run_folders.result(whole)
+    assert contents(killed / "export") == contents(whole / "export")
+
+    # A commit has all that an export is made of, but for the base.
+    command = [sys.executable, "-m", "ppojob_cli", "export", whole, "--output", tmp_path / "again"]
+    subprocess.run(command, check=True, capture_output=True, env=tiny_jobs.environment())
+    assert contents(tmp_path / "again") == contents(whole / "export")

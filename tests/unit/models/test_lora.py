@@ -1,0 +1,128 @@
+"""Adapters against the formula written out densely, and where a model gets them."""
+
+import math
+
+import pytest
+import torch
+from tiny_models import TWO_LAYERS, make_model, save_model
+from torch import nn
+from transformers import Qwen2ForCausalLM
+
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.lora import (
+    LoraLinear,
+    adapters_of,
+    adapters_off,
+    add_adapters,
+    draw_adapters,
+)
+from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors, trained_tensors
+
+ALL = {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
+
+
+def adapted(model=None, *, seed=5, **lora):
+    """A model whose adapters are not at their beginning."""
+    model = model or make_model(Qwen2ForCausalLM, **TWO_LAYERS)
+    add_adapters(model, LoraSpec(**{"rank": 4, "alpha": 6.0, **lora}))
+    draw_adapters(model, seed)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for adapter in adapters_of(model).values():
+            adapter.b.normal_(std=0.1, generator=generator)
+    return model
+
+
+def layer_of(model):
+    """One with a bias."""
+    return model.model.layers[1].self_attn.q_proj
+
+
+def test_a_layer_and_its_gradients_are_those_of_the_dense_formula():
+    layer = layer_of(adapted())
+    assert layer.bias is not None
+    x = torch.randn(3, 5, 32, requires_grad=True)
+    y = layer(x)
+    slope = torch.randn(y.shape)
+    y.backward(slope)
+
+    w, a, b = (t.detach().double() for t in (layer.weight, layer.lora_a, layer.lora_b))
+    dense, scale = w + 6.0 / 4.0 * b @ a, 6.0 / 4.0
+    rows, slopes = x.detach().double().flatten(0, 1), slope.double().flatten(0, 1)
+    expected = {
+        "y": (y.detach(), (rows @ dense.T + layer.bias.double()).view(y.shape)),
+        "x": (x.grad, (slopes @ dense).view(x.shape)),
+        "a": (layer.lora_a.grad, scale * b.T @ slopes.T @ rows),
+        "b": (layer.lora_b.grad, scale * slopes.T @ rows @ a.T),
+    }
+    for name, (found, literal) in expected.items():
+        torch.testing.assert_close(found.double(), literal, rtol=1e-5, atol=1e-5, msg=name)
+    assert layer.weight.grad is None
+    assert layer.bias.grad is None
+
+
+def test_merged_weights_give_the_model_s_own_logits_and_without_adapters_the_base_s():
+    model, plain = adapted(), make_model(Qwen2ForCausalLM, **TWO_LAYERS)
+    ids = torch.randint(50, (2, 9))
+    with torch.no_grad():
+        with adapters_off(model):
+            assert torch.equal(model(ids).logits, plain(ids).logits)
+        found = model(ids).logits
+        assert not torch.allclose(found, plain(ids).logits, atol=1e-2)
+        for name, tensor in named_full_tensors(model):
+            plain.get_parameter(name).copy_(tensor)
+        torch.testing.assert_close(found, plain(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("targets", [None, ("v_proj", "down_proj")])
+def test_the_chosen_layers_alone_are_trained_and_all_names_stand(targets):
+    plain = make_model(**TWO_LAYERS, tie_word_embeddings=False)
+    model = adapted(make_model(**TWO_LAYERS, tie_word_embeddings=False), target_modules=targets)
+    chosen = [name for name, layer in model.named_modules() if isinstance(layer, LoraLinear)]
+    assert {name.split(".")[-1] for name in chosen} == set(targets or ALL)
+    assert all(name.startswith("model.layers.") for name in chosen)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trained == trained_tensors(model).keys()
+    assert trained == {f"{name}.lora_{kind}" for name in chosen for kind in "ab"}
+    ours, theirs = dict(hf_named_tensors(model)), dict(plain.named_parameters())
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_beginning_is_the_model_as_it_is_and_follows_from_seed_and_name(tmp_path):
+    plain = save_model(tmp_path, **TWO_LAYERS).eval()
+    first, again, other = (
+        load_model(tmp_path, lora=LoraSpec(rank=8), seed=seed) for seed in (7, 7, 8)
+    )
+    ids = torch.randint(50, (1, 9))
+    assert torch.equal(first(ids).logits, plain(ids).logits)
+    drawn = []
+    for name, tensor in trained_tensors(first).items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, again.get_parameter(name))
+        if name.endswith("lora_b"):
+            assert not tensor.any()
+            continue
+        # Kaiming with a = √5: uniform up to 1 / √in.
+        bound = 1.0 / math.sqrt(tensor.shape[1])
+        assert 0.9 * bound < tensor.abs().max() <= bound
+        assert not torch.equal(tensor, other.get_parameter(name))
+        drawn.append(tensor[0, :4])
+    assert len({tuple(row.tolist()) for row in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_below_weights_of_bfloat16_adapters_are_float32(tmp_path, autocast):
+    save_model(tmp_path, **TWO_LAYERS)
+    model = load_model(tmp_path, torch.bfloat16, lora=LoraSpec(rank=4))
+    layer = layer_of(model)
+    with torch.no_grad():
+        nn.init.normal_(layer.lora_b)
+    x = torch.randn(2, 32, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    merged = adapters_of(model)["model.layers.1.self_attn.q_proj.weight"].merged(layer.weight)
+    assert merged.dtype == torch.float32
+    torch.testing.assert_close(y.float(), x.float() @ merged.T, rtol=0.05, atol=0.1)

@@ -1,0 +1,175 @@
+"""LoRA: low-rank adapters beside the weights of linear layers (Hu et al., arXiv:2106.09685).
+
+A chosen layer stays where it is, under its name and with its `weight`, which is frozen. Beside it
+come the adapter's two matrices, which alone are trained::
+
+    y = W x + (alpha / rank) B (A x)       lora_a: A (rank, in), lora_b: B (out, rank)
+
+B begins at zero, so a job begins with the model as it is.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.parallel.boxes import whole
+from ppojob_trainer.parallel.fsdp import fill
+
+A: Final = "lora_a"
+B: Final = "lora_b"
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer with an adapter; `add_adapters` makes it of a plain one, in place."""
+
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+    alpha: float
+    is_adapted: bool
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """`W x + (alpha / rank) B (A x)`, and within `adapters_off` the first term alone.
+
+        Args:
+            input: x, (..., in).
+
+        Returns:
+            (..., out), in the type that the layer without an adapter gives.
+        """
+        output = super().forward(input)
+        if not self.is_adapted:
+            return output
+        # Adapters are float32, also where weights and x are bfloat16; autocast sees to that itself.
+        is_cast = torch.is_autocast_enabled(input.device.type)
+        x = input if is_cast else input.to(self.lora_a.dtype)
+        change = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
+        return torch.add(output, change.to(output.dtype), alpha=self.alpha / len(self.lora_a))
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The adapter of one weight.
+
+    Attributes:
+        a: (rank, in) float32; cut over the ranks where the model is.
+        b: (out, rank) float32, likewise.
+        alpha: its scale is alpha / rank.
+    """
+
+    a: Tensor
+    b: Tensor
+    alpha: float
+
+    @property
+    def rank(self) -> int:
+        """Rows of A."""
+        return self.a.shape[0]
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """`W + (alpha / rank) B A`, float32, whole; a collective where the model is cut.
+
+        Args:
+            weight: (out, in), cut or not; it stays as it is.
+        """
+        change = whole(self.b) @ whole(self.a)
+        return torch.add(whole(weight).float(), change, alpha=self.alpha / self.rank)
+
+
+def add_adapters(model: nn.Module, lora: LoraSpec) -> None:
+    """Freeze a model and put adapters into it, whose values `draw_adapters` sets.
+
+    Args:
+        model: of transformers, with `base_model.layers`; on the meta device, or with weights. It is
+            not cut yet.
+        lora: size and places. Without targets all linear layers of the decoder layers are taken:
+            neither the embedding nor the head.
+    """
+    model.requires_grad_(False)
+    base: Any = model.base_model
+    targets = lora.target_modules
+    for name, layer in base.layers.named_modules():
+        is_target = targets is None or name.rpartition(".")[2] in targets
+        if isinstance(layer, nn.Linear) and is_target:
+            _add_adapter(layer, lora)
+
+
+def _add_adapter(layer: nn.Linear, lora: LoraSpec) -> None:
+    def matrix(rows: int, columns: int) -> nn.Parameter:
+        device = layer.weight.device
+        return nn.Parameter(torch.zeros(rows, columns, dtype=torch.float32, device=device))
+
+    layer.__class__ = LoraLinear
+    assert isinstance(layer, LoraLinear), "it was made one"
+    layer.lora_a = matrix(lora.rank, layer.in_features)
+    layer.lora_b = matrix(layer.out_features, lora.rank)
+    layer.alpha = lora.alpha
+    layer.is_adapted = True
+
+
+def draw_adapters(model: nn.Module, seed: int) -> None:
+    """Set adapters to their beginning: A Kaiming-uniform with a = √5, as in PEFT, B zero.
+
+    Each A has a random stream of its own, so it is the same over any number of ranks.
+
+    Args:
+        model: with adapters; cut or not.
+        seed: of the job.
+    """
+    for name, parameter in model.named_parameters():
+        if not is_adapter(name):
+            continue
+        values = torch.zeros(parameter.shape)
+        if name.endswith(A):
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            stream = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+            nn.init.kaiming_uniform_(values, a=math.sqrt(5.0), generator=stream)
+        fill(parameter, values)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of this name belongs to an adapter."""
+    return name.endswith((f".{A}", f".{B}"))
+
+
+def adapters_of(model: nn.Module) -> dict[str, Adapter]:
+    """The adapters of a model by the names of the weights that they change; empty without LoRA."""
+    return {
+        f"{name}.weight": Adapter(layer.lora_a.detach(), layer.lora_b.detach(), layer.alpha)
+        for name, layer in model.named_modules()
+        if isinstance(layer, LoraLinear)
+    }
+
+
+def adapters_in(tensors: Mapping[str, Tensor], alpha: float) -> dict[str, Adapter]:
+    """The same out of named tensors, such as those of a commit.
+
+    Args:
+        tensors: `<layer>.lora_a` and `<layer>.lora_b` of each layer.
+        alpha: of the job.
+    """
+    layers = [name.removesuffix(f".{A}") for name in sorted(tensors) if name.endswith(A)]
+    return {
+        f"{layer}.weight": Adapter(tensors[f"{layer}.{A}"], tensors[f"{layer}.{B}"], alpha)
+        for layer in layers
+    }
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Let a model compute as it was before training: its frozen weights alone."""
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLinear)]
+    for layer in layers:
+        layer.is_adapted = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.is_adapted = True
