@@ -53,7 +53,7 @@ def crd(cluster: Cluster) -> None:
     """The definition of the resource as it is in the working tree."""
     file = REPOSITORY / "crds" / "ppojobs.yaml"
     cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/ppojobs.ppojob.dev")
+    cluster.establish("ppojobs.ppojob.dev")
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ def kueue(cluster: Cluster, operator: Operator) -> Iterator[None]:
     cluster.apply(gang("queued", {"type": "kueue", "kueue": priority}))
     says(cluster, "queued", "GangUnavailable")
     cluster.kubectl("apply", f"--filename={STAND_INS / 'kueue.yaml'}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd", KUEUE)
+    cluster.establish(KUEUE)
     yield
     cluster.kubectl("delete", f"--filename={STAND_INS / 'kueue.yaml'}")
 
@@ -212,7 +212,7 @@ def test_a_queue_of_kueue_admits_and_evicts(cluster: Cluster, kueue: None):
 def test_a_group_of_volcano_is_told_of_by_every_pod(cluster: Cluster, operator: Operator):
     cluster.kubectl("apply", f"--filename={STAND_INS / 'volcano.yaml'}")
     try:
-        cluster.kubectl("wait", "--for=condition=Established", "crd", VOLCANO)
+        cluster.establish(VOLCANO)
         cluster.apply(gang("lava", {"type": "volcano", "volcano": {"queue": "research"}}))
         wait_for_pods(cluster, "lava", 4)
         group = read(cluster, VOLCANO, "ppojob-lava")

@@ -54,6 +54,14 @@ class Cluster:
         """One field of an object by its JSON path; empty where there is none."""
         return self.kubectl("get", kind, name, f"--output=jsonpath={path}")
 
+    def establish(self, crd: str) -> None:
+        """Wait until the API server serves a definition that was just applied.
+
+        `kubectl wait` fails on one whose conditions are null, as they are for a moment.
+        """
+        asked = ("wait", "--for=condition=Established", f"crd/{crd}")
+        eventually(lambda: "condition met" in self.outcome(*asked))
+
     def execute(self, pod: str, *argv: str) -> str:
         return self.kubectl("exec", pod, "--", *argv)
 
