@@ -40,6 +40,8 @@ def write(sinks: Sinks, first: int, last: int) -> None:
 def test_each_step_once_after_kills_and_rewinds(tracker: str, tmp_path: Path):
     run = TrackedRun(tracker=tracker, id="42", name="tiny", folder=str(tmp_path), config=CONFIG)
     record = JsonLines(tmp_path / "metrics.jsonl")
+    (tmp_path / "mlflow").mkdir()
+    (tmp_path / "mlflow" / "mlflow.new").write_bytes(b"its process was killed")
 
     def opened() -> tuple[Sinks, TrackerSink]:
         sink = TrackerSink(run, Patience(pause_seconds=0.1, end_seconds=120))

@@ -35,8 +35,7 @@ class MlflowRun:
         uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
         if not uri:
             folder = Path(run.folder) / MLFLOW_FOLDER
-            folder.mkdir(exist_ok=True)
-            uri, artifacts = f"sqlite:///{folder / MLFLOW_FILE}", folder.as_uri()
+            uri, artifacts = f"sqlite:///{_store_in(folder)}", folder.as_uri()
         self._client: Any = MlflowClient(uri)
         experiment = self._experiment(artifacts)
         found = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run.id}'")
@@ -89,6 +88,20 @@ class MlflowRun:
         ]
         for part in _parts(params, _PARAMS_A_REQUEST):
             self._client.log_batch(self._id, params=part)
+
+
+def _store_in(folder: Path) -> Path:
+    """A store of a run's own, made aside: one that a kill left half made could never be opened."""
+    from mlflow import MlflowClient
+
+    store = folder / MLFLOW_FILE
+    if not store.exists():
+        folder.mkdir(exist_ok=True)
+        new = store.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        MlflowClient(f"sqlite:///{new}").search_experiments()
+        new.replace(store)
+    return store
 
 
 def metric_name(name: str) -> str:
