@@ -80,6 +80,18 @@ def act(name: str, kind: Act, path: Path) -> Iterator[None]:
     failpoints.hit(f"{name}.{kind}.after")
 
 
+def make_folder(path: Path, *, parents: bool = False, exist_ok: bool = False) -> None:
+    """Make a folder, as `Path.mkdir` does.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    try:
+        path.mkdir(parents=parents, exist_ok=exist_ok)
+    except OSError as error:
+        raise_storage_error(path, "mkdir", error)
+
+
 def raise_storage_error(path: Path, doing: str, error: OSError) -> NoReturn:
     """Raise the StorageError of an OSError, or the error itself where no disk is to blame.
 

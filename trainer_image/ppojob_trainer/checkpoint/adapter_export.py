@@ -49,10 +49,7 @@ def write_adapters(folder: Path, adapters: Mapping[str, Adapter], base: str, poi
     Raises:
         StorageError: the disk refused.
     """
-    try:
-        folder.mkdir()
-    except OSError as error:
-        durable.raise_storage_error(folder, "mkdir", error)
+    durable.make_folder(folder)
     write_tensors(folder / WEIGHTS_FILE, _named(adapters), metadata={"format": "pt"})
     one = next(iter(adapters.values()))
     config = {

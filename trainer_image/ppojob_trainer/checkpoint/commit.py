@@ -92,10 +92,7 @@ class CommitStore:
         self.root = root
         self._identity = Identity(job_uid=job_uid, config=config, files=files, base=base)
         self._verified: set[int] = set()
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            durable.raise_storage_error(root, "mkdir", error)
+        durable.make_folder(root, parents=True, exist_ok=True)
 
     @property
     def settings(self) -> bytes:
@@ -117,10 +114,7 @@ class CommitStore:
         """
         folder = self.root / f".step-{step:06d}.{rewinds}.partial"
         self._sweep(keep=folder)
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            durable.raise_storage_error(folder, "mkdir", error)
+        durable.make_folder(folder, exist_ok=True)
         return PendingCommit(step=step, folder=folder)
 
     def clear(self) -> None:

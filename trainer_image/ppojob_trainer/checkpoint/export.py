@@ -71,10 +71,7 @@ def export_model(
     """
     aside = target.with_name(f".{target.name}.aside")
     durable.remove_tree(aside, CLEAR_POINT)
-    try:
-        aside.mkdir(parents=True)
-    except OSError as error:
-        durable.raise_storage_error(aside, "mkdir", error)
+    durable.make_folder(aside, parents=True)
     durable.write_file(aside / "config.json", _config(model_folder, dtype), FILE_POINT)
     _copy(model_folder, aside, _MODEL_FILES)
     _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)

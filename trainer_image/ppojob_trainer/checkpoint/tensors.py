@@ -79,10 +79,7 @@ def write_shard(
     """
     target = folder / path
     for parent in reversed(target.relative_to(folder).parents[:-1]):
-        try:
-            (folder / parent).mkdir(exist_ok=True)
-        except OSError as error:
-            durable.raise_storage_error(folder / parent, "mkdir", error)
+        durable.make_folder(folder / parent, exist_ok=True)
     parts = {name: local_part(tensor) for name, tensor in tensors.items()}
     cut = {name: box_of(tensor) for name, tensor in tensors.items() if parts[name] is not tensor}
     metadata = {BOXES: msgspec.json.encode(cut, order="sorted").decode()} if cut else {}

@@ -17,8 +17,7 @@ _WHERE: Final = "spec.model.lora.targetModules"
 
 def check_targets(model: ModelSpec) -> Iterator[Problem]:
     """Targets that no layer of the model is called; nothing where its folder is no good."""
-    sizes = _sizes(model)
-    if model.lora is None or sizes is None:
+    if model.lora is None or (sizes := _sizes(model)) is None:
         return
     names = {name.rpartition(".")[2] for name in linear_layers(sizes)}
     for index, target in enumerate(model.lora.target_modules or ()):
@@ -36,8 +35,8 @@ def check_targets(model: ModelSpec) -> Iterator[Problem]:
 
 def count_adapters(model: ModelSpec) -> int:
     """Numbers in all adapters of a model; 0 without, or where its config.json cannot be read."""
-    lora, sizes = model.lora, _sizes(model)
-    if lora is None or sizes is None:
+    lora = model.lora
+    if lora is None or (sizes := _sizes(model)) is None:
         return 0
     of_a_layer = sum(
         lora.rank * sum(shape)

@@ -84,7 +84,7 @@ class BaseTool:
     async def execute(
         self, _instance_id: str, _parameters: dict[str, Any], **_more: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Make it; a tool has its own."""
+        """Make it; a tool has its own, and one without is told so, as by verl."""
         raise NotImplementedError(f"{type(self).__name__} has no execute")
 
     async def calc_reward(self, _instance_id: str, **_more: Any) -> float:
@@ -113,7 +113,7 @@ class BaseInteraction:
     async def generate_response(
         self, _instance_id: str, _messages: list[dict[str, Any]], **_told: Any
     ) -> tuple[bool, str, float, dict[str, Any]]:
-        """Answer a turn; a user has its own."""
+        """Answer a turn; a user has its own, and one without is told so, as by verl."""
         raise NotImplementedError(f"{type(self).__name__} has no generate_response")
 
     async def calculate_score(self, _instance_id: str | None = None, **_more: Any) -> float:
