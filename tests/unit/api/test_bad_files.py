@@ -105,7 +105,7 @@ def test_a_bomb_of_aliases_ends_quickly() -> None:
     start = time.process_time()
     (problem,) = manifest.read_bytes("\n".join(lines).encode(), "f").problems
     assert problem.got == "more than 20000 values"
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 20
 
 
 def test_many_forbidden_characters_end_quickly() -> None:

@@ -83,9 +83,9 @@ def test_the_prediction_is_what_was_read(
 def test_scorers_of_text_read_long_responses_at_once(name: str, piece: str) -> None:
     truth: Json = {"target": "5"} if "search" in name else "5"
     started = time.process_time()
-    for text in (piece * 20_000, r"\boxed{" + piece * 20_000 + "}", "Answer:" + piece * 20_000):
+    for text in (piece * 100_000, r"\boxed{" + piece * 100_000 + "}", "Answer:" + piece * 100_000):
         SCORERS[name].score(text, truth)
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 20
 
 
 # The signal may come while hypothesis counts what the collector takes, which swallows it once.
@@ -97,7 +97,7 @@ def test_an_answer_that_cannot_be_computed_is_wrong_in_time(answer: str) -> None
     compare("5", "5")  # imports
     started = time.process_time()
     assert not compare(rf"\boxed{{{answer}}}", "2")[1]
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 60
     assert compare("5", "5") == ("5", True)
 
 
