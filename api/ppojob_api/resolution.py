@@ -9,12 +9,12 @@ from ppojob_api.v1alpha1.algorithm import (
 )
 from ppojob_api.v1alpha1.critic import CriticSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.roles import ColocatableRole, RolePods, RolesSpec
+from ppojob_api.v1alpha1.roles import ColocatableRole, DevicePods, RolePods, RolesSpec
 from ppojob_api.v1alpha1.rollout import RewardModelSpec, RolloutSpec
 from ppojob_api.v1alpha1.rollout_correction import RATIO_MODES, RolloutCorrectionSpec
 from ppojob_api.v1alpha1.training import DataSpec
 
-Pods = TypeVar("Pods", bound=RolePods)
+Pods = TypeVar("Pods", bound=DevicePods)
 
 
 def resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
@@ -57,11 +57,12 @@ def with_number_types(spec: PPOJobSpec, *, native_bfloat16: bool | None) -> PPOJ
     # A reward model is never computed under autocast.
     trained = all(on_gpu for role, on_gpu in on_gpus.items() if role != "rewardModel")
 
-    policy = on_gpus["actorRollout"]
+    policy, engines = on_gpus["actorRollout"], spec.roles.rollout
+    generation = policy if engines is None else engines.gpus_per_replica > 0
     update: dict[str, object] = {}
     for name, field, on_gpu, otherwise in (
         ("training", "autocast", trained, "none"),
-        ("rollout", "dtype", policy, "float32"),
+        ("rollout", "dtype", generation, "float32"),
         ("reward_model", "dtype", on_gpus.get("rewardModel", policy), "float32"),
     ):
         section, takes_bfloat16 = getattr(spec, name), on_gpu or native_bfloat16
@@ -176,15 +177,12 @@ def _resolved_roles(spec: PPOJobSpec) -> RolesSpec:
 
 def _resolved_pods(pods: Pods) -> Pods:
     ranks = topology.ranks_per_replica(pods)
-    return pods.model_copy(
-        update={
-            "ranks_per_replica": ranks,
-            "threads_per_rank": topology.threads_per_rank(pods),
-            "parallelism": pods.parallelism.model_copy(
-                update={
-                    "data_shard": pods.parallelism.data_shard
-                    or pods.replicas * ranks // pods.parallelism.tensor
-                }
-            ),
-        }
-    )
+    update: dict[str, object] = {
+        "ranks_per_replica": ranks,
+        "threads_per_rank": topology.threads_per_rank(pods),
+    }
+    if isinstance(pods, RolePods):
+        layout = pods.parallelism
+        shards = layout.data_shard or pods.replicas * ranks // layout.tensor
+        update["parallelism"] = layout.model_copy(update={"data_shard": shards})
+    return pods.model_copy(update=update)

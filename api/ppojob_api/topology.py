@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from ppojob_api.v1alpha1.agent import ToolSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.roles import ColocatableRole, RolePods, RolesSpec
+from ppojob_api.v1alpha1.roles import ColocatableRole, DevicePods, RolePods, RolesSpec
 from ppojob_api.v1alpha1.section import Items, Section
 from ppojob_api.well_known import SEARCH_TOOL, RoleName, pod_host, pod_name
 
@@ -96,6 +96,12 @@ class Topology(Section):
         )
 
     @property
+    def generating(self) -> RoleTopology:
+        """The role whose ranks hold the engines."""
+        standalone = (role for role in self.roles if role.role == "rollout")
+        return next(standalone, None) or self.role("actorRollout")
+
+    @property
     def with_own_pods(self) -> tuple[RoleTopology, ...]:
         """Roles that get a StatefulSet."""
         return tuple(role for role in self.roles if role.colocated_with is None)
@@ -112,17 +118,17 @@ class Topology(Section):
         return self.total_gpus or sum(role.world_size for role in models)
 
 
-def ranks_per_replica(pods: RolePods) -> int:
+def ranks_per_replica(pods: DevicePods) -> int:
     """Processes of a pod: as given, else one a GPU, else 1."""
     return pods.ranks_per_replica or pods.gpus_per_replica or 1
 
 
-def world_size(pods: RolePods) -> int:
+def world_size(pods: DevicePods) -> int:
     """Ranks of a role in pods of its own."""
     return pods.replicas * ranks_per_replica(pods)
 
 
-def threads_per_rank(pods: RolePods) -> int:
+def threads_per_rank(pods: DevicePods) -> int:
     """Threads of a process: as given, else its share of the pod's cores, else 1."""
     if pods.threads_per_rank is not None:
         return pods.threads_per_rank
@@ -174,9 +180,9 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
     roles = [_pods_without_model(job_name, "controller", 1, 1)]
     actor = _model_pods(job_name, "actorRollout", spec.roles.actor_rollout)
     roles.append(actor)
-    if spec.roles.rollout is not None:
-        roles.append(_model_pods(job_name, "rollout", spec.roles.rollout))
     is_replayed = spec.rollout.replay is not None  # its rows have answers and scores already
+    if spec.roles.rollout is not None and not is_replayed:
+        roles.append(_model_pods(job_name, "rollout", spec.roles.rollout))
     for name, role in colocatable_roles(spec.roles).items():
         if name == "rewardModel" and is_replayed:
             continue
@@ -204,7 +210,7 @@ def _pods(job_name: str, role: RoleName, replicas: int) -> tuple[PodTopology, ..
     )
 
 
-def _model_pods(job_name: str, role: RoleName, pods: RolePods) -> RoleTopology:
+def _model_pods(job_name: str, role: RoleName, pods: DevicePods) -> RoleTopology:
     return RoleTopology(
         role=role,
         device="cuda" if pods.gpus_per_replica else "cpu",

@@ -71,7 +71,8 @@ def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Prob
         config: the run.
         builds: as `vllm_builds` gives them; whether there is one at all is said by its version.
     """
-    device = config.topology.role("actorRollout").device
+    role = config.topology.generating
+    device = role.device
     if config.spec.rollout.engine != "vllm" or not builds:
         return
     if device not in builds:
@@ -79,7 +80,7 @@ def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Prob
         yield Problem(
             "vllm",
             f"{release} for {built_for}",
-            f"spec.roles.actorRollout is on {device}",
+            f"spec.roles.{role.role} is on {device}",
             f"that of requirements/{device}.txt: make setup ACCELERATOR={device}",
             ReasonCode.CONFLICT,
         )
@@ -170,17 +171,19 @@ def _clusters(where: str, value: object, allowed: str) -> Problem:
 
 def threads_warning(config: RunConfig) -> Iterator[Problem]:
     """More threads than cores; the job gets slow, and is otherwise the same."""
-    actor, cores = config.topology.role("actorRollout"), len(os.sched_getaffinity(0))
-    each = actor.threads_per_rank
-    threads = actor.world_size * each
-    if threads > cores:
-        yield Problem(
-            "spec.roles.actorRollout.threadsPerRank",
-            shown(each),
-            f"{actor.world_size} x {each} = {threads} threads share {cores} cores",
-            f"quickest is {max(1, cores // actor.world_size)}",
-            ReasonCode.OUT_OF_RANGE,
-        )
+    cores = len(os.sched_getaffinity(0))
+    # They take turns, so each may have all cores.
+    for role in dict.fromkeys([config.topology.role("actorRollout"), config.topology.generating]):
+        each = role.threads_per_rank
+        threads = role.world_size * each
+        if threads > cores:
+            yield Problem(
+                f"spec.roles.{role.role}.threadsPerRank",
+                shown(each),
+                f"{role.world_size} x {each} = {threads} threads share {cores} cores",
+                f"quickest is {max(1, cores // role.world_size)}",
+                ReasonCode.OUT_OF_RANGE,
+            )
 
 
 def _version(distribution: str) -> str | None:

@@ -178,8 +178,9 @@ def test_killed_where_rows_move(points, start, tiny_job, output: Path, once, und
     job = {**APART, "checkpoint": {"every": 1}, "timeouts": {"livenessSeconds": 30}}
     if points is None:
         names = [name for name in job_points.all_points() if name.startswith("rpc.")]
-        # Reward models and tools: test_validation_and_reward_models.py, test_agents.py.
-        others = ("rpc.score_by_model.", "rpc.act.")
+        # Reward models, tools and engines: test_validation_and_reward_models.py, test_agents.py,
+        # test_rollout_pods.py.
+        others = ("rpc.score_by_model.", "rpc.act.", "rpc.bring_weights.", "rpc.hand_over.")
         points = [f"{name}@1=kill" for name in names if not name.startswith(others)]
         assert len(points) >= 30, points
     run = start(tiny_job(**job), output, **job_points.armed(once, *points))

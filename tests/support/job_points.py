@@ -6,10 +6,12 @@ from pathlib import Path
 
 # Hit only when something was damaged or thrown away: see the tests that do so.
 _ONLY_ON_DAMAGE = ("checkpoint.replace.",)
-# Answers of roles in pods of their own: tests/jobs/test_roles.py.
+# Answers of roles in pods of their own: test_roles.py and test_rollout_pods.py of tests/jobs.
 _ONLY_BETWEEN_ROLES = (
     "rpc.act.",
     "rpc.barrier.",
+    "rpc.bring_weights.",
+    "rpc.hand_over.",
     "rpc.score_by_model.",
     "rpc.move_columns.",
     "rpc.move_rows.",

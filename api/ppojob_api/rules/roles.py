@@ -63,13 +63,13 @@ ROLE_RULES = (
     ),
     *rules(
         """
-        $MODELS | cpu | Conflict | here
+        $DEVICES | cpu | Conflict | here
             threads would share cores; at least the ranks of a pod times threadsPerRank
             ${$THREADS}, or fewer threadsPerRank
         when: has(self.cpu)
         must: self.cpu >= $THREADS
 
-        $MODELS | ranksPerReplica | Conflict
+        $DEVICES | ranksPerReplica | Conflict
             a GPU holds one rank; as many as gpusPerReplica ${self.gpusPerReplica}, or remove it
         when: self.gpusPerReplica > 0 && has(self.ranksPerReplica)
         must: self.ranksPerReplica == self.gpusPerReplica
@@ -93,18 +93,22 @@ ROLE_RULES = (
         spec | rollout.parallelism.data | Conflict
             each rank of roles.actorRollout holds one engine; as many as its ranks ${$RANKS}, or
             remove it
-        when: has(self.rollout.parallelism.data)
+        when: !has(self.roles.rollout) && has(self.rollout.parallelism.data)
         must: self.rollout.parallelism.data == $RANKS
+
+        spec | rollout.parallelism.data | Conflict
+            each rank of roles.rollout holds one engine; as many as its ranks ${$ENGINES}, or
+            remove it
+        when: has(self.roles.rollout) && has(self.rollout.parallelism.data)
+        must: self.rollout.parallelism.data == $ENGINES
 
         spec | roles.rewardModel | NoEffect
             it has no effect without rewardModel; remove it, or give rewardModel
         when: has(self.roles.rewardModel)
         must: has(self.rewardModel)
-
-        spec.roles | rollout | NotInThisVersion
-            pods of its own for generation: not in this version; remove it
-        must: !has(self.rollout)
         """,
+        DEVICES=" ".join(f"spec.roles.{role}" for role in (*MODEL_ROLES, "rollout")),
+        ENGINES=_ranks("rollout"),
         MODELS=" ".join(f"spec.roles.{role}" for role in MODEL_ROLES),
         HOSTED=" ".join(f"spec.roles.{role}" for role in _HOSTED),
         OWN_RANKS=f"self.replicas * {_ranks_of_pod()}",

@@ -23,8 +23,8 @@ class TrainingParallelism(Section):
     """Tensor parallel ranks."""
 
 
-class RolePods(Section):
-    """Pods of a role that holds a model."""
+class DevicePods(Section):
+    """Pods whose ranks compute on GPUs, or on processors."""
 
     replicas: Replicas = 1
     """Pods. verl: trainer.nnodes, 1."""
@@ -41,6 +41,10 @@ class RolePods(Section):
 
     cpu: Threads | None = None
     """CPU cores of a pod."""
+
+
+class RolePods(DevicePods):
+    """Pods of a role whose ranks share a model."""
 
     parallelism: TrainingParallelism = TrainingParallelism()
     """Layout over the ranks."""
@@ -80,8 +84,9 @@ class RolesSpec(Section):
     actor_rollout: RolePods = RolePods()
     """The policy, trained here, and generating here unless `rollout` is given."""
 
-    rollout: RolePods | None = None
-    """Pods of its own for generation; absent: the hybrid engine in actorRollout's."""
+    rollout: DevicePods | None = None
+    """Pods of its own for generation, a whole engine a rank; absent: engines in the ranks of
+    actorRollout, which take turns with training."""
 
     reference: ColocatableRole | None = None
     """The frozen model of the KL; absent: colocated with actorRollout when the KL needs one."""

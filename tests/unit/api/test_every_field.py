@@ -15,7 +15,7 @@ JOB, UNMOVED = every_field()
 
 CANNOT_BE_SET = {
     # Not in this version, or nothing to choose from.
-    *("spec.model.trustRemoteCode", "spec.roles.rollout"),
+    "spec.model.trustRemoteCode",
     *(
         "spec.rewards.source.package",
         "spec.rewards.source.configMap",

@@ -10,6 +10,7 @@ import torch
 
 from ppojob_trainer.checkpoint.journal import Journal
 from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.engines import HybridEngines
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import Scoring
@@ -90,7 +91,8 @@ def written(role_of, roles_of, batch: Batch, tmp_path: Path) -> Callable[[int], 
         scoring = Scoring(roles, group, None, None)
         folder = f"rows-{chunk_bytes}"
         tape = RowTape(Journal(tmp_path / "journal"), tmp_path, "settings")
-        RolloutStages(roles, group, scoring, tape, chunk_bytes).write_rows(batch, 1, folder)
+        stages = RolloutStages(roles, group, HybridEngines(group), scoring, tape, chunk_bytes)
+        stages.write_rows(batch, 1, folder)
         return tmp_path / folder
 
     return make

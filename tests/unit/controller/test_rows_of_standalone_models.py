@@ -12,6 +12,7 @@ import torch
 
 from ppojob_api import contract
 from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.row_flow import RowFlow
@@ -76,7 +77,7 @@ class Sides:
     ) -> None:
         """What a controller does for a forward pass; one that dies leaves the column there."""
         roles = self.roles_of(self.owners, consumers, epoch=controller, rewinds=rewinds)
-        flow = RowFlow(roles, self.owners, "uid")
+        flow = RowFlow(RoleChannels(roles, self.owners, "uid"))
         batch = Batch("train", PROMPTS, samples=2, owners=1, lengths=LENGTHS)
         flow.bring_rows(consumers, batch, step)
         id_ = RequestId(0, step, "forward/reference")

@@ -8,7 +8,7 @@ from ppojob_api.topology import RoleTopology
 from ppojob_trainer.rpc.client import Peer
 
 STATEFUL_ROLES = ("actorRollout", "critic")
-ROLES_WITH_ROWS = ("actorRollout", "reference", "critic")
+ROLES_WITH_ROWS = ("actorRollout", "rollout", "reference", "critic")
 
 
 @dataclass

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import msgspec
 
 from ppojob_trainer.checkpoint.files import FileEntry
-from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.batch import Batch, shares
+from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
@@ -31,6 +32,7 @@ class RolloutStages:
     Attributes:
         roles: the processes of the job.
         actor: owns the rows.
+        engines: make them.
         scoring: says what they are worth.
         tape: keeps them.
         chunk_bytes: of what an owner is told at once of rows to write.
@@ -41,6 +43,7 @@ class RolloutStages:
 
     roles: Roles
     actor: RoleGroup
+    engines: Engines
     scoring: Scoring
     tape: RowTape
     chunk_bytes: int = CHUNK_BYTES
@@ -64,18 +67,20 @@ class RolloutStages:
         return batch
 
     def generate(self, batch: Batch, step: int, greedy: Batch | None = None) -> None:
-        """Have the rows generated, each run of prompts on its owner; fills in lengths.
+        """Have the rows generated, for their owners; fills in lengths.
 
         Args:
             batch: the rows.
             step: of the loop.
             greedy: greedy responses to the same prompts, which the engine makes at the same time.
         """
-        if self.tape.is_replayed(batch, step):
+        if self._lies_on_disk(batch, step):
             self._load(batch, step)
-            if greedy is not None and self.tape.is_replayed(greedy, step):
+            if greedy is not None and self._lies_on_disk(greedy, step):
                 self._load(greedy, step)
             return
+        self.engines.prepare(step if batch.purpose == "validation" else step - 1, step)
+        makers = self.engines.group
         requests = [
             Generate(
                 purpose=batch.purpose,
@@ -87,14 +92,25 @@ class RolloutStages:
                 greedy=greedy is not None,
                 conversations=self._conversations(),
             )
-            for first, last in batch.shares
+            for first, last in shares(len(batch.prompts), len(makers.ranks))
         ]
         id_ = RequestId(0, step, f"{batch.label}/generate")
-        owners = range(len(requests))
-        answers = self.roles.ask(self.actor, GENERATE, requests, id_, ranks=owners)
+        ranks = range(len(requests))
+        answers = self.roles.ask(makers, GENERATE, requests, id_, ranks=ranks)
         batch.take_lengths(answers)
         if greedy is not None:
             greedy.take_lengths([answer.greedy for answer in answers if answer.greedy is not None])
+        self.engines.deliver([batch] if greedy is None else [batch, greedy], step)
+
+    def _lies_on_disk(self, batch: Batch, step: int) -> bool:
+        """Whether a batch is taken from there, and not asked for anew.
+
+        Ranks that live have their rows, and say so when they are asked again; engines that may be
+        lost without those ranks do not, and by then the weights may be others.
+        """
+        if self.tape.is_replayed(batch, step):
+            return True
+        return self.engines.forgets and self.tape.has(batch, step)
 
     def _conversations(self) -> Conversations | None:
         if not self.has_turns:

@@ -6,26 +6,14 @@ in the owners' ranks has the rows already, and nothing moves.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
-from ppojob_trainer.rpc.messages.rows import (
-    BatchName,
-    MoveColumns,
-    MoveRows,
-    OpenChannel,
-    PlaceRows,
-)
-from ppojob_trainer.rpc.methods import (
-    MOVE_COLUMNS,
-    MOVE_ROWS,
-    OPEN_CHANNEL,
-    PLACE_ROWS,
-    Method,
-)
-from ppojob_trainer.rpc.wire import Nothing, RequestId
+from ppojob_trainer.rpc.messages.rows import BatchName, MoveColumns, MoveRows, PlaceRows
+from ppojob_trainer.rpc.methods import MOVE_COLUMNS, MOVE_ROWS, PLACE_ROWS
+from ppojob_trainer.rpc.wire import RequestId
 
 
 @dataclass(frozen=True)
@@ -33,14 +21,20 @@ class RowFlow:
     """Moves the train rows of a step.
 
     Attributes:
-        roles: the processes of the job.
-        owner: the role whose ranks own the rows.
-        job_uid: identity of the job, part of the names of its stores.
+        channels: between the ranks that own the rows and the others.
     """
 
-    roles: Roles
-    owner: RoleGroup
-    job_uid: str
+    channels: RoleChannels
+
+    @property
+    def roles(self) -> Roles:
+        """The processes of the job."""
+        return self.channels.roles
+
+    @property
+    def owner(self) -> RoleGroup:
+        """The role whose ranks own the rows."""
+        return self.channels.owner
 
     def place(self, batch: Batch, step: int) -> None:
         """Tell all owners which rows there are, now that they have been generated."""
@@ -54,27 +48,14 @@ class RowFlow:
         """Bring the rows to a role, over a channel between the present epochs of both."""
         if consumer is self.owner:
             return
-        key = self._key(consumer)
-        self._ask_both(
-            consumer,
-            OPEN_CHANNEL,
-            lambda role: OpenChannel(
-                role=role,
-                key=key,
-                owners=len(self.owner.ranks),
-                consumers=len(consumer.ranks),
-                store_host=self.owner.ranks[0].host,
-                store_key=f"{self.job_uid}/{self.owner.name}/{self.owner.epoch}",
-            ),
-            RequestId(0, step, f"open_channel/{key}"),
-        )
+        self.channels.open(consumer, step)
         name = BatchName(self.roles.rewinds, step, batch.purpose)
         index = batch.index
-        self._ask_both(
+        self.channels.ask_both(
             consumer,
             MOVE_ROWS,
             lambda role: MoveRows(role, name, index),
-            RequestId(0, step, f"move_rows/{key}"),
+            RequestId(0, step, f"move_rows/{self.channels.key(consumer)}"),
         )
 
     def bring_columns(
@@ -101,31 +82,10 @@ class RowFlow:
         if consumer is self.owner:
             return
         index = batch.index
-        stage = f"move_columns/{'-'.join(columns)}/{self._key(consumer)}"
-        self._ask_both(
+        stage = f"move_columns/{'-'.join(columns)}/{self.channels.key(consumer)}"
+        self.channels.ask_both(
             consumer,
             MOVE_COLUMNS,
             lambda role: MoveColumns(role, index, list(columns), to_owners),
             RequestId(0, step, stage),
-        )
-
-    def _key(self, consumer: RoleGroup) -> str:
-        """Names a channel; never used twice, since a store keeps what an attempt has left.
-
-        A controller that came back opens channels anew: it does not know what its predecessor
-        told one side and not the other.
-        """
-        attempt = f"{self.roles.rewinds}.{self.roles.caller.epoch}"
-        return f"{self.owner.name}.{self.owner.epoch}-{consumer.name}.{consumer.epoch}/{attempt}"
-
-    def _ask_both(
-        self, consumer: RoleGroup, method: Method[Any, Nothing], request: Any, id_: RequestId
-    ) -> None:
-        """Tell each side with the name of the other, when both have their hands free.
-
-        The time limit of a channel covers moving one bucket, never somebody's computing.
-        """
-        self.roles.barrier((self.owner, consumer), id_.step, id_.stage)
-        self.roles.ask_both(
-            (self.owner, consumer), method, (request(consumer.name), request(self.owner.name)), id_
         )

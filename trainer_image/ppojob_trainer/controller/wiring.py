@@ -20,11 +20,13 @@ from ppojob_trainer.controller.batch_source import BatchSource, OneRound
 from ppojob_trainer.controller.best_commit import BestCommit
 from ppojob_trainer.controller.commits import Commits
 from ppojob_trainer.controller.dynamic_sampling import DynamicSampling
+from ppojob_trainer.controller.engines import Engines, HybridEngines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.prompts import open_prompts
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
+from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.role_group import RoleGroup, role_group
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.rollout_stages import RolloutStages
@@ -83,9 +85,11 @@ def build_loop(
     roles = _roles(environment, stop, stack)
     hosts = _hosts(environment, roles)
     tape = _tape(spec, journal, run_folder, store.settings, (train, validation))
+    channels = RoleChannels(roles, hosts["actorRollout"], config.uid)
     stages = RolloutStages(
         roles,
         hosts["actorRollout"],
+        _engines(hosts, channels),
         _scoring(spec, roles, hosts, began),
         tape,
         has_turns=spec.agent is not None,
@@ -96,7 +100,7 @@ def build_loop(
     records = Records(_sinks(config, run_folder, began, shown, stack), run_folder)
     total_steps = steps_of_run(spec, len(train))
     reporter.report(total_steps=total_steps)
-    training = _training_step(spec, stages, hosts, config.uid)
+    training = _training_step(spec, stages, hosts, channels)
 
     def tell_committed(step: int) -> None:
         shown.committed(step)
@@ -183,8 +187,14 @@ def _scoring(spec: PPOJobSpec, roles: Roles, hosts: dict[str, RoleGroup], began:
     )
 
 
+def _engines(hosts: dict[str, RoleGroup], channels: RoleChannels) -> Engines:
+    if "rollout" in hosts:
+        return StandaloneEngines(hosts["rollout"], channels)
+    return HybridEngines(hosts["actorRollout"])
+
+
 def _training_step(
-    spec: PPOJobSpec, stages: RolloutStages, hosts: dict[str, RoleGroup], uid: str
+    spec: PPOJobSpec, stages: RolloutStages, hosts: dict[str, RoleGroup], channels: RoleChannels
 ) -> TrainingStep:
     source: BatchSource = OneRound(stages, spec.algorithm)
     if (settings := spec.algorithm.dynamic_sampling) is not None:
@@ -193,7 +203,7 @@ def _training_step(
         spec=spec,
         roles=stages.roles,
         stages=stages,
-        flow=RowFlow(stages.roles, stages.actor, uid),
+        flow=RowFlow(channels),
         passes=_forward_passes(spec, hosts),
         updates=_updates(spec, hosts),
         penalty=_penalty(spec),

@@ -58,6 +58,8 @@ def held_by_rank(
         parameters: as `count_parameters` gives them.
     """
     spec, living = config.spec, config.topology.living_in(role)
+    if role == "rollout":
+        return _engine(config, parameters)
     pods = topology.model_pods(spec.roles).get(role)
     if pods is None:
         return {}
@@ -72,8 +74,8 @@ def held_by_rank(
     if "actorRollout" in living:
         found["policy"] = (weight if has_adapters else trained) * policy // ranks
         found["adapters"] = _TRAINED * _ADAPTER_BYTES * count_adapters(spec.model) // ranks
-        engine = _WEIGHT_BYTES[spec.rollout.dtype] * policy // spec.rollout.parallelism.tensor
-        found["rollout engine"] = engine + int((spec.rollout.kv_cache_gib or 0) * GIB)
+        if config.topology.generating.role == role:
+            found |= _engine(config, parameters)
     # With adapters the policy is its own reference.
     if "reference" in living and not (has_adapters and "actorRollout" in living):
         found["reference"] = weight * policy // ranks
@@ -84,6 +86,13 @@ def held_by_rank(
         count = parameters.get(model.path, 0)
         found["reward model"] = _WEIGHT_BYTES[model.dtype] * count // ranks
     return {name: size for name, size in found.items() if size}
+
+
+def _engine(config: RunConfig, parameters: Mapping[str, int]) -> dict[str, int]:
+    rollout = config.spec.rollout
+    policy = parameters.get(config.spec.model.path, 0)
+    weights = _WEIGHT_BYTES[rollout.dtype] * policy // rollout.parallelism.tensor
+    return {"rollout engine": weights + int((rollout.kv_cache_gib or 0) * GIB)}
 
 
 def machine_bytes() -> int | None:

@@ -4,7 +4,7 @@ A link has numbered members. In one exchange every member names what it sends an
 expects; both ends know the sizes beforehand, so nothing else travels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import torch
@@ -116,3 +116,27 @@ def _post(
 ) -> list[dist.Work]:
     receives = [group.recv([part], m, 0) for m, part in incoming.items()]
     return receives + [group.send([part], m, 0) for m, part in outgoing.items()]
+
+
+def exchange_messages(
+    link: Link, outgoing: Mapping[int, bytes], senders: Collection[int]
+) -> dict[int, bytes]:
+    """Send and receive what only its senders know the size of: sizes first, eight bytes each.
+
+    Args:
+        link: every member of it that has something to send or to receive calls this.
+        outgoing: member -> message, of a byte at least.
+        senders: members of whom a message is expected.
+
+    Returns:
+        Member -> message, for each of `senders`.
+    """
+
+    def as_tensor(content: bytes) -> Tensor:
+        return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+    sizes = {m: as_tensor(len(message).to_bytes(8)) for m, message in outgoing.items()}
+    told = link.exchange(sizes, dict.fromkeys(senders, 8))
+    expected = {m: int.from_bytes(size.numpy().tobytes()) for m, size in told.items()}
+    arrived = link.exchange({m: as_tensor(own) for m, own in outgoing.items()}, expected)
+    return {m: message.numpy().tobytes() for m, message in arrived.items()}

@@ -14,7 +14,14 @@ from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rpc.identity import PodIdentity
 from ppojob_trainer.rpc.messages.agents import Act, Acted
 from ppojob_trainer.rpc.messages.pods import PodStatus, StartRanks
-from ppojob_trainer.rpc.messages.rollout import Generate, Generated, LoadRows, SyncWeights
+from ppojob_trainer.rpc.messages.rollout import (
+    BringWeights,
+    Generate,
+    Generated,
+    HandOver,
+    LoadRows,
+    SyncWeights,
+)
 from ppojob_trainer.rpc.messages.rows import (
     CutChannel,
     MoveColumns,
@@ -67,7 +74,8 @@ class Method(Generic[Request, Answer]):
     has_epoch: bool = True
 
 
-RANK_ROLES = frozenset({"actorRollout"})
+RANK_ROLES = frozenset({"actorRollout", "rollout"})
+"""Whose ranks call others: for scores, and for the answers of tools."""
 
 STATUS = Method("status", Nothing, PodStatus, once=False, deadline_seconds=10)
 IDENTITY = Method("identity", Nothing, PodIdentity, once=False)
@@ -76,6 +84,8 @@ START = Method("start", StartRanks, PodStatus, once=False)
 RESTORE = Method("restore", Restore, Nothing)
 SYNC_WEIGHTS = Method("sync_weights", SyncWeights, Nothing)
 GENERATE = Method("generate", Generate, Generated, limit_bytes=256 * MEBI)
+BRING_WEIGHTS = Method("bring_weights", BringWeights, Nothing)
+HAND_OVER = Method("hand_over", HandOver, Nothing)
 LOAD_ROWS = Method("load_rows", LoadRows, Nothing, limit_bytes=256 * MEBI)
 SEND_TEXTS = Method("send_texts", SendTexts, Nothing)
 PUT_TEXTS = Method(
@@ -122,6 +132,8 @@ ACTOR_ROLLOUT_METHODS = (
     WRITE_ROWS,
     EXPORT_MODEL,
 )
+ROLLOUT_METHODS = (BARRIER, OPEN_CHANNEL, BRING_WEIGHTS, GENERATE, HAND_OVER)
+"""Work of ranks with engines in pods of their own; the actor's ranks share all but generating."""
 REWARD_METHODS = (SCORE,)
 REWARD_MODEL_METHODS = (SCORE_BY_MODEL,)
 TOOLS_METHODS = (ACT,)
@@ -135,6 +147,8 @@ ANSWER_POINTS = {
     )
     for method in (
         *ACTOR_ROLLOUT_METHODS,
+        BRING_WEIGHTS,
+        HAND_OVER,
         *REWARD_METHODS,
         *REWARD_MODEL_METHODS,
         *TOOLS_METHODS,

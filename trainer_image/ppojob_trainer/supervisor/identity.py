@@ -55,9 +55,9 @@ def _folders(environment: PodEnvironment) -> set[str]:
     spec = environment.config.spec
     here = environment.config.topology.living_in(environment.role)
     found: set[str | None] = set()
-    if here & {"actorRollout", "reference"}:
+    if here & {"actorRollout", "rollout", "reference"}:
         found |= {spec.model.path}
-    if "actorRollout" in here:
+    if here & {"actorRollout", "rollout"}:
         found |= {spec.model.tokenizer_path}
     if "critic" in here and spec.critic is not None:
         found |= {spec.critic.path}

@@ -2,13 +2,13 @@
 
 The policy's weights are here twice: as the trainer holds them, and as the rollout engine does. The
 two take turns with the device: the engine sleeps, without weights, from the first pass over the
-rows of a step until the stage `sync_weights` gives it those of the trainer.
+rows of a step until the stage `sync_weights` gives it those of the trainer. Where the role
+`rollout` has pods, the engines are there: the weights go to them, and their rows come here.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import torch
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -17,12 +17,20 @@ from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors
+from ppojob_trainer.parallel.tensor_stream import send_tensors
 from ppojob_trainer.rollout.protocol import RolloutEngine
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rows.row_files import read_tokens, write_part
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.client import Call, Caller, Peer
-from ppojob_trainer.rpc.messages.rollout import Generate, Generated, LoadRows, SyncWeights
+from ppojob_trainer.rpc.messages.rollout import (
+    BringWeights,
+    Generate,
+    Generated,
+    HandOver,
+    LoadRows,
+    SyncWeights,
+)
 from ppojob_trainer.rpc.messages.rows import PlaceRows, WriteRows
 from ppojob_trainer.rpc.messages.saving import ExportModel, Saved, SavedFile
 from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
@@ -30,7 +38,8 @@ from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId, chunks
 from ppojob_trainer.workers.estimation import add_advantages
-from ppojob_trainer.workers.generation import GREEDY, TRAIN, Generation
+from ppojob_trainer.workers.generation import TRAIN, Generation, batches_of, generated
+from ppojob_trainer.workers.handover import MadeRows, take_rows
 from ppojob_trainer.workers.model_stages import ModelStages
 from ppojob_trainer.workers.policy import Policy
 from ppojob_trainer.workers.reward_model import RewardModelStages
@@ -77,6 +86,8 @@ class ActorRolloutWorker:
             Route(methods.SYNC_WEIGHTS, self._sync_weights),
             Route(methods.GENERATE, self._generate),
             Route(methods.LOAD_ROWS, self._load_rows),
+            Route(methods.BRING_WEIGHTS, self._bring_weights),
+            Route(methods.HAND_OVER, self._hand_over),
             Route(methods.SEND_TEXTS, self._send_texts),
             Route(methods.PLACE_ROWS, self._place_rows),
             Route(methods.ADVANTAGES, self._advantages),
@@ -92,25 +103,28 @@ class ActorRolloutWorker:
         return Nothing()
 
     def _generate(self, request: Generate) -> Generated:
-        greedy = msgspec.structs.replace(request, purpose=GREEDY, samples=1)
-        batches = [request, greedy] if request.greedy else [request]
+        batches = batches_of(request)
         made = self.generation.run(batches)
-        answers = [self._made(of, rows) for of, rows in zip(batches, made, strict=True)]
-        if not request.greedy:
-            return answers[0]
-        return msgspec.structs.replace(answers[0], greedy=answers[1])
+        for batch, rows in zip(batches, made, strict=True):
+            self._take_up(batch.purpose, batch.round, self._own(batch, rows))
+        return generated(made)
 
-    def _made(self, request: Generate, trajectories: list[Trajectory]) -> Generated:
-        """Keep what was generated for a request."""
-        rows = self._own(request, trajectories)
-        self._take_up(request.purpose, request.round, rows)
-        figures = [own for own in rows.figures if own]
-        return Generated(
-            rows.experience.lengths.tolist(),
-            rows.truncated,
-            figures=figures,
-            tool_seconds=[row.tool_seconds for row in trajectories if row.figures],
-        )
+    def _bring_weights(self, request: BringWeights) -> Nothing:
+        """Send the weights to the engines of another role, which the ranks here serve by turns."""
+        channels = self.stages.channels
+        link, owners = channels.link(request.role), channels.owners(request.role)
+        receivers = range(owners + self.rank, link.size, owners)
+        send_tensors(link, receivers, named_full_tensors(self.policy.learner.model))
+        return Nothing()
+
+    def _hand_over(self, request: HandOver) -> Nothing:
+        """Take up rows that another role has made."""
+        channels = self.stages.channels
+        link, owners = channels.link(request.role), channels.owners(request.role)
+        arrived = take_rows(link, request, self.rank, makers_from=owners)
+        for purpose, rows in zip(request.purposes, arrived, strict=False):
+            self._take_up(purpose, request.round, self._own(rows, rows.trajectories))
+        return Nothing()
 
     def _load_rows(self, request: LoadRows) -> Nothing:
         first, last = (p * request.samples for p in (request.first, request.last))
@@ -119,7 +133,7 @@ class ActorRolloutWorker:
         self._take_up(TRAIN, request.round, self._own(request, rows))
         return Nothing()
 
-    def _own(self, request: Generate | LoadRows, rows: list[Trajectory]) -> OwnedRows:
+    def _own(self, request: Generate | LoadRows | MadeRows, rows: list[Trajectory]) -> OwnedRows:
         agent = self.spec.agent
         has_turns = agent is not None and agent.tool_rewards == "add"
         return own_rows(request.first, request.prompts, request.samples, rows, has_turns=has_turns)

@@ -28,7 +28,7 @@ from ppojob_trainer.rollout.protocol import (
 from ppojob_trainer.rollout.seeds import Purpose, sample_seed
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.client import Caller, Peer
-from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, PromptTokens
+from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, Generated, PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.tools.schemas import tool_schemas
 
@@ -206,6 +206,37 @@ def batch_of(batch: Generate) -> BatchName:
     """The name of the batch that a request is of."""
     rewinds = batch.conversations.rewinds if batch.conversations else 0
     return BatchName(rewinds, batch.step, batch.purpose, batch.round)
+
+
+def batches_of(request: Generate) -> list[Generate]:
+    """What a request asks for: its batch, and the greedy one beside it."""
+    greedy = msgspec.structs.replace(request, purpose=GREEDY, samples=1)
+    return [request, greedy] if request.greedy else [request]
+
+
+def generated(made: list[list[Trajectory]]) -> Generated:
+    """What the controller is told of the batches of a request."""
+    first, *greedy = (
+        Generated(
+            [len(row.tokens) for row in rows],
+            [row.finish_reason == "length" for row in rows],
+            figures=[row.figures for row in rows if row.figures],
+            tool_seconds=[row.tool_seconds for row in rows if row.figures],
+        )
+        for rows in made
+    )
+    return msgspec.structs.replace(first, greedy=greedy[0] if greedy else None)
+
+
+def open_policy_chat(spec: PPOJobSpec) -> ChatTokenizer:
+    """The policy's tokenizer: texts of responses, and what stands between turns."""
+    return ChatTokenizer(
+        spec.model.path,
+        spec.model.tokenizer_path or spec.model.path,
+        spec.model.chat_template,
+        # The time is the prompts': what stands between turns does not tell it.
+        began=0.0,
+    )
 
 
 def open_turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:

@@ -38,6 +38,10 @@ def _factory(role: RoleName) -> WorkerFactory:
         from ppojob_trainer.workers.actor_rollout_start import open_actor_rollout_worker
 
         return open_actor_rollout_worker
+    if role == "rollout":
+        from ppojob_trainer.workers.rollout import open_rollout_worker
+
+        return open_rollout_worker
     from ppojob_trainer.workers.standalone_models import STANDALONE_MODELS
 
     return STANDALONE_MODELS[role]

@@ -19,7 +19,7 @@ from ppojob_trainer.workers.device_checks import check_device, device_facts
 from ppojob_trainer.workers.row_channels import RowChannels
 
 OWNER = "actorRollout"
-"""The role in which rows are born: the others meet its ranks in its store."""
+"""The role whose ranks own the rows: the others meet them in its store."""
 
 
 @contextmanager
@@ -70,7 +70,9 @@ def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
 
 
 def role_dims(environment: PodEnvironment, role: str) -> ParallelDims:
-    """The layout of a role that has pods of its own."""
+    """The layout of a role that has pods of its own; engines are whole models, one a rank."""
+    if role == "rollout":
+        return ParallelDims(shard=environment.config.topology.role("rollout").world_size)
     pods = model_pods(environment.config.spec.roles)
     return next(
         ParallelDims.of(own.parallelism, world_size(own))
@@ -80,8 +82,8 @@ def role_dims(environment: PodEnvironment, role: str) -> ParallelDims:
 
 
 def _has_consumers(environment: PodEnvironment) -> bool:
-    """Whether another role with pods of its own computes on the rows."""
-    consumers = {"reference", "critic"}
+    """Whether another role with pods of its own makes the rows, or computes on them."""
+    consumers = {"rollout", "reference", "critic"}
     return any(role.role in consumers for role in environment.config.topology.with_own_pods)
 
 

@@ -79,6 +79,14 @@ class RowChannels:
         consumers.check_size(request.consumers)
         self._routes[request.role] = _Route(channel, request.owners, consumers)
 
+    def link(self, role: str) -> Channel:
+        """The open channel to a role."""
+        return self._routes[role].channel
+
+    def owners(self, role: str) -> int:
+        """Ranks that own rows on the channel to a role: its first members."""
+        return self._routes[role].owners
+
     def cut(self, role: str) -> None:
         """End what waits on the channel to a role; to be called from another thread."""
         route = self._routes.get(role)

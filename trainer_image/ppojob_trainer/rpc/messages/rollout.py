@@ -125,3 +125,33 @@ class SyncWeights(msgspec.Struct, frozen=True):
 
     version: int
     refresh_reference: bool = False
+
+
+class BringWeights(msgspec.Struct, frozen=True):
+    """Bring the policy's weights to engines in pods of their own; both sides are told together.
+
+    Attributes:
+        role: the role at the other end.
+        version: as which the engines have them.
+    """
+
+    role: str
+    version: int
+
+
+class HandOver(msgspec.Struct, frozen=True):
+    """Bring rows from the ranks that made them to those that own them; both are told together.
+
+    Attributes:
+        role: the role at the other end.
+        purposes: of the batches: `train` or `validation`, and `greedy` where that was made beside.
+        round: generation round of the step, from 0.
+        makers: run `[first, last)` of prompts of each rank that has made some.
+        owners: run of prompts of each rank that is to own some.
+    """
+
+    role: str
+    purposes: list[str]
+    round: int
+    makers: list[tuple[int, int]]
+    owners: list[tuple[int, int]]

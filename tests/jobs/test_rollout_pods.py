@@ -1,0 +1,136 @@
+"""Engines in pods of their own: the bits of engines beside the trainer, whatever is lost."""
+
+import os
+import signal
+from pathlib import Path
+
+import job_points
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+import tiny_jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+
+PATIENT = {
+    "timeouts": {"livenessSeconds": 60},
+    "recovery": {"restartsWithoutProgress": 1000},
+}
+SHORT = {"steps": {"total": 3, "validateEvery": 2}, "checkpoint": {"every": 1}}
+ROUNDS = {
+    "type": "remax",
+    "promptsPerStep": 4,
+    "samplesPerPrompt": 2,
+    "miniBatchPrompts": 2,
+    "epochs": 2,
+    "kl": {"in": "reward", "coefficient": 0.01},
+}
+"""With greedy responses beside those that are trained on, and a reference."""
+ADAPTERS = {"lora": {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "down_proj"]}}
+
+
+def finished(start, folder: Path, place: Path, **changes: object) -> Path:
+    """The run folder of a job that has been run to its end."""
+    place.mkdir()
+    manifest = tiny_jobs.write_manifest(place, folder, **{**PATIENT, **changes})
+    start(manifest, place / "run").succeed(600)
+    return place / "run"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What a job leaves whose engines are in the policy's ranks."""
+    folder = tmp_path_factory.mktemp("beside")
+    changes = {**PATIENT, **SHORT, "algorithm": ROUNDS}
+    return tiny_jobs.undisturbed_result(folder, tiny_folder, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": ROUNDS},
+        {
+            "algorithm": {
+                "type": "grpo",
+                "promptsPerStep": 4,
+                "samplesPerPrompt": 2,
+                "dynamicSampling": {"promptsPerRound": 3},
+            },
+            "model": ADAPTERS,
+        },
+    ],
+    ids=["greedy responses", "rounds and adapters"],
+)
+def test_engines_apart_give_the_bits_of_engines_beside(start, tiny_folder, tmp_path, changes):
+    if "model" in changes:
+        changes = {**changes, "model": {"path": str(tiny_folder / "model"), **ADAPTERS}}
+    common = {**SHORT, **changes}
+    beside = finished(start, tiny_folder, tmp_path / "beside", **common)
+    apart = finished(start, tiny_folder, tmp_path / "apart", **common, roles={"rollout": {}})
+    assert run_folders.result(apart) == run_folders.result(beside)
+
+
+def test_numbers_of_ranks_are_free(start, tiny_folder: Path, tmp_path: Path):
+    """Three engines for two ranks that train: the rows of two for two, and near enough of one."""
+    common = {**SHORT, "roles": {"actorRollout": {"ranksPerReplica": 2}}}
+    beside = finished(start, tiny_folder, tmp_path / "beside", **common)
+    common["roles"] = {**common["roles"], "rollout": {"replicas": 3}}
+    apart = finished(start, tiny_folder, tmp_path / "apart", **common)
+    for step in (1, 2, 3):
+        ours, theirs = (rows(output, step) for output in (apart, beside))
+        assert [row["response_ids"] for row in ours] == [row["response_ids"] for row in theirs]
+    for ours, theirs in zip(
+        run_folders.without_clock(apart), run_folders.without_clock(beside), strict=True
+    ):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+def rows(output: Path, step: int) -> list[dict[str, object]]:
+    """The rows of a step, whoever wrote them."""
+    table = pq.read_table(output / "rollouts" / f"step-{step:06d}.parquet")
+    return sorted(table.to_pylist(), key=lambda row: row["row"])
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        (  # of the engines' ranks, or of those that they speak with: whoever comes first
+            "rpc.generate.answer.before@1=kill",
+            "rpc.bring_weights.answer.before@1=kill",
+            "rpc.bring_weights.answer.after@2=kill",
+            "rpc.hand_over.answer.before@2=kill",
+            "rpc.hand_over.answer.after@1=kill",
+            "rpc.open_channel.answer.before@1=kill",
+        ),
+        (
+            "rpc.generate.answer.after@2=kill",
+            "rpc.hand_over.answer.before@3=stop",
+            "rpc.bring_weights.answer.before@2=stop",
+            "rpc.update.answer.before@3=kill",
+            "controller.step.computed@1=kill",
+            "controller.step.recorded@2=kill",
+        ),
+    ],
+    ids=["around the engines", "with the others"],
+)
+def test_killed_anywhere(start, tiny_job, output: Path, once: Path, undisturbed, points):
+    job = tiny_job(**{**PATIENT, **SHORT, "algorithm": ROUNDS, "roles": {"rollout": {}}})
+    start(job, output, **job_points.armed(once, *points)).succeed(1_500)
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(output) == undisturbed
+
+
+def test_lost_engines_cost_no_step_and_nobody_else(start, tiny_job, output: Path, tiny_folder):
+    """Killed in the middle of steps: those who train keep their processes and their rows."""
+    job = {**PATIENT, "roles": {"rollout": {}}, "steps": {"total": 8}, "checkpoint": {"every": 8}}
+    run = start(tiny_job(**job), output)
+    run.wait_for_step(1)
+    trainer = run_folders.rank_pids(output, "actor-rollout")
+    for step in (2, 4, 6):
+        run.wait_for_step(step)
+        os.kill(run_folders.rank_pids(output, "rollout")["rank"], signal.SIGKILL)
+        assert run_folders.rank_pids(output, "actor-rollout") == trainer
+    assert run.wait(600) == 0, run.logs()
+    journal = (output / "checkpoints" / "journal.jsonl").read_text()
+    assert journal.count('"rewound"') == 1, "only the start counts as one"
+    assert journal.count('"role":"rollout"') == 4

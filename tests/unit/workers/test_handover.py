@@ -1,0 +1,52 @@
+"""Rows from the ranks that made them to those that own them, whatever the numbers of both."""
+
+from functools import partial
+
+import pytest
+from queue_link import QueueLink, Queues, all_at_once
+
+from ppojob_trainer.controller.batch import shares
+from ppojob_trainer.rollout.trajectory import Segment, Trajectory
+from ppojob_trainer.rpc.messages.rollout import HandOver, Interaction, PromptTokens
+from ppojob_trainer.workers.handover import MadeRows, give_rows, take_rows
+
+SAMPLES = {"train": 2, "greedy": 1}
+
+
+def prompt_of(number: int) -> PromptTokens:
+    user = Interaction("gsm8k", b"{}", b"[]") if number % 2 else None
+    return PromptTokens(number, [number, 1], {"t": b"{}"}, ["t"], user, "tool_agent")
+
+
+def row(number: int, sample: int) -> Trajectory:
+    drawn = Segment((number, sample), (-1 / 3, -0.1), policy_version=4, reward=0.5)
+    given = Segment((7,))
+    return Trajectory((drawn, given), "length" if sample else "stop", b'{"turns": 2}', 1.5)
+
+
+def made(purpose: str, first: int, last: int) -> MadeRows:
+    numbers, samples = range(first, last), SAMPLES[purpose]
+    rows = [row(number, sample) for number in numbers for sample in range(samples)]
+    return MadeRows(first, [prompt_of(number) for number in numbers], samples, rows)
+
+
+@pytest.mark.parametrize("makers", [1, 2, 3, 5])
+@pytest.mark.parametrize("owners", [1, 2, 4])
+@pytest.mark.parametrize("prompts", [2, 5, 12])
+def test_every_owner_gets_its_rows(makers: int, owners: int, prompts: int) -> None:
+    runs = shares(prompts, makers)
+    request = HandOver("", list(SAMPLES), 0, runs, shares(prompts, owners))
+
+    def take(link: QueueLink) -> list[MadeRows]:
+        return take_rows(link, request, link.member, makers_from=owners)
+
+    def give(mine: list[MadeRows], link: QueueLink) -> None:
+        give_rows(link, request, mine)
+
+    givers = [
+        partial(give, [made(p, *runs[maker]) for p in SAMPLES] if maker < len(runs) else [])
+        for maker in range(makers)
+    ]
+    arrived = all_at_once(Queues(owners + makers), *[take] * owners, *givers)[:owners]
+    expected = [[made(purpose, *run) for purpose in SAMPLES] for run in request.owners]
+    assert arrived == expected + [[]] * (owners - len(expected))

@@ -1,0 +1,106 @@
+"""Rows on their way from the engines that made them to the ranks that own them.
+
+Both sides know who has made which prompts and who is to own which, so each names its peers by
+itself. Rows travel as they were drawn; what is made of them is the owner's affair.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+
+from ppojob_trainer.parallel.link import Link, exchange_messages
+from ppojob_trainer.rollout.trajectory import Trajectory
+from ppojob_trainer.rpc.messages.rollout import HandOver, PromptTokens
+
+Run = tuple[int, int]
+"""Positions `[first, last)` of prompts in their batch."""
+
+
+class MadeRows(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of a run of prompts.
+
+    Attributes:
+        first: position in the batch of the first prompt.
+        prompts: what was answered.
+        samples: rows a prompt.
+        trajectories: the rows, prompt-major.
+    """
+
+    first: int
+    prompts: list[PromptTokens]
+    samples: int
+    trajectories: list[Trajectory]
+
+    def within(self, run: Run) -> MadeRows:
+        """Those of the prompts that lie in a run, which overlaps this one."""
+        first = max(self.first, run[0])
+        begin, end = first - self.first, min(run[1] - self.first, len(self.prompts))
+        rows = slice(begin * self.samples, end * self.samples)
+        return MadeRows(first, self.prompts[begin:end], self.samples, self.trajectories[rows])
+
+    def followed_by(self, others: Sequence[MadeRows]) -> MadeRows:
+        """Joined with those of the prompts behind."""
+        parts = [self, *others]
+        return msgspec.structs.replace(
+            self,
+            prompts=list(itertools.chain.from_iterable(part.prompts for part in parts)),
+            trajectories=list(itertools.chain.from_iterable(p.trajectories for p in parts)),
+        )
+
+
+_DECODER = msgspec.msgpack.Decoder(list[MadeRows])
+
+
+def give_rows(link: Link, request: HandOver, made: Sequence[MadeRows]) -> None:
+    """Send the rows of this rank to their owners.
+
+    Args:
+        link: its members are the owners, and behind them the makers.
+        request: who makes and owns what.
+        made: by purpose, as in the request; none where this rank has made nothing.
+
+    Raises:
+        ChannelLost: an owner is gone.
+    """
+    if not made:
+        return
+    mine = (made[0].first, made[0].first + len(made[0].prompts))
+    outgoing = {
+        owner: msgspec.msgpack.encode([rows.within(run) for rows in made])
+        for owner, run in enumerate(request.owners)
+        if _overlap(run, mine)
+    }
+    exchange_messages(link, outgoing, ())
+
+
+def take_rows(link: Link, request: HandOver, owner: int, makers_from: int) -> list[MadeRows]:
+    """Receive the rows that a rank is to own.
+
+    Args:
+        link: as of `give_rows`.
+        request: who makes and owns what.
+        owner: this rank.
+        makers_from: member that is the first maker.
+
+    Returns:
+        By purpose, as in the request; none where this rank is to own nothing.
+
+    Raises:
+        ChannelLost: a maker is gone.
+    """
+    if owner >= len(request.owners):
+        return []
+    mine = request.owners[owner]
+    senders = [
+        makers_from + maker for maker, run in enumerate(request.makers) if _overlap(run, mine)
+    ]
+    arrived = exchange_messages(link, {}, senders)
+    parts = [_DECODER.decode(arrived[sender]) for sender in senders]
+    return [first.followed_by(others) for first, *others in zip(*parts, strict=True)]
+
+
+def _overlap(one: Run, other: Run) -> bool:
+    return max(one[0], other[0]) < min(one[1], other[1])

@@ -1,0 +1,135 @@
+"""The rank of the role `rollout`: an engine in pods of its own, and nothing that is trained.
+
+Its weights come from the policy's ranks before each generation phase that needs newer ones, its
+rows go to them behind it: until then they are kept as they were drawn.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from ppojob_api import contract
+from ppojob_trainer.errors import ChannelLost
+from ppojob_trainer.parallel.tensor_stream import receive_tensors
+from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
+from ppojob_trainer.rollout.factory import build_engine
+from ppojob_trainer.rollout.protocol import RolloutEngine
+from ppojob_trainer.rpc import methods
+from ppojob_trainer.rpc.client import Caller
+from ppojob_trainer.rpc.keys import KeyRing
+from ppojob_trainer.rpc.messages.rollout import BringWeights, Generate, Generated, HandOver
+from ppojob_trainer.rpc.messages.rows import CutChannel, OpenChannel
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import Nothing
+from ppojob_trainer.workers.generation import (
+    Generation,
+    batches_of,
+    generated,
+    open_policy_chat,
+    open_turns,
+)
+from ppojob_trainer.workers.handover import MadeRows, give_rows
+from ppojob_trainer.workers.rank_start import OWNER, open_channels, open_role_world
+from ppojob_trainer.workers.row_channels import RowChannels
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class RolloutWorker:
+    """Answers the stages of the role `rollout`.
+
+    Attributes:
+        engine: generates.
+        generation: makes rows with it.
+        channels: to the policy's ranks.
+    """
+
+    engine: RolloutEngine
+    generation: Generation
+    channels: RowChannels
+    _made: dict[tuple[str, int], MadeRows] = field(default_factory=dict)
+    """By purpose and generation round, until the next of that purpose."""
+
+    def routes(self) -> list[Route]:
+        """The methods of this role."""
+        return [
+            Route(methods.BARRIER, lambda _: Nothing()),
+            Route(methods.OPEN_CHANNEL, self._open_channel),
+            Route(methods.CUT_CHANNEL, self._cut_channel),
+            Route(methods.BRING_WEIGHTS, self._take_weights),
+            Route(methods.GENERATE, self._generate),
+            Route(methods.HAND_OVER, self._hand_over),
+        ]
+
+    def _open_channel(self, request: OpenChannel) -> Nothing:
+        self.channels.open(request)
+        return Nothing()
+
+    def _cut_channel(self, request: CutChannel) -> Nothing:
+        self.channels.cut(request.role)
+        return Nothing()
+
+    def _take_weights(self, request: BringWeights) -> Nothing:
+        lost: list[ChannelLost] = []
+        try:
+            self.engine.load_weights(request.version, self._arriving(lost))
+        except Exception as problem:
+            if not lost:
+                raise
+            # Half of its weights are new, and engines do not load twice: the role begins anew.
+            _log.exception("weights of version %d: %s", request.version, lost[0])
+            raise SystemExit(contract.EXIT_FAILED) from problem
+        return Nothing()
+
+    def _arriving(self, lost: list[ChannelLost]) -> Iterator[tuple[str, Tensor]]:
+        """The weights; all ranks of the policy have them, and serve the engines by turns."""
+        sender = self.channels.world.rank % self.channels.owners(OWNER)
+        try:
+            yield from receive_tensors(self.channels.link(OWNER), sender)
+        except ChannelLost as loss:
+            lost.append(loss)
+            raise
+
+    def _generate(self, request: Generate) -> Generated:
+        batches = batches_of(request)
+        made = self.generation.run(batches)
+        for batch, rows in zip(batches, made, strict=True):
+            if batch.round == 0:
+                self._made = {k: kept for k, kept in self._made.items() if k[0] != batch.purpose}
+            key = batch.purpose, batch.round
+            self._made[key] = MadeRows(batch.first, batch.prompts, batch.samples, rows)
+        return generated(made)
+
+    def _hand_over(self, request: HandOver) -> Nothing:
+        made: list[MadeRows] = []
+        if self.channels.world.rank < len(request.makers):
+            made = [self._made[purpose, request.round] for purpose in request.purposes]
+        give_rows(self.channels.link(request.role), request, made)
+        return Nothing()
+
+
+@contextmanager
+def open_rollout_worker(
+    environment: PodEnvironment, rank: RankEnvironment, keys: KeyRing
+) -> Iterator[RolloutWorker]:
+    """The worker of one rank, whose engine lives as long as the block."""
+    spec = environment.config.spec
+    with ExitStack() as stack:
+        world = stack.enter_context(open_role_world(environment, rank))
+        engine = build_engine(
+            spec.rollout,
+            Path(spec.model.path),
+            device=environment.config.topology.role(environment.role).device,
+            trust_remote_code=spec.model.trust_remote_code,
+        )
+        stack.callback(engine.close)
+        chat = stack.enter_context(open_policy_chat(spec))
+        caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
+        stack.callback(caller.close)
+        generation = Generation(spec, engine, chat, caller, open_turns(spec, chat))
+        yield RolloutWorker(engine, generation, open_channels(environment, world))
