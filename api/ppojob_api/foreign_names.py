@@ -168,6 +168,8 @@ top_k | spec.rollout.topK | -1: all
 rollout.dtype | spec.rollout.dtype
 gpu_memory_utilization | spec.rollout.kvCacheGib | an amount and no share
 data_parallel_size | spec.rollout.parallelism.data
+rollout.nnodes | spec.roles.rollout.replicas | where 0 is engines in the ranks that train
+rollout.n_gpus_per_node | spec.roles.rollout.gpusPerReplica
 val_kwargs.temperature | spec.rollout.validation.temperature
 val_kwargs.do_sample | spec.rollout.validation.temperature | where false is 0
 val_kwargs.n validation.n | spec.rollout.validation.samples
@@ -308,7 +310,7 @@ off_policy_mask_threshold | spec.algorithm.offPolicyThreshold
 multi_objective_aggregation | spec.algorithm.type | where normalize_then_sum is gdpo
 use_bias_correction_kl | not yet
 use_vllm | spec.rollout.engine | where true is vllm
-vllm_mode | not needed | engine and trainer share the ranks of actorRollout
+vllm_mode | spec.roles.rollout | where colocate is an absent one
 vllm_server_base_url vllm_server_host vllm_server_port | not yet | servers of others
 vllm_max_model_length | spec.rollout.maxModelTokens
 min_p repetition_penalty generation_kwargs | not yet | other ways of sampling

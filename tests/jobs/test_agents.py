@@ -214,6 +214,17 @@ def test_killed_anywhere_a_conversation_ends_as_if_nothing_had_been(
         assert journal.count('"rewound"') == 1, "a lost tools pod costs no step"
 
 
+def test_engines_in_pods_of_their_own_call_tools(
+    talking_folder, start, tmp_path: Path, output: Path, once: Path, undisturbed_talk: Path
+):
+    """Their ranks call the tools; those that train get the rows, turns and all."""
+    points = ("rpc.hand_over.answer.before@2=kill", "rpc.act.answer.before@9=kill")
+    job = manifest(tmp_path / "job", talking_folder, seconds=0.05, roles={"rollout": {}})
+    start(job, output, **job_points.armed(once, *points)).succeed(600)
+    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    assert run_folders.result(output) == run_folders.result(undisturbed_talk)
+
+
 def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
     talking_folder, start, tmp_path: Path, output: Path, once: Path
 ):

@@ -58,11 +58,10 @@ def held_by_rank(
         parameters: as `count_parameters` gives them.
     """
     spec, living = config.spec, config.topology.living_in(role)
-    if role == "rollout":
-        return _engine(config, parameters)
+    engine = _engine(config, parameters) if config.topology.generating.role == role else {}
     pods = topology.model_pods(spec.roles).get(role)
     if pods is None:
-        return {}
+        return engine
     # Copies of a model are whole, so what counts is over how many ranks each of them is cut.
     ranks = pods.parallelism.data_shard
     assert ranks is not None, "a resolved configuration says how many shards"
@@ -74,8 +73,7 @@ def held_by_rank(
     if "actorRollout" in living:
         found["policy"] = (weight if has_adapters else trained) * policy // ranks
         found["adapters"] = _TRAINED * _ADAPTER_BYTES * count_adapters(spec.model) // ranks
-        if config.topology.generating.role == role:
-            found |= _engine(config, parameters)
+        found |= engine
     # With adapters the policy is its own reference.
     if "reference" in living and not (has_adapters and "actorRollout" in living):
         found["reference"] = weight * policy // ranks
@@ -92,7 +90,8 @@ def _engine(config: RunConfig, parameters: Mapping[str, int]) -> dict[str, int]:
     rollout = config.spec.rollout
     policy = parameters.get(config.spec.model.path, 0)
     weights = _WEIGHT_BYTES[rollout.dtype] * policy // rollout.parallelism.tensor
-    return {"rollout engine": weights + int((rollout.kv_cache_gib or 0) * GIB)}
+    held = weights + int((rollout.kv_cache_gib or 0) * GIB)
+    return {"rollout engine": held} if held else {}
 
 
 def machine_bytes() -> int | None:

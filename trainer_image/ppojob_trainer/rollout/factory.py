@@ -18,6 +18,7 @@ def build_engine(
     *,
     device: Literal["cpu", "cuda"] = "cpu",
     trust_remote_code: bool = False,
+    shares_device: bool = True,
 ) -> RolloutEngine:
     """Build the engine that `rollout` names; it sleeps until it is given weights.
 
@@ -29,6 +30,7 @@ def build_engine(
         model_folder: A Hugging Face folder.
         device: Where to run.
         trust_remote_code: `spec.model.trustRemoteCode`.
+        shares_device: Whether the training model will be there too.
     """
     if rollout.replay is not None:
         return NoEngine()
@@ -49,6 +51,7 @@ def build_engine(
                 max_sequences=rollout.max_sequences,
                 kv_cache_bytes=kv_cache_bytes,
                 trust_remote_code=trust_remote_code,
+                shares_device=shares_device,
             )
         )
     from transformers import AutoModelForCausalLM

@@ -69,8 +69,9 @@ _PREFILL_TOKENS = 8192
 _LOAD_FORMAT = "dummy"
 # Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
 _CPU_KV_CACHE_BYTES = 4 << 30
-# Without `kv_cache_gib` on a GPU: the share that vLLM may fill; the trainer keeps the rest.
-_GPU_MEMORY_SHARE = 0.5
+# Without `kv_cache_gib` on a GPU: the share that vLLM may fill, where a trainer keeps the rest and
+# where nobody does.
+_GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,9 @@ class VllmSettings:
         max_model_tokens: Longest prompt and response together.
         max_sequences: Rows that run at once; further ones wait.
         kv_cache_bytes: Of the key-value cache; None: room for all rows at full length (CPU, at
-            most 4 GiB), or half of the device with the weights (GPU).
+            most 4 GiB), or half of the device with the weights (GPU; most of it for an engine
+            that is alone there).
+        shares_device: Whether a trainer computes on it too.
         trust_remote_code: Run model code from the folder.
     """
 
@@ -95,6 +98,7 @@ class VllmSettings:
     max_sequences: int
     kv_cache_bytes: int | None = None
     trust_remote_code: bool = False
+    shares_device: bool = True
 
 
 @dataclass(slots=True)
@@ -356,7 +360,7 @@ def _engine_args(settings: VllmSettings, config: AutoConfig) -> vllm.EngineArgs:
             enable_sleep_mode=True,
             max_num_batched_tokens=step_tokens,
             kv_cache_memory_bytes=settings.kv_cache_bytes,
-            gpu_memory_utilization=_GPU_MEMORY_SHARE,
+            gpu_memory_utilization=_GPU_MEMORY_SHARE[settings.shares_device],
         )
     return vllm.EngineArgs(
         **common,

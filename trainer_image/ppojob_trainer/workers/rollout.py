@@ -126,6 +126,7 @@ def open_rollout_worker(
             Path(spec.model.path),
             device=environment.config.topology.role(environment.role).device,
             trust_remote_code=spec.model.trust_remote_code,
+            shares_device=False,
         )
         stack.callback(engine.close)
         chat = stack.enter_context(open_policy_chat(spec))
