@@ -24,7 +24,6 @@ class Section(BaseModel):
         validate_by_alias=True,
         validate_by_name=True,
         serialize_by_alias=True,
-        use_attribute_docstrings=True,
     )
 
 
