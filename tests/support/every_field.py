@@ -54,6 +54,7 @@ START: dict[str, Any] = {
         },
         "roles": {
             "actorRollout": {"replicas": 2},
+            "rollout": {"replicas": 2},
             "reference": {"colocateWith": "none"},
             "critic": {"colocateWith": "none"},
             "rewardModel": {"colocateWith": "none"},
