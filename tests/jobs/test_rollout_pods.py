@@ -70,6 +70,26 @@ def test_engines_apart_give_the_bits_of_engines_beside(start, tiny_folder, tmp_p
     assert run_folders.result(apart) == run_folders.result(beside)
 
 
+@pytest.mark.vllm
+@pytest.mark.long
+def test_vllm_apart_gives_the_bits_of_vllm_beside(start, tiny_folder: Path, tmp_path: Path):
+    engine = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
+    common = {**SHORT, "rollout": engine}
+    beside = finished(start, tiny_folder, tmp_path / "beside", **common)
+    apart = finished(start, tiny_folder, tmp_path / "apart", **common, roles={"rollout": {}})
+    assert run_folders.result(apart) == run_folders.result(beside)
+
+
+def test_a_run_goes_on_with_engines_elsewhere(start, tiny_job, output: Path, once, undisturbed):
+    """A commit knows nothing of engines."""
+    job = {**PATIENT, **SHORT, "algorithm": ROUNDS}
+    killed = job_points.armed(once, "controller.step.begin@3=kill_group")
+    run = start(tiny_job(**job), output, **killed)
+    assert run.wait() == 3, run.logs()
+    start(tiny_job(**job, roles={"rollout": {}}), output).succeed(600)
+    assert run_folders.result(output) == undisturbed
+
+
 def test_numbers_of_ranks_are_free(start, tiny_folder: Path, tmp_path: Path):
     """Three engines for two ranks that train: the rows of two for two, and near enough of one."""
     common = {**SHORT, "roles": {"actorRollout": {"ranksPerReplica": 2}}}
