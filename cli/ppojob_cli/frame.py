@@ -23,15 +23,7 @@ _SMALLEST_SHARE: Final = 0.005
 def frame(
     name: str, state: RunState, pods: Sequence[PodState], *, now: float, canvas: Canvas
 ) -> RenderableType:
-    """Everything about a run that moves.
-
-    Args:
-        name: Of the job.
-        state: The run.
-        pods: Its pods, while they are waited for.
-        now: Unix seconds.
-        canvas: What is drawn on.
-    """
+    """Everything about a run that moves; `now` is in Unix seconds."""
     left = state.remaining_seconds(now)
     sections: list[RenderableType | None] = [
         progress(state.done_steps, state.total_steps, duration(left) if left is not None else ""),

@@ -18,15 +18,10 @@ ENDINGS: Final = (".parquet", ".jsonl", ".ndjson", ".json")
 
 
 def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
-    """Fetch the data files of a repository.
+    """Fetch the data files of the repository `<owner>/<name>` whose names there match a pattern.
 
     Notes of the hub's library are taken away, unless the folder had a `.cache` before: it may be
     somebody's home.
-
-    Args:
-        hub_id: `<owner>/<name>`.
-        output: the folder for them.
-        pattern: of the names in the repository.
 
     Raises:
         InputError: there is no such repository, or it cannot be reached.

@@ -18,14 +18,7 @@ _STYLES: Final[Mapping[Kind, str]] = {"note": "yellow", "error": "red", "sample"
 
 
 class LiveView(View):
-    """Draws the run whenever it is refreshed; no thread of its own.
-
-    Args:
-        name: Of the job.
-        folder: The run folder.
-        console: Where.
-        options: As of `View`.
-    """
+    """Draws the run whenever it is refreshed; no thread of its own."""
 
     def __init__(self, name: str, folder: Path, console: Console, **options: Any) -> None:
         super().__init__(name, folder, **options)

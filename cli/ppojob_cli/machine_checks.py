@@ -89,12 +89,7 @@ def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Prob
 
 
 def check_trackers(config: RunConfig, missing: Mapping[str, str]) -> Iterator[Problem]:
-    """Trackers whose library is not installed here.
-
-    Args:
-        config: the run.
-        missing: as `libraries.missing_modules` gives them.
-    """
+    """Trackers whose library is not installed here; `missing` names the package of each."""
     for place, logger in enumerate(config.spec.loggers):
         if logger in missing:
             yield Problem(

@@ -64,9 +64,6 @@ def _of_rows(
 def check_reward_model(spec: RewardModelSpec) -> tuple[ModelReport, list[str]]:
     """Judge the reward model's folder and its tokenizer.
 
-    Args:
-        spec: resolved.
-
     Returns:
         What is to be said of the folder, and what is wrong with the tokenizer.
     """

@@ -29,8 +29,6 @@ class Override:
 
     Attributes:
         where: How messages call it, `--set spec.seed=1`.
-        path: Where it goes.
-        value: What goes there.
         problems: What is wrong with the value as YAML; to judge it once more as a field would name
             one mistake twice.
         origin: The first place on its path that is not the file's.
@@ -57,7 +55,6 @@ class Overridden:
     """A manifest's values with the overrides laid in.
 
     Attributes:
-        value: The values.
         problems: What is wrong with the overrides by themselves.
         laid: The overrides that have their place.
     """

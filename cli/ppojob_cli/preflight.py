@@ -51,7 +51,6 @@ class Preflight:
 
     Attributes:
         errors: what must be mended; nothing is started while there are any.
-        warnings: what is worth knowing.
         parameters: weights of the policy; None where they are not known.
     """
 
@@ -61,12 +60,7 @@ class Preflight:
 
 
 def check_run(config: RunConfig, output: Path) -> Preflight:
-    """Judge everything that a run needs: its inputs, this machine and the run folder.
-
-    Args:
-        config: the run, resolved with the facts of this machine.
-        output: its run folder; nothing is written there.
-    """
+    """Judge all that a run needs: its inputs, this machine and the run folder, by reading alone."""
     found = check_inputs(config)
     found.errors += render_problems(
         [

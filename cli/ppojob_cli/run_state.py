@@ -76,7 +76,6 @@ class PodState:
     """A pod as its supervisor tells.
 
     Attributes:
-        name: Of the pod.
         phase: `idle`, `starting`, `ready`, `lost`, `done`, or `not up` while nothing answers.
     """
 

@@ -41,11 +41,8 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     Attributes:
         phase: `Succeeded` or `Interrupted`.
-        steps: Training steps done.
         seconds: Time of those steps.
         tokens: Prompt and response tokens of those steps.
-        config_sha256: Digest of the run configuration.
-        validation: Its numbers before and after.
     """
 
     phase: str
@@ -61,7 +58,6 @@ class Ending:
     """How the job left the runner.
 
     Attributes:
-        exit_code: Exit status of `ppojob run`.
         reason: One line; empty where the job ended as it should.
         pods: Pods whose logs say more.
     """
@@ -88,14 +84,9 @@ def finished_summary(folder: Path, config: RunConfig) -> RunSummary | None:
 
 
 def ending_lines(ending: Ending, status: TrainingStatus | None, folder: Path) -> list[str]:
-    """What a person is told at the end of a run, failed or not.
-
-    Args:
-        ending: What the runner knows.
-        status: What the controller said last; why it failed is told best by itself.
-        folder: The run folder.
-    """
+    """What a person is told at the end of a run, failed or not."""
     reason = ending.reason
+    # Why a controller failed is told best by itself.
     if status is not None and status.phase == "Failed" and status.message:
         reason = status.message
     if not ending.reason:

@@ -41,10 +41,6 @@ def validate_file(path: str, overrides: Sequence[str] = ()) -> list[Problem] | P
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> PPOJob:
     """The job of a file, for commands that go on with it.
 
-    Args:
-        path: A file, or `-` for standard input.
-        overrides: Fields given on the command line, `PATH=VALUE` each.
-
     Raises:
         ConfigError: The file or the job in it is wrong; all problems at once.
     """
@@ -63,10 +59,6 @@ def validate_files(
     paths: Sequence[str], overrides: Sequence[str] = ()
 ) -> list[tuple[str, list[Problem] | PPOJob]]:
     """Judge several files; a job that two of them describe is a problem of the second.
-
-    Args:
-        paths: Files, or `-` for standard input.
-        overrides: Fields given on the command line, laid into every file.
 
     Returns:
         Every file's name with its job or its problems, in the order given.

@@ -31,8 +31,6 @@ class View(Closeable):
     """Shows a run; use in a `with` block.
 
     Args:
-        name: Of the job.
-        folder: The run folder.
         num_samples: Samples shown of each step and validation.
         since: Unix seconds; what an earlier run said of its state is not shown.
         clock: Unix seconds.
@@ -118,13 +116,7 @@ class View(Closeable):
 
 
 def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
-    """The view for where the output goes; open it before the pods are started.
-
-    Args:
-        config: What runs.
-        folder: The run folder.
-        plain: Whether lines are wanted also on a terminal.
-    """
+    """The view for where the output goes; open it before the pods are started."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # A model writes any character; one that the terminal lacks must not end the run.

@@ -32,7 +32,6 @@ class Page:
     """Some of the objects of a list.
 
     Attributes:
-        items: the objects.
         resource_version: where a watch goes on from behind the whole list.
     """
 
@@ -54,7 +53,6 @@ class Cluster:
     Every method raises a `ClusterError`; `errors` tells which means what.
 
     Args:
-        connection: where the API server is.
         stall_seconds: a watch that says nothing for so long is broken off. Bookmarks come every
             minute, so silence means a dead connection.
     """

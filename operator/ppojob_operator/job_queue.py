@@ -22,8 +22,6 @@ class JobQueue:
     """A queue of jobs.
 
     Args:
-        look: reconciles one.
-        workers: how many at a time.
         rest_seconds: a job that was looked at is left alone for so long. Its own writes and the
             pods that they make come back as a burst of events; one look is enough for all.
         longest_rest_seconds: a job that does not come to rest is left alone twice as long each

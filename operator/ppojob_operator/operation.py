@@ -49,12 +49,7 @@ _PHASES: tuple[Phase, ...] = (
 
 
 class Operation:
-    """One replica of the operator.
-
-    Args:
-        cluster: to serve.
-        settings: how.
-    """
+    """One replica of the operator."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster

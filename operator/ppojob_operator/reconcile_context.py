@@ -28,17 +28,11 @@ class ReconcileContext:
     """A job at one moment.
 
     Attributes:
-        job: the job.
-        accepted: whether its spec is right.
         config: what its pods are to run; None where the spec is refused: what was made of the one
             before goes on, and is ended, but nothing more is made.
         roles: those with pods of their own.
-        pods: what its author wants of its pods.
-        observed: what is there.
-        now: the moment.
         failures: losses that are not in the status yet.
         admission: whether it may have pods.
-        ending: how it ended, where it did.
         runs: whether it is to have pods for longer than a commit takes.
         wanted: roles that are to have pods now.
     """
@@ -87,16 +81,9 @@ class ReconcileContext:
 def reconcile_context(
     job: Job, manifest: PPOJob | None, accepted: ObservedCondition, observed: Observed, now: Time
 ) -> ReconcileContext:
-    """Where a job is that is accepted, or was.
+    """Where a job is that is accepted, or was: of which `manifest` is None.
 
     A new ending is written down before the pods go, since it is known from them alone.
-
-    Args:
-        job: the job.
-        manifest: what is accepted of it; None: nothing any more.
-        accepted: whether it is, and why not.
-        observed: what is there.
-        now: the moment.
     """
     config = pod_config(job, manifest) if manifest is not None else None
     roles = wanted_role_pods(config.run.topology) if config is not None else accepted_role_pods(job)

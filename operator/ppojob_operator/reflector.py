@@ -36,7 +36,6 @@ class Scope:
     """What is mirrored.
 
     Attributes:
-        kind: of the objects.
         namespace: empty for all.
         selector: by labels; empty for every object.
         is_optional: whether the operator works where it is not served, or without the right to
@@ -53,8 +52,6 @@ class Reflector:
     """Mirrors one kind.
 
     Args:
-        cluster: to list and watch.
-        scope: what.
         seen: takes an object that is there, as often as it changes.
         gone: takes the uid of an object that is not there any more.
         served: told, of what is optional, whether it can be read.

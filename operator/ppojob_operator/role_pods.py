@@ -13,7 +13,6 @@ class RolePods:
     """A role with pods of its own.
 
     Attributes:
-        role: its name.
         pods: names of its pods, by ordinal.
     """
 

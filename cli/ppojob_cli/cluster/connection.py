@@ -68,12 +68,7 @@ class LineStream:
 
 
 class ClusterConnection:
-    """An API server, and the namespace that is meant.
-
-    Args:
-        api: the library's client, with the user's credentials.
-        namespace: of the job.
-    """
+    """An API server, and the namespace that is meant."""
 
     def __init__(self, api: ApiClient, namespace: str) -> None:
         self.namespace = namespace
@@ -123,10 +118,6 @@ class ClusterConnection:
     def text(self, path: str, *, seconds: float = _READ_SECONDS) -> str:
         """A text, such as what a pod serves.
 
-        Args:
-            path: of the text.
-            seconds: that an answer may take.
-
         Raises:
             ClusterError: as `get`.
         """
@@ -134,12 +125,7 @@ class ClusterConnection:
         return self._body(answer).decode("utf-8", "replace")
 
     def lines(self, path: str, *, endless: bool = False, **query: str) -> LineStream:
-        """A text line by line.
-
-        Args:
-            path: of the text.
-            endless: whether it may be silent for any time.
-            query: of the request.
+        """A text line by line; an endless one may be silent for any time.
 
         Raises:
             ClusterError: as `get`.

@@ -48,8 +48,6 @@ class Finding:
 
     Attributes:
         reason: CamelCase word; reasons.md has a line for each.
-        what: what is seen.
-        remedy: what to do.
     """
 
     reason: str

@@ -19,7 +19,6 @@ class LogLine:
 
     Attributes:
         time: nanoseconds since 1970.
-        pod: its name.
         text: without time and line end.
     """
 
@@ -107,11 +106,7 @@ class Position:
 
 
 class ReorderBuffer:
-    """Holds lines for a moment, in case an earlier one of another pod is still on its way.
-
-    Args:
-        seconds: that a line is held.
-    """
+    """Holds lines for a moment, in case an earlier one of another pod is still on its way."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -119,12 +114,7 @@ class ReorderBuffer:
         self._count = 0
 
     def put(self, line: LogLine, now: float) -> None:
-        """A line has come.
-
-        Args:
-            line: the line.
-            now: seconds of a clock that never goes back.
-        """
+        """A line has come; `now` is in seconds of a clock that never goes back."""
         self._count += 1
         heapq.heappush(self._heap, (line.time, self._count, now, line))
 

@@ -79,13 +79,7 @@ def open_log(connection: ClusterConnection, namespace: str, pod: str, **query: s
 def history(
     connection: ClusterConnection, pods: list[Pod], wanted: Wanted, tell: Callable[[str], None]
 ) -> dict[str, Iterator[LogLine]]:
-    """What the pods have logged until now, a stream each, by pod.
-
-    Args:
-        connection: to ask.
-        pods: whose logs.
-        wanted: how much of them.
-        tell: takes a line for each pod that has none.
+    """What the pods have logged until now, a stream each, by pod; `tell` takes lines about others.
 
     Raises:
         ClusterError: nobody answers, or logs may not be seen.
@@ -105,15 +99,7 @@ def history(
 
 
 class Follower(threading.Thread):
-    """Reads the log of the pod of one name, across its containers and its replacements.
-
-    Args:
-        connection: to ask.
-        namespace: of the pod.
-        pod: its name.
-        position: how far it was read.
-        put: takes its lines.
-    """
+    """Reads the log of the pod of one name, across its containers and its replacements."""
 
     def __init__(
         self,
@@ -157,12 +143,6 @@ def follow(
     """The lines that are still to come, of all pods that there are and will be, by time.
 
     Ends when the job is over and its pods are gone.
-
-    Args:
-        connection: to ask.
-        job: whose logs.
-        wanted: which of them.
-        positions: how far the log of each pod was read.
 
     Raises:
         ClusterError: the pods may not be seen.

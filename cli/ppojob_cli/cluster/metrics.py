@@ -27,8 +27,6 @@ class Series:
 
     Attributes:
         name: with its labels, the job's name aside.
-        value: as Prometheus reads it.
-        help: what it tells.
     """
 
     name: str

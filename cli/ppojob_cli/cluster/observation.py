@@ -23,12 +23,7 @@ _TRAINING: Final = ("f:status", "f:training")
 
 
 def observe(connection: ClusterConnection, name: str, operator: tuple[str, str]) -> Seen:
-    """Look at a job and at what is around it.
-
-    Args:
-        connection: where the job is.
-        name: of the job.
-        operator: namespace and name of its Lease.
+    """Look at a job and at what is around it; `operator` is namespace and name of its Lease.
 
     Raises:
         ClusterUseError: there is no such job.

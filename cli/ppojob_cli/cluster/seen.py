@@ -8,14 +8,7 @@ from ppojob_operator.state import ControllerReport, Job, Node, Pod, Time
 
 @dataclass(frozen=True, slots=True)
 class ToldWarning:
-    """A warning that somebody has written as an Event.
-
-    Attributes:
-        kind: of the object that it is about.
-        name: of that object.
-        reason: word for programs, such as `FailedMount`.
-        message: sentence for people.
-    """
+    """A warning that somebody has written as an Event about the object of this kind and name."""
 
     kind: str
     name: str
@@ -30,7 +23,6 @@ class SeenLease:
     Attributes:
         holder: replica that leads; empty: none.
         renewed: when it said so last; None: never.
-        seconds: how long that holds.
     """
 
     holder: str
@@ -43,8 +35,6 @@ class Seen:
     """A job and its surroundings.
 
     Attributes:
-        job: as the API server holds it.
-        now: the API server's time.
         pods: that are there; None: they may not be seen.
         nodes: of the pods, as far as they may be seen.
         warnings: about the job's objects, the latest last.

@@ -18,7 +18,6 @@ class PodConfig:
     """What the pods of a job run, written out once.
 
     Attributes:
-        run: the run configuration.
         text: its canonical JSON.
         digest: SHA-256 of the text.
     """

@@ -59,7 +59,6 @@ class Membership:
     """What makes a pod one of its job's gang.
 
     Attributes:
-        type: by whom it is placed.
         placements: what a queue adds to the pods of each role, by its slug.
     """
 

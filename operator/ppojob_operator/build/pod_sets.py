@@ -30,8 +30,6 @@ class PodSet:
     """The pods of a role.
 
     Attributes:
-        slug: name of the role, fit for a name of Kubernetes.
-        count: how many there are.
         template: of each, before a queue adds to it.
     """
 

@@ -41,13 +41,7 @@ _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the operator gives to pods where the job says nothing.
-
-    Attributes:
-        image: of the container.
-        image_pull_policy: for that image.
-        gpu_resource: name under which GPUs are asked for.
-    """
+    """What the operator gives to pods where the job says nothing."""
 
     image: str
     image_pull_policy: str
@@ -57,15 +51,7 @@ class Defaults:
 def pod_template(
     job: Job, config: PodConfig, role: RoleTopology, settings: PodSettings, defaults: Defaults
 ) -> dict[str, Any]:
-    """The template of a role's pods.
-
-    Args:
-        job: whose pods they are.
-        config: what they run.
-        role: whose pods they are.
-        settings: what the job asks for these pods.
-        defaults: what they get where it asks for nothing.
-    """
+    """The template of a role's pods."""
     is_controller = role.role == "controller"
     spec: dict[str, Any] = {
         "automountServiceAccountToken": is_controller,

@@ -52,13 +52,8 @@ class Pod:
     """One pod with its one container.
 
     Attributes:
-        name: of the pod.
         host: name under which other pods reach it.
-        role: role whose pod it is.
-        index: ordinal within the role.
-        argv: of the container.
         environment: name -> value.
-        gpus: how many it needs.
     """
 
     name: str

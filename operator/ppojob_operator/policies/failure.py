@@ -38,7 +38,6 @@ class Ending:
     Attributes:
         phase: the last one; it is never left.
         reason: of the condition Complete or Failed.
-        message: sentence for people.
     """
 
     phase: Literal["Succeeded", "Failed"]

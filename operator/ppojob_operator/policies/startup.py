@@ -28,12 +28,9 @@ _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 def pods_ready(
     roles: tuple[RolePods, ...], observed: Observed, seconds: float
 ) -> ObservedCondition:
-    """The condition PodsReady: the first reason in the order of how much a person must do.
+    """The condition PodsReady, some seconds after the start of the job.
 
-    Args:
-        roles: those with pods of their own.
-        observed: what is there.
-        seconds: since the job was started.
+    It names the first reason in the order of how much a person must do.
     """
     wanted = sum(len(role.pods) for role in roles)
     there = (pod for role in roles for pod in observed.pods_of(role.role))
