@@ -23,7 +23,7 @@ from kubernetes.config import (  # noqa: TID251
 )
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from ppojob_cli.cluster.problems import ClusterUseError, got_no_answer
+from ppojob_cli.input_error import InputError
 from ppojob_operator.errors import UnavailableError, error_of
 from ppojob_operator.state import Manifest, Time
 
@@ -157,7 +157,7 @@ class ClusterConnection:
                 timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=read_seconds),
             )
         except urllib3.exceptions.HTTPError as problem:
-            raise got_no_answer(self._api.configuration.host, _why(problem)) from problem
+            raise self._no_answer(_why(problem)) from problem
         if "Date" in answer.headers:
             self._heard = parsedate_to_datetime(answer.headers["Date"]), time.monotonic()
         if answer.status >= 300:
@@ -168,16 +168,21 @@ class ClusterConnection:
         try:
             return answer.read()
         except urllib3.exceptions.HTTPError as problem:
-            raise got_no_answer(self._api.configuration.host, _why(problem)) from problem
+            raise self._no_answer(_why(problem)) from problem
         finally:
             answer.release_conn()
+
+    def _no_answer(self, why: str) -> UnavailableError:
+        return UnavailableError(
+            f"cluster: got no answer from {self._api.configuration.host}: {why}; "
+            "an API server that can be reached, see kubectl cluster-info"
+        )
 
     def _json(self, answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
         try:
             read: dict[str, Any] = json.loads(self._body(answer))
         except ValueError as problem:
-            why = "what answers is no API server"
-            raise got_no_answer(self._api.configuration.host, why) from problem
+            raise self._no_answer("what answers is no API server") from problem
         return read
 
 
@@ -192,7 +197,7 @@ def connect(
         kubeconfig: a file; None: that of `KUBECONFIG`, or `~/.kube/config`.
 
     Raises:
-        ClusterUseError: there is no usable kubeconfig, or no such context in it.
+        InputError: there is no usable kubeconfig, or no such context in it.
     """
     # The library reads the variable when it is loaded, and knows no empty one.
     file = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
@@ -202,7 +207,7 @@ def connect(
         contexts, current = list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
         by_name = {one["name"]: one for one in contexts}
         if context is not None and context not in by_name:
-            raise ClusterUseError(
+            raise InputError(
                 f'--context: got "{context}": the kubeconfig has no such context; '
                 f"one of {', '.join(sorted(by_name))}"
             )
@@ -211,7 +216,7 @@ def connect(
             file, context=context, client_configuration=configuration
         )
     except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as problem:
-        raise ClusterUseError(
+        raise InputError(
             f"kubeconfig: got {file}: {_first_line(problem)}; "
             "a file with which kubectl works, by --kubeconfig or KUBECONFIG"
         ) from problem

@@ -11,7 +11,7 @@ from ppojob_cli.cluster.options import on_cluster
 
 if TYPE_CHECKING:
     from ppojob_cli.cluster.connection import ClusterConnection
-    from ppojob_cli.cluster.seen import Seen
+    from ppojob_cli.cluster.findings import Seen
 
 _WIDTH = 100
 

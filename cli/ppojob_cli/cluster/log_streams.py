@@ -12,7 +12,7 @@ from ppojob_api.well_known import RoleName
 from ppojob_cli.cluster.connection import ClusterConnection, LineStream
 from ppojob_cli.cluster.jobs import find_job, pods_of
 from ppojob_cli.cluster.log_lines import LogLine, Position, ReorderBuffer, stamped
-from ppojob_cli.cluster.problems import ClusterUseError
+from ppojob_cli.input_error import InputError
 from ppojob_operator.build.pod_template import CONTAINER
 from ppojob_operator.conditions import has_ended
 from ppojob_operator.errors import ClusterError, UnavailableError
@@ -182,6 +182,6 @@ def _move(lines: SimpleQueue[LogLine], buffer: ReorderBuffer) -> None:
 def _is_over(connection: ClusterConnection, job: Job) -> bool:
     try:
         now = find_job(connection, job.name)
-    except ClusterUseError:
+    except InputError:
         return True
     return now.uid != job.uid or has_ended(now.status)

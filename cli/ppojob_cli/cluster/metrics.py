@@ -10,8 +10,8 @@ import click
 from ppojob_api import contract
 from ppojob_api.problem import printable, shown
 from ppojob_cli.cluster.options import on_cluster
-from ppojob_cli.cluster.problems import ClusterUseError
 from ppojob_cli.figures import number
+from ppojob_cli.input_error import InputError
 
 if TYPE_CHECKING:
     from ppojob_cli.cluster.connection import ClusterConnection
@@ -57,7 +57,7 @@ def read_series(text: str) -> list[Series]:
     """The series of an exposition, sorted; buckets of histograms aside.
 
     Raises:
-        ClusterUseError: it is none.
+        InputError: it is none.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -69,7 +69,7 @@ def read_series(text: str) -> list[Series]:
             if not sample.name.endswith(_SKIPPED_ENDINGS)
         ]
     except ValueError as problem:
-        raise ClusterUseError(
+        raise InputError(
             f"metrics: got {shown(text)}: {problem}; the text format of Prometheus"
         ) from None
     return sorted(found, key=lambda series: series.name)
@@ -87,7 +87,7 @@ def _scraped(connection: "ClusterConnection", name: str) -> str:
     """What the controller serves on its port.
 
     Raises:
-        ClusterUseError: there is no such job, or its controller serves nothing now.
+        InputError: there is no such job, or its controller serves nothing now.
     """
     from ppojob_api.well_known import pod_name
     from ppojob_cli.cluster.jobs import find_job
@@ -101,7 +101,7 @@ def _scraped(connection: "ClusterConnection", name: str) -> str:
     except (MissingError, UnavailableError) as problem:
         if problem.status == 0:
             raise
-        raise ClusterUseError(
+        raise InputError(
             f"metrics: got no answer from pod {pod}: the job is {job.status.phase}; "
             f"a job that makes steps, see kubectl ppojob explain {name}"
         ) from None

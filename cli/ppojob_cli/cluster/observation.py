@@ -7,8 +7,8 @@ from typing import Any, Final, TypeVar
 
 from ppojob_api import contract
 from ppojob_cli.cluster.connection import ClusterConnection
+from ppojob_cli.cluster.findings import Seen, SeenLease, ToldWarning
 from ppojob_cli.cluster.jobs import as_job, find_manifest, pods_of
-from ppojob_cli.cluster.seen import Seen, SeenLease, ToldWarning
 from ppojob_operator.conditions import from_rfc3339, has_ended, holds, inert
 from ppojob_operator.errors import MissingError, RefusedError, UnavailableError
 from ppojob_operator.kinds import EVENT, LEASE, NODE, POD
@@ -26,7 +26,7 @@ def observe(connection: ClusterConnection, name: str, operator: tuple[str, str])
     """Look at a job and at what is around it; `operator` is namespace and name of its Lease.
 
     Raises:
-        ClusterUseError: there is no such job.
+        InputError: there is no such job.
         ClusterError: it may not be seen.
     """
     manifest = find_manifest(connection, name)
