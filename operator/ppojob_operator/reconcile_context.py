@@ -17,9 +17,8 @@ from ppojob_operator.policies.completion import ending
 from ppojob_operator.policies.failure import Ending, judge, new_records
 from ppojob_operator.policies.gang import GAVE_BACK, admission
 from ppojob_operator.policies.placing import Admission
-from ppojob_operator.policies.suspend import wanted_roles
+from ppojob_operator.policies.startup import RolePods, accepted_role_pods, wanted_role_pods
 from ppojob_operator.reading import JOBS_REMEMBERED
-from ppojob_operator.role_pods import RolePods, accepted_role_pods, wanted_role_pods
 from ppojob_operator.state import Job, Observed, Time
 
 
@@ -97,7 +96,7 @@ def reconcile_context(
         words = ObservedCondition("Admitted", False, accepted.reason, accepted.message)
         admitted = Admission(words, may_have_pods=False)
     runs = not is_over and not lifecycle.suspend and admitted.may_have_pods
-    wanted = wanted_roles(
+    wanted = _wanted_roles(
         roles,
         observed,
         runs=runs,
@@ -116,6 +115,43 @@ def reconcile_context(
         ending=found,
         runs=runs,
         wanted=wanted,
+    )
+
+
+def _wanted_roles(
+    roles: tuple[RolePods, ...], observed: Observed, *, runs: bool, commits: bool
+) -> tuple[RolePods, ...]:
+    """Which roles have pods now: all, all but the controller while it commits, or none.
+
+    A job that is to stop loses its controller first. Told to end, it ends its step and commits, and
+    for that it needs all other roles; they go when it is gone. Going on is starting anew: the
+    controller finds the commit.
+    """
+    if runs:
+        return tuple(role for role in roles if not _is_leaving(role, observed))
+    if commits and _is_committing(observed):
+        return tuple(role for role in roles if role.role != "controller")
+    return ()
+
+
+def _is_leaving(role: RolePods, observed: Observed) -> bool:
+    """Whether pods of a StatefulSet that is gone are still on their way out.
+
+    They have the names of those to come. A new StatefulSet would wait for them as well, but ask
+    less and less often; pods that somebody has orphaned are no reason to wait, it adopts them.
+    """
+    pods = observed.pods_of(role.role)
+    sets = {child.uid for (kind, _), child in observed.children.items() if kind == "StatefulSet"}
+    return any(pod.owner_uid and pod.owner_uid not in sets for pod in pods)
+
+
+def _is_committing(observed: Observed) -> bool:
+    """Whether there is a controller that may still have something to commit."""
+    report = observed.controller
+    return any(
+        not (report is not None and report.pod_uid == pod.uid and report.phase == "done")
+        for pod in observed.pods_of("controller")
+        if pod.is_ready or pod.is_deleting
     )
 
 

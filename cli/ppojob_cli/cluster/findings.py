@@ -14,8 +14,14 @@ from ppojob_cli.figures import duration, seconds_of
 from ppojob_operator.conditions import ConditionType, condition, from_rfc3339, holds
 from ppojob_operator.policies.acceptance import refusal
 from ppojob_operator.policies.completion import deadline_in
-from ppojob_operator.policies.startup import missing_pods, obstacles, pods_ready
-from ppojob_operator.role_pods import RolePods, accepted_role_pods, wanted_role_pods
+from ppojob_operator.policies.startup import (
+    RolePods,
+    accepted_role_pods,
+    missing_pods,
+    obstacles,
+    pods_ready,
+    wanted_role_pods,
+)
 from ppojob_operator.state import ControllerReport, Job, Node, Observed, Pod, Time
 
 UNKNOWN: Final = "reasons.md, of the version of the operator"

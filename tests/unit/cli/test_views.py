@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from ppojob_api import contract
-from ppojob_cli.frame import frame
-from ppojob_cli.live_view import LiveView
+from ppojob_cli.live_view import LiveView, frame
 from ppojob_cli.panel import Canvas
 from ppojob_cli.plain_view import PlainView
 from ppojob_cli.run_state import PodState, RunState, StepRecord
