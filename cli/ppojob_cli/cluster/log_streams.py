@@ -121,8 +121,7 @@ class Follower(threading.Thread):
     def run(self) -> None:
         """Read, and begin again where the stream has ended, until told to end."""
         while not self._end.is_set():
-            since = self._position.since
-            query = {"follow": "true", **({"sinceTime": since} if since else {})}
+            query = {"follow": "true", "sinceTime": self._position.since}
             # The container has not begun, or is gone, or the API server is away: it is asked again.
             with suppress(ClusterError):
                 self._stream = open_log(self._connection, self._namespace, self._pod, **query)

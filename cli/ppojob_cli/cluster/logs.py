@@ -61,7 +61,7 @@ def logs(
             f"kubectl ppojob explain {name} says why"
         )
     # What a pod has not said until now is new, whatever of its past was asked for.
-    now = int(connection.now.timestamp()) * 10**9
+    now = connection.now.replace(microsecond=0)
     positions = {pod.name: Position(now) for pod in pods}
     streams = log_streams.history(connection, pods, wanted, lambda line: _tell(line, follow))
     noted = [positions[name].noted(lines) for name, lines in streams.items()]
