@@ -160,7 +160,7 @@ def facts(output: Path, **options: Any) -> None:
         corpus, questions = facts(**options)
         path = write_corpus(output, corpus)
     click.echo(f"{path}: {len(corpus)} documents")
-    _write(output, questions.train, questions.held_out)
+    _write(output, train=questions.train, test=questions.held_out)
 
 
 _input = click.option(
@@ -183,7 +183,11 @@ def gsm8k(output: Path, source: Path, with_user: bool) -> None:
     from ppojob_trainer.data.gsm8k_files import gsm8k_rows
 
     train, test = _splits(source, "GSM8K")
-    _write(output, *(gsm8k_rows(file, with_user=with_user) for file in (train, test)))
+    _write(
+        output,
+        train=gsm8k_rows(train, with_user=with_user),
+        test=gsm8k_rows(test, with_user=with_user),
+    )
 
 
 @data.command()
@@ -195,7 +199,7 @@ def math(output: Path, source: Path) -> None:
     from ppojob_trainer.rewards.math_reward import boxed_answer
 
     train, test = _splits(source, "MATH")
-    _write(output, math_rows(train, boxed_answer), math_rows(test, boxed_answer))
+    _write(output, train=math_rows(train, boxed_answer), test=math_rows(test, boxed_answer))
 
 
 _file = click.option(
@@ -231,8 +235,8 @@ def searchr1(output: Path, source: Path, data_source: str, form: "SearchForm") -
     train, test = _splits(source, "Search-R1")
     _write(
         output,
-        search_r1_rows(train, data_source, form),
-        search_r1_rows(test, data_source, form),
+        train=search_r1_rows(train, data_source, form),
+        test=search_r1_rows(test, data_source, form),
     )
 
 
@@ -243,7 +247,7 @@ def dapo_math(output: Path, source: Path) -> None:
     """DAPO-Math-17k from a local file, each problem once; writes train.parquet alone."""
     from ppojob_trainer.data.dapo_files import DAPO_SOURCE, problem_rows
 
-    _write_splits(output, {"train": problem_rows(source, DAPO_SOURCE)})
+    _write(output, train=problem_rows(source, DAPO_SOURCE))
 
 
 @data.command()
@@ -267,7 +271,7 @@ def aime(output: Path, source: Path, data_source: str) -> None:
             f"--data-source: got {data_source}: its reward is known by its beginning; a name that "
             f"begins with {AIME_SOURCE}"
         )
-    _write_splits(output, {"test": problem_rows(source, data_source)})
+    _write(output, test=problem_rows(source, data_source))
 
 
 @data.command()
@@ -316,14 +320,10 @@ def _splits(source: Path, data_set: str) -> tuple[Path, Path]:
 def _make(output: Path, task: "Callable[..., Task]", options: dict[str, Any]) -> None:
     with told():
         made = task(**options)
-    _write(output, made.train, made.held_out)
+    _write(output, train=made.train, test=made.held_out)
 
 
-def _write(output: Path, train: "Iterable[TaskRow]", test: "Iterable[TaskRow]") -> None:
-    _write_splits(output, {"train": train, "test": test})
-
-
-def _write_splits(output: Path, splits: "dict[str, Iterable[TaskRow]]") -> None:
+def _write(output: Path, **splits: "Iterable[TaskRow]") -> None:
     from ppojob_trainer.data.prompt_files import write_splits
 
     with told():

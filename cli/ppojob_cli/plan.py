@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 import click
 
-from ppojob_api import contract, manifest, run_config
+from ppojob_api import manifest, run_config, validation
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology
-from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_cli.input_error import told
 from ppojob_cli.overrides import set_option
 from ppojob_cli.plan_of_cluster import cluster_lines, memory_lines
-from ppojob_cli.validate import render_problems, validate_file, warn
+from ppojob_cli.validate import load_job
 from ppojob_trainer.processor import has_native_bfloat16
 
 
@@ -148,13 +149,11 @@ def plan(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     FILE is - for standard input. Starts nothing, asks no cluster, and reads of models only the
     sizes of their weights.
     """
-    judged = validate_file(file, overrides)
-    if not isinstance(judged, PPOJob):
-        for line in render_problems(judged):
-            click.echo(line, err=True)
-        raise SystemExit(contract.EXIT_INVALID)
-    warn(judged)
-    config = run_config.resolve(judged)
+    with told():
+        job = load_job(file, overrides)
+    for problem in validation.warnings(job):
+        click.echo(f"warning: {problem}", err=True)
+    config = run_config.resolve(job)
     if as_json:
         click.echo(config.to_json().decode("ascii"))
         return

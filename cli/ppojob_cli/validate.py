@@ -1,7 +1,7 @@
 """`ppojob validate`: every problem of a job and of what it names, before anything is started."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -47,12 +47,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> PPOJob:
     judged = validate_file(str(path), overrides)
     if isinstance(judged, PPOJob):
         return judged
-    raise ConfigError(render_problems(judged))
-
-
-def render_problems(problems: Iterable[Problem]) -> list[str]:
-    """Problems as lines."""
-    return [str(problem) for problem in problems]
+    raise ConfigError(list(map(str, judged)))
 
 
 def validate_files(
@@ -80,12 +75,6 @@ def _same_job(job: PPOJob, other: str) -> Problem:
     why = f"{other} describes the job {job.metadata.namespace}/{job.metadata.name} already"
     name = shown(job.metadata.name)
     return Problem("metadata.name", name, why, "another name", ReasonCode.DUPLICATE)
-
-
-def warn(job: PPOJob) -> None:
-    """Write what is worth knowing of a good job to standard error."""
-    for line in render_problems(validation.warnings(job)):
-        click.echo(f"warning: {line}", err=True)
 
 
 @click.command("validate")
@@ -125,10 +114,10 @@ def _named(line: str, file: str | None) -> str:
 def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[str], Sequence[str]]:
     """Errors and warnings of one file, and of what it names."""
     if isinstance(judged, list):
-        return render_problems(judged), []
+        return list(map(str, judged)), []
     elsewhere = [] if offline else list(_not_mounted(judged))
     if offline or elsewhere:
-        return [], render_problems([*validation.warnings(judged), *elsewhere])
+        return [], [*map(str, validation.warnings(judged)), *map(str, elsewhere)]
     from ppojob_cli.preflight import check_inputs  # a second to load, and not in every installation
 
     try:

@@ -136,11 +136,14 @@ class Cluster:
 
     async def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Page]:
         """List objects page by page; an empty namespace means all, an empty selector every."""
+        # A list names the kind once for all its items.
+        head = {"kind": kind.name, "apiVersion": kind.api_version}
         query = {"limit": str(PAGE_SIZE), **_selected(selector)}
         while True:
             answer = await self._request("list", "GET", kind, kind.path(namespace), query=query)
             metadata = answer["metadata"]
-            yield Page(tuple(answer.get("items") or ()), metadata["resourceVersion"])
+            items = tuple({**item, **head} for item in answer.get("items") or ())
+            yield Page(items, metadata["resourceVersion"])
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]

@@ -164,9 +164,8 @@ class Operation:
         for namespace in self._settings.namespaces or ("",):
             async for page in self._cluster.pages(JOB, namespace, ""):
                 for item in page.items:
-                    whole = {**item, "kind": JOB.name, "apiVersion": JOB.api_version}
                     there.add((item["metadata"]["namespace"], item["metadata"]["name"]))
-                    self.cache.see_job(whole)
+                    self.cache.see_job(item)
         for key in before - there:
             self.cache.forget_job(key)
 

@@ -123,12 +123,10 @@ class Reflector:
         scope = self._scope
         async for page in self._cluster.pages(scope.kind, scope.namespace, scope.selector):
             for item in page.items:
-                # A list names the kind once for all its items.
-                whole = {**item, "kind": scope.kind.name, "apiVersion": scope.kind.api_version}
-                there.add(whole["metadata"]["uid"])
+                there.add(item["metadata"]["uid"])
                 # Known at once: should the next page fail, the next list still finds it gone.
-                self._known.add(whole["metadata"]["uid"])
-                self._seen(whole)
+                self._known.add(item["metadata"]["uid"])
+                self._seen(item)
             version = page.resource_version
             self._hear()
         for uid in self._known - there:
