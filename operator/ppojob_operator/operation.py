@@ -56,11 +56,11 @@ class Operation:
         self._has_ended = False
         self._settings = settings
         self.leadership = Leadership(cluster, settings, self._wake_all)
-        self.cache = Cache(self._wake)
+        self.queue = JobQueue(self._look, settings.workers)
+        self.cache = Cache(self.queue.wake)
         fenced = cluster.fenced(self.leadership.check)
         self._reconciler = Reconciler(fenced, self.cache, settings)
         self._supervisors = Supervisors(self.cache, settings.poll_seconds)
-        self.queue = JobQueue(self._look, settings.workers)
         self.reflectors = tuple(self._make_reflectors())
 
     def see_job(self, kind: str | None, manifest: Manifest) -> None:
@@ -73,21 +73,18 @@ class Operation:
     async def run(self) -> None:
         """Operate until cancelled."""
         try:
-            await self._run()
+            async with asyncio.TaskGroup() as group:
+                for reflector in self.reflectors:
+                    group.create_task(reflector.run())
+                await asyncio.gather(*(one.is_synced.wait() for one in self.reflectors))
+                await self._list_jobs()
+                group.create_task(self.queue.run())
+                group.create_task(self.leadership.run())
+                group.create_task(self._supervisors.run())
+                group.create_task(self._resync())
+                group.create_task(self._count())
         finally:
             self._has_ended = True
-
-    async def _run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for reflector in self.reflectors:
-                group.create_task(reflector.run())
-            await asyncio.gather(*(one.is_synced.wait() for one in self.reflectors))
-            await self._list_jobs()
-            group.create_task(self.queue.run())
-            group.create_task(self.leadership.run())
-            group.create_task(self._supervisors.run())
-            group.create_task(self._resync())
-            group.create_task(self._count())
 
     def troubles(self) -> list[str]:
         """Why this replica should be started again; empty while it is well."""
@@ -139,9 +136,6 @@ class Operation:
             # Whoever begins to lead looks at every job.
             return None
         return await self._reconciler.reconcile(key)
-
-    def _wake(self, key: JobKey) -> None:
-        self.queue.wake(key)
 
     def _wake_all(self) -> None:
         for key in self.cache.job_keys():

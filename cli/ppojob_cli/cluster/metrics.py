@@ -1,8 +1,7 @@
 """`kubectl ppojob metrics NAME`: the series of a job's controller, as they are now."""
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -21,19 +20,6 @@ _JOB_LABEL: Final = "ppojob"
 _SKIPPED_ENDINGS: Final = ("_bucket", "_created")
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One series at one moment.
-
-    Attributes:
-        name: with its labels, the job's name aside.
-    """
-
-    name: str
-    value: float
-    help: str
-
-
 @click.command()
 @on_cluster
 @click.option("--watch", is_flag=True, help="Again every 5 s, until Ctrl-C.")
@@ -46,15 +32,19 @@ def metrics(connection: "ClusterConnection", name: str, *, watch: bool, raw: boo
     """
     while True:
         text = _scraped(connection, name)
-        click.echo(text, nl=False) if raw else _show(table_lines(read_series(text)))
+        if raw:
+            click.echo(text, nl=False)
+        else:
+            for line in _table(text):
+                click.echo(line)
         if not watch:
             return
         time.sleep(_WATCH_SECONDS)
         click.echo()
 
 
-def read_series(text: str) -> list[Series]:
-    """The series of an exposition, sorted; buckets of histograms aside.
+def _table(text: str) -> Iterator[str]:
+    """The series of an exposition by name, as aligned columns: name, value, meaning.
 
     Raises:
         InputError: it is none.
@@ -62,25 +52,19 @@ def read_series(text: str) -> list[Series]:
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
-        found = [
-            Series(_named(sample.name, sample.labels), sample.value, family.documentation)
+        rows = sorted(
+            (_named(sample.name, sample.labels), number(sample.value), family.documentation)
             for family in text_string_to_metric_families(text)
             for sample in family.samples
             if not sample.name.endswith(_SKIPPED_ENDINGS)
-        ]
+        )
     except ValueError as problem:
         raise InputError(
             f"metrics: got {shown(text)}: {problem}; the text format of Prometheus"
         ) from None
-    return sorted(found, key=lambda series: series.name)
-
-
-def table_lines(series: Iterable[Series]) -> Iterator[str]:
-    """Series as aligned columns: name, value, meaning."""
-    rows = [(printable(one.name), number(one.value), printable(one.help)) for one in series]
     names, values = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
-    for name, value, help_text in rows:
-        yield f"{name:<{names}}  {value:>{values}}  {help_text}".rstrip()
+    for name, value, meaning in rows:
+        yield printable(f"{name:<{names}}  {value:>{values}}  {meaning}".rstrip())
 
 
 def _scraped(connection: "ClusterConnection", name: str) -> str:
@@ -110,8 +94,3 @@ def _scraped(connection: "ClusterConnection", name: str) -> str:
 def _named(name: str, labels: dict[str, str]) -> str:
     told = ",".join(f'{key}="{text}"' for key, text in labels.items() if key != _JOB_LABEL)
     return f"{name}{{{told}}}" if told else name
-
-
-def _show(lines: Iterable[str]) -> None:
-    for line in lines:
-        click.echo(line)
