@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 from ppojob_api.v1alpha1.status import Phase
@@ -28,7 +28,7 @@ from ppojob_operator.leadership import Leadership
 from ppojob_operator.metrics import JOBS
 from ppojob_operator.reading import JobKey
 from ppojob_operator.reconcile import Reconciler
-from ppojob_operator.reflector import Reflector, Scope
+from ppojob_operator.reflector import Reflector
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import Manifest
 from ppojob_operator.supervisor import Supervisors
@@ -100,36 +100,30 @@ class Operation:
             found.append(f"a job has been waiting for {self.queue.oldest_seconds:.0f} s")
         return found
 
-    def _gang_reflectors(self, namespaces: tuple[str, ...]) -> list[Reflector]:
-        """Of what places pods together: each may be installed, or go, while the operator runs."""
+    def _make_reflectors(self) -> Iterator[Reflector]:
         cluster, cache, gangs = self._cluster, self.cache, self.cache.gangs
-        made: list[Reflector] = []
-        if "kueue" in self._settings.gang_types:
-            flavors, priorities = Scope(FLAVOR, is_optional=True), Scope(PRIORITY, is_optional=True)
-            made.append(Reflector(cluster, flavors, gangs.see_flavor, gangs.lose_flavor))
-            made.append(Reflector(cluster, priorities, gangs.see_priority, gangs.lose_priority))
-        kinds = [kind for name in self._settings.gang_types for kind in GANGS[name].kinds]
-        for namespace in namespaces:
-            for kind in kinds:
-                scope = Scope(GANG_KINDS[kind], namespace, LABEL_JOB, is_optional=True)
-                served = functools.partial(gangs.see_served, kind, namespace)
-                made.append(Reflector(cluster, scope, cache.see_child, cache.lose_child, served))
-        return made
-
-    def _make_reflectors(self) -> list[Reflector]:
-        cache, namespaces = self.cache, self._settings.namespaces or ("",)
-        made = [
-            Reflector(
-                self._cluster, Scope(NODE, is_optional=True), cache.see_node, cache.lose_node
-            ),
-        ]
-        for namespace in namespaces:
-            scope = Scope(POD, namespace, LABEL_JOB)
-            made.append(Reflector(self._cluster, scope, cache.see_pod, cache.lose_pod))
+        yield Reflector(cluster, NODE, cache.see_node, cache.lose_node, is_optional=True)
+        # What places pods together may be installed, or go, while the operator runs.
+        ways = self._settings.gang_types
+        for namespace in self._settings.namespaces or ("",):
+            of_jobs = functools.partial(Reflector, cluster, namespace=namespace, selector=LABEL_JOB)
+            yield of_jobs(POD, cache.see_pod, cache.lose_pod)
             for name in WATCHED_CHILD_KINDS:
-                scope = Scope(CHILD_KINDS[name], namespace, LABEL_JOB)
-                made.append(Reflector(self._cluster, scope, cache.see_child, cache.lose_child))
-        return [*made, *self._gang_reflectors(namespaces)]
+                yield of_jobs(CHILD_KINDS[name], cache.see_child, cache.lose_child)
+            for kind in (kind for way in ways for kind in GANGS[way].kinds):
+                yield of_jobs(
+                    GANG_KINDS[kind],
+                    cache.see_child,
+                    cache.lose_child,
+                    is_optional=True,
+                    served=functools.partial(gangs.see_served, kind, namespace),
+                )
+        if "kueue" in ways:
+            for kueues, see, lose in (
+                (FLAVOR, gangs.see_flavor, gangs.lose_flavor),
+                (PRIORITY, gangs.see_priority, gangs.lose_priority),
+            ):
+                yield Reflector(cluster, kueues, see, lose, is_optional=True)
 
     async def _look(self, key: JobKey) -> float | None:
         if not self.leadership.is_held:

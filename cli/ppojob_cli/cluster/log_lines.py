@@ -102,7 +102,7 @@ class ReorderBuffer:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._heap: list[tuple[int, int, float, LogLine]] = []
+        self._heap: list[tuple[Time, int, float, LogLine]] = []
         self._count = 0
 
     def put(self, line: LogLine, now: float) -> None:
@@ -111,11 +111,6 @@ class ReorderBuffer:
         heapq.heappush(self._heap, (line.time, self._count, now, line))
 
     def take(self, now: float) -> Iterator[LogLine]:
-        """The lines that were held long enough, by time."""
+        """The lines that were held long enough at a moment, by time."""
         while self._heap and now - self._heap[0][2] >= self._seconds:
-            yield heapq.heappop(self._heap)[3]
-
-    def flush(self) -> Iterator[LogLine]:
-        """All that is left, by time."""
-        while self._heap:
             yield heapq.heappop(self._heap)[3]

@@ -1,5 +1,6 @@
 """Reads the logs of a job's pods from the API server: what is there, and what is still to come."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -164,7 +165,7 @@ def follow(
                 look_at = time.monotonic() + _LOOK_SECONDS
             _move(lines, buffer)
             yield from buffer.take(time.monotonic())
-        yield from buffer.flush()
+        yield from buffer.take(math.inf)
     finally:
         for follower in followers.values():
             follower.end()

@@ -1,6 +1,7 @@
 """Lines of many logs in one order, and none of them twice."""
 
 import datetime
+import math
 
 import pytest
 from hypothesis import given
@@ -104,7 +105,7 @@ def test_lines_that_come_late_find_their_place() -> None:
     assert list(buffer.take(1.4)) == []
     assert list(buffer.take(1.5)) == [early, late]
     buffer.put(late, now=2.0)
-    assert list(buffer.flush()) == [late]
+    assert list(buffer.take(math.inf)) == [late]
 
 
 @given(streams)
@@ -115,7 +116,7 @@ def test_held_lines_keep_the_order_of_their_pod(given_streams: list[list[Time]])
         for line in log:
             buffer.put(line, now=moment)
         out += buffer.take(moment)
-    out += buffer.flush()
+    out += buffer.take(math.inf)
     for pod, log in enumerate(logs):
         assert [line for line in out if line.pod == f"pod-{pod}"] == log
 
