@@ -25,14 +25,6 @@ _output = click.option(
 _seed = click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of items and order."
 )
-_form = click.option(
-    "--prompt-form",
-    "form",
-    default="chat",
-    show_default=True,
-    type=click.Choice(["chat", "base"]),
-    help="Messages for a chat model, or text for a base model.",
-)
 
 
 def _rows(default: int | None) -> Callable[[Callable[P, None]], Callable[P, None]]:
@@ -53,6 +45,14 @@ def _validation_rows(default: int) -> Callable[[Callable[P, None]], Callable[P, 
         show_default=True,
         type=click.IntRange(1),
         help="Held-out rows, none of them among the training rows.",
+    )
+
+
+def _prompt_form(forms: list[str], text: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """The option that chooses between forms of prompts, the first of them by default."""
+    kind = click.Choice(forms)
+    return click.option(
+        "--prompt-form", "form", default=forms[0], show_default=True, type=kind, help=text
     )
 
 
@@ -85,7 +85,7 @@ def addition(output: Path, **options: Any) -> None:
 @_rows(10_000)
 @_validation_rows(512)
 @_seed
-@_form
+@_prompt_form(["chat", "base"], "Messages for a chat model, or text for a base model.")
 @click.option(
     "--operands",
     nargs=2,
@@ -113,13 +113,9 @@ def countdown(output: Path, operands: tuple[int, int], **options: Any) -> None:
 @_rows(4_000)
 @_validation_rows(50)
 @_seed
-@click.option(
-    "--prompt-form",
-    "form",
-    default="chat",
-    show_default=True,
-    type=click.Choice(["chat", "base", "calculator"]),
-    help="Messages for a chat model, text for a base model, or messages that begin with worked "
+@_prompt_form(
+    ["chat", "base", "calculator"],
+    "Messages for a chat model, text for a base model, or messages that begin with worked "
     "calls of the tool calculator, in the format hermes: those trained on with two or one, those "
     "held out with one.",
 )
@@ -143,13 +139,9 @@ def multiply(output: Path, **options: Any) -> None:
 @_rows(None)
 @_validation_rows(500)
 @_seed
-@click.option(
-    "--prompt-form",
-    "form",
-    default="instruction",
-    show_default=True,
-    type=click.Choice(["instruction", "worked"]),
-    help="Search-R1's own words; or worked searches before the question, for small models: two or "
+@_prompt_form(
+    ["instruction", "worked"],
+    "Search-R1's own words; or worked searches before the question, for small models: two or "
     "one of those trained on, one of those held out, which answers another kind of question.",
 )
 def facts(output: Path, **options: Any) -> None:
@@ -220,13 +212,9 @@ _file = click.option(
     show_default=True,
     help="Of rows without a column of that name; searchR1_ goes before it.",
 )
-@click.option(
-    "--prompt-form",
-    "form",
-    default="direct",
-    show_default=True,
-    type=click.Choice(["direct", "search"]),
-    help="search: Search-R1's own words, for a policy that has a search engine.",
+@_prompt_form(
+    ["direct", "search"],
+    "search: Search-R1's own words, for a policy that has a search engine.",
 )
 def searchr1(output: Path, source: Path, data_source: str, form: "SearchForm") -> None:
     """Search-R1 from local files (question and golden_answers), such as nq_hotpotqa."""

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
@@ -54,9 +53,7 @@ def described(folder: Path) -> Iterator[str]:
         InputError: there are none.
     """
     files = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and any(fnmatch(path.name, f"*{ending}") for ending in ENDINGS)
+        path for path in sorted(folder.rglob("*")) if path.suffix in ENDINGS and path.is_file()
     ]
     if not files:
         raise InputError(
