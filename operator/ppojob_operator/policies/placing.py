@@ -40,22 +40,22 @@ def placing(job: Job, scheduling: SchedulingSpec, observed: Observed) -> Admissi
     """What the one who places the pods says."""
     gang = GANGS.get(scheduling.type)
     if gang is None:
-        return Admission(
-            ObservedCondition("Admitted", True, "NoQueue", "no queue is asked for"), True
-        )
+        claim = ObservedCondition("Admitted", True, "NoQueue", "no queue is asked for")
+        return Admission(claim, may_have_pods=True)
     if not observed.gangs.served.issuperset(gang.kinds):
         words = _how_to_get(scheduling.type, gang)
-        claim = ObservedCondition("Admitted", False, "GangUnavailable", words)
-        return Admission(claim, bool(observed.pods))
+        return _not_admitted("GangUnavailable", words, may_have_pods=bool(observed.pods))
     for (kind, name), why in observed.refused.items():
         if kind in gang.kinds:
             words = f"{kind} {name}: {why}"
-            return Admission(
-                ObservedCondition("Admitted", False, "ObjectRefused", words), bool(observed.pods)
-            )
+            return _not_admitted("ObjectRefused", words, may_have_pods=bool(observed.pods))
     if scheduling.type == "kueue":
         return _of_kueue(job, scheduling.kueue, observed)
     return _of_scheduler(gang, observed)
+
+
+def _not_admitted(reason: str, words: str, *, may_have_pods: bool) -> Admission:
+    return Admission(ObservedCondition("Admitted", False, reason, words), may_have_pods)
 
 
 def _how_to_get(name: str, gang: Gang) -> str:
@@ -73,25 +73,20 @@ def _of_kueue(job: Job, spec: KueueSpec | None, observed: Observed) -> Admission
     wanted = spec.priority_class_name if spec is not None else None
     if wanted is not None and wanted not in observed.gangs.priorities and not observed.pods:
         words = f"no WorkloadPriorityClass {wanted}"
-        return Admission(ObservedCondition("Admitted", False, "PriorityClassMissing", words), False)
+        return _not_admitted("PriorityClassMissing", words, may_have_pods=False)
     child = kueue.own_workload(job, observed)
     if child is None:
-        claim = ObservedCondition(
-            "Admitted", False, "Queued", "it has no Workload yet, or no longer"
-        )
-        return Admission(claim, False)
+        words = "it has no Workload yet, or no longer"
+        return _not_admitted("Queued", words, may_have_pods=False)
     answer = kueue.answer(child)
     if not answer.holds("Admitted") or answer.holds("Evicted"):
         return Admission(_why_not(answer, child.manifest["spec"]["queueName"]), False)
     missing = sorted(_missing_flavors(answer, observed.gangs))
     if missing:
         words = f"no ResourceFlavor {', '.join(missing)}, to which it was admitted"
-        return Admission(
-            ObservedCondition("Admitted", False, "FlavorMissing", words), bool(observed.pods)
-        )
-    claim = ObservedCondition(
-        "Admitted", True, "Admitted", f"by ClusterQueue {answer.cluster_queue}"
-    )
+        return _not_admitted("FlavorMissing", words, may_have_pods=bool(observed.pods))
+    words = f"by ClusterQueue {answer.cluster_queue}"
+    claim = ObservedCondition("Admitted", True, "Admitted", words)
     return Admission(claim, True, _placements(answer, observed.gangs))
 
 
@@ -139,7 +134,7 @@ def _of_scheduler(gang: Gang, observed: Observed) -> Admission:
         (child for (kind, _), child in observed.children.items() if kind == gang.kinds[-1]), None
     )
     words = _words(group) if group else "its PodGroup is not made yet"
-    return Admission(ObservedCondition("Admitted", False, "GangWaits", words), True)
+    return _not_admitted("GangWaits", words, may_have_pods=True)
 
 
 def _words(group: Child) -> str:
