@@ -148,19 +148,15 @@ def check_memory(config: RunConfig) -> Iterator[Problem]:
 
 def check_lifecycle(config: RunConfig) -> Iterator[Problem]:
     """What only an operator can do."""
-    life, where = config.spec.lifecycle, "spec.lifecycle"
-    if life.suspend:
-        yield _clusters(f"{where}.suspend", True, "false, and Ctrl-C to stop a run")
-    if life.active_deadline_seconds is not None:
-        yield _clusters(f"{where}.activeDeadlineSeconds", life.active_deadline_seconds, "remove it")
-    if life.ttl_seconds_after_finished is not None:
-        where = f"{where}.ttlSecondsAfterFinished"
-        yield _clusters(where, life.ttl_seconds_after_finished, "remove it")
-
-
-def _clusters(where: str, value: object, allowed: str) -> Problem:
-    why = "only an operator on a cluster does this"
-    return Problem(where, shown(value), why, allowed, ReasonCode.NO_EFFECT)
+    life, why = config.spec.lifecycle, "only an operator on a cluster does this"
+    for name, value, allowed in (
+        ("suspend", life.suspend or None, "false, and Ctrl-C to stop a run"),
+        ("activeDeadlineSeconds", life.active_deadline_seconds, "remove it"),
+        ("ttlSecondsAfterFinished", life.ttl_seconds_after_finished, "remove it"),
+    ):
+        if value is not None:
+            where = f"spec.lifecycle.{name}"
+            yield Problem(where, shown(value), why, allowed, ReasonCode.NO_EFFECT)
 
 
 def threads_warning(config: RunConfig) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ thrown away, so what was read before is held against the file at every look.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ _FIGURES: Final = (
     ("grad norm", "actor/grad_norm"),
 )
 _TOKENS: Final = "perf/total_num_tokens"
-_STAGE_PREFIX: Final = "timing_s/"
+_STAGE: Final = re.compile(r"timing_s/([^/]+)")
 _VALIDATION_PREFIX: Final = "val-core/"
 _NO_STAGES: Final = frozenset({"step", "unaccounted"})
 _WAITING_PHASES: Final = frozenset({"Starting", "Recovering"})
@@ -69,15 +70,10 @@ class StepRecord:
     @property
     def stage_seconds(self) -> list[tuple[str, float]]:
         """Seconds of each stage, the longest first."""
-        stages = {
-            name.removeprefix(_STAGE_PREFIX): seconds
-            for name, seconds in self.values.items()
-            if name.startswith(_STAGE_PREFIX)
-        }
         times = [
-            (name, seconds)
-            for name, seconds in stages.items()
-            if name not in _NO_STAGES and "/" not in name
+            (stage[1], seconds)
+            for name, seconds in self.values.items()
+            if (stage := _STAGE.fullmatch(name)) and stage[1] not in _NO_STAGES
         ]
         return sorted(times, key=lambda stage: -stage[1])
 
