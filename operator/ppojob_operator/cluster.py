@@ -11,7 +11,7 @@ from typing import Any, Literal
 import aiohttp
 
 from ppojob_operator.connection import Connection
-from ppojob_operator.errors import ClusterError, UnavailableError, error_of
+from ppojob_operator.errors import ClusterError, UnavailableError, error_of, message_of
 from ppojob_operator.kinds import GANG_KINDS, KINDS, Kind, kind_of
 from ppojob_operator.metrics import API_REQUESTS, API_SECONDS
 from ppojob_operator.state import Manifest
@@ -248,11 +248,6 @@ def _change(line: bytes) -> Change:
 
 
 async def _error(answer: aiohttp.ClientResponse) -> ClusterError:
-    text = await answer.text()
-    try:
-        message = str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError):
-        message = text[:200]
     wait = answer.headers.get("Retry-After", "")
     retry_after = float(wait) if wait.isdecimal() else None
-    return error_of(answer.status, message, retry_after)
+    return error_of(answer.status, message_of(await answer.text()), retry_after)

@@ -149,6 +149,7 @@ def read_pod(manifest: Manifest) -> Pod | None:
         conditions.get("DisruptionTarget", {}),
     )
     is_unplaced = scheduled.get("status") == "False"
+    is_disrupted = disruption.get("status") == "True"
     return Pod(
         namespace=sys.intern(metadata["namespace"]),
         name=metadata["name"],
@@ -169,7 +170,7 @@ def read_pod(manifest: Manifest) -> Pod | None:
         unschedulable=sys.intern(inert(scheduled.get("message", ""))) if is_unplaced else "",
         waiting_reason=sys.intern(waiting.get("reason", "")),
         waiting_message=inert(waiting.get("message", "")),
-        disruption=sys.intern(disruption.get("reason", "")) if _is_true(disruption) else "",
+        disruption=sys.intern(disruption.get("reason", "")) if is_disrupted else "",
         reason=status.get("reason", ""),
         message=inert(status.get("message", "")),
         last=_termination(container),
@@ -179,10 +180,6 @@ def read_pod(manifest: Manifest) -> Pod | None:
 def _owner_uid(metadata: Mapping[str, Any]) -> str:
     owners = metadata.get("ownerReferences") or ()
     return next((one["uid"] for one in owners if one.get("controller")), "")
-
-
-def _is_true(condition: Mapping[str, Any]) -> bool:
-    return bool(condition.get("status") == "True")
 
 
 def _termination(container: Mapping[str, Any]) -> Termination | None:

@@ -24,7 +24,7 @@ from kubernetes.config import (  # noqa: TID251
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from ppojob_cli.input_error import InputError
-from ppojob_operator.errors import UnavailableError, error_of
+from ppojob_operator.errors import UnavailableError, error_of, message_of
 from ppojob_operator.state import Manifest, Time
 
 FIELD_MANAGER: Final = "kubectl-ppojob"
@@ -33,7 +33,6 @@ _CONNECT_SECONDS: Final = 10.0
 _READ_SECONDS: Final = 30.0
 _CONNECTIONS: Final = 512
 _PAGE: Final = "500"
-_MESSAGE_CHARACTERS: Final = 300
 
 
 class LineStream:
@@ -121,8 +120,7 @@ class ClusterConnection:
         Raises:
             ClusterError: as `get`.
         """
-        answer = self._request("GET", path, {}, read_seconds=seconds)
-        return self._body(answer).decode("utf-8", "replace")
+        return self._text(self._request("GET", path, {}, read_seconds=seconds))
 
     def lines(self, path: str, *, endless: bool = False, **query: str) -> LineStream:
         """A text line by line; an endless one may be silent for any time.
@@ -161,12 +159,12 @@ class ClusterConnection:
         if "Date" in answer.headers:
             self._heard = parsedate_to_datetime(answer.headers["Date"]), time.monotonic()
         if answer.status >= 300:
-            raise error_of(answer.status, _message(self._body(answer)))
+            raise error_of(answer.status, message_of(self._text(answer)))
         return answer
 
-    def _body(self, answer: urllib3.BaseHTTPResponse) -> bytes:
+    def _text(self, answer: urllib3.BaseHTTPResponse) -> str:
         try:
-            return answer.read()
+            return answer.read().decode("utf-8", "replace")
         except urllib3.exceptions.HTTPError as problem:
             raise self._no_answer(_why(problem)) from problem
         finally:
@@ -180,7 +178,7 @@ class ClusterConnection:
 
     def _json(self, answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
         try:
-            read: dict[str, Any] = json.loads(self._body(answer))
+            read: dict[str, Any] = json.loads(self._text(answer))
         except ValueError as problem:
             raise self._no_answer("what answers is no API server") from problem
         return read
@@ -231,11 +229,3 @@ def _first_line(problem: Exception) -> str:
 def _why(problem: Exception) -> str:
     """The last part of a nested message, which names the cause."""
     return str(problem).rpartition(": ")[2].rstrip(".") or type(problem).__name__
-
-
-def _message(body: bytes) -> str:
-    text = body.decode("utf-8", "replace")
-    try:
-        return str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError):
-        return text.strip()[:_MESSAGE_CHARACTERS]

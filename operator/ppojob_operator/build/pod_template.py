@@ -246,6 +246,9 @@ def _resources(role: RoleTopology, settings: PodSettings, gpu: str) -> dict[str,
 def _volumes(
     job: Job, config: PodConfig, role: RoleName, settings: PodSettings
 ) -> list[dict[str, Any]]:
+    shared_memory = settings.shared_memory or (
+        "8Gi" if config.run.topology.role(role).gpus_per_pod else "1Gi"
+    )
     keys = {
         "secretName": workload_name(job.name, role),
         "defaultMode": _READ_BY_GROUP,
@@ -256,10 +259,7 @@ def _volumes(
         {"name": "keys", "secret": keys},
         {"name": "run", "persistentVolumeClaim": {"claimName": _run_claim(config)}},
         {"name": "scratch", "emptyDir": {}},
-        {
-            "name": "shm",
-            "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(config, role, settings)},
-        },
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
         {"name": "tmp", "emptyDir": {}},
         *(
             {"name": name, **_source(one)}
@@ -268,11 +268,6 @@ def _volumes(
         ),
         *_code(config, role)[0],
     ]
-
-
-def _shared_memory(config: PodConfig, role: RoleName, settings: PodSettings) -> str:
-    default = "8Gi" if config.run.topology.role(role).gpus_per_pod else "1Gi"
-    return settings.shared_memory or default
 
 
 def _source(volume: PodVolume) -> dict[str, Any]:
