@@ -8,6 +8,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import KIND, RoleName
+from ppojob_cli.figures import counted
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
 from ppojob_operator.build.pod_template import Defaults
@@ -75,7 +76,7 @@ def _pods_line(role: RoleName, rendered: dict[str, Any]) -> str:
     asked = [f"{resources['requests']['cpu']} CPU"]
     asked += [f"{amount} {name}" for name, amount in limits.items()]
     asked.append(_UNLIMITED if memory is None else f"memory {memory}")
-    return f"{role:<13} {replicas} pod{'' if replicas == 1 else 's'} of {', '.join(asked)}"
+    return f"{role:<13} {counted(replicas, 'pod')} of {', '.join(asked)}"
 
 
 def memory_lines(config: RunConfig) -> Iterator[str]:

@@ -20,7 +20,7 @@ from ppojob_api.run_layout import (
     TENSORBOARD_FOLDER,
     WANDB_FOLDER,
 )
-from ppojob_cli.figures import duration, number
+from ppojob_cli.figures import counted, duration, number
 from ppojob_cli.run_state import short_name
 from ppojob_trainer.controller.progress import TrainingStatus
 
@@ -108,8 +108,8 @@ def _is_no_traceback(line: str) -> bool:
 
 def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
     """The result of a run, and where the rest of it lies."""
-    steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
-    effort = f"{steps} in {duration(summary.seconds)}, {number(summary.tokens)} tokens"
+    steps, tokens = counted(summary.steps, "step"), number(summary.tokens)
+    effort = f"{steps} in {duration(summary.seconds)}, {tokens} tokens"
     if summary.phase == "Succeeded":
         lines = [f"done: {effort if summary.steps else 'validated, nothing was trained'}"]
     else:

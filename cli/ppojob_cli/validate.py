@@ -50,27 +50,6 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> PPOJob:
     raise ConfigError(list(map(str, judged)))
 
 
-def validate_files(
-    paths: Sequence[str], overrides: Sequence[str] = ()
-) -> list[tuple[str, list[Problem] | PPOJob]]:
-    """Judge several files; a job that two of them describe is a problem of the second.
-
-    Returns:
-        Every file's name with its job or its problems, in the order given.
-    """
-    results: list[tuple[str, list[Problem] | PPOJob]] = []
-    first: dict[tuple[str, str], str] = {}
-    for path in paths:
-        name, judged = manifest.display_name(path), validate_file(path, overrides)
-        if isinstance(judged, PPOJob):
-            key = (judged.metadata.namespace, judged.metadata.name)
-            if key in first:
-                judged = [_same_job(judged, first[key])]
-            first.setdefault(key, name)
-        results.append((name, judged))
-    return results
-
-
 def _same_job(job: PPOJob, other: str) -> Problem:
     why = f"{other} describes the job {job.metadata.namespace}/{job.metadata.name} already"
     name = shown(job.metadata.name)
@@ -92,7 +71,14 @@ def validate(files: tuple[str, ...], overrides: tuple[str, ...], *, offline: boo
     lines too, and change nothing. Whether this machine can run the job is for `ppojob run` to say.
     """
     is_good = True
-    for name, judged in validate_files(files, overrides):
+    first: dict[tuple[str, str], str] = {}
+    for path in files:
+        name, judged = manifest.display_name(path), validate_file(path, overrides)
+        if isinstance(judged, PPOJob):
+            key = (judged.metadata.namespace, judged.metadata.name)
+            if key in first:
+                judged = [_same_job(judged, first[key])]
+            first.setdefault(key, name)
         errors, warnings = _found(judged, offline=offline)
         of = name if len(files) > 1 else None
         for line in warnings:
