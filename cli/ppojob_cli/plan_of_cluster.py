@@ -15,7 +15,7 @@ from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.plan import cluster_problems
 from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import Job, Terms
+from ppojob_operator.state import Job
 
 _UNLIMITED = "memory without limit"
 
@@ -36,7 +36,9 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
         resource_version="",
         created=datetime.datetime.fromtimestamp(0, datetime.UTC),
         is_deleting=False,
-        terms=Terms.of(config.spec),
+        lifecycle=config.spec.lifecycle,
+        recovery=config.spec.recovery,
+        scheduling=config.spec.scheduling,
         manifest=manifest,
         problems=(),
         status=PPOJobStatus(),

@@ -62,7 +62,7 @@ def made(waves: Waves) -> Set[tuple[ChildKind, str]]:
 
 
 def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Defaults) -> list[Action]:
-    membership = Membership(here.scheduling.type, here.admission.placements)
+    membership = Membership(here.job.scheduling.type, here.admission.placements)
     roles = tuple(config.run.topology.role(one.role) for one in here.wanted)
     rendered = stateful_sets(here.job, config, roles, here.pods, defaults, membership)
     return [action for wanted in rendered for action in object_actions(here, wanted)]

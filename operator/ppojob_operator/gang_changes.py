@@ -22,7 +22,7 @@ def gang_changes(here: ReconcileContext, defaults: Defaults) -> Iterable[Action]
     if not here.wants_gang:
         yield from _unwanted(here)
         return
-    gang = GANGS.get(here.scheduling.type)
+    gang = GANGS.get(here.job.scheduling.type)
     if gang is None or here.config is None:
         return
     if not here.observed.gangs.served.issuperset(gang.kinds):
@@ -84,7 +84,7 @@ def _readiness(here: ReconcileContext, answer: kueue.Answer) -> Mapping[str, kue
 
 def _is_free(here: ReconcileContext, action: Action) -> bool:
     """Whether a queue may be asked now."""
-    if here.scheduling.type != "kueue":
+    if here.job.scheduling.type != "kueue":
         return True
     if isinstance(action, Create):
         # Pods of before still hold what another admission would count anew.

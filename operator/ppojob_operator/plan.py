@@ -58,7 +58,7 @@ def _asked_for(here: ReconcileContext, waves: Waves) -> ReconcileContext:
 def _again_in(here: ReconcileContext, settings: Settings, *waits: float | None) -> float | None:
     candidates = [*waits, here.admission.again_in]
     if here.ending is None:
-        candidates.append(deadline_in(here.job.status, here.lifecycle, here.now))
+        candidates.append(deadline_in(here.job, here.now))
         if any(missing_pods(role, here.observed) for role in here.wanted):
             candidates.append(MISSING_SECONDS)
         if any(pod.waiting_reason == "ContainerCreating" for pod in here.observed.pods):

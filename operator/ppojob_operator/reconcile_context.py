@@ -50,16 +50,6 @@ class ReconcileContext:
     wanted: tuple[RolePods, ...]
 
     @property
-    def lifecycle(self) -> LifecycleSpec:
-        """What its author wants of its life."""
-        return self.job.terms.lifecycle
-
-    @property
-    def scheduling(self) -> SchedulingSpec:
-        """Who places its pods."""
-        return self.job.terms.scheduling
-
-    @property
     def has_ended(self) -> bool:
         """Whether the status says already that the job ended."""
         return has_ended(self.job.status)
@@ -68,7 +58,7 @@ class ReconcileContext:
     def wants_gang(self) -> bool:
         """Whether its pods, those that are there included, are to be placed together."""
         gives_up = self.admission.claim.reason in {GAVE_BACK, INVALID}
-        asks = not self.has_ended and not self.lifecycle.suspend and not gives_up
+        asks = not self.has_ended and not self.job.lifecycle.suspend and not gives_up
         return asks or bool(self.observed.pods)
 
     @property
@@ -86,16 +76,16 @@ def reconcile_context(
     """
     config = pod_config(job, manifest) if manifest is not None else None
     roles = wanted_role_pods(config.run.topology) if config is not None else accepted_role_pods(job)
-    status, lifecycle = job.status, job.terms.lifecycle
+    status = job.status
     failures = new_records(observed.pods, status, now)
-    failure = judge(failures, status, job.terms.recovery.restarts_without_progress)
-    found = ending(status, observed.controller, failure, lifecycle, now)
+    failure = judge(failures, status, job.recovery.restarts_without_progress)
+    found = ending(job, observed.controller, failure, now)
     is_over = has_ended(job.status)
-    admitted = admission(job, job.terms.scheduling, observed, now)
+    admitted = admission(job, observed, now)
     if config is None and not is_over and not _is_made(job, roles, observed):
         words = ObservedCondition("Admitted", False, accepted.reason, accepted.message)
         admitted = Admission(words, may_have_pods=False)
-    runs = not is_over and not lifecycle.suspend and admitted.may_have_pods
+    runs = not is_over and not job.lifecycle.suspend and admitted.may_have_pods
     wanted = _wanted_roles(
         roles,
         observed,

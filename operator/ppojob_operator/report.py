@@ -103,7 +103,7 @@ def _claims(here: ReconcileContext) -> tuple[ObservedCondition, ...]:
 
 
 def _pods_ready(here: ReconcileContext) -> ObservedCondition:
-    if here.ending is not None or here.lifecycle.suspend or not here.admission.may_have_pods:
+    if here.ending is not None or here.job.lifecycle.suspend or not here.admission.may_have_pods:
         return ObservedCondition("PodsReady", False, "Stopped", "no pods are wanted")
     if not here.wanted:
         return ObservedCondition(
@@ -164,7 +164,7 @@ def _checkpointed(here: ReconcileContext) -> ObservedCondition:
 
 
 def _suspended(here: ReconcileContext) -> ObservedCondition:
-    if not here.lifecycle.suspend or here.ending is not None:
+    if not here.job.lifecycle.suspend or here.ending is not None:
         return ObservedCondition("Suspended", False, "NotAsked")
     if here.observed.pods:
         return ObservedCondition(

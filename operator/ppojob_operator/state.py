@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ppojob_api.problem import Problem
-from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.schedule import LifecycleSpec, RecoverySpec
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
@@ -41,20 +41,6 @@ ChildKind = (
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What a spec says of the life of a job; it counts also where the rest of the spec is wrong."""
-
-    lifecycle: LifecycleSpec
-    recovery: RecoverySpec
-    scheduling: SchedulingSpec
-
-    @classmethod
-    def of(cls, spec: PPOJobSpec) -> "Terms":
-        """Those of a spec that is right."""
-        return cls(spec.lifecycle, spec.recovery, spec.scheduling)
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """A PPOJob as the cluster holds it.
 
@@ -62,6 +48,7 @@ class Job:
         uid: tells it from another job of the same name.
         generation: of the spec.
         resource_version: of the whole object; what a status write is conditional on.
+        lifecycle, recovery, scheduling: what counts also where the rest of the spec is wrong.
         manifest: the job as validated; None where `problems` says why not.
     """
 
@@ -72,7 +59,9 @@ class Job:
     resource_version: str
     created: Time
     is_deleting: bool
-    terms: Terms
+    lifecycle: LifecycleSpec
+    recovery: RecoverySpec
+    scheduling: SchedulingSpec
     manifest: PPOJob | None
     problems: tuple[Problem, ...]
     status: PPOJobStatus

@@ -319,7 +319,7 @@ def _seconds_a_step(training: TrainingStatus) -> float | None:
 
 def _deadline(seen: Seen) -> Iterator[Finding]:
     job, training = seen.job, seen.job.status.training
-    left = deadline_in(job.status, job.terms.lifecycle, seen.now)
+    left = deadline_in(job, seen.now)
     if left is None:
         return
     needed = seconds_of(training.eta) if training is not None and training.eta else None

@@ -48,7 +48,7 @@ def _set(connection: "ClusterConnection", name: str, *, is_suspended: bool, wait
         phase = job.status.phase
         raise InputError(f'NAME: got "{name}": it has ended, {phase}; one that goes on')
     asked = "suspended" if is_suspended else "resumed"
-    if job.terms.lifecycle.suspend == is_suspended:
+    if job.lifecycle.suspend == is_suspended:
         click.echo(f"{name}: {'suspended' if is_suspended else 'not suspended'} already")
     else:
         change = {"spec": {"lifecycle": {"suspend": is_suspended}}}

@@ -30,7 +30,7 @@ class Gang:
 
 
 def _kueue_objects(job: Job, sets: tuple[PodSet, ...], facts: GangFacts) -> list[dict[str, Any]]:
-    spec = job.terms.scheduling.kueue
+    spec = job.scheduling.kueue
     assert isinstance(spec, KueueSpec), "validation asks for it"
     priority = facts.priorities.get(spec.priority_class_name or "")
     if spec.priority_class_name is not None and priority is None:
@@ -41,7 +41,7 @@ def _kueue_objects(job: Job, sets: tuple[PodSet, ...], facts: GangFacts) -> list
 
 def _volcano_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[str, Any]]:
     """The PodGroup: every pod counts, and the queue must have room for what all of them ask."""
-    spec = job.terms.scheduling.volcano or VolcanoSpec()
+    spec = job.scheduling.volcano or VolcanoSpec()
     content: dict[str, Any] = {
         "minMember": sum(one.count for one in sets),
         "minResources": total_requests(sets),

@@ -14,9 +14,9 @@ from ppojob_operator.state import Job, Observed, Time
 GAVE_BACK = "GaveBack"
 
 
-def admission(job: Job, scheduling: SchedulingSpec, observed: Observed, now: Time) -> Admission:
+def admission(job: Job, observed: Observed, now: Time) -> Admission:
     """Whether the job may take resources."""
-    asked = placing(job, scheduling, observed)
+    asked, scheduling = placing(job, observed), job.scheduling
     if scheduling.start_deadline_seconds is None:
         return asked
     limit = datetime.timedelta(seconds=scheduling.start_deadline_seconds)

@@ -7,7 +7,7 @@ place pods that are there, all of them or none.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingSpec
+from ppojob_api.v1alpha1.scheduling import KueueSpec
 from ppojob_operator.build import kueue
 from ppojob_operator.build.gang import GANGS, Gang
 from ppojob_operator.conditions import ObservedCondition, inert
@@ -36,21 +36,21 @@ class Admission:
     again_in: float | None = None
 
 
-def placing(job: Job, scheduling: SchedulingSpec, observed: Observed) -> Admission:
+def placing(job: Job, observed: Observed) -> Admission:
     """What the one who places the pods says."""
-    gang = GANGS.get(scheduling.type)
+    gang = GANGS.get(job.scheduling.type)
     if gang is None:
         claim = ObservedCondition("Admitted", True, "NoQueue", "no queue is asked for")
         return Admission(claim, may_have_pods=True)
     if not observed.gangs.served.issuperset(gang.kinds):
-        words = _how_to_get(scheduling.type, gang)
+        words = _how_to_get(job.scheduling.type, gang)
         return _not_admitted("GangUnavailable", words, may_have_pods=bool(observed.pods))
     for (kind, name), why in observed.refused.items():
         if kind in gang.kinds:
             words = f"{kind} {name}: {why}"
             return _not_admitted("ObjectRefused", words, may_have_pods=bool(observed.pods))
-    if scheduling.type == "kueue":
-        return _of_kueue(job, scheduling.kueue, observed)
+    if job.scheduling.type == "kueue":
+        return _of_kueue(job, job.scheduling.kueue, observed)
     return _of_scheduler(gang, observed)
 
 
