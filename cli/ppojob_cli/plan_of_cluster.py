@@ -11,7 +11,6 @@ from ppojob_api.well_known import KIND, RoleName
 from ppojob_cli.figures import counted
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
-from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.plan import cluster_problems
 from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
@@ -44,9 +43,7 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
         status=PPOJobStatus(),
     )
     written, roles = pod_config(job, manifest), config.topology.with_own_pods
-    settings = Settings()
-    defaults = Defaults("", settings.image_pull_policy, settings.gpu_resource)
-    sets = stateful_sets(job, written, roles, config.spec.pods, defaults)
+    sets = stateful_sets(job, written, roles, config.spec.pods, Settings())
     for role, rendered in zip(roles, sets, strict=True):
         yield _pods_line(role.role, rendered)
     keys = key_templates(job, written).values()

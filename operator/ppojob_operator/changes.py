@@ -6,11 +6,11 @@ from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_n
 from ppojob_operator.build.config_map import PodConfig, config_map_name
 from ppojob_operator.build.gang import Membership
 from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
-from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.gang_changes import gang_changes, told_to_queue
 from ppojob_operator.kinds import child_key
 from ppojob_operator.object_actions import annotations, object_actions
 from ppojob_operator.reconcile_context import ReconcileContext
+from ppojob_operator.settings import Settings
 from ppojob_operator.state import (
     Action,
     Apply,
@@ -29,7 +29,7 @@ _STUCK_SECONDS = 30.0
 Waves = tuple[tuple[Action, ...], ...]
 
 
-def changes(here: ReconcileContext, defaults: Defaults) -> Waves:
+def changes(here: ReconcileContext, defaults: Settings) -> Waves:
     """The actions: first what pods need, then the pods, then what nobody needs any more."""
     gang = tuple(gang_changes(here, defaults))
     told = tuple(told_to_queue(here))
@@ -61,7 +61,7 @@ def made(waves: Waves) -> Set[tuple[ChildKind, str]]:
     return {child_key(one.manifest) for one in acts if isinstance(one, Create | Apply)}
 
 
-def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Defaults) -> list[Action]:
+def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) -> list[Action]:
     membership = Membership(here.job.scheduling.type, here.admission.placements)
     roles = tuple(config.run.topology.role(one.role) for one in here.wanted)
     rendered = stateful_sets(here.job, config, roles, here.pods, defaults, membership)

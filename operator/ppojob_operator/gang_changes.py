@@ -7,17 +7,17 @@ from ppojob_operator.build import kueue
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.metadata import gang_name
 from ppojob_operator.build.pod_sets import pod_sets
-from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.conditions import holds, inert, rfc3339
 from ppojob_operator.kinds import GANG_KINDS, child_kind
 from ppojob_operator.object_actions import object_actions
 from ppojob_operator.policies.placing import NOT_ASKED
 from ppojob_operator.policies.startup import pods_ready
 from ppojob_operator.reconcile_context import ReconcileContext
+from ppojob_operator.settings import Settings
 from ppojob_operator.state import Action, ApplyStatus, Child, Create, Delete, ReleaseQuota
 
 
-def gang_changes(here: ReconcileContext, defaults: Defaults) -> Iterable[Action]:
+def gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action]:
     """The actions: objects that pods are placed by, and what a queue is told."""
     if not here.wants_gang:
         yield from _unwanted(here)

@@ -83,29 +83,26 @@ def read_job(manifest: Manifest) -> Job:
         scheduling=_section(judged, manifest, "scheduling", SchedulingSpec),
         manifest=judged if isinstance(judged, PPOJob) else None,
         problems=() if isinstance(judged, PPOJob) else judged,
-        status=_status(manifest.get("status") or {}),
+        status=_read(manifest.get("status") or {}, PPOJobStatus),
     )
 
 
-def _status(written: Mapping[str, Any]) -> PPOJobStatus:
-    """A status, without what only a newer operator, or the schema that came with it, writes."""
-    shape = Shape(kind="object", model=PPOJobStatus)
-    return PPOJobStatus.model_validate(known(written, shape), by_alias=True)
+def _read(written: object, model: type[S]) -> S:
+    """A part of a job, without what only a newer operator, or the schema of one, knows."""
+    return model.model_validate(known(written, Shape("object", model=model)), by_alias=True)
 
 
 def _section(judged: object, manifest: Manifest, name: str, model: type[S]) -> S:
     """A section of any job, for one whose spec is wrong elsewhere is suspended and ends as well.
 
-    It is without what only a newer operator knows; where it is wrong itself, nothing is asked for.
+    Where it is wrong itself, nothing is asked for.
     """
     if isinstance(judged, PPOJob):
         right: S = getattr(judged.spec, name)
         return right
     written = (manifest.get("spec") or {}).get(name)
     try:
-        return model.model_validate(
-            known(written or {}, Shape("object", model=model)), by_alias=True
-        )
+        return _read(written or {}, model)
     except ValidationError:
         return model()
 

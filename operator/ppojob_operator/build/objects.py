@@ -17,8 +17,9 @@ from ppojob_operator.build.metadata import (
     manifest,
     selector,
 )
-from ppojob_operator.build.pod_template import Defaults, pod_template
+from ppojob_operator.build.pod_template import pod_template
 from ppojob_operator.difference import digest
+from ppojob_operator.settings import Settings
 from ppojob_operator.state import Job, Manifest
 
 
@@ -52,7 +53,7 @@ def stateful_sets(
     config: PodConfig,
     roles: tuple[RoleTopology, ...],
     settings: tuple[PodSettings, ...],
-    defaults: Defaults,
+    defaults: Settings,
     membership: Membership = ALONE,
 ) -> list[dict[str, Any]]:
     """The StatefulSets of some roles, whose pods belong to the gang of the job."""
