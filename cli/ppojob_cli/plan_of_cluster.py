@@ -43,7 +43,7 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
         status=PPOJobStatus(),
     )
     written, roles = pod_config(job, manifest), config.topology.with_own_pods
-    sets = stateful_sets(job, written, roles, config.spec.pods, Settings())
+    sets = stateful_sets(job, written, roles, config.spec.pods, Settings(), {})
     for role, rendered in zip(roles, sets, strict=True):
         yield _pods_line(role.role, rendered)
     keys = key_templates(job, written).values()

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Set
 
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build.config_map import PodConfig, config_map_name
-from ppojob_operator.build.gang import Membership
 from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
 from ppojob_operator.gang_changes import gang_changes, told_to_queue
 from ppojob_operator.kinds import child_key
@@ -62,9 +61,9 @@ def made(waves: Waves) -> Set[tuple[ChildKind, str]]:
 
 
 def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) -> list[Action]:
-    membership = Membership(here.job.scheduling.type, here.admission.placements)
     roles = tuple(config.run.topology.role(one.role) for one in here.wanted)
-    rendered = stateful_sets(here.job, config, roles, here.pods, defaults, membership)
+    placements = here.admission.placements
+    rendered = stateful_sets(here.job, config, roles, here.pods, defaults, placements)
     return [action for wanted in rendered for action in object_actions(here, wanted)]
 
 

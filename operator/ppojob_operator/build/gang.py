@@ -1,11 +1,11 @@
 """By whom the pods of a job are placed together, one row for each; `none` has no objects. Pure."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingType, VolcanoSpec
-from ppojob_api.well_known import GROUP, KIND, ROLE_SLUGS, RoleName
+from ppojob_api.well_known import GROUP, KIND
 from ppojob_operator.build import kueue
 from ppojob_operator.build.metadata import gang_name, manifest
 from ppojob_operator.build.pod_sets import PodSet, total_requests
@@ -82,34 +82,17 @@ GANGS: Final[Mapping[SchedulingType, Gang]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """What makes a pod one of its job's gang.
-
-    Attributes:
-        placements: what a queue adds to the pods of each role, by its slug.
-    """
-
-    type: SchedulingType = "none"
-    placements: Mapping[str, Placement] = field(default_factory=dict)
-
-    def member(self, job: Job, role: RoleName, template: Manifest) -> dict[str, Any]:
-        """The template of a role's pods, as members."""
-        whole = dict(template)
-        if self.type == "workload":
-            group = {"podGroupName": gang_name(job)}
-            whole["spec"] = {**whole["spec"], "schedulingGroup": group}
-        if self.type == "volcano":
-            whole["spec"] = {**whole["spec"], "schedulerName": "volcano"}
-            group_annotation = {"scheduling.k8s.io/group-name": gang_name(job)}
-            whole = _placed(whole, Placement(annotations=group_annotation))
-        if ROLE_SLUGS[role] in self.placements:
-            whole = _placed(whole, self.placements[ROLE_SLUGS[role]])
-        return whole
-
-
-ALONE: Final = Membership()
-"""Of pods that are placed one by one."""
+def member(job: Job, template: Manifest, placement: Placement | None) -> dict[str, Any]:
+    """The template of a role's pods, as members of the gang; `placement` is what a queue adds."""
+    whole = dict(template)
+    if job.scheduling.type == "workload":
+        group = {"podGroupName": gang_name(job)}
+        whole["spec"] = {**whole["spec"], "schedulingGroup": group}
+    if job.scheduling.type == "volcano":
+        whole["spec"] = {**whole["spec"], "schedulerName": "volcano"}
+        group_annotation = {"scheduling.k8s.io/group-name": gang_name(job)}
+        whole = _placed(whole, Placement(annotations=group_annotation))
+    return _placed(whole, placement) if placement is not None else whole
 
 
 def _placed(template: Manifest, placement: Placement) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def rendered(job: Job) -> list[dict[str, Any]]:
     config = pod_config(job, job.manifest)
     keys = [dict(one) for one in key_templates(job, config).values()]
     roles = config.run.topology.with_own_pods
-    sets = stateful_sets(job, config, roles, job.manifest.spec.pods, DEFAULTS)
+    sets = stateful_sets(job, config, roles, job.manifest.spec.pods, DEFAULTS, {})
     return [*surroundings(job, config), *bindings(job), *keys, *sets]
 
 
