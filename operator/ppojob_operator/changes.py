@@ -19,7 +19,6 @@ from ppojob_operator.state import (
     Delete,
     DeletePod,
     MakeKeys,
-    Pod,
 )
 
 _STUCK_SECONDS = 30.0
@@ -74,12 +73,11 @@ def _is_in_use(here: ReconcileContext, config: PodConfig) -> bool:
 
 
 def _is_stuck(here: ReconcileContext) -> bool:
-    return any(_waits_for_mounts(pod, here) for pod in here.observed.pods)
-
-
-def _waits_for_mounts(pod: Pod, here: ReconcileContext) -> bool:
-    age = (here.now - pod.created).total_seconds()
-    return bool(pod.waiting_reason == "ContainerCreating" and age > _STUCK_SECONDS)
+    return any(
+        pod.waiting_reason == "ContainerCreating"
+        and (here.now - pod.created).total_seconds() > _STUCK_SECONDS
+        for pod in here.observed.pods
+    )
 
 
 def _unwanted_sets(here: ReconcileContext) -> Iterable[Action]:

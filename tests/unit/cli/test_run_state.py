@@ -116,18 +116,6 @@ def training(records: list[StepRecord], phase: str = "Training") -> RunState:
 
 
 class TestRemaining:
-    def test_median_of_recent_steps(self) -> None:
-        records = [record(step, seconds=1_000.0) for step in range(1, 4)]
-        records += [record(step, seconds=10.0) for step in range(4, 14)]
-        records[-1] = record(13, seconds=90.0)
-        assert training(records).remaining_seconds(130.0) == 70.0
-
-    def test_what_only_some_steps_have_counts_by_its_mean(self) -> None:
-        seldom = {"timing_s/step": 70.0, "timing_s/save_checkpoint": 50.0, "timing_s/testing": 10.0}
-        records = [record(step) for step in range(1, 13)]
-        records[0] = StepRecord(1, 10.0, seldom)
-        assert training(records).remaining_seconds(120.0) == (10.0 + 60.0 / 12) * 8
-
     def test_the_step_under_way_counts_down_and_never_below_its_end(self) -> None:
         state = training([record(18)])
         assert state.remaining_seconds(184.0) == 16.0
