@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ppojob_api.run_config import RunConfig
-from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import KIND, RoleName
 from ppojob_cli.figures import counted
@@ -55,15 +54,11 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
     names["ConfigMap"] = [f"{config.name}-config-..."]
     for kind, some in sorted(names.items()):
         yield f"{kind:<20}{', '.join(some)}"
-    yield from _gang_lines(config.spec.scheduling)
+    way = config.spec.scheduling.type
+    if gang := GANGS.get(way):
+        yield f"and for {way}: {', '.join(gang.kinds)}; it needs {gang.provider}"
     made = f"{len(objects)} objects of the {KIND}"
     yield f"{made}, {sum(len(role.pods) for role in roles)} pods of its StatefulSets"
-
-
-def _gang_lines(scheduling: SchedulingSpec) -> Iterator[str]:
-    gang = GANGS.get(scheduling.type)
-    if gang is not None:
-        yield f"and for {scheduling.type}: {', '.join(gang.kinds)}; it needs {gang.provider}"
 
 
 def _pods_line(role: RoleName, rendered: dict[str, Any]) -> str:

@@ -96,14 +96,12 @@ def ending_lines(ending: Ending, status: TrainingStatus | None, folder: Path) ->
         if ending.exit_code == contract.EXIT_INTERRUPTED:
             return ["interrupted while roles were starting; the same command goes on"]
         return []
-    lines = [printable(line) for line in takewhile(_is_no_traceback, reason.splitlines())]
+    traceback = "Traceback (most recent call last)"
+    told = takewhile(lambda line: not line.startswith(traceback), reason.splitlines())
+    lines = [printable(line) for line in told]
     if ending.exit_code == contract.EXIT_FAILED and lines:
         lines[0] = f"failed: {lines[0]}"
     return [*lines, *(line for pod in ending.pods for line in log_lines(folder, pod))]
-
-
-def _is_no_traceback(line: str) -> bool:
-    return not line.startswith("Traceback (most recent call last)")
 
 
 def summary_lines(summary: RunSummary, folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ from ppojob_operator.policies.placing import NOT_ASKED
 from ppojob_operator.policies.startup import pods_ready
 from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import Action, ApplyStatus, Child, Create, Delete, ReleaseQuota
+from ppojob_operator.state import Action, ApplyStatus, Create, Delete, ReleaseQuota
 
 
 def gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action]:
@@ -97,10 +97,7 @@ def _is_free(here: ReconcileContext, action: Action) -> bool:
 def _unwanted(here: ReconcileContext) -> Iterator[Action]:
     """Objects of a job that has no pods and is to have none: what they reserve is free."""
     for (kind, name), child in here.observed.children.items():
-        if kind in GANG_KINDS and not child.is_deleting and not _is_record(here, child):
+        # What Kueue shows of a job that has ended it keeps as long as it likes.
+        is_record = here.has_ended and kind == kueue.KIND
+        if kind in GANG_KINDS and not child.is_deleting and not is_record:
             yield Delete(kind, name, child.uid)
-
-
-def _is_record(here: ReconcileContext, child: Child) -> bool:
-    """Whether it is what Kueue shows of a job that has ended; it keeps it as long as it likes."""
-    return here.has_ended and child.kind == kueue.KIND

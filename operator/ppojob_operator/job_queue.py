@@ -74,7 +74,8 @@ class JobQueue:
             QUEUE_AGE_SECONDS.observe(time.monotonic() - self._due.pop(key))
             QUEUE_LENGTH.set(len(self._due))
             self._busy.add(key)
-            self._cancel_timer(key)
+            if timer := self._timers.pop(key, None):
+                timer.cancel()
             again = await self._look_once(key)
             loop = asyncio.get_running_loop()
             if again is not None:
@@ -112,8 +113,3 @@ class JobQueue:
     def _ring(self, key: JobKey) -> None:
         self._timers.pop(key, None)
         self.wake(key)
-
-    def _cancel_timer(self, key: JobKey) -> None:
-        timer = self._timers.pop(key, None)
-        if timer is not None:
-            timer.cancel()

@@ -213,7 +213,9 @@ def _pods(seen: Seen) -> Iterator[Finding]:
     known = _SEEN_IN_PODS if seen.pods is not None and roles else frozenset()
     if ready is not None and ready.status == "False" and ready.reason not in {*known, "Stopped"}:
         yield _of_condition("PodsReady", ready)
-    if seen.pods is None or not roles or not (seen.pods or _wants_pods(seen.job)):
+    # Before the operator has seen the job nobody is to have made any.
+    is_due = holds(seen.job.status, "Admitted")
+    if seen.pods is None or not roles or not (seen.pods or is_due):
         return
     observed = Observed(pods=seen.pods, nodes=seen.nodes)
     claim = pods_ready(roles, observed, float("inf"))
@@ -229,11 +231,6 @@ def _pods(seen: Seen) -> Iterator[Finding]:
         yield Finding("ContainerWaits", line, remedy("PodsReady", "ContainerWaits"))
     if not found and not mounts:
         yield Finding("Starting", claim.message, remedy("PodsReady", "Starting"))
-
-
-def _wants_pods(job: Job) -> bool:
-    # Before the operator has seen the job nobody is to have made any.
-    return holds(job.status, "Admitted")
 
 
 def _words_about_missing(seen: Seen, roles: tuple[RolePods, ...]) -> str:

@@ -4,7 +4,7 @@ Three answers beside `none`: Kueue admits before there are pods; Volcano and Kub
 place pods that are there, all of them or none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ppojob_api.v1alpha1.scheduling import KueueSpec
@@ -81,7 +81,8 @@ def _of_kueue(job: Job, spec: KueueSpec | None, observed: Observed) -> Admission
     answer = kueue.answer(child)
     if not answer.holds("Admitted") or answer.holds("Evicted"):
         return Admission(_why_not(answer, child.manifest["spec"]["queueName"]), False)
-    missing = sorted(_missing_flavors(answer, observed.gangs))
+    flavors = {flavor for flavors in answer.flavors.values() for flavor in flavors}
+    missing = sorted(flavors - observed.gangs.flavors.keys())
     if missing:
         words = f"no ResourceFlavor {', '.join(missing)}, to which it was admitted"
         return _not_admitted("FlavorMissing", words, may_have_pods=bool(observed.pods))
@@ -102,11 +103,6 @@ def _why_not(answer: kueue.Answer, queue: str) -> ObservedCondition:
     else:
         return ObservedCondition("Admitted", False, "Queued", f"in LocalQueue {queue}")
     return ObservedCondition("Admitted", False, said.reason, inert(said.message))
-
-
-def _missing_flavors(answer: kueue.Answer, facts: GangFacts) -> Iterator[str]:
-    names = {flavor for flavors in answer.flavors.values() for flavor in flavors}
-    return (name for name in names if name not in facts.flavors)
 
 
 def _placements(answer: kueue.Answer, facts: GangFacts) -> dict[str, Placement]:
