@@ -67,35 +67,29 @@ class LineStream:
 
 
 class ClusterConnection:
-    """An API server, and the namespace that is meant."""
+    """An API server, and the namespace that is meant.
+
+    Every method raises a `ClusterError` where an object is not there, not ours to see, or nobody
+    answers.
+    """
 
     def __init__(self, api: ApiClient, namespace: str) -> None:
         self.namespace = namespace
         self._api = api
-        self._heard: tuple[Time, float] | None = None
+        self._heard = datetime.datetime.now(datetime.UTC), time.monotonic()
 
     @property
     def now(self) -> Time:
         """The API server's time, so that nobody's clock but the cluster's own decides an age."""
-        if self._heard is None:
-            return datetime.datetime.now(datetime.UTC)
         then, at = self._heard
         return then + datetime.timedelta(seconds=time.monotonic() - at)
 
     def get(self, path: str, **query: str) -> Manifest:
-        """One object.
-
-        Raises:
-            ClusterError: it is not there, not ours to see, or nobody answers.
-        """
+        """One object."""
         return self._json(self._request("GET", path, query))
 
     def items(self, path: str, **query: str) -> Iterator[Manifest]:
-        """All objects of a list, page by page.
-
-        Raises:
-            ClusterError: as `get`.
-        """
+        """All objects of a list, page by page."""
         asked = {"limit": _PAGE, **query}
         while True:
             answer = self.get(path, **asked)
@@ -106,28 +100,16 @@ class ClusterConnection:
             asked["continue"] = token
 
     def patch(self, path: str, change: Manifest) -> Manifest:
-        """Merge a change into an object.
-
-        Raises:
-            ClusterError: as `get`.
-        """
+        """Merge a change into an object."""
         query = {"fieldManager": FIELD_MANAGER}
         return self._json(self._request("PATCH", path, query, json.dumps(change).encode()))
 
     def text(self, path: str, *, seconds: float = _READ_SECONDS) -> str:
-        """A text, such as what a pod serves.
-
-        Raises:
-            ClusterError: as `get`.
-        """
+        """A text, such as what a pod serves."""
         return self._text(self._request("GET", path, {}, read_seconds=seconds))
 
     def lines(self, path: str, *, endless: bool = False, **query: str) -> LineStream:
-        """A text line by line; an endless one may be silent for any time.
-
-        Raises:
-            ClusterError: as `get`.
-        """
+        """A text line by line; an endless one may be silent for any time."""
         seconds = None if endless else _READ_SECONDS
         return LineStream(self._request("GET", path, query, read_seconds=seconds))
 
