@@ -15,8 +15,7 @@ from ppojob_operator.conditions import ObservedCondition, has_ended
 from ppojob_operator.policies.acceptance import INVALID
 from ppojob_operator.policies.completion import ending
 from ppojob_operator.policies.failure import Ending, judge, new_records
-from ppojob_operator.policies.gang import GAVE_BACK, admission
-from ppojob_operator.policies.placing import Admission
+from ppojob_operator.policies.placing import GAVE_BACK, Admission, admission
 from ppojob_operator.policies.startup import RolePods, accepted_role_pods, wanted_role_pods
 from ppojob_operator.reading import JOBS_REMEMBERED
 from ppojob_operator.state import Job, Observed, Time

@@ -2,18 +2,24 @@
 
 Three answers beside `none`: Kueue admits before there are pods; Volcano and Kubernetes' own gangs
 place pods that are there, all of them or none.
+
+What is held in part is given back after a time, whoever placed it: two jobs that each hold half of
+the GPUs would wait for each other for ever. So a job that was not placed as a whole within its
+deadline lets go, and tries again after the same time.
 """
 
+import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ppojob_api.v1alpha1.scheduling import KueueSpec
+from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingSpec
 from ppojob_operator.build import kueue
 from ppojob_operator.build.gang import GANGS, Gang
-from ppojob_operator.conditions import ObservedCondition, inert
+from ppojob_operator.conditions import ObservedCondition, condition, from_rfc3339, inert
 from ppojob_operator.kinds import GANG_KINDS
-from ppojob_operator.state import Child, GangFacts, Job, Observed, Placement
+from ppojob_operator.state import Child, GangFacts, Job, Observed, Placement, Time
 
+GAVE_BACK = "GaveBack"
 NOT_ASKED = frozenset({"GangUnavailable", "FlavorMissing", "ObjectRefused"})
 """Reasons of Admitted that are none of the queue's. What cannot be asked has taken nothing back:
 pods that are there stay."""
@@ -36,7 +42,49 @@ class Admission:
     again_in: float | None = None
 
 
-def placing(job: Job, observed: Observed) -> Admission:
+def admission(job: Job, observed: Observed, now: Time) -> Admission:
+    """Whether the job may take resources."""
+    asked, scheduling = _placing(job, observed), job.scheduling
+    if scheduling.start_deadline_seconds is None:
+        return asked
+    limit = datetime.timedelta(seconds=scheduling.start_deadline_seconds)
+    was = condition(job.status, "Admitted")
+    if was is not None and was.reason == GAVE_BACK:
+        left = (from_rfc3339(was.last_transition_time) + limit - now).total_seconds()
+        if left > 0 or observed.pods:
+            return _not_admitted(GAVE_BACK, was.message, again_in=max(left, 1.0))
+        return asked
+    ready = condition(job.status, "PodsReady")
+    is_short = asked.claim.holds and _holds_a_part(scheduling, observed)
+    if ready is None or ready.status == "True" or not is_short:
+        return asked
+    # From when it lacked pods, so a job that has trained for days gets the whole time as well; but
+    # never from before this attempt: without pods it was queued, suspended, or had given back.
+    started = from_rfc3339(job.status.start_time) if job.status.start_time else now
+    since = max(started, from_rfc3339(ready.last_transition_time))
+    left = (since + limit - now).total_seconds()
+    if left > 0:
+        return replace(asked, again_in=left)
+    words = _held_in_part(scheduling, observed)
+    return _not_admitted(GAVE_BACK, words, again_in=limit.total_seconds())
+
+
+def _holds_a_part(scheduling: SchedulingSpec, observed: Observed) -> bool:
+    """Whether some pods hold a place, or all of them quota, while others find no place."""
+    is_short = any(pod.unschedulable for pod in observed.pods)
+    return is_short and (scheduling.type == "kueue" or any(pod.node for pod in observed.pods))
+
+
+def _held_in_part(scheduling: SchedulingSpec, observed: Observed) -> str:
+    placed = sum(bool(pod.node) for pod in observed.pods)
+    why = next(pod.unschedulable for pod in observed.pods if pod.unschedulable)
+    return (
+        f"{placed} of {len(observed.pods)} pods had a place after"
+        f" {scheduling.start_deadline_seconds} s; tried again after as long: {why}"
+    )
+
+
+def _placing(job: Job, observed: Observed) -> Admission:
     """What the one who places the pods says."""
     gang = GANGS.get(job.scheduling.type)
     if gang is None:
@@ -54,8 +102,11 @@ def placing(job: Job, observed: Observed) -> Admission:
     return _of_scheduler(gang, observed)
 
 
-def _not_admitted(reason: str, words: str, *, may_have_pods: bool) -> Admission:
-    return Admission(ObservedCondition("Admitted", False, reason, words), may_have_pods)
+def _not_admitted(
+    reason: str, words: str, *, may_have_pods: bool = False, again_in: float | None = None
+) -> Admission:
+    claim = ObservedCondition("Admitted", False, reason, words)
+    return Admission(claim, may_have_pods, again_in=again_in)
 
 
 def _how_to_get(name: str, gang: Gang) -> str:
@@ -73,11 +124,10 @@ def _of_kueue(job: Job, spec: KueueSpec | None, observed: Observed) -> Admission
     wanted = spec.priority_class_name if spec is not None else None
     if wanted is not None and wanted not in observed.gangs.priorities and not observed.pods:
         words = f"no WorkloadPriorityClass {wanted}"
-        return _not_admitted("PriorityClassMissing", words, may_have_pods=False)
+        return _not_admitted("PriorityClassMissing", words)
     child = kueue.own_workload(job, observed)
     if child is None:
-        words = "it has no Workload yet, or no longer"
-        return _not_admitted("Queued", words, may_have_pods=False)
+        return _not_admitted("Queued", "it has no Workload yet, or no longer")
     answer = kueue.answer(child)
     if not answer.holds("Admitted") or answer.holds("Evicted"):
         return Admission(_why_not(answer, child.manifest["spec"]["queueName"]), False)

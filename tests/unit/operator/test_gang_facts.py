@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppojob_operator.build.pod_sets import PodSet, total_requests
-from ppojob_operator.cache import Cache
-from ppojob_operator.gang_cache import GangCache
+from ppojob_operator.cache import Cache, GangCache
 from ppojob_operator.state import GangFacts, GangKind, Placement
 
 
