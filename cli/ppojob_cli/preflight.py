@@ -59,7 +59,7 @@ class Preflight:
 
 
 def check_run(config: RunConfig, output: Path) -> Preflight:
-    """Judge all that a run needs: its inputs, this machine and the run folder, by reading alone."""
+    """Judge all that a run needs: its inputs, this machine, its folder; nothing is left there."""
     found = check_inputs(config)
     found.errors += map(
         str,

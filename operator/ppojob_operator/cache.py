@@ -69,10 +69,6 @@ class _JobRecords:
     refused: dict[tuple[ChildKind, str], str] = field(default_factory=dict)
     report: ControllerReport | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.manifest or self.pods or self.children)
-
 
 class GangCache:
     """Which gang kinds are served, and what Kueue's flavors and priority classes say.
@@ -107,19 +103,15 @@ class GangCache:
         self._flavors[metadata["uid"]] = metadata["name"], placement(spec)
         self._renew()
 
-    def lose_flavor(self, uid: str) -> None:
-        """A ResourceFlavor is gone."""
-        self._flavors.pop(uid, None)
-        self._renew()
-
     def see_priority(self, manifest: Manifest) -> None:
         """A WorkloadPriorityClass."""
         metadata = manifest["metadata"]
         self._priorities[metadata["uid"]] = metadata["name"], int(manifest["value"])
         self._renew()
 
-    def lose_priority(self, uid: str) -> None:
-        """A WorkloadPriorityClass is gone."""
+    def lose(self, uid: str) -> None:
+        """A ResourceFlavor or a WorkloadPriorityClass is gone."""
+        self._flavors.pop(uid, None)
         self._priorities.pop(uid, None)
         self._renew()
 
@@ -244,13 +236,6 @@ class Cache:
             self._jobs[key].pods[pod.uid] = pod
             self._wake(key)
 
-    def lose_pod(self, uid: str) -> None:
-        """A pod is gone."""
-        key = self._keys.pop(uid, None)
-        if key is not None and self._jobs[key].pods.pop(uid, None) is not None:
-            self._wake(key)
-            self._drop_if_empty(key)
-
     def see_child(self, manifest: Manifest) -> None:
         """An object that was made for a job; wakes it where it changes."""
         key, version = job_key(manifest), int(manifest["metadata"]["resourceVersion"])
@@ -266,11 +251,13 @@ class Cache:
         if before is None or (before.child, before.packed) != (bare, kept.packed):
             self._wake(key)
 
-    def lose_child(self, uid: str) -> None:
-        """An object that was made for a job is gone."""
+    def lose(self, uid: str) -> None:
+        """A pod of a job, or an object that was made for it, is gone."""
         key = self._keys.pop(uid, None)
-        if key is not None and self._jobs[key].children.pop(uid, None) is not None:
-            self._jobs[key].settled.pop(uid, None)
+        if key is not None:
+            records = self._jobs[key]
+            for known in (records.pods, records.children, records.settled):
+                known.pop(uid, None)
             self._wake(key)
             self._drop_if_empty(key)
 
@@ -323,7 +310,8 @@ class Cache:
             self._wake(key)
 
     def _drop_if_empty(self, key: JobKey) -> None:
-        if self._jobs[key].is_empty:
+        records = self._jobs[key]
+        if not (records.manifest or records.pods or records.children):
             del self._jobs[key]
 
 

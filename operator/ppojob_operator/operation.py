@@ -107,23 +107,20 @@ class Operation:
         ways = self._settings.gang_types
         for namespace in self._settings.namespaces or ("",):
             of_jobs = functools.partial(Reflector, cluster, namespace=namespace, selector=LABEL_JOB)
-            yield of_jobs(POD, cache.see_pod, cache.lose_pod)
+            yield of_jobs(POD, cache.see_pod, cache.lose)
             for name in WATCHED_CHILD_KINDS:
-                yield of_jobs(CHILD_KINDS[name], cache.see_child, cache.lose_child)
+                yield of_jobs(CHILD_KINDS[name], cache.see_child, cache.lose)
             for kind in (kind for way in ways for kind in GANGS[way].kinds):
                 yield of_jobs(
                     GANG_KINDS[kind],
                     cache.see_child,
-                    cache.lose_child,
+                    cache.lose,
                     is_optional=True,
                     served=functools.partial(gangs.see_served, kind, namespace),
                 )
         if "kueue" in ways:
-            for kueues, see, lose in (
-                (FLAVOR, gangs.see_flavor, gangs.lose_flavor),
-                (PRIORITY, gangs.see_priority, gangs.lose_priority),
-            ):
-                yield Reflector(cluster, kueues, see, lose, is_optional=True)
+            for kueues, see in ((FLAVOR, gangs.see_flavor), (PRIORITY, gangs.see_priority)):
+                yield Reflector(cluster, kueues, see, gangs.lose, is_optional=True)
 
     async def _look(self, key: JobKey) -> float | None:
         if not self.leadership.is_held:

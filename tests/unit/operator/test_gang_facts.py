@@ -51,8 +51,8 @@ def test_jobs_are_woken_by_what_is_new_alone() -> None:
     assert cache.facts("lab") == GangFacts(
         frozenset({"PodGroup"}), {"h200": Placement({"gpu": "h200"})}, {"urgent": 7}
     )
-    cache.lose_flavor("1")
-    cache.lose_priority("2")
+    cache.lose("1")
+    cache.lose("2")
     cache.see_served("PodGroup", "lab", False)
     assert cache.facts("lab") == GangFacts()
     assert len(woken) == 6
