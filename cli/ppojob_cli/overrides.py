@@ -86,12 +86,7 @@ def set_option(command: Command) -> Command:
 
 
 def override(value: JsonValue, texts: Sequence[str]) -> Overridden:
-    """Lay overrides into a manifest's values, in their order.
-
-    Args:
-        value: What the file holds; left as it is.
-        texts: `PATH=VALUE` each.
-    """
+    """Lay overrides, `PATH=VALUE` each, into a copy of a manifest's values, in their order."""
     tree = copy.deepcopy(value)
     problems: list[Problem] = []
     all_laid: list[Override] = []

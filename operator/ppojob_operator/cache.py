@@ -125,11 +125,7 @@ class GangCache:
 
 
 class Cache:
-    """The records of all jobs.
-
-    Args:
-        wake: told which job has something new.
-    """
+    """The records of all jobs; `wake` is told which of them has something new."""
 
     def __init__(self, wake: Callable[[JobKey], None]) -> None:
         self._wake = wake

@@ -29,11 +29,7 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of the objects of a list.
-
-    Attributes:
-        resource_version: where a watch goes on from behind the whole list.
-    """
+    """Some objects of a list; behind the whole a watch goes on from the version."""
 
     items: tuple[Manifest, ...]
     resource_version: str

@@ -127,11 +127,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node, trimmed to whether it answers.
-
-    Attributes:
-        silent_since: since when its kubelet has not been heard; None while it is.
-    """
+    """A node, trimmed to since when its kubelet is silent; None while it is heard."""
 
     name: str
     silent_since: Time | None

@@ -36,11 +36,7 @@ _PAGE: Final = "500"
 
 
 class LineStream:
-    """The lines of an answer, as they come.
-
-    Args:
-        response: of which the body is not read yet.
-    """
+    """The lines of an answer, whose body is not read yet, as they come."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
         self._response = response

@@ -15,11 +15,7 @@ _EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogLine:
-    """A line of a pod's log.
-
-    Attributes:
-        text: without time and line end.
-    """
+    """A line of a pod's log; its text is without the time and the line end."""
 
     time: Time
     pod: str

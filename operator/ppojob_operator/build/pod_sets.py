@@ -28,11 +28,7 @@ common-definitions/quantity."""
 
 @dataclass(frozen=True, slots=True)
 class PodSet:
-    """The pods of a role.
-
-    Attributes:
-        template: of each, before a queue adds to it.
-    """
+    """The pods of a role, whose template a queue may add to."""
 
     slug: str
     count: int

@@ -49,12 +49,7 @@ EnvironmentValue = Literal | InMount | PodAddress | PodOrdinal
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod with its one container.
-
-    Attributes:
-        host: name under which other pods reach it.
-        environment: name -> value.
-    """
+    """One pod with its one container; `host` is the name under which other pods reach it."""
 
     name: str
     host: str

@@ -30,11 +30,7 @@ _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 @dataclass(frozen=True, slots=True)
 class RolePods:
-    """A role with pods of its own.
-
-    Attributes:
-        pods: names of its pods, by ordinal.
-    """
+    """A role with pods of its own, and their names by ordinal."""
 
     role: RoleName
     pods: tuple[str, ...]
