@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from ppojob_api import contract
 from ppojob_cli.cluster.connection import ClusterConnection
@@ -19,7 +19,6 @@ T = TypeVar("T")
 
 _ASKED_AT_ONCE: Final = 32
 _SUPERVISOR_SECONDS: Final = 5.0
-_TRAINING: Final = ("f:status", "f:training")
 
 
 def observe(connection: ClusterConnection, name: str, operator: tuple[str, str]) -> Seen:
@@ -66,17 +65,9 @@ def progressed(manifest: Manifest) -> Time | None:
     times = [
         from_rfc3339(entry["time"])
         for entry in manifest["metadata"].get("managedFields") or ()
-        if "time" in entry and _holds_field(entry.get("fieldsV1") or {}, _TRAINING)
+        if "time" in entry and "f:training" in (entry.get("fieldsV1") or {}).get("f:status", ())
     ]
     return max(times, default=None)
-
-
-def _holds_field(fields: dict[str, Any], path: tuple[str, ...]) -> bool:
-    for key in path:
-        if key not in fields:
-            return False
-        fields = fields[key]
-    return True
 
 
 def _nodes(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, Node]:
