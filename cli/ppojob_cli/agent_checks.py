@@ -14,12 +14,7 @@ from ppojob_trainer.tools.schemas import tool_schemas
 
 
 def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[str]]:
-    """Judge the conversations of a job; errors and warnings, a line each.
-
-    Args:
-        spec: the job.
-        chat: tokenizer and template of the policy.
-    """
+    """Judge the conversations of a job; errors and warnings, a line each."""
     if spec.agent is None:
         return [], []
     named = agents_of(spec.agent)

@@ -9,6 +9,7 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE
 from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_cli.figures import counted
 from ppojob_cli.validate import validate_file
 from ppojob_trainer.checkpoint.commit import CommitStore
 from ppojob_trainer.checkpoint.identity import changed_settings
@@ -63,7 +64,7 @@ def uncommitted_warning(folder: Path) -> Iterator[Problem]:
         yield Problem(
             "--output",
             str(folder),
-            f"{_counted(lost)} without a commit will be repeated",
+            f"{counted(lost, 'step')} without a commit will be repeated",
             "spec.checkpoint.every sets how many that may be",
             ReasonCode.OUT_OF_RANGE,
         )
@@ -87,7 +88,7 @@ def _steps_of_another(config: RunConfig, folder: Path) -> Iterator[Problem]:
     made = _made_by(folder) if done else None
     if made is None:
         return
-    lost = f"{_counted(done)} without a commit would be lost"
+    lost = f"{counted(done, 'step')} without a commit would be lost"
     if made.uid != config.uid:
         why = f"{lost}, of the job {made.namespace}/{made.name}"
         yield Problem("--output", str(folder), why, "another folder", ReasonCode.CONFLICT)
@@ -116,7 +117,3 @@ def _events(folder: Path) -> list[Event]:
 def _steps_done(events: list[Event]) -> int:
     progress = read_position(events, frozenset()).progress
     return progress.step if progress else 0
-
-
-def _counted(steps: int) -> str:
-    return f"{steps} step{'' if steps == 1 else 's'}"

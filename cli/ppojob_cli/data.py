@@ -25,14 +25,6 @@ _output = click.option(
 _seed = click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of items and order."
 )
-_form = click.option(
-    "--prompt-form",
-    "form",
-    default="chat",
-    show_default=True,
-    type=click.Choice(["chat", "base"]),
-    help="Messages for a chat model, or text for a base model.",
-)
 
 
 def _rows(default: int | None) -> Callable[[Callable[P, None]], Callable[P, None]]:
@@ -53,6 +45,14 @@ def _validation_rows(default: int) -> Callable[[Callable[P, None]], Callable[P, 
         show_default=True,
         type=click.IntRange(1),
         help="Held-out rows, none of them among the training rows.",
+    )
+
+
+def _prompt_form(forms: list[str], text: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """The option that chooses between forms of prompts, the first of them by default."""
+    kind = click.Choice(forms)
+    return click.option(
+        "--prompt-form", "form", default=forms[0], show_default=True, type=kind, help=text
     )
 
 
@@ -85,7 +85,7 @@ def addition(output: Path, **options: Any) -> None:
 @_rows(10_000)
 @_validation_rows(512)
 @_seed
-@_form
+@_prompt_form(["chat", "base"], "Messages for a chat model, or text for a base model.")
 @click.option(
     "--operands",
     nargs=2,
@@ -113,13 +113,9 @@ def countdown(output: Path, operands: tuple[int, int], **options: Any) -> None:
 @_rows(4_000)
 @_validation_rows(50)
 @_seed
-@click.option(
-    "--prompt-form",
-    "form",
-    default="chat",
-    show_default=True,
-    type=click.Choice(["chat", "base", "calculator"]),
-    help="Messages for a chat model, text for a base model, or messages that begin with worked "
+@_prompt_form(
+    ["chat", "base", "calculator"],
+    "Messages for a chat model, text for a base model, or messages that begin with worked "
     "calls of the tool calculator, in the format hermes: those trained on with two or one, those "
     "held out with one.",
 )
@@ -143,13 +139,9 @@ def multiply(output: Path, **options: Any) -> None:
 @_rows(None)
 @_validation_rows(500)
 @_seed
-@click.option(
-    "--prompt-form",
-    "form",
-    default="instruction",
-    show_default=True,
-    type=click.Choice(["instruction", "worked"]),
-    help="Search-R1's own words; or worked searches before the question, for small models: two or "
+@_prompt_form(
+    ["instruction", "worked"],
+    "Search-R1's own words; or worked searches before the question, for small models: two or "
     "one of those trained on, one of those held out, which answers another kind of question.",
 )
 def facts(output: Path, **options: Any) -> None:
@@ -160,7 +152,7 @@ def facts(output: Path, **options: Any) -> None:
         corpus, questions = facts(**options)
         path = write_corpus(output, corpus)
     click.echo(f"{path}: {len(corpus)} documents")
-    _write(output, questions.train, questions.held_out)
+    _write(output, train=questions.train, test=questions.held_out)
 
 
 _input = click.option(
@@ -183,7 +175,11 @@ def gsm8k(output: Path, source: Path, with_user: bool) -> None:
     from ppojob_trainer.data.gsm8k_files import gsm8k_rows
 
     train, test = _splits(source, "GSM8K")
-    _write(output, *(gsm8k_rows(file, with_user=with_user) for file in (train, test)))
+    _write(
+        output,
+        train=gsm8k_rows(train, with_user=with_user),
+        test=gsm8k_rows(test, with_user=with_user),
+    )
 
 
 @data.command()
@@ -195,7 +191,7 @@ def math(output: Path, source: Path) -> None:
     from ppojob_trainer.rewards.math_reward import boxed_answer
 
     train, test = _splits(source, "MATH")
-    _write(output, math_rows(train, boxed_answer), math_rows(test, boxed_answer))
+    _write(output, train=math_rows(train, boxed_answer), test=math_rows(test, boxed_answer))
 
 
 _file = click.option(
@@ -216,13 +212,9 @@ _file = click.option(
     show_default=True,
     help="Of rows without a column of that name; searchR1_ goes before it.",
 )
-@click.option(
-    "--prompt-form",
-    "form",
-    default="direct",
-    show_default=True,
-    type=click.Choice(["direct", "search"]),
-    help="search: Search-R1's own words, for a policy that has a search engine.",
+@_prompt_form(
+    ["direct", "search"],
+    "search: Search-R1's own words, for a policy that has a search engine.",
 )
 def searchr1(output: Path, source: Path, data_source: str, form: "SearchForm") -> None:
     """Search-R1 from local files (question and golden_answers), such as nq_hotpotqa."""
@@ -231,8 +223,8 @@ def searchr1(output: Path, source: Path, data_source: str, form: "SearchForm") -
     train, test = _splits(source, "Search-R1")
     _write(
         output,
-        search_r1_rows(train, data_source, form),
-        search_r1_rows(test, data_source, form),
+        train=search_r1_rows(train, data_source, form),
+        test=search_r1_rows(test, data_source, form),
     )
 
 
@@ -243,7 +235,7 @@ def dapo_math(output: Path, source: Path) -> None:
     """DAPO-Math-17k from a local file, each problem once; writes train.parquet alone."""
     from ppojob_trainer.data.dapo_files import DAPO_SOURCE, problem_rows
 
-    _write_splits(output, {"train": problem_rows(source, DAPO_SOURCE)})
+    _write(output, train=problem_rows(source, DAPO_SOURCE))
 
 
 @data.command()
@@ -267,7 +259,7 @@ def aime(output: Path, source: Path, data_source: str) -> None:
             f"--data-source: got {data_source}: its reward is known by its beginning; a name that "
             f"begins with {AIME_SOURCE}"
         )
-    _write_splits(output, {"test": problem_rows(source, data_source)})
+    _write(output, test=problem_rows(source, data_source))
 
 
 @data.command()
@@ -316,14 +308,10 @@ def _splits(source: Path, data_set: str) -> tuple[Path, Path]:
 def _make(output: Path, task: "Callable[..., Task]", options: dict[str, Any]) -> None:
     with told():
         made = task(**options)
-    _write(output, made.train, made.held_out)
+    _write(output, train=made.train, test=made.held_out)
 
 
-def _write(output: Path, train: "Iterable[TaskRow]", test: "Iterable[TaskRow]") -> None:
-    _write_splits(output, {"train": train, "test": test})
-
-
-def _write_splits(output: Path, splits: "dict[str, Iterable[TaskRow]]") -> None:
+def _write(output: Path, **splits: "Iterable[TaskRow]") -> None:
     from ppojob_trainer.data.prompt_files import write_splits
 
     with told():

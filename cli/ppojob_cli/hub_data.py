@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
@@ -18,15 +17,10 @@ ENDINGS: Final = (".parquet", ".jsonl", ".ndjson", ".json")
 
 
 def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
-    """Fetch the data files of a repository.
+    """Fetch the data files of the repository `<owner>/<name>` whose names there match a pattern.
 
     Notes of the hub's library are taken away, unless the folder had a `.cache` before: it may be
     somebody's home.
-
-    Args:
-        hub_id: `<owner>/<name>`.
-        output: the folder for them.
-        pattern: of the names in the repository.
 
     Raises:
         InputError: there is no such repository, or it cannot be reached.
@@ -59,9 +53,7 @@ def described(folder: Path) -> Iterator[str]:
         InputError: there are none.
     """
     files = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and any(fnmatch(path.name, f"*{ending}") for ending in ENDINGS)
+        path for path in sorted(folder.rglob("*")) if path.suffix in ENDINGS and path.is_file()
     ]
     if not files:
         raise InputError(

@@ -69,7 +69,6 @@ class LocalPods:
     """All pods of a job.
 
     Args:
-        config: what they run.
         run_folder: the mount `run` of all of them.
     """
 

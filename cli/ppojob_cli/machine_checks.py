@@ -90,12 +90,7 @@ def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Prob
 
 
 def check_trackers(config: RunConfig, missing: Mapping[str, str]) -> Iterator[Problem]:
-    """Trackers whose library is not installed here.
-
-    Args:
-        config: the run.
-        missing: as `libraries.missing_modules` gives them.
-    """
+    """Trackers whose library is not installed here; `missing` names the package of each."""
     for place, logger in enumerate(config.spec.loggers):
         if logger in missing:
             yield Problem(
@@ -154,19 +149,15 @@ def check_memory(config: RunConfig) -> Iterator[Problem]:
 
 def check_lifecycle(config: RunConfig) -> Iterator[Problem]:
     """What only an operator can do."""
-    life, where = config.spec.lifecycle, "spec.lifecycle"
-    if life.suspend:
-        yield _clusters(f"{where}.suspend", True, "false, and Ctrl-C to stop a run")
-    if life.active_deadline_seconds is not None:
-        yield _clusters(f"{where}.activeDeadlineSeconds", life.active_deadline_seconds, "remove it")
-    if life.ttl_seconds_after_finished is not None:
-        where = f"{where}.ttlSecondsAfterFinished"
-        yield _clusters(where, life.ttl_seconds_after_finished, "remove it")
-
-
-def _clusters(where: str, value: object, allowed: str) -> Problem:
-    why = "only an operator on a cluster does this"
-    return Problem(where, shown(value), why, allowed, ReasonCode.NO_EFFECT)
+    life, why = config.spec.lifecycle, "only an operator on a cluster does this"
+    for name, value, allowed in (
+        ("suspend", life.suspend or None, "false, and Ctrl-C to stop a run"),
+        ("activeDeadlineSeconds", life.active_deadline_seconds, "remove it"),
+        ("ttlSecondsAfterFinished", life.ttl_seconds_after_finished, "remove it"),
+    ):
+        if value is not None:
+            where = f"spec.lifecycle.{name}"
+            yield Problem(where, shown(value), why, allowed, ReasonCode.NO_EFFECT)
 
 
 def threads_warning(config: RunConfig) -> Iterator[Problem]:

@@ -19,12 +19,7 @@ _CONVERSATION = ({"role": "user", "content": "1+1"}, {"role": "assistant", "cont
 
 
 def check_critic(spec: PPOJobSpec, largest_token_id: int | None) -> ModelReport:
-    """Judge the critic's folder; nothing is found where it is the policy's, which is judged itself.
-
-    Args:
-        spec: resolved.
-        largest_token_id: of the policy's tokenizer; None where it is not known.
-    """
+    """Judge the critic's folder; nothing is found where it is the policy's, judged by itself."""
     critic = spec.critic
     if critic is None or critic.path is None or critic.path == spec.model.path:
         return ModelReport()
@@ -63,9 +58,6 @@ def _of_rows(
 
 def check_reward_model(spec: RewardModelSpec) -> tuple[ModelReport, list[str]]:
     """Judge the reward model's folder and its tokenizer.
-
-    Args:
-        spec: resolved.
 
     Returns:
         What is to be said of the folder, and what is wrong with the tokenizer.

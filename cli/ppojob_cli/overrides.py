@@ -29,8 +29,6 @@ class Override:
 
     Attributes:
         where: How messages call it, `--set spec.seed=1`.
-        path: Where it goes.
-        value: What goes there.
         problems: What is wrong with the value as YAML; to judge it once more as a field would name
             one mistake twice.
         origin: The first place on its path that is not the file's.
@@ -57,7 +55,6 @@ class Overridden:
     """A manifest's values with the overrides laid in.
 
     Attributes:
-        value: The values.
         problems: What is wrong with the overrides by themselves.
         laid: The overrides that have their place.
     """
@@ -89,12 +86,7 @@ def set_option(command: Command) -> Command:
 
 
 def override(value: JsonValue, texts: Sequence[str]) -> Overridden:
-    """Lay overrides into a manifest's values, in their order.
-
-    Args:
-        value: What the file holds; left as it is.
-        texts: `PATH=VALUE` each.
-    """
+    """Lay overrides, `PATH=VALUE` each, into a copy of a manifest's values, in their order."""
     tree = copy.deepcopy(value)
     problems: list[Problem] = []
     all_laid: list[Override] = []

@@ -35,12 +35,7 @@ _COLOURS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """What can be drawn on.
-
-    Attributes:
-        width: Columns of the terminal.
-        ascii_only: Whether it shows ASCII alone.
-    """
+    """What can be drawn on."""
 
     width: int
     ascii_only: bool = False

@@ -4,13 +4,15 @@ from collections.abc import Iterator
 
 import click
 
-from ppojob_api import contract, manifest, run_config
+from ppojob_api import manifest, run_config, validation
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology
-from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_cli.figures import counted
+from ppojob_cli.input_error import told
 from ppojob_cli.overrides import set_option
 from ppojob_cli.plan_of_cluster import cluster_lines, memory_lines
-from ppojob_cli.validate import render_problems, validate_file, warn
+from ppojob_cli.validate import load_job
 from ppojob_trainer.processor import has_native_bfloat16
 
 
@@ -22,7 +24,7 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     for role in config.topology.roles:
         yield f"  {_role_line(role)}"
     if config.topology.total_gpus:
-        yield f"  {_count(config.topology.total_gpus, 'GPU')} in all"
+        yield f"  {counted(config.topology.total_gpus, 'GPU')} in all"
     yield ""
     yield "One step"
     yield from (f"  {line}" for line in _step_lines(config.spec))
@@ -48,13 +50,13 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
 
 def _role_line(role: RoleTopology) -> str:
     if role.colocated_with is not None:
-        ranks = _count(role.world_size, "rank")
+        ranks = counted(role.world_size, "rank")
         return f"{role.role:<13} in the {ranks} of {role.colocated_with}"
     parts = [
-        _count(len(role.pods), "pod"),
-        f"{_count(role.ranks_per_pod, 'rank')} each",
-        f"{_count(role.threads_per_rank, 'thread')} a rank",
-        _count(role.gpus_per_pod, "GPU") + " a pod" if role.gpus_per_pod else "CPU",
+        counted(len(role.pods), "pod"),
+        f"{counted(role.ranks_per_pod, 'rank')} each",
+        f"{counted(role.threads_per_rank, 'thread')} a rank",
+        counted(role.gpus_per_pod, "GPU") + " a pod" if role.gpus_per_pod else "CPU",
     ]
     last = f" ... {role.pods[-1].host}" if len(role.pods) > 1 else ""
     return f"{role.role:<13} {', '.join(parts)}: {role.pods[0].host}{last}"
@@ -64,8 +66,8 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
     algorithm, data = spec.algorithm, spec.data
     responses = algorithm.prompts_per_step * algorithm.samples_per_prompt
     yield (
-        f"{_count(algorithm.prompts_per_step, 'prompt')} x "
-        f"{_count(algorithm.samples_per_prompt, 'sample')} = {_count(responses, 'response')}, "
+        f"{counted(algorithm.prompts_per_step, 'prompt')} x "
+        f"{counted(algorithm.samples_per_prompt, 'sample')} = {counted(responses, 'response')}, "
         f"at most {responses * data.max_response_tokens} response tokens"
     )
     prompts, part = algorithm.prompts_per_step, algorithm.mini_batch_prompts
@@ -87,8 +89,8 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
 def _updates(prompts: int, part: int, epochs: int) -> str:
     mini_batches = prompts // part
     return (
-        f"{_count(mini_batches, 'mini-batch', 'mini-batches')} of {_count(part, 'prompt')} x "
-        f"{_count(epochs, 'epoch')} = {_count(mini_batches * epochs, 'optimizer step')}"
+        f"{counted(mini_batches, 'mini-batch', 'mini-batches')} of {counted(part, 'prompt')} x "
+        f"{counted(epochs, 'epoch')} = {counted(mini_batches * epochs, 'optimizer step')}"
     )
 
 
@@ -100,20 +102,20 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     if steps.total is not None:
         prompts = steps.total * algorithm.prompts_per_step
         responses = prompts * algorithm.samples_per_prompt
-        yield f"{_count(steps.total, 'step')}: {prompts} prompts, {responses} responses"
+        yield f"{counted(steps.total, 'step')}: {prompts} prompts, {responses} responses"
     else:
-        yield f"{_count(steps.epochs or 0, 'pass', 'passes')} over the training data"
+        yield f"{counted(steps.epochs or 0, 'pass', 'passes')} over the training data"
     if spec.critic is not None and spec.critic.warmup_steps:
-        yield f"warm-up: {_count(spec.critic.warmup_steps, 'step')} train the critic alone"
+        yield f"warm-up: {counted(spec.critic.warmup_steps, 'step')} train the critic alone"
     times = [
         "before the first step" if steps.validate_first else "",
-        f"every {_count(steps.validate_every, 'step')}" if steps.validate_every else "",
+        f"every {counted(steps.validate_every, 'step')}" if steps.validate_every else "",
         "after the last step" if steps.validate_last else "",
     ]
     validation = ", ".join(time for time in times if time) if spec.data.validation else ""
     yield f"validation: {validation or 'never'}"
     every = spec.checkpoint.every
-    on_the_way = f"every {_count(every, 'step')}, " if every else ""
+    on_the_way = f"every {counted(every, 'step')}, " if every else ""
     best = spec.checkpoint.best
     kept = f", and the one of {best.mode} {best.metric}" if best is not None else ""
     newest = f"the newest {spec.checkpoint.keep_last} are kept"
@@ -134,10 +136,6 @@ def _type_lines(config: RunConfig) -> Iterator[str]:
     yield from (f"{name}: {new} ({why})" for name, old, new in found if old == "auto")
 
 
-def _count(number: int, noun: str, plural: str | None = None) -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
 @click.command("plan")
 @click.argument("file", metavar="FILE")
 @set_option
@@ -148,13 +146,11 @@ def plan(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     FILE is - for standard input. Starts nothing, asks no cluster, and reads of models only the
     sizes of their weights.
     """
-    judged = validate_file(file, overrides)
-    if not isinstance(judged, PPOJob):
-        for line in render_problems(judged):
-            click.echo(line, err=True)
-        raise SystemExit(contract.EXIT_INVALID)
-    warn(judged)
-    config = run_config.resolve(judged)
+    with told():
+        job = load_job(file, overrides)
+    for problem in validation.warnings(job):
+        click.echo(f"warning: {problem}", err=True)
+    config = run_config.resolve(job)
     if as_json:
         click.echo(config.to_json().decode("ascii"))
         return

@@ -5,16 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from ppojob_api.run_config import RunConfig
-from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import KIND, RoleName
+from ppojob_cli.figures import counted
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
-from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.plan import cluster_problems
 from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import Job, Terms
+from ppojob_operator.state import Job
 
 _UNLIMITED = "memory without limit"
 
@@ -35,15 +34,15 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
         resource_version="",
         created=datetime.datetime.fromtimestamp(0, datetime.UTC),
         is_deleting=False,
-        terms=Terms.of(config.spec),
+        lifecycle=config.spec.lifecycle,
+        recovery=config.spec.recovery,
+        scheduling=config.spec.scheduling,
         manifest=manifest,
         problems=(),
         status=PPOJobStatus(),
     )
     written, roles = pod_config(job, manifest), config.topology.with_own_pods
-    settings = Settings()
-    defaults = Defaults("", settings.image_pull_policy, settings.gpu_resource)
-    sets = stateful_sets(job, written, roles, config.spec.pods, defaults)
+    sets = stateful_sets(job, written, roles, config.spec.pods, Settings(), {})
     for role, rendered in zip(roles, sets, strict=True):
         yield _pods_line(role.role, rendered)
     keys = key_templates(job, written).values()
@@ -55,15 +54,11 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
     names["ConfigMap"] = [f"{config.name}-config-..."]
     for kind, some in sorted(names.items()):
         yield f"{kind:<20}{', '.join(some)}"
-    yield from _gang_lines(config.spec.scheduling)
+    way = config.spec.scheduling.type
+    if gang := GANGS.get(way):
+        yield f"and for {way}: {', '.join(gang.kinds)}; it needs {gang.provider}"
     made = f"{len(objects)} objects of the {KIND}"
     yield f"{made}, {sum(len(role.pods) for role in roles)} pods of its StatefulSets"
-
-
-def _gang_lines(scheduling: SchedulingSpec) -> Iterator[str]:
-    gang = GANGS.get(scheduling.type)
-    if gang is not None:
-        yield f"and for {scheduling.type}: {', '.join(gang.kinds)}; it needs {gang.provider}"
 
 
 def _pods_line(role: RoleName, rendered: dict[str, Any]) -> str:
@@ -75,7 +70,7 @@ def _pods_line(role: RoleName, rendered: dict[str, Any]) -> str:
     asked = [f"{resources['requests']['cpu']} CPU"]
     asked += [f"{amount} {name}" for name, amount in limits.items()]
     asked.append(_UNLIMITED if memory is None else f"memory {memory}")
-    return f"{role:<13} {replicas} pod{'' if replicas == 1 else 's'} of {', '.join(asked)}"
+    return f"{role:<13} {counted(replicas, 'pod')} of {', '.join(asked)}"
 
 
 def memory_lines(config: RunConfig) -> Iterator[str]:

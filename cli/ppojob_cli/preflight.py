@@ -25,7 +25,6 @@ from ppojob_cli.machine_checks import (
 )
 from ppojob_cli.model_checks import check_critic, check_reward_model
 from ppojob_cli.output_checks import check_output, volatile_warning
-from ppojob_cli.validate import render_problems
 from ppojob_trainer.agents.row_agents import row_agents
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -51,7 +50,6 @@ class Preflight:
 
     Attributes:
         errors: what must be mended; nothing is started while there are any.
-        warnings: what is worth knowing.
         parameters: weights of the policy; None where they are not known.
     """
 
@@ -61,14 +59,10 @@ class Preflight:
 
 
 def check_run(config: RunConfig, output: Path) -> Preflight:
-    """Judge everything that a run needs: its inputs, this machine and the run folder.
-
-    Args:
-        config: the run, resolved with the facts of this machine.
-        output: its run folder; nothing is written there.
-    """
+    """Judge all that a run needs: its inputs, this machine, its folder; nothing is left there."""
     found = check_inputs(config)
-    found.errors += render_problems(
+    found.errors += map(
+        str,
         [
             *check_gpus(config),
             *check_memory(config),
@@ -77,13 +71,13 @@ def check_run(config: RunConfig, output: Path) -> Preflight:
             *check_vllm(config, vllm_builds()),
             *check_trackers(config, missing_modules()),
             *check_output(config, output, found.parameters),
-        ]
+        ],
     )
     refusals = check_commits(config, output)
     found.errors += refusals
     if not refusals:
-        found.warnings += render_problems(uncommitted_warning(output))
-    found.warnings += render_problems([*threads_warning(config), *volatile_warning(output)])
+        found.warnings += map(str, uncommitted_warning(output))
+    found.warnings += map(str, [*threads_warning(config), *volatile_warning(output)])
     return found
 
 
@@ -92,21 +86,21 @@ def check_inputs(config: RunConfig) -> Preflight:
 
     No check waits for another to be content, but where it would have nothing to look at.
     """
-    found = Preflight(warnings=render_problems(validation.warnings(config.job())))
+    found = Preflight(warnings=[str(one) for one in validation.warnings(config.job())])
     model = check_model_folder(
         Path(config.spec.model.path), trust_remote_code=config.spec.model.trust_remote_code
     )
     found.parameters = model.parameters
     targets = check_targets(config.spec.model)
-    found.errors += render_problems([*model.errors, *_context(config.spec, model), *targets])
-    found.warnings += render_problems(model.warnings)
+    found.errors += map(str, [*model.errors, *_context(config.spec, model), *targets])
+    found.warnings += map(str, model.warnings)
     largest_token_id = _check_data(config, model, found)
     critic = check_critic(config.spec, largest_token_id)
-    found.errors += render_problems(critic.errors)
-    found.warnings += render_problems(critic.warnings)
+    found.errors += map(str, critic.errors)
+    found.warnings += map(str, critic.warnings)
     _check_reward_model(config.spec, found)
     found.errors += [*_rewards(config.spec), *_tools(config.spec), *_retriever(config.spec)]
-    found.errors += render_problems(_recording(config.spec))
+    found.errors += map(str, _recording(config.spec))
     return found
 
 
@@ -141,7 +135,7 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
         return None
     with chat:
         fit = check_tokenizer_fit(chat, model.vocabulary, Path(folder), spec.rollout.stop_token_ids)
-        found.errors += render_problems(fit)
+        found.errors += map(str, fit)
         try:
             errors, warnings = check_agent(spec, chat)
         except ConfigError as problem:
@@ -158,10 +152,10 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
     found.errors += report.errors
     if not report.errors:
         job, rows = config.job(), report.train_rows
-        found.errors += render_problems(validation.check_length(job, rows))
-        found.warnings += render_problems(validation.length_warnings(job, rows))
+        found.errors += map(str, validation.check_length(job, rows))
+        found.warnings += map(str, validation.length_warnings(job, rows))
     found.warnings += report.warnings
-    found.warnings += render_problems(text_prompt_warning(spec, report.text_prompt))
+    found.warnings += map(str, text_prompt_warning(spec, report.text_prompt))
     return chat.largest_token_id
 
 
@@ -169,8 +163,8 @@ def _check_reward_model(spec: PPOJobSpec, found: Preflight) -> None:
     """Folder and tokenizer of the reward model, where there is one."""
     if spec.reward_model is not None:
         report, unfit = check_reward_model(spec.reward_model)
-        found.errors += [*render_problems(report.errors), *unfit]
-        found.warnings += render_problems(report.warnings)
+        found.errors += [*map(str, report.errors), *unfit]
+        found.warnings += map(str, report.warnings)
 
 
 def _recording(spec: PPOJobSpec) -> Iterator[Problem]:

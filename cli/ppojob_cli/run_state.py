@@ -1,11 +1,23 @@
-"""A run as its folder shows it at one moment: plain facts, and what follows from them."""
+"""A run as its folder shows it at one moment: plain facts, and what follows from them.
 
+The folder is read while a run writes to it; whatever stands there, it answers a `RunState`.
+`status.json` is replaced as a whole. `metrics.jsonl` is appended to, and cut back when steps are
+thrown away, so what was read before is held against the file at every look.
+"""
+
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from ppojob_trainer.controller.progress import TrainingStatus
+import msgspec
+
+from ppojob_api.run_layout import METRICS_FILE
+from ppojob_trainer.controller.progress import STATUS_FILE, TrainingStatus
 from ppojob_trainer.controller.training_report import Pace
+from ppojob_trainer.metrics.new_lines import NewLines
 
 STEP_SECONDS: Final = "timing_s/step"
 
@@ -16,7 +28,7 @@ _FIGURES: Final = (
     ("grad norm", "actor/grad_norm"),
 )
 _TOKENS: Final = "perf/total_num_tokens"
-_STAGE_PREFIX: Final = "timing_s/"
+_STAGE: Final = re.compile(r"timing_s/([^/]+)")
 _VALIDATION_PREFIX: Final = "val-core/"
 _NO_STAGES: Final = frozenset({"step", "unaccounted"})
 _WAITING_PHASES: Final = frozenset({"Starting", "Recovering"})
@@ -58,15 +70,10 @@ class StepRecord:
     @property
     def stage_seconds(self) -> list[tuple[str, float]]:
         """Seconds of each stage, the longest first."""
-        stages = {
-            name.removeprefix(_STAGE_PREFIX): seconds
-            for name, seconds in self.values.items()
-            if name.startswith(_STAGE_PREFIX)
-        }
         times = [
-            (name, seconds)
-            for name, seconds in stages.items()
-            if name not in _NO_STAGES and "/" not in name
+            (stage[1], seconds)
+            for name, seconds in self.values.items()
+            if (stage := _STAGE.fullmatch(name)) and stage[1] not in _NO_STAGES
         ]
         return sorted(times, key=lambda stage: -stage[1])
 
@@ -76,7 +83,6 @@ class PodState:
     """A pod as its supervisor tells.
 
     Attributes:
-        name: Of the pod.
         phase: `idle`, `starting`, `ready`, `lost`, `done`, or `not up` while nothing answers.
     """
 
@@ -152,6 +158,54 @@ class RunState:
         if each is None or missing <= 0 or self.is_over:
             return None
         return each * missing - min(max(0.0, now - self.steps[-1].time), each)
+
+
+class RunReader:
+    """Looks at a run folder again and again, and reads only what is new.
+
+    Args:
+        folder: The run folder; it and all in it may be missing.
+        since: Unix seconds; a status that is older was left by an earlier run.
+    """
+
+    def __init__(self, folder: Path, *, since: float = 0.0) -> None:
+        self._folder = folder
+        self._since = since
+        self._lines = NewLines(folder / METRICS_FILE)
+        self._records: tuple[StepRecord, ...] = ()
+
+    def read(self) -> RunState:
+        """The run as it stands now."""
+        lines = self._lines.read()
+        kept = () if self._lines.is_anew else self._records
+        new = (record for line in lines if (record := step_record(line)) is not None)
+        self._records = (*kept, *new) if lines else kept
+        return RunState(self._status(), self._records)
+
+    def _status(self) -> TrainingStatus | None:
+        try:
+            data = (self._folder / STATUS_FILE).read_bytes()
+            status = msgspec.json.decode(data, type=TrainingStatus)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return status if status.since >= self._since else None
+
+
+def step_record(line: bytes) -> StepRecord | None:
+    """A line of `metrics.jsonl`, without what is null; None where it is no such line."""
+    try:
+        values = msgspec.json.decode(line, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    step = values.pop("step", None)
+    if not isinstance(step, int):
+        return None
+    numbers = {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+    return StepRecord(step, numbers.pop("time", 0.0), numbers)
 
 
 def _series(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:

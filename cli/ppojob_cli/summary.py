@@ -20,7 +20,7 @@ from ppojob_api.run_layout import (
     TENSORBOARD_FOLDER,
     WANDB_FOLDER,
 )
-from ppojob_cli.figures import duration, number
+from ppojob_cli.figures import counted, duration, number
 from ppojob_cli.run_state import short_name
 from ppojob_trainer.controller.progress import TrainingStatus
 
@@ -41,11 +41,8 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     Attributes:
         phase: `Succeeded` or `Interrupted`.
-        steps: Training steps done.
         seconds: Time of those steps.
         tokens: Prompt and response tokens of those steps.
-        config_sha256: Digest of the run configuration.
-        validation: Its numbers before and after.
     """
 
     phase: str
@@ -61,7 +58,6 @@ class Ending:
     """How the job left the runner.
 
     Attributes:
-        exit_code: Exit status of `ppojob run`.
         reason: One line; empty where the job ended as it should.
         pods: Pods whose logs say more.
     """
@@ -88,14 +84,9 @@ def finished_summary(folder: Path, config: RunConfig) -> RunSummary | None:
 
 
 def ending_lines(ending: Ending, status: TrainingStatus | None, folder: Path) -> list[str]:
-    """What a person is told at the end of a run, failed or not.
-
-    Args:
-        ending: What the runner knows.
-        status: What the controller said last; why it failed is told best by itself.
-        folder: The run folder.
-    """
+    """What a person is told at the end of a run, failed or not."""
     reason = ending.reason
+    # Why a controller failed is told best by itself.
     if status is not None and status.phase == "Failed" and status.message:
         reason = status.message
     if not ending.reason:
@@ -105,20 +96,18 @@ def ending_lines(ending: Ending, status: TrainingStatus | None, folder: Path) ->
         if ending.exit_code == contract.EXIT_INTERRUPTED:
             return ["interrupted while roles were starting; the same command goes on"]
         return []
-    lines = [printable(line) for line in takewhile(_is_no_traceback, reason.splitlines())]
+    traceback = "Traceback (most recent call last)"
+    told = takewhile(lambda line: not line.startswith(traceback), reason.splitlines())
+    lines = [printable(line) for line in told]
     if ending.exit_code == contract.EXIT_FAILED and lines:
         lines[0] = f"failed: {lines[0]}"
     return [*lines, *(line for pod in ending.pods for line in log_lines(folder, pod))]
 
 
-def _is_no_traceback(line: str) -> bool:
-    return not line.startswith("Traceback (most recent call last)")
-
-
 def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
     """The result of a run, and where the rest of it lies."""
-    steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
-    effort = f"{steps} in {duration(summary.seconds)}, {number(summary.tokens)} tokens"
+    steps, tokens = counted(summary.steps, "step"), number(summary.tokens)
+    effort = f"{steps} in {duration(summary.seconds)}, {tokens} tokens"
     if summary.phase == "Succeeded":
         lines = [f"done: {effort if summary.steps else 'validated, nothing was trained'}"]
     else:

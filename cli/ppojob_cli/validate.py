@@ -1,7 +1,7 @@
 """`ppojob validate`: every problem of a job and of what it names, before anything is started."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -41,59 +41,19 @@ def validate_file(path: str, overrides: Sequence[str] = ()) -> list[Problem] | P
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> PPOJob:
     """The job of a file, for commands that go on with it.
 
-    Args:
-        path: A file, or `-` for standard input.
-        overrides: Fields given on the command line, `PATH=VALUE` each.
-
     Raises:
         ConfigError: The file or the job in it is wrong; all problems at once.
     """
     judged = validate_file(str(path), overrides)
     if isinstance(judged, PPOJob):
         return judged
-    raise ConfigError(render_problems(judged))
-
-
-def render_problems(problems: Iterable[Problem]) -> list[str]:
-    """Problems as lines."""
-    return [str(problem) for problem in problems]
-
-
-def validate_files(
-    paths: Sequence[str], overrides: Sequence[str] = ()
-) -> list[tuple[str, list[Problem] | PPOJob]]:
-    """Judge several files; a job that two of them describe is a problem of the second.
-
-    Args:
-        paths: Files, or `-` for standard input.
-        overrides: Fields given on the command line, laid into every file.
-
-    Returns:
-        Every file's name with its job or its problems, in the order given.
-    """
-    results: list[tuple[str, list[Problem] | PPOJob]] = []
-    first: dict[tuple[str, str], str] = {}
-    for path in paths:
-        name, judged = manifest.display_name(path), validate_file(path, overrides)
-        if isinstance(judged, PPOJob):
-            key = (judged.metadata.namespace, judged.metadata.name)
-            if key in first:
-                judged = [_same_job(judged, first[key])]
-            first.setdefault(key, name)
-        results.append((name, judged))
-    return results
+    raise ConfigError(list(map(str, judged)))
 
 
 def _same_job(job: PPOJob, other: str) -> Problem:
     why = f"{other} describes the job {job.metadata.namespace}/{job.metadata.name} already"
     name = shown(job.metadata.name)
     return Problem("metadata.name", name, why, "another name", ReasonCode.DUPLICATE)
-
-
-def warn(job: PPOJob) -> None:
-    """Write what is worth knowing of a good job to standard error."""
-    for line in render_problems(validation.warnings(job)):
-        click.echo(f"warning: {line}", err=True)
 
 
 @click.command("validate")
@@ -111,7 +71,14 @@ def validate(files: tuple[str, ...], overrides: tuple[str, ...], *, offline: boo
     lines too, and change nothing. Whether this machine can run the job is for `ppojob run` to say.
     """
     is_good = True
-    for name, judged in validate_files(files, overrides):
+    first: dict[tuple[str, str], str] = {}
+    for path in files:
+        name, judged = manifest.display_name(path), validate_file(path, overrides)
+        if isinstance(judged, PPOJob):
+            key = (judged.metadata.namespace, judged.metadata.name)
+            if key in first:
+                judged = [_same_job(judged, first[key])]
+            first.setdefault(key, name)
         errors, warnings = _found(judged, offline=offline)
         of = name if len(files) > 1 else None
         for line in warnings:
@@ -133,10 +100,10 @@ def _named(line: str, file: str | None) -> str:
 def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[str], Sequence[str]]:
     """Errors and warnings of one file, and of what it names."""
     if isinstance(judged, list):
-        return render_problems(judged), []
+        return list(map(str, judged)), []
     elsewhere = [] if offline else list(_not_mounted(judged))
     if offline or elsewhere:
-        return [], render_problems([*validation.warnings(judged), *elsewhere])
+        return [], [*map(str, validation.warnings(judged)), *map(str, elsewhere)]
     from ppojob_cli.preflight import check_inputs  # a second to load, and not in every installation
 
     try:

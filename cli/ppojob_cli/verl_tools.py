@@ -54,13 +54,7 @@ def read_verl_agent(path: str) -> dict[str, list[dict[str, Any]]]:
 
 
 class _Item:
-    """One item of such a file.
-
-    Args:
-        where: its place, for messages.
-        item: as it was read.
-        folder: of the file.
-    """
+    """One item of such a file."""
 
     def __init__(self, where: str, item: Any, folder: Path) -> None:
         self._where = where

@@ -15,8 +15,7 @@ from typing import Literal
 from ppojob_api import contract
 from ppojob_api.problem import printable
 from ppojob_api.run_config import RunConfig
-from ppojob_cli.run_reader import RunReader, ShownRecords
-from ppojob_cli.run_state import PodState, StepRecord
+from ppojob_cli.run_state import PodState, RunReader, StepRecord
 from ppojob_cli.summary import Ending, RunSummary, ending_lines, summary_lines
 from ppojob_trainer.closeable import Closeable
 
@@ -31,8 +30,6 @@ class View(Closeable):
     """Shows a run; use in a `with` block.
 
     Args:
-        name: Of the job.
-        folder: The run folder.
         num_samples: Samples shown of each step and validation.
         since: Unix seconds; what an earlier run said of its state is not shown.
         clock: Unix seconds.
@@ -53,7 +50,9 @@ class View(Closeable):
         self._num_samples = num_samples
         self._reader = RunReader(folder, since=since)
         self.state = self._reader.read()
-        self._shown = ShownRecords(self.state)
+        self._records = self.state.records
+        self._times = {record.step: record.time for record in self.state.records}
+        self._notices: set[str] = set()
 
     def close(self) -> None:
         """Show what is new, and stop showing what moves."""
@@ -77,16 +76,27 @@ class View(Closeable):
         self.state = self._reader.read()
 
     def show_new(self) -> None:
-        """Show what was read and not shown yet."""
-        for line in self._shown.take_notices(self.state):
-            self.note(line)
-        new = self._shown.take(self.state)
-        if self._shown.rewind is not None:
-            self.write([self._shown.rewind])
-        for record, again in new:
-            self.show_record(record, again=again)
-            if not again and self._num_samples:
-                self.write(self._sample_lines(record), "sample")
+        """Show what was read and not shown yet; nothing that was there before this run is new."""
+        told = self.state.status.notices if self.state.status else ()
+        for line in told:
+            if line not in self._notices:
+                self._notices.add(line)
+                self.note(line)
+        before, self._records = self._records, self.state.records
+        if self._records is before:
+            return
+        done = self.state.done_steps
+        if before and done < before[-1].step:
+            first, last = done + 1, before[-1].step
+            steps = f"step {last}" if first == last else f"steps {first} to {last}"
+            self.write([f"back to step {done}: repeating {steps}"])
+        for record in self._records:
+            again = record.step in self._times
+            if self._times.get(record.step) != record.time:
+                self._times[record.step] = record.time
+                self.show_record(record, again=again)
+                if not again and self._num_samples:
+                    self.write(self._sample_lines(record), "sample")
 
     def note(self, text: str) -> None:
         """Show a line that is about the run as a whole."""
@@ -118,13 +128,7 @@ class View(Closeable):
 
 
 def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
-    """The view for where the output goes; open it before the pods are started.
-
-    Args:
-        config: What runs.
-        folder: The run folder.
-        plain: Whether lines are wanted also on a terminal.
-    """
+    """The view for where the output goes; open it before the pods are started."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # A model writes any character; one that the terminal lacks must not end the run.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from ppojob_operator.build.kueue import placement
 from ppojob_operator.difference import covers, digest
-from ppojob_operator.gang_cache import GangCache
 from ppojob_operator.kinds import child_key
 from ppojob_operator.reading import (
     JobKey,
@@ -28,10 +28,13 @@ from ppojob_operator.state import (
     Child,
     ChildKind,
     ControllerReport,
+    GangFacts,
+    GangKind,
     Job,
     Manifest,
     Node,
     Observed,
+    Placement,
     Pod,
 )
 
@@ -66,17 +69,63 @@ class _JobRecords:
     refused: dict[tuple[ChildKind, str], str] = field(default_factory=dict)
     report: ControllerReport | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.manifest or self.pods or self.children)
+
+class GangCache:
+    """Which gang kinds are served, and what Kueue's flavors and priority classes say.
+
+    Args:
+        wake: told when any of it changes; it may concern every job.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._served: frozenset[tuple[GangKind, str]] = frozenset()
+        self._flavors: dict[str, tuple[str, Placement]] = {}
+        self._priorities: dict[str, tuple[str, int]] = {}
+        self._facts = GangFacts()
+
+    def facts(self, namespace: str) -> GangFacts:
+        """What is known, for the jobs of a namespace."""
+        served = frozenset(kind for kind, where in self._served if where in {"", namespace})
+        return dataclasses.replace(self._facts, served=served)
+
+    def see_served(self, kind: GangKind, namespace: str, is_served: bool) -> None:
+        """Whether the API server lets us read a kind in a namespace; empty: in all of them."""
+        one = (kind, namespace)
+        served = self._served | {one} if is_served else self._served - {one}
+        if served != self._served:
+            self._served = served
+            self._wake()
+
+    def see_flavor(self, manifest: Manifest) -> None:
+        """A ResourceFlavor."""
+        metadata, spec = manifest["metadata"], manifest.get("spec") or {}
+        self._flavors[metadata["uid"]] = metadata["name"], placement(spec)
+        self._renew()
+
+    def see_priority(self, manifest: Manifest) -> None:
+        """A WorkloadPriorityClass."""
+        metadata = manifest["metadata"]
+        self._priorities[metadata["uid"]] = metadata["name"], int(manifest["value"])
+        self._renew()
+
+    def lose(self, uid: str) -> None:
+        """A ResourceFlavor or a WorkloadPriorityClass is gone."""
+        self._flavors.pop(uid, None)
+        self._priorities.pop(uid, None)
+        self._renew()
+
+    def _renew(self) -> None:
+        facts = GangFacts(
+            flavors=dict(self._flavors.values()), priorities=dict(self._priorities.values())
+        )
+        if facts != self._facts:
+            self._facts = facts
+            self._wake()
 
 
 class Cache:
-    """The records of all jobs.
-
-    Args:
-        wake: told which job has something new.
-    """
+    """The records of all jobs; `wake` is told which of them has something new."""
 
     def __init__(self, wake: Callable[[JobKey], None]) -> None:
         self._wake = wake
@@ -183,13 +232,6 @@ class Cache:
             self._jobs[key].pods[pod.uid] = pod
             self._wake(key)
 
-    def lose_pod(self, uid: str) -> None:
-        """A pod is gone."""
-        key = self._keys.pop(uid, None)
-        if key is not None and self._jobs[key].pods.pop(uid, None) is not None:
-            self._wake(key)
-            self._drop_if_empty(key)
-
     def see_child(self, manifest: Manifest) -> None:
         """An object that was made for a job; wakes it where it changes."""
         key, version = job_key(manifest), int(manifest["metadata"]["resourceVersion"])
@@ -205,11 +247,13 @@ class Cache:
         if before is None or (before.child, before.packed) != (bare, kept.packed):
             self._wake(key)
 
-    def lose_child(self, uid: str) -> None:
-        """An object that was made for a job is gone."""
+    def lose(self, uid: str) -> None:
+        """A pod of a job, or an object that was made for it, is gone."""
         key = self._keys.pop(uid, None)
-        if key is not None and self._jobs[key].children.pop(uid, None) is not None:
-            self._jobs[key].settled.pop(uid, None)
+        if key is not None:
+            records = self._jobs[key]
+            for known in (records.pods, records.children, records.settled):
+                known.pop(uid, None)
             self._wake(key)
             self._drop_if_empty(key)
 
@@ -262,7 +306,8 @@ class Cache:
             self._wake(key)
 
     def _drop_if_empty(self, key: JobKey) -> None:
-        if self._jobs[key].is_empty:
+        records = self._jobs[key]
+        if not (records.manifest or records.pods or records.children):
             del self._jobs[key]
 
 

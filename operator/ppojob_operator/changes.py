@@ -1,26 +1,34 @@
 """What must be made, changed and deleted so that a job has the objects it is to have. Pure."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Any, Literal
 
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
+from ppojob_operator.build import kueue
 from ppojob_operator.build.config_map import PodConfig, config_map_name
-from ppojob_operator.build.gang import Membership
+from ppojob_operator.build.gang import GANGS
+from ppojob_operator.build.metadata import ANNOTATION_GENERATION, ANNOTATION_TEMPLATE, gang_name
 from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
-from ppojob_operator.build.pod_template import Defaults
-from ppojob_operator.gang_changes import gang_changes, told_to_queue
-from ppojob_operator.kinds import child_key
-from ppojob_operator.object_actions import annotations, object_actions
+from ppojob_operator.build.pod_sets import pod_sets
+from ppojob_operator.conditions import holds, inert, rfc3339
+from ppojob_operator.difference import covers, digest
+from ppojob_operator.kinds import GANG_KINDS, child_key, child_kind
+from ppojob_operator.policies.placing import NOT_ASKED
+from ppojob_operator.policies.startup import pods_ready
 from ppojob_operator.reconcile_context import ReconcileContext
+from ppojob_operator.settings import Settings
 from ppojob_operator.state import (
     Action,
     Apply,
+    ApplyStatus,
     Child,
     ChildKind,
     Create,
     Delete,
     DeletePod,
     MakeKeys,
-    Pod,
+    Manifest,
+    ReleaseQuota,
 )
 
 _STUCK_SECONDS = 30.0
@@ -29,10 +37,10 @@ _STUCK_SECONDS = 30.0
 Waves = tuple[tuple[Action, ...], ...]
 
 
-def changes(here: ReconcileContext, defaults: Defaults) -> Waves:
+def changes(here: ReconcileContext, defaults: Settings) -> Waves:
     """The actions: first what pods need, then the pods, then what nobody needs any more."""
-    gang = tuple(gang_changes(here, defaults))
-    told = tuple(told_to_queue(here))
+    gang = tuple(_gang_changes(here, defaults))
+    told = tuple(_told_to_queue(here))
     config = here.config
     if config is None or not here.wanted:
         return (tuple(_unwanted_sets(here)), gang, told)
@@ -43,9 +51,9 @@ def changes(here: ReconcileContext, defaults: Defaults) -> Waves:
         action
         for wanted in surroundings(here.job, config)
         if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here, config)
-        for action in object_actions(here, wanted)
+        for action in _object_actions(here, wanted)
     ]
-    bound = [one for wanted in bindings(here.job) for one in object_actions(here, wanted)]
+    bound = [one for wanted in bindings(here.job) for one in _object_actions(here, wanted)]
     keys: list[Action] = []
     if any(isinstance(action, Create) for action in sets) or _is_stuck(here):
         keys.append(MakeKeys(key_templates(here.job, config)))
@@ -61,11 +69,11 @@ def made(waves: Waves) -> Set[tuple[ChildKind, str]]:
     return {child_key(one.manifest) for one in acts if isinstance(one, Create | Apply)}
 
 
-def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Defaults) -> list[Action]:
-    membership = Membership(here.scheduling.type, here.admission.placements)
+def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) -> list[Action]:
     roles = tuple(config.run.topology.role(one.role) for one in here.wanted)
-    rendered = stateful_sets(here.job, config, roles, here.pods, defaults, membership)
-    return [action for wanted in rendered for action in object_actions(here, wanted)]
+    placements = here.admission.placements
+    rendered = stateful_sets(here.job, config, roles, here.pods, defaults, placements)
+    return [action for wanted in rendered for action in _object_actions(here, wanted)]
 
 
 def _is_in_use(here: ReconcileContext, config: PodConfig) -> bool:
@@ -75,12 +83,11 @@ def _is_in_use(here: ReconcileContext, config: PodConfig) -> bool:
 
 
 def _is_stuck(here: ReconcileContext) -> bool:
-    return any(_waits_for_mounts(pod, here) for pod in here.observed.pods)
-
-
-def _waits_for_mounts(pod: Pod, here: ReconcileContext) -> bool:
-    age = (here.now - pod.created).total_seconds()
-    return bool(pod.waiting_reason == "ContainerCreating" and age > _STUCK_SECONDS)
+    return any(
+        pod.waiting_reason == "ContainerCreating"
+        and (here.now - pod.created).total_seconds() > _STUCK_SECONDS
+        for pod in here.observed.pods
+    )
 
 
 def _unwanted_sets(here: ReconcileContext) -> Iterable[Action]:
@@ -110,7 +117,7 @@ def _unused_configs(here: ReconcileContext, config: PodConfig) -> Iterable[Actio
     used = {pod.config_digest for pod in here.observed.pods} | {config.digest}
     for (kind, name), child in here.observed.children.items():
         if kind == "ConfigMap" and not child.is_deleting:
-            theirs = annotations(child.manifest).get(ANNOTATION_CONFIG_DIGEST)
+            theirs = _annotations(child.manifest).get(ANNOTATION_CONFIG_DIGEST)
             if theirs is not None and theirs not in used:
                 yield Delete(kind, name, child.uid)
 
@@ -140,4 +147,129 @@ def _set_of(here: ReconcileContext, role: RoleName) -> Child | None:
 
 def _config_of(child: Child) -> str:
     template = child.manifest["spec"]["template"]
-    return str(annotations(template).get(ANNOTATION_CONFIG_DIGEST, ""))
+    return str(_annotations(template).get(ANNOTATION_CONFIG_DIGEST, ""))
+
+
+def _object_actions(here: ReconcileContext, wanted: dict[str, Any]) -> Iterable[Action]:
+    """What brings one object to its wanted content; nothing where it has it."""
+    kind = child_kind(wanted)
+    child = here.observed.children.get((kind, wanted["metadata"]["name"]))
+    if child is None:
+        yield Create(wanted)
+    elif child.is_deleting or child.owner_uid != here.job.uid:
+        # It is on its way out; its deletion wakes us.
+        return
+    else:
+        if kind == "StatefulSet" and _is_kept(child, wanted):
+            wanted = _as_begun(child, wanted)
+        if not covers(child.manifest, wanted) and child.settled_digest != digest(wanted):
+            yield Apply(wanted, child.uid)
+
+
+def _is_kept(child: Child, wanted: Manifest) -> bool:
+    """Whether the difference is only that this operator renders the same job otherwise.
+
+    A newer operator restarts no running job, nor does it mix its pods with those of the older.
+    """
+    theirs = _annotations(child.manifest)
+    ours = _annotations(wanted)
+    same_job = theirs.get(ANNOTATION_GENERATION) == ours[ANNOTATION_GENERATION]
+    return same_job and theirs.get(ANNOTATION_TEMPLATE) != ours[ANNOTATION_TEMPLATE]
+
+
+def _as_begun(child: Child, wanted: Manifest) -> dict[str, Any]:
+    """A StatefulSet as the other operator made it: with pods, where somebody has scaled it to 0."""
+    spec = child.manifest["spec"]
+    replicas = spec["replicas"] or wanted["spec"]["replicas"]
+    return {**child.manifest, "spec": {**spec, "replicas": replicas}}
+
+
+def _annotations(manifest: Manifest) -> dict[str, str]:
+    """The annotations of an object."""
+    return dict(manifest["metadata"].get("annotations") or {})
+
+
+def _gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action]:
+    """The actions: objects that pods are placed by, and what a queue is told."""
+    if not here.wants_gang:
+        yield from _unwanted_gang(here)
+        return
+    gang = GANGS.get(here.job.scheduling.type)
+    if gang is None or here.config is None:
+        return
+    if not here.observed.gangs.served.issuperset(gang.kinds):
+        return
+    sets = pod_sets(here.job, here.config, here.pods, defaults)
+    for one in gang.objects(here.job, sets, here.observed.gangs):
+        yield from (action for action in _object_actions(here, one) if _is_free(here, action))
+        if (child_kind(one), one["metadata"]["name"]) not in here.observed.children:
+            # The API server takes a PodGroup only where it has heard of its Workload.
+            return
+
+
+def _told_to_queue(here: ReconcileContext) -> Iterator[Action]:
+    """What Kueue is told of the pods, and of the end."""
+    child = kueue.own_workload(here.job, here.observed)
+    if child is None:
+        return
+    answer = kueue.answer(child)
+    if answer.holds("Finished"):
+        return
+    if here.has_ended and here.observed.pods:
+        # They may be committing, and what they hold would be given to another job.
+        return
+    evicted = answer.holds("Evicted") and answer.holds("QuotaReserved")
+    if evicted and not here.observed.pods and not here.has_ended:
+        yield ReleaseQuota(child.name, child.uid)
+        return
+    told = _end(here) if here.has_ended else _readiness(here, answer)
+    if told:
+        manifest = kueue.conditions(here.job, told, rfc3339(here.now))
+        yield ApplyStatus(manifest, child.uid)
+
+
+def _end(here: ReconcileContext) -> Mapping[str, kueue.Said]:
+    status = here.job.status
+    reason = "Succeeded" if holds(status, "Complete") else "Failed"
+    words = inert(f"{status.reason}: {status.message}")
+    return {"Finished": kueue.Said("True", reason, words)}
+
+
+def _readiness(here: ReconcileContext, answer: kueue.Answer) -> Mapping[str, kueue.Said]:
+    """The condition by which Kueue takes quota back from a job whose pods never start."""
+    if here.admission.claim.reason in NOT_ASKED:
+        return {}
+    is_ready = bool(here.admission.claim.holds and pods_ready(here.roles, here.observed, 0.0).holds)
+    was = answer.conditions.get("PodsReady")
+    value: Literal["True", "False"] = "True" if is_ready else "False"
+    if value == (was.status if was else "False"):
+        return {}
+    is_back = was is not None and was.reason == "WaitForRecovery"
+    if is_ready:
+        reason, words = "Recovered" if is_back else "Started", "all pods are ready"
+    else:
+        has_started = here.admission.claim.holds
+        reason = "WaitForRecovery" if has_started else "WaitForStart"
+        words = "not all pods are ready"
+    return {"PodsReady": kueue.Said(value, reason, words)}
+
+
+def _is_free(here: ReconcileContext, action: Action) -> bool:
+    """Whether a queue may be asked now."""
+    if here.job.scheduling.type != "kueue":
+        return True
+    if isinstance(action, Create):
+        # Pods of before still hold what another admission would count anew.
+        return not here.observed.pods
+    child = here.observed.children[kueue.KIND, gang_name(here.job)]
+    # What was admitted is what the pods are: an edit is for the next admission.
+    return not kueue.answer(child).holds("QuotaReserved")
+
+
+def _unwanted_gang(here: ReconcileContext) -> Iterator[Action]:
+    """Objects of a job that has no pods and is to have none: what they reserve is free."""
+    for (kind, name), child in here.observed.children.items():
+        # What Kueue shows of a job that has ended it keeps as long as it likes.
+        is_record = here.has_ended and kind == kueue.KIND
+        if kind in GANG_KINDS and not child.is_deleting and not is_record:
+            yield Delete(kind, name, child.uid)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import aiohttp
 
 from ppojob_operator.connection import Connection
-from ppojob_operator.errors import ClusterError, UnavailableError, error_of
+from ppojob_operator.errors import ClusterError, UnavailableError, error_of, message_of
 from ppojob_operator.kinds import GANG_KINDS, KINDS, Kind, kind_of
 from ppojob_operator.metrics import API_REQUESTS, API_SECONDS
 from ppojob_operator.state import Manifest
@@ -29,12 +29,7 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of the objects of a list.
-
-    Attributes:
-        items: the objects.
-        resource_version: where a watch goes on from behind the whole list.
-    """
+    """Some objects of a list; behind the whole a watch goes on from the version."""
 
     items: tuple[Manifest, ...]
     resource_version: str
@@ -54,7 +49,6 @@ class Cluster:
     Every method raises a `ClusterError`; `errors` tells which means what.
 
     Args:
-        connection: where the API server is.
         stall_seconds: a watch that says nothing for so long is broken off. Bookmarks come every
             minute, so silence means a dead connection.
     """
@@ -138,11 +132,14 @@ class Cluster:
 
     async def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Page]:
         """List objects page by page; an empty namespace means all, an empty selector every."""
+        # A list names the kind once for all its items.
+        head = {"kind": kind.name, "apiVersion": kind.api_version}
         query = {"limit": str(PAGE_SIZE), **_selected(selector)}
         while True:
             answer = await self._request("list", "GET", kind, kind.path(namespace), query=query)
             metadata = answer["metadata"]
-            yield Page(tuple(answer.get("items") or ()), metadata["resourceVersion"])
+            items = tuple({**item, **head} for item in answer.get("items") or ())
+            yield Page(items, metadata["resourceVersion"])
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
@@ -247,11 +244,6 @@ def _change(line: bytes) -> Change:
 
 
 async def _error(answer: aiohttp.ClientResponse) -> ClusterError:
-    text = await answer.text()
-    try:
-        message = str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError):
-        message = text[:200]
     wait = answer.headers.get("Retry-After", "")
     retry_after = float(wait) if wait.isdecimal() else None
-    return error_of(answer.status, message, retry_after)
+    return error_of(answer.status, message_of(await answer.text()), retry_after)

@@ -28,10 +28,8 @@ class ObservedCondition:
     """A condition before it is known since when it holds.
 
     Attributes:
-        type: of the condition.
         holds: None: unknown.
         reason: CamelCase word; reasons.md of `kubectl ppojob` has a line for each.
-        message: sentence for people.
     """
 
     type: ConditionType

@@ -21,7 +21,6 @@ class Connection:
     """How to reach an API server.
 
     Attributes:
-        server: URL.
         ssl: of the connection; None for plain HTTP.
         token: gives the bearer token of the moment, or an empty text.
     """

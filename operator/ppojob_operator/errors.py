@@ -1,5 +1,9 @@
 """What can go wrong with the cluster."""
 
+import json
+
+_MESSAGE_CHARACTERS = 300
+
 
 class ClusterError(Exception):
     """A request that the API server did not carry out.
@@ -43,6 +47,14 @@ class RefusedError(ClusterError):
 
 class NotLeaderError(Exception):
     """This replica must not write: the Lease is not ours, or was not renewed in time."""
+
+
+def message_of(body: str) -> str:
+    """What an answer says, which is a Status; of what stands before an API server a text."""
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.strip()[:_MESSAGE_CHARACTERS]
 
 
 def error_of(status: int, message: str, retry_after: float | None = None) -> ClusterError:

@@ -48,7 +48,6 @@ class Executor:
     """Writes what plans say.
 
     Args:
-        cluster: to write to.
         cache: takes in what the API server answers, so that the next plan knows of it.
     """
 

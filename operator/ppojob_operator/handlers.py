@@ -39,11 +39,7 @@ class _NothingHandled(kopf.DiffBaseStorage):  # type: ignore[misc]
 
 
 class Program:
-    """The operator of this process.
-
-    Args:
-        settings: how it works.
-    """
+    """The operator of this process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -22,8 +22,6 @@ class JobQueue:
     """A queue of jobs.
 
     Args:
-        look: reconciles one.
-        workers: how many at a time.
         rest_seconds: a job that was looked at is left alone for so long. Its own writes and the
             pods that they make come back as a burst of events; one look is enough for all.
         longest_rest_seconds: a job that does not come to rest is left alone twice as long each
@@ -76,7 +74,8 @@ class JobQueue:
             QUEUE_AGE_SECONDS.observe(time.monotonic() - self._due.pop(key))
             QUEUE_LENGTH.set(len(self._due))
             self._busy.add(key)
-            self._cancel_timer(key)
+            if timer := self._timers.pop(key, None):
+                timer.cancel()
             again = await self._look_once(key)
             loop = asyncio.get_running_loop()
             if again is not None:
@@ -114,8 +113,3 @@ class JobQueue:
     def _ring(self, key: JobKey) -> None:
         self._timers.pop(key, None)
         self.wake(key)
-
-    def _cancel_timer(self, key: JobKey) -> None:
-        timer = self._timers.pop(key, None)
-        if timer is not None:
-            timer.cancel()

@@ -8,14 +8,7 @@ from ppojob_operator.state import ChildKind, GangKind, Manifest
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind.
-
-    Attributes:
-        name: as in `kind`.
-        api_version: as in `apiVersion`.
-        plural: as in paths.
-        is_namespaced: whether it lives in namespaces.
-    """
+    """One kind."""
 
     name: str
     api_version: str

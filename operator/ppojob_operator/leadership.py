@@ -34,7 +34,6 @@ class Leadership:
     """This replica's claim to the Lease.
 
     Args:
-        cluster: that keeps the Lease.
         settings: where and of what name it is, who this replica is, and how long the Lease lasts.
         gained: called whenever this replica begins to lead.
         clock: seconds that only grow, of this machine.

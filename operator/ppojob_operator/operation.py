@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 from ppojob_api.v1alpha1.status import Phase
@@ -28,7 +28,7 @@ from ppojob_operator.leadership import Leadership
 from ppojob_operator.metrics import JOBS
 from ppojob_operator.reading import JobKey
 from ppojob_operator.reconcile import Reconciler
-from ppojob_operator.reflector import Reflector, Scope
+from ppojob_operator.reflector import Reflector
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import Manifest
 from ppojob_operator.supervisor import Supervisors
@@ -49,23 +49,18 @@ _PHASES: tuple[Phase, ...] = (
 
 
 class Operation:
-    """One replica of the operator.
-
-    Args:
-        cluster: to serve.
-        settings: how.
-    """
+    """One replica of the operator."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
         self._has_ended = False
         self._settings = settings
         self.leadership = Leadership(cluster, settings, self._wake_all)
-        self.cache = Cache(self._wake)
+        self.queue = JobQueue(self._look, settings.workers)
+        self.cache = Cache(self.queue.wake)
         fenced = cluster.fenced(self.leadership.check)
         self._reconciler = Reconciler(fenced, self.cache, settings)
         self._supervisors = Supervisors(self.cache, settings.poll_seconds)
-        self.queue = JobQueue(self._look, settings.workers)
         self.reflectors = tuple(self._make_reflectors())
 
     def see_job(self, kind: str | None, manifest: Manifest) -> None:
@@ -78,21 +73,18 @@ class Operation:
     async def run(self) -> None:
         """Operate until cancelled."""
         try:
-            await self._run()
+            async with asyncio.TaskGroup() as group:
+                for reflector in self.reflectors:
+                    group.create_task(reflector.run())
+                await asyncio.gather(*(one.is_synced.wait() for one in self.reflectors))
+                await self._list_jobs()
+                group.create_task(self.queue.run())
+                group.create_task(self.leadership.run())
+                group.create_task(self._supervisors.run())
+                group.create_task(self._resync())
+                group.create_task(self._count())
         finally:
             self._has_ended = True
-
-    async def _run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for reflector in self.reflectors:
-                group.create_task(reflector.run())
-            await asyncio.gather(*(one.is_synced.wait() for one in self.reflectors))
-            await self._list_jobs()
-            group.create_task(self.queue.run())
-            group.create_task(self.leadership.run())
-            group.create_task(self._supervisors.run())
-            group.create_task(self._resync())
-            group.create_task(self._count())
 
     def troubles(self) -> list[str]:
         """Why this replica should be started again; empty while it is well."""
@@ -108,45 +100,33 @@ class Operation:
             found.append(f"a job has been waiting for {self.queue.oldest_seconds:.0f} s")
         return found
 
-    def _gang_reflectors(self, namespaces: tuple[str, ...]) -> list[Reflector]:
-        """Of what places pods together: each may be installed, or go, while the operator runs."""
+    def _make_reflectors(self) -> Iterator[Reflector]:
         cluster, cache, gangs = self._cluster, self.cache, self.cache.gangs
-        made: list[Reflector] = []
-        if "kueue" in self._settings.gang_types:
-            flavors, priorities = Scope(FLAVOR, is_optional=True), Scope(PRIORITY, is_optional=True)
-            made.append(Reflector(cluster, flavors, gangs.see_flavor, gangs.lose_flavor))
-            made.append(Reflector(cluster, priorities, gangs.see_priority, gangs.lose_priority))
-        kinds = [kind for name in self._settings.gang_types for kind in GANGS[name].kinds]
-        for namespace in namespaces:
-            for kind in kinds:
-                scope = Scope(GANG_KINDS[kind], namespace, LABEL_JOB, is_optional=True)
-                served = functools.partial(gangs.see_served, kind, namespace)
-                made.append(Reflector(cluster, scope, cache.see_child, cache.lose_child, served))
-        return made
-
-    def _make_reflectors(self) -> list[Reflector]:
-        cache, namespaces = self.cache, self._settings.namespaces or ("",)
-        made = [
-            Reflector(
-                self._cluster, Scope(NODE, is_optional=True), cache.see_node, cache.lose_node
-            ),
-        ]
-        for namespace in namespaces:
-            scope = Scope(POD, namespace, LABEL_JOB)
-            made.append(Reflector(self._cluster, scope, cache.see_pod, cache.lose_pod))
+        yield Reflector(cluster, NODE, cache.see_node, cache.lose_node, is_optional=True)
+        # What places pods together may be installed, or go, while the operator runs.
+        ways = self._settings.gang_types
+        for namespace in self._settings.namespaces or ("",):
+            of_jobs = functools.partial(Reflector, cluster, namespace=namespace, selector=LABEL_JOB)
+            yield of_jobs(POD, cache.see_pod, cache.lose)
             for name in WATCHED_CHILD_KINDS:
-                scope = Scope(CHILD_KINDS[name], namespace, LABEL_JOB)
-                made.append(Reflector(self._cluster, scope, cache.see_child, cache.lose_child))
-        return [*made, *self._gang_reflectors(namespaces)]
+                yield of_jobs(CHILD_KINDS[name], cache.see_child, cache.lose)
+            for kind in (kind for way in ways for kind in GANGS[way].kinds):
+                yield of_jobs(
+                    GANG_KINDS[kind],
+                    cache.see_child,
+                    cache.lose,
+                    is_optional=True,
+                    served=functools.partial(gangs.see_served, kind, namespace),
+                )
+        if "kueue" in ways:
+            for kueues, see in ((FLAVOR, gangs.see_flavor), (PRIORITY, gangs.see_priority)):
+                yield Reflector(cluster, kueues, see, gangs.lose, is_optional=True)
 
     async def _look(self, key: JobKey) -> float | None:
         if not self.leadership.is_held:
             # Whoever begins to lead looks at every job.
             return None
         return await self._reconciler.reconcile(key)
-
-    def _wake(self, key: JobKey) -> None:
-        self.queue.wake(key)
 
     def _wake_all(self) -> None:
         for key in self.cache.job_keys():
@@ -169,9 +149,8 @@ class Operation:
         for namespace in self._settings.namespaces or ("",):
             async for page in self._cluster.pages(JOB, namespace, ""):
                 for item in page.items:
-                    whole = {**item, "kind": JOB.name, "apiVersion": JOB.api_version}
                     there.add((item["metadata"]["namespace"], item["metadata"]["name"]))
-                    self.cache.see_job(whole)
+                    self.cache.see_job(item)
         for key in before - there:
             self.cache.forget_job(key)
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_operator.build.pod_template import Defaults
 from ppojob_operator.changes import Waves, changes, made
 from ppojob_operator.conditions import ObservedCondition, condition, rfc3339, set_conditions
 from ppojob_operator.policies.acceptance import acceptance
@@ -37,8 +36,7 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     image = job.status.image or settings.trainer_image
     lost, lost_wait = lost_pods(observed, settings.node_silence_seconds, now)
     crashed, crash_wait = crashed_pods(observed.pods, job.status, now)
-    defaults = Defaults(image, settings.image_pull_policy, settings.gpu_resource)
-    waves = changes(here, defaults)
+    waves = changes(here, replace(settings, trainer_image=image))
     status = status_of(_asked_for(here, waves), image)
     told: tuple[Action, ...] = tuple(events(here, status))
     return Plan(
@@ -58,7 +56,7 @@ def _asked_for(here: ReconcileContext, waves: Waves) -> ReconcileContext:
 def _again_in(here: ReconcileContext, settings: Settings, *waits: float | None) -> float | None:
     candidates = [*waits, here.admission.again_in]
     if here.ending is None:
-        candidates.append(deadline_in(here.job.status, here.lifecycle, here.now))
+        candidates.append(deadline_in(here.job, here.now))
         if any(missing_pods(role, here.observed) for role in here.wanted):
             candidates.append(MISSING_SECONDS)
         if any(pod.waiting_reason == "ContainerCreating" for pod in here.observed.pods):

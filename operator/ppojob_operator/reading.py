@@ -26,7 +26,7 @@ from ppojob_operator.build.metadata import LABEL_JOB_UID, role_of
 from ppojob_operator.build.pod_template import CONTAINER
 from ppojob_operator.conditions import from_rfc3339, inert
 from ppojob_operator.kinds import GANG_KINDS, child_kind
-from ppojob_operator.state import Child, Job, Manifest, Node, Pod, Termination, Terms, Time
+from ppojob_operator.state import Child, Job, Manifest, Node, Pod, Termination, Time
 
 S = TypeVar("S", bound=Section)
 
@@ -78,36 +78,31 @@ def read_job(manifest: Manifest) -> Job:
         resource_version=metadata["resourceVersion"],
         created=from_rfc3339(metadata["creationTimestamp"]),
         is_deleting="deletionTimestamp" in metadata,
-        terms=_terms(judged, manifest),
+        lifecycle=_section(judged, manifest, "lifecycle", LifecycleSpec),
+        recovery=_section(judged, manifest, "recovery", RecoverySpec),
+        scheduling=_section(judged, manifest, "scheduling", SchedulingSpec),
         manifest=judged if isinstance(judged, PPOJob) else None,
         problems=() if isinstance(judged, PPOJob) else judged,
-        status=_status(manifest.get("status") or {}),
+        status=_read(manifest.get("status") or {}, PPOJobStatus),
     )
 
 
-def _status(written: Mapping[str, Any]) -> PPOJobStatus:
-    """A status, without what only a newer operator, or the schema that came with it, writes."""
-    shape = Shape(kind="object", model=PPOJobStatus)
-    return PPOJobStatus.model_validate(known(written, shape), by_alias=True)
+def _read(written: object, model: type[S]) -> S:
+    """A part of a job, without what only a newer operator, or the schema of one, knows."""
+    return model.model_validate(known(written, Shape("object", model=model)), by_alias=True)
 
 
-def _terms(judged: PPOJob | tuple[Problem, ...], manifest: Manifest) -> Terms:
-    """Of any job, for one whose spec is wrong elsewhere is suspended and ends as well."""
+def _section(judged: object, manifest: Manifest, name: str, model: type[S]) -> S:
+    """A section of any job, for one whose spec is wrong elsewhere is suspended and ends as well.
+
+    Where it is wrong itself, nothing is asked for.
+    """
     if isinstance(judged, PPOJob):
-        return Terms.of(judged.spec)
-    written = manifest.get("spec") or {}
-    return Terms(
-        _section(written.get("lifecycle"), LifecycleSpec),
-        _section(written.get("recovery"), RecoverySpec),
-        _section(written.get("scheduling"), SchedulingSpec),
-    )
-
-
-def _section(written: Any, model: type[S]) -> S:
-    """A section by itself, without what only a newer operator knows; where it is wrong: nothing."""
-    section = known(written or {}, Shape("object", model=model))
+        right: S = getattr(judged.spec, name)
+        return right
+    written = (manifest.get("spec") or {}).get(name)
     try:
-        return model.model_validate(section, by_alias=True)
+        return _read(written or {}, model)
     except ValidationError:
         return model()
 
@@ -149,6 +144,7 @@ def read_pod(manifest: Manifest) -> Pod | None:
         conditions.get("DisruptionTarget", {}),
     )
     is_unplaced = scheduled.get("status") == "False"
+    is_disrupted = disruption.get("status") == "True"
     return Pod(
         namespace=sys.intern(metadata["namespace"]),
         name=metadata["name"],
@@ -169,7 +165,7 @@ def read_pod(manifest: Manifest) -> Pod | None:
         unschedulable=sys.intern(inert(scheduled.get("message", ""))) if is_unplaced else "",
         waiting_reason=sys.intern(waiting.get("reason", "")),
         waiting_message=inert(waiting.get("message", "")),
-        disruption=sys.intern(disruption.get("reason", "")) if _is_true(disruption) else "",
+        disruption=sys.intern(disruption.get("reason", "")) if is_disrupted else "",
         reason=status.get("reason", ""),
         message=inert(status.get("message", "")),
         last=_termination(container),
@@ -179,10 +175,6 @@ def read_pod(manifest: Manifest) -> Pod | None:
 def _owner_uid(metadata: Mapping[str, Any]) -> str:
     owners = metadata.get("ownerReferences") or ()
     return next((one["uid"] for one in owners if one.get("controller")), "")
-
-
-def _is_true(condition: Mapping[str, Any]) -> bool:
-    return bool(condition.get("status") == "True")
 
 
 def _termination(container: Mapping[str, Any]) -> Termination | None:

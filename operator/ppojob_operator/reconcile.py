@@ -30,13 +30,7 @@ from ppojob_operator.state import Create, Job, Plan
 
 
 class Reconciler:
-    """Brings jobs to what they are to be.
-
-    Args:
-        cluster: to write to.
-        cache: what is known.
-        settings: of the operator.
-    """
+    """Brings jobs to what they are to be."""
 
     def __init__(self, cluster: Cluster, cache: Cache, settings: Settings) -> None:
         self._cluster = cluster

@@ -15,11 +15,9 @@ from ppojob_operator.conditions import ObservedCondition, has_ended
 from ppojob_operator.policies.acceptance import INVALID
 from ppojob_operator.policies.completion import ending
 from ppojob_operator.policies.failure import Ending, judge, new_records
-from ppojob_operator.policies.gang import GAVE_BACK, admission
-from ppojob_operator.policies.placing import Admission
-from ppojob_operator.policies.suspend import wanted_roles
+from ppojob_operator.policies.placing import GAVE_BACK, Admission, admission
+from ppojob_operator.policies.startup import RolePods, accepted_role_pods, wanted_role_pods
 from ppojob_operator.reading import JOBS_REMEMBERED
-from ppojob_operator.role_pods import RolePods, accepted_role_pods, wanted_role_pods
 from ppojob_operator.state import Job, Observed, Time
 
 
@@ -28,17 +26,11 @@ class ReconcileContext:
     """A job at one moment.
 
     Attributes:
-        job: the job.
-        accepted: whether its spec is right.
         config: what its pods are to run; None where the spec is refused: what was made of the one
             before goes on, and is ended, but nothing more is made.
         roles: those with pods of their own.
-        pods: what its author wants of its pods.
-        observed: what is there.
-        now: the moment.
         failures: losses that are not in the status yet.
         admission: whether it may have pods.
-        ending: how it ended, where it did.
         runs: whether it is to have pods for longer than a commit takes.
         wanted: roles that are to have pods now.
     """
@@ -57,16 +49,6 @@ class ReconcileContext:
     wanted: tuple[RolePods, ...]
 
     @property
-    def lifecycle(self) -> LifecycleSpec:
-        """What its author wants of its life."""
-        return self.job.terms.lifecycle
-
-    @property
-    def scheduling(self) -> SchedulingSpec:
-        """Who places its pods."""
-        return self.job.terms.scheduling
-
-    @property
     def has_ended(self) -> bool:
         """Whether the status says already that the job ended."""
         return has_ended(self.job.status)
@@ -75,7 +57,7 @@ class ReconcileContext:
     def wants_gang(self) -> bool:
         """Whether its pods, those that are there included, are to be placed together."""
         gives_up = self.admission.claim.reason in {GAVE_BACK, INVALID}
-        asks = not self.has_ended and not self.lifecycle.suspend and not gives_up
+        asks = not self.has_ended and not self.job.lifecycle.suspend and not gives_up
         return asks or bool(self.observed.pods)
 
     @property
@@ -87,30 +69,23 @@ class ReconcileContext:
 def reconcile_context(
     job: Job, manifest: PPOJob | None, accepted: ObservedCondition, observed: Observed, now: Time
 ) -> ReconcileContext:
-    """Where a job is that is accepted, or was.
+    """Where a job is that is accepted, or was: of which `manifest` is None.
 
     A new ending is written down before the pods go, since it is known from them alone.
-
-    Args:
-        job: the job.
-        manifest: what is accepted of it; None: nothing any more.
-        accepted: whether it is, and why not.
-        observed: what is there.
-        now: the moment.
     """
     config = pod_config(job, manifest) if manifest is not None else None
     roles = wanted_role_pods(config.run.topology) if config is not None else accepted_role_pods(job)
-    status, lifecycle = job.status, job.terms.lifecycle
+    status = job.status
     failures = new_records(observed.pods, status, now)
-    failure = judge(failures, status, job.terms.recovery.restarts_without_progress)
-    found = ending(status, observed.controller, failure, lifecycle, now)
+    failure = judge(failures, status, job.recovery.restarts_without_progress)
+    found = ending(job, observed.controller, failure, now)
     is_over = has_ended(job.status)
-    admitted = admission(job, job.terms.scheduling, observed, now)
+    admitted = admission(job, observed, now)
     if config is None and not is_over and not _is_made(job, roles, observed):
         words = ObservedCondition("Admitted", False, accepted.reason, accepted.message)
         admitted = Admission(words, may_have_pods=False)
-    runs = not is_over and not lifecycle.suspend and admitted.may_have_pods
-    wanted = wanted_roles(
+    runs = not is_over and not job.lifecycle.suspend and admitted.may_have_pods
+    wanted = _wanted_roles(
         roles,
         observed,
         runs=runs,
@@ -129,6 +104,43 @@ def reconcile_context(
         ending=found,
         runs=runs,
         wanted=wanted,
+    )
+
+
+def _wanted_roles(
+    roles: tuple[RolePods, ...], observed: Observed, *, runs: bool, commits: bool
+) -> tuple[RolePods, ...]:
+    """Which roles have pods now: all, all but the controller while it commits, or none.
+
+    A job that is to stop loses its controller first. Told to end, it ends its step and commits, and
+    for that it needs all other roles; they go when it is gone. Going on is starting anew: the
+    controller finds the commit.
+    """
+    if runs:
+        return tuple(role for role in roles if not _is_leaving(role, observed))
+    if commits and _is_committing(observed):
+        return tuple(role for role in roles if role.role != "controller")
+    return ()
+
+
+def _is_leaving(role: RolePods, observed: Observed) -> bool:
+    """Whether pods of a StatefulSet that is gone are still on their way out.
+
+    They have the names of those to come. A new StatefulSet would wait for them as well, but ask
+    less and less often; pods that somebody has orphaned are no reason to wait, it adopts them.
+    """
+    pods = observed.pods_of(role.role)
+    sets = {child.uid for (kind, _), child in observed.children.items() if kind == "StatefulSet"}
+    return any(pod.owner_uid and pod.owner_uid not in sets for pod in pods)
+
+
+def _is_committing(observed: Observed) -> bool:
+    """Whether there is a controller that may still have something to commit."""
+    report = observed.controller
+    return any(
+        not (report is not None and report.pod_uid == pod.uid and report.phase == "done")
+        for pod in observed.pods_of("controller")
+        if pod.is_ready or pod.is_deleting
     )
 
 

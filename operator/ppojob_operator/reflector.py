@@ -10,7 +10,6 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ppojob_operator.cluster import Cluster
 from ppojob_operator.errors import (
@@ -31,45 +30,36 @@ _ABSENT_PAUSE_SECONDS = 30.0
 """Somebody has to install what is not served."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What is mirrored.
-
-    Attributes:
-        kind: of the objects.
-        namespace: empty for all.
-        selector: by labels; empty for every object.
-        is_optional: whether the operator works where it is not served, or without the right to
-            read it.
-    """
-
-    kind: Kind
-    namespace: str = ""
-    selector: str = ""
-    is_optional: bool = False
-
-
 class Reflector:
     """Mirrors one kind.
 
     Args:
-        cluster: to list and watch.
-        scope: what.
         seen: takes an object that is there, as often as it changes.
         gone: takes the uid of an object that is not there any more.
+        namespace: empty for all.
+        selector: by labels; empty for every object.
+        is_optional: whether the operator works where it is not served, or without the right to
+            read it.
         served: told, of what is optional, whether it can be read.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        scope: Scope,
+        kind: Kind,
         seen: Callable[[Manifest], None],
         gone: Callable[[str], None],
+        *,
+        namespace: str = "",
+        selector: str = "",
+        is_optional: bool = False,
         served: Callable[[bool], None] = lambda _: None,
     ) -> None:
+        self.kind = kind
         self._cluster = cluster
-        self._scope = scope
+        self._scope = (kind, namespace, selector)
+        self._last_heard = LAST_HEARD_SECONDS.labels(kind.name, namespace)
+        self._is_optional = is_optional
         self._seen = seen
         self._gone = gone
         self._served = served
@@ -78,11 +68,6 @@ class Reflector:
         self._pause = _FIRST_PAUSE_SECONDS
         self.is_synced = asyncio.Event()
         self.last_heard = time.monotonic()
-
-    @property
-    def kind(self) -> Kind:
-        """What is mirrored."""
-        return self._scope.kind
 
     async def run(self) -> None:
         """List and follow until cancelled."""
@@ -95,7 +80,7 @@ class Reflector:
                 _log.info("%s: the stream expired; listing again", self.kind.plural)
                 self._version = ""
             except ClusterError as problem:
-                if self._scope.is_optional and isinstance(problem, RefusedError | MissingError):
+                if self._is_optional and isinstance(problem, RefusedError | MissingError):
                     self._go_without(problem)
                 await self._rest(problem)
 
@@ -123,15 +108,12 @@ class Reflector:
     async def _list(self) -> None:
         there: set[str] = set()
         version = ""
-        scope = self._scope
-        async for page in self._cluster.pages(scope.kind, scope.namespace, scope.selector):
+        async for page in self._cluster.pages(*self._scope):
             for item in page.items:
-                # A list names the kind once for all its items.
-                whole = {**item, "kind": scope.kind.name, "apiVersion": scope.kind.api_version}
-                there.add(whole["metadata"]["uid"])
+                there.add(item["metadata"]["uid"])
                 # Known at once: should the next page fail, the next list still finds it gone.
-                self._known.add(whole["metadata"]["uid"])
-                self._seen(whole)
+                self._known.add(item["metadata"]["uid"])
+                self._seen(item)
             version = page.resource_version
             self._hear()
         for uid in self._known - there:
@@ -143,10 +125,7 @@ class Reflector:
         self.is_synced.set()
 
     async def _follow(self) -> None:
-        scope = self._scope
-        async for change in self._cluster.watch(
-            scope.kind, scope.namespace, scope.selector, self._version
-        ):
+        async for change in self._cluster.watch(*self._scope, self._version):
             self._hear()
             metadata = change.manifest["metadata"]
             if change.type == "DELETED":
@@ -160,4 +139,4 @@ class Reflector:
     def _hear(self) -> None:
         self.last_heard = time.monotonic()
         self._pause = _FIRST_PAUSE_SECONDS
-        LAST_HEARD_SECONDS.labels(self.kind.name, self._scope.namespace).set_to_current_time()
+        self._last_heard.set_to_current_time()

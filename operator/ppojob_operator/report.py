@@ -55,7 +55,9 @@ def status_of(here: ReconcileContext, image: str) -> PPOJobStatus:
 def events(here: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
     """What a person should know: changes of conditions, and ends of containers."""
     before = here.job.status
-    yield from _refusal_events(here)
+    was, now = condition(before, "Accepted"), here.accepted
+    if not now.holds and (was is None or (was.reason, was.message) != (now.reason, now.message)):
+        yield Emit("Warning", now.reason, now.message)
     for name, words in _TOLD_WHEN_TRUE.items():
         if holds(after, name) and not holds(before, name):
             yield Emit("Normal", name, words)
@@ -64,19 +66,12 @@ def events(here: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
     if holds(after, "Failed") and not holds(before, "Failed"):
         yield Emit("Warning", after.reason, after.message)
     yield from _admission_events(here)
-    was, now = condition(before, "PodsReady"), condition(after, "PodsReady")
-    if now and now.status == "False" and now.reason not in {was and was.reason, *_NO_NEWS}:
-        yield Emit("Warning", now.reason, now.message)
+    were, are = condition(before, "PodsReady"), condition(after, "PodsReady")
+    if are and are.status == "False" and are.reason not in {were and were.reason, *_NO_NEWS}:
+        yield Emit("Warning", are.reason, are.message)
     for record in here.failures:
         words = f"{record.role}: pod {record.pod} ended: {record.reason}: {record.message}"
         yield Emit("Warning", "ContainerEnded", inert(words))
-
-
-def _refusal_events(here: ReconcileContext) -> Iterator[Emit]:
-    """What is wrong with a spec that was right before."""
-    was, now = condition(here.job.status, "Accepted"), here.accepted
-    if not now.holds and (was is None or (was.reason, was.message) != (now.reason, now.message)):
-        yield Emit("Warning", now.reason, now.message)
 
 
 def _admission_events(here: ReconcileContext) -> Iterator[Emit]:
@@ -103,7 +98,7 @@ def _claims(here: ReconcileContext) -> tuple[ObservedCondition, ...]:
 
 
 def _pods_ready(here: ReconcileContext) -> ObservedCondition:
-    if here.ending is not None or here.lifecycle.suspend or not here.admission.may_have_pods:
+    if here.ending is not None or here.job.lifecycle.suspend or not here.admission.may_have_pods:
         return ObservedCondition("PodsReady", False, "Stopped", "no pods are wanted")
     if not here.wanted:
         return ObservedCondition(
@@ -164,7 +159,7 @@ def _checkpointed(here: ReconcileContext) -> ObservedCondition:
 
 
 def _suspended(here: ReconcileContext) -> ObservedCondition:
-    if not here.lifecycle.suspend or here.ending is not None:
+    if not here.job.lifecycle.suspend or here.ending is not None:
         return ObservedCondition("Suspended", False, "NotAsked")
     if here.observed.pods:
         return ObservedCondition(

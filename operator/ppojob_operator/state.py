@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ppojob_api.problem import Problem
-from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
+from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.schedule import LifecycleSpec, RecoverySpec
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
@@ -41,41 +41,15 @@ ChildKind = (
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What a spec says of the life of a job; it counts also where the rest of the spec is wrong.
-
-    Attributes:
-        lifecycle: start, stop and clean-up.
-        recovery: how hard to try.
-        scheduling: who places the pods.
-    """
-
-    lifecycle: LifecycleSpec
-    recovery: RecoverySpec
-    scheduling: SchedulingSpec
-
-    @classmethod
-    def of(cls, spec: PPOJobSpec) -> "Terms":
-        """Those of a spec that is right."""
-        return cls(spec.lifecycle, spec.recovery, spec.scheduling)
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """A PPOJob as the cluster holds it.
 
     Attributes:
-        namespace: of the job.
-        name: of the job.
         uid: tells it from another job of the same name.
         generation: of the spec.
         resource_version: of the whole object; what a status write is conditional on.
-        created: when it was made.
-        is_deleting: whether it is on its way out.
-        terms: what its author wants of its life.
+        lifecycle, recovery, scheduling: what counts also where the rest of the spec is wrong.
         manifest: the job as validated; None where `problems` says why not.
-        problems: what is wrong with the spec.
-        status: as last written.
     """
 
     namespace: str
@@ -85,7 +59,9 @@ class Job:
     resource_version: str
     created: Time
     is_deleting: bool
-    terms: Terms
+    lifecycle: LifecycleSpec
+    recovery: RecoverySpec
+    scheduling: SchedulingSpec
     manifest: PPOJob | None
     problems: tuple[Problem, ...]
     status: PPOJobStatus
@@ -96,10 +72,8 @@ class Termination:
     """How a container ended.
 
     Attributes:
-        exit_code: of the container.
         reason: the kubelet's word, such as `OOMKilled`.
         message: the kubelet's sentence, or the end of the termination log.
-        finished: when.
     """
 
     exit_code: int
@@ -113,27 +87,13 @@ class Pod:
     """A pod, trimmed to what decisions need.
 
     Attributes:
-        namespace: of the pod.
-        name: of the pod.
-        uid: of the pod.
-        job_uid: of the job that it belongs to.
-        role: whose pod it is.
-        created: when it was made.
         owner_uid: of its StatefulSet; empty for a pod that was orphaned.
         phase: `Pending`, `Running`, `Succeeded` or `Failed`.
-        is_ready: whether its readiness probe holds.
-        is_deleting: whether it is on its way out.
         node: where it was placed, or empty.
-        address: its IP address, or empty.
         config_digest: of the run configuration that it mounts.
-        restarts: how often its container was started again.
         unschedulable: the scheduler's words, or empty.
         waiting_reason: the kubelet's word for why the container does not run, or empty.
-        waiting_message: and its sentence.
         disruption: why it was or is being disrupted, or empty.
-        reason: of a failed pod, such as `Evicted`.
-        message: of a failed pod.
-        last: how its container ended last.
     """
 
     namespace: str
@@ -167,12 +127,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node, trimmed to whether it answers.
-
-    Attributes:
-        name: of the node.
-        silent_since: since when its kubelet has not been heard; None while it is.
-    """
+    """A node, trimmed to since when its kubelet is silent; None while it is heard."""
 
     name: str
     silent_since: Time | None
@@ -183,11 +138,7 @@ class Child:
     """An object that was made for a job.
 
     Attributes:
-        kind: of the object.
-        name: of the object.
-        uid: of the object.
         owner_uid: of the job that owns it.
-        is_deleting: whether it is on its way out.
         manifest: the parts that somebody may change by hand.
         settled_digest: digest of the manifest that we applied last, where the API server or a
             webhook made something else of it: applying it again would change nothing.
@@ -204,14 +155,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a queue adds to the pods of a role when it admits them.
-
-    Attributes:
-        node_selector: labels that their nodes must have.
-        tolerations: taints that they bear.
-        labels: of the pods.
-        annotations: of the pods.
-    """
+    """What a queue adds to the pods of a role when it admits them."""
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Manifest, ...] = ()
@@ -239,10 +183,7 @@ class ControllerReport:
     """What the controller pod's supervisor says of it; docs/contract.md.
 
     Attributes:
-        pod_uid: pod that was asked.
         phase: `idle`, `starting`, `ready`, `lost` or `done`.
-        reason: why.
-        exit_code: how the controller ended.
     """
 
     pod_uid: str
@@ -257,11 +198,8 @@ class Observed:
 
     Attributes:
         pods: all pods that carry the job's uid.
-        children: by kind and name.
-        nodes: of the pods, by name.
         controller: what the controller's supervisor says, where it answers.
         refused: kind and name of objects that the API server did not take from us, and why.
-        gangs: what the cluster has for gangs.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -332,8 +270,6 @@ class DeletePod:
     """End a pod; its StatefulSet makes another.
 
     Attributes:
-        name: of the pod.
-        uid: of the pod.
         force: without waiting for its node, which does not answer.
     """
 

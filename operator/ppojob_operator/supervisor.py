@@ -27,12 +27,7 @@ class _PodStatus(BaseModel):
 
 
 class Supervisors:
-    """Asks the supervisor of every running job's controller, again and again.
-
-    Args:
-        cache: knows the pods, and takes the answers.
-        poll_seconds: between two rounds.
-    """
+    """Asks the supervisor of every running job's controller, again and again."""
 
     def __init__(self, cache: Cache, poll_seconds: float) -> None:
         self._cache = cache
@@ -57,13 +52,7 @@ class Supervisors:
 async def controller_report(
     session: aiohttp.ClientSession, pod: Pod, port: int = contract.PORT_HEALTH
 ) -> ControllerReport | None:
-    """What the supervisor of a controller's pod says; None without an answer.
-
-    Args:
-        session: to ask with.
-        pod: the controller's.
-        port: of the supervisor.
-    """
+    """What the supervisor of a controller's pod says; None without an answer."""
     host = f"[{pod.address}]" if ":" in pod.address else pod.address
     timeout = aiohttp.ClientTimeout(total=_SECONDS)
     try:

@@ -34,8 +34,7 @@ class Bench:
         """Have the cache show what is there now, as streams would."""
         known = {item["metadata"]["uid"] for item in self.cluster.objects.values()}
         for uid in [one for one in self.cache._keys if one not in known]:
-            self.cache.lose_child(uid) if uid in self._uids("children") else None
-            self.cache.lose_pod(uid)
+            self.cache.lose(uid)
         for item in list(self.cluster.objects.values()):
             if item["kind"] == "PPOJob":
                 self.cache.see_job(item)
@@ -43,9 +42,6 @@ class Bench:
                 self.cache.see_pod(item)
             elif item["kind"] in CHILD_KINDS and item["kind"] != "Secret":
                 self.cache.see_child(item)
-
-    def _uids(self, what: str) -> set[str]:
-        return {uid for one in self.cache._jobs.values() for uid in getattr(one, what)}
 
     async def step(self) -> None:
         self.look()

@@ -23,8 +23,8 @@ from kubernetes.config import (  # noqa: TID251
 )
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from ppojob_cli.cluster.problems import ClusterUseError, got_no_answer
-from ppojob_operator.errors import UnavailableError, error_of
+from ppojob_cli.input_error import InputError
+from ppojob_operator.errors import UnavailableError, error_of, message_of
 from ppojob_operator.state import Manifest, Time
 
 FIELD_MANAGER: Final = "kubectl-ppojob"
@@ -33,15 +33,10 @@ _CONNECT_SECONDS: Final = 10.0
 _READ_SECONDS: Final = 30.0
 _CONNECTIONS: Final = 512
 _PAGE: Final = "500"
-_MESSAGE_CHARACTERS: Final = 300
 
 
 class LineStream:
-    """The lines of an answer, as they come.
-
-    Args:
-        response: of which the body is not read yet.
-    """
+    """The lines of an answer, whose body is not read yet, as they come."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
         self._response = response
@@ -70,38 +65,27 @@ class LineStream:
 class ClusterConnection:
     """An API server, and the namespace that is meant.
 
-    Args:
-        api: the library's client, with the user's credentials.
-        namespace: of the job.
+    Every method raises a `ClusterError` where an object is not there, not ours to see, or nobody
+    answers.
     """
 
     def __init__(self, api: ApiClient, namespace: str) -> None:
         self.namespace = namespace
         self._api = api
-        self._heard: tuple[Time, float] | None = None
+        self._heard = datetime.datetime.now(datetime.UTC), time.monotonic()
 
     @property
     def now(self) -> Time:
         """The API server's time, so that nobody's clock but the cluster's own decides an age."""
-        if self._heard is None:
-            return datetime.datetime.now(datetime.UTC)
         then, at = self._heard
         return then + datetime.timedelta(seconds=time.monotonic() - at)
 
     def get(self, path: str, **query: str) -> Manifest:
-        """One object.
-
-        Raises:
-            ClusterError: it is not there, not ours to see, or nobody answers.
-        """
+        """One object."""
         return self._json(self._request("GET", path, query))
 
     def items(self, path: str, **query: str) -> Iterator[Manifest]:
-        """All objects of a list, page by page.
-
-        Raises:
-            ClusterError: as `get`.
-        """
+        """All objects of a list, page by page."""
         asked = {"limit": _PAGE, **query}
         while True:
             answer = self.get(path, **asked)
@@ -112,38 +96,16 @@ class ClusterConnection:
             asked["continue"] = token
 
     def patch(self, path: str, change: Manifest) -> Manifest:
-        """Merge a change into an object.
-
-        Raises:
-            ClusterError: as `get`.
-        """
+        """Merge a change into an object."""
         query = {"fieldManager": FIELD_MANAGER}
         return self._json(self._request("PATCH", path, query, json.dumps(change).encode()))
 
     def text(self, path: str, *, seconds: float = _READ_SECONDS) -> str:
-        """A text, such as what a pod serves.
-
-        Args:
-            path: of the text.
-            seconds: that an answer may take.
-
-        Raises:
-            ClusterError: as `get`.
-        """
-        answer = self._request("GET", path, {}, read_seconds=seconds)
-        return self._body(answer).decode("utf-8", "replace")
+        """A text, such as what a pod serves."""
+        return self._text(self._request("GET", path, {}, read_seconds=seconds))
 
     def lines(self, path: str, *, endless: bool = False, **query: str) -> LineStream:
-        """A text line by line.
-
-        Args:
-            path: of the text.
-            endless: whether it may be silent for any time.
-            query: of the request.
-
-        Raises:
-            ClusterError: as `get`.
-        """
+        """A text line by line; an endless one may be silent for any time."""
         seconds = None if endless else _READ_SECONDS
         return LineStream(self._request("GET", path, query, read_seconds=seconds))
 
@@ -171,27 +133,32 @@ class ClusterConnection:
                 timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=read_seconds),
             )
         except urllib3.exceptions.HTTPError as problem:
-            raise got_no_answer(self._api.configuration.host, _why(problem)) from problem
+            raise self._no_answer(_why(problem)) from problem
         if "Date" in answer.headers:
             self._heard = parsedate_to_datetime(answer.headers["Date"]), time.monotonic()
         if answer.status >= 300:
-            raise error_of(answer.status, _message(self._body(answer)))
+            raise error_of(answer.status, message_of(self._text(answer)))
         return answer
 
-    def _body(self, answer: urllib3.BaseHTTPResponse) -> bytes:
+    def _text(self, answer: urllib3.BaseHTTPResponse) -> str:
         try:
-            return answer.read()
+            return answer.read().decode("utf-8", "replace")
         except urllib3.exceptions.HTTPError as problem:
-            raise got_no_answer(self._api.configuration.host, _why(problem)) from problem
+            raise self._no_answer(_why(problem)) from problem
         finally:
             answer.release_conn()
 
+    def _no_answer(self, why: str) -> UnavailableError:
+        return UnavailableError(
+            f"cluster: got no answer from {self._api.configuration.host}: {why}; "
+            "an API server that can be reached, see kubectl cluster-info"
+        )
+
     def _json(self, answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
         try:
-            read: dict[str, Any] = json.loads(self._body(answer))
+            read: dict[str, Any] = json.loads(self._text(answer))
         except ValueError as problem:
-            why = "what answers is no API server"
-            raise got_no_answer(self._api.configuration.host, why) from problem
+            raise self._no_answer("what answers is no API server") from problem
         return read
 
 
@@ -206,7 +173,7 @@ def connect(
         kubeconfig: a file; None: that of `KUBECONFIG`, or `~/.kube/config`.
 
     Raises:
-        ClusterUseError: there is no usable kubeconfig, or no such context in it.
+        InputError: there is no usable kubeconfig, or no such context in it.
     """
     # The library reads the variable when it is loaded, and knows no empty one.
     file = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
@@ -216,7 +183,7 @@ def connect(
         contexts, current = list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
         by_name = {one["name"]: one for one in contexts}
         if context is not None and context not in by_name:
-            raise ClusterUseError(
+            raise InputError(
                 f'--context: got "{context}": the kubeconfig has no such context; '
                 f"one of {', '.join(sorted(by_name))}"
             )
@@ -225,7 +192,7 @@ def connect(
             file, context=context, client_configuration=configuration
         )
     except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as problem:
-        raise ClusterUseError(
+        raise InputError(
             f"kubeconfig: got {file}: {_first_line(problem)}; "
             "a file with which kubectl works, by --kubeconfig or KUBECONFIG"
         ) from problem
@@ -240,11 +207,3 @@ def _first_line(problem: Exception) -> str:
 def _why(problem: Exception) -> str:
     """The last part of a nested message, which names the cause."""
     return str(problem).rpartition(": ")[2].rstrip(".") or type(problem).__name__
-
-
-def _message(body: bytes) -> str:
-    text = body.decode("utf-8", "replace")
-    try:
-        return str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError):
-        return text.strip()[:_MESSAGE_CHARACTERS]

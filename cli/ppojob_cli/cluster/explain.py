@@ -8,10 +8,11 @@ import click
 
 from ppojob_api.problem import printable
 from ppojob_cli.cluster.options import on_cluster
+from ppojob_cli.figures import counted
 
 if TYPE_CHECKING:
     from ppojob_cli.cluster.connection import ClusterConnection
-    from ppojob_cli.cluster.seen import Seen
+    from ppojob_cli.cluster.findings import Seen
 
 _WIDTH = 100
 
@@ -72,7 +73,7 @@ def _summary(seen: "Seen", number: int) -> str:
         return f"{where}: done"
     if not number:
         return f"{where}: nothing that can be seen holds it up"
-    return f"{where}: {number} {'thing' if number == 1 else 'things'} to know"
+    return f"{where}: {counted(number, 'thing')} to know"
 
 
 def _wrapped(text: str, first: str, rest: str) -> list[str]:

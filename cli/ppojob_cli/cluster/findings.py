@@ -1,22 +1,30 @@
 """Why a job does not go on: every reason that can be seen, the most important first. Pure."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from typing import Final
 
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.status import Condition, FailureRecord, TrainingStatus
 from ppojob_api.well_known import workload_name
-from ppojob_cli.cluster.remedies import remedy
-from ppojob_cli.cluster.seen import Seen
 from ppojob_cli.figures import duration, seconds_of
 from ppojob_operator.conditions import ConditionType, condition, from_rfc3339, holds
 from ppojob_operator.policies.acceptance import refusal
 from ppojob_operator.policies.completion import deadline_in
-from ppojob_operator.policies.startup import missing_pods, obstacles, pods_ready
-from ppojob_operator.role_pods import RolePods, accepted_role_pods, wanted_role_pods
-from ppojob_operator.state import Job, Observed
+from ppojob_operator.policies.startup import (
+    RolePods,
+    accepted_role_pods,
+    missing_pods,
+    obstacles,
+    pods_ready,
+    wanted_role_pods,
+)
+from ppojob_operator.state import ControllerReport, Job, Node, Observed, Pod, Time
 
+UNKNOWN: Final = "reasons.md, of the version of the operator"
 SILENT_LEASES: Final = 3
 """A Lease that was not renewed for so many of its terms has no holder."""
 BEHIND_SECONDS: Final = 30.0
@@ -29,6 +37,8 @@ DEADLINE_SECONDS: Final = 600.0
 """A deadline is near from then on."""
 
 _STALE_STEPS: Final = 3
+_HEADING: Final = re.compile(r"^## (?=(\w+))", re.MULTILINE)
+_ROW: Final = re.compile(r"^\| (`[^|]+) \| (?:[^|]+ \| )?(.+) \|$", re.MULTILINE)
 _SEEN_IN_PODS: Final = frozenset(
     {
         "Starting",
@@ -43,18 +53,92 @@ _SEEN_IN_PODS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class ToldWarning:
+    """A warning that somebody has written as an Event about the object of this kind and name."""
+
+    kind: str
+    name: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLease:
+    """The Lease of the operator.
+
+    Attributes:
+        holder: replica that leads; empty: none.
+        renewed: when it said so last; None: never.
+    """
+
+    holder: str
+    renewed: Time | None
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A job and its surroundings.
+
+    Attributes:
+        pods: that are there; None: they may not be seen.
+        nodes: of the pods, as far as they may be seen.
+        warnings: about the job's objects, the latest last.
+        lease: of the operator; None: there is none, or it may not be seen.
+        progressed: when the controller last told of progress; None: never.
+        reports: what the supervisors of pods say, by uid of the pod.
+        hidden: what could not be looked at, and why, a line each.
+    """
+
+    job: Job
+    now: Time
+    pods: tuple[Pod, ...] | None = ()
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    warnings: tuple[ToldWarning, ...] = ()
+    lease: SeenLease | None = None
+    progressed: Time | None = None
+    reports: Mapping[str, ControllerReport] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One reason why a job does not go on.
 
     Attributes:
         reason: CamelCase word; reasons.md has a line for each.
-        what: what is seen.
-        remedy: what to do.
     """
 
     reason: str
     what: str
     remedy: str
+
+
+@cache
+def tables() -> dict[str, dict[str, str]]:
+    """What to do about each word, by the first word of the heading that it stands under."""
+    page = resources.files("ppojob_cli.cluster").joinpath("reasons.md").read_text("utf-8")
+    _, *parts = _HEADING.split(page)
+    return {
+        heading: {
+            word: what_to_do
+            for words, what_to_do in _ROW.findall(section)
+            for word in re.findall(r"`(\w+)`", words)
+        }
+        for heading, section in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def remedy(heading: str, reason: str) -> str:
+    """What to do about a reason; an operator may be newer than the page.
+
+    Args:
+        heading: A condition; `Found` for what is in none; `Ended` for the class of a failure.
+        reason: The word.
+    """
+    # A job may fail by the reason of another condition: one that was never accepted.
+    places = (tables().get(heading, {}), *tables().values())
+    return next((table[reason] for table in places if reason in table), UNKNOWN)
 
 
 def findings(seen: Seen) -> list[Finding]:
@@ -129,7 +213,9 @@ def _pods(seen: Seen) -> Iterator[Finding]:
     known = _SEEN_IN_PODS if seen.pods is not None and roles else frozenset()
     if ready is not None and ready.status == "False" and ready.reason not in {*known, "Stopped"}:
         yield _of_condition("PodsReady", ready)
-    if seen.pods is None or not roles or not (seen.pods or _wants_pods(seen.job)):
+    # Before the operator has seen the job nobody is to have made any.
+    is_due = holds(seen.job.status, "Admitted")
+    if seen.pods is None or not roles or not (seen.pods or is_due):
         return
     observed = Observed(pods=seen.pods, nodes=seen.nodes)
     claim = pods_ready(roles, observed, float("inf"))
@@ -145,11 +231,6 @@ def _pods(seen: Seen) -> Iterator[Finding]:
         yield Finding("ContainerWaits", line, remedy("PodsReady", "ContainerWaits"))
     if not found and not mounts:
         yield Finding("Starting", claim.message, remedy("PodsReady", "Starting"))
-
-
-def _wants_pods(job: Job) -> bool:
-    # Before the operator has seen the job nobody is to have made any.
-    return holds(job.status, "Admitted")
 
 
 def _words_about_missing(seen: Seen, roles: tuple[RolePods, ...]) -> str:
@@ -235,7 +316,7 @@ def _seconds_a_step(training: TrainingStatus) -> float | None:
 
 def _deadline(seen: Seen) -> Iterator[Finding]:
     job, training = seen.job, seen.job.status.training
-    left = deadline_in(job.status, job.terms.lifecycle, seen.now)
+    left = deadline_in(job, seen.now)
     if left is None:
         return
     needed = seconds_of(training.eta) if training is not None and training.eta else None

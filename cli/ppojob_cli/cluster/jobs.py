@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ppojob_api.well_known import KIND, PLURAL
 from ppojob_cli.cluster.connection import ClusterConnection
-from ppojob_cli.cluster.problems import ClusterUseError
+from ppojob_cli.input_error import InputError
 from ppojob_operator.build.metadata import LABEL_JOB_UID
 from ppojob_operator.errors import ClusterError, MissingError, UnavailableError
 from ppojob_operator.kinds import JOB, POD
@@ -21,20 +21,20 @@ def find_manifest(connection: ClusterConnection, name: str) -> Manifest:
     """The object of a job.
 
     Raises:
-        ClusterUseError: there is no such job, or no PPOJob at all on this cluster.
+        InputError: there is no such job, or no PPOJob at all on this cluster.
         ClusterError: it cannot be asked for.
     """
     try:
         return connection.get(JOB.path(connection.namespace, name))
     except MissingError:
-        raise ClusterUseError(_no_such_job(connection, name)) from None
+        raise InputError(_no_such_job(connection, name)) from None
 
 
 def find_job(connection: ClusterConnection, name: str) -> Job:
     """A job as it is now.
 
     Raises:
-        ClusterUseError: as `find_manifest`, or it is of another version.
+        InputError: as `find_manifest`, or it is of another version.
         ClusterError: it cannot be asked for.
     """
     return as_job(find_manifest(connection, name))
@@ -44,13 +44,13 @@ def as_job(manifest: Manifest) -> Job:
     """A job from its object.
 
     Raises:
-        ClusterUseError: its status is of another version.
+        InputError: its status is of another version.
     """
     try:
         return read_job(manifest)
     except ValueError as problem:
         first = str(problem).splitlines()[0]
-        raise ClusterUseError(
+        raise InputError(
             f"status: got {first}: it is of another version of PPOJob; "
             "the command line of the operator's version"
         ) from None
@@ -60,7 +60,7 @@ def looks(connection: ClusterConnection, job: Job, seconds: float) -> Iterator[J
     """The job as it is now, and then again and again, also across troubles of the API server.
 
     Raises:
-        ClusterUseError: it is gone.
+        InputError: it is gone.
         ClusterError: it may not be seen any more.
     """
     while True:

@@ -7,7 +7,7 @@ import click
 from ppojob_api import contract
 from ppojob_api.problem import printable
 from ppojob_cli.cluster.options import on_cluster
-from ppojob_cli.cluster.problems import ClusterUseError
+from ppojob_cli.input_error import InputError
 
 if TYPE_CHECKING:
     from ppojob_cli.cluster.connection import ClusterConnection
@@ -46,9 +46,9 @@ def _set(connection: "ClusterConnection", name: str, *, is_suspended: bool, wait
     job = find_job(connection, name)
     if has_ended(job.status):
         phase = job.status.phase
-        raise ClusterUseError(f'NAME: got "{name}": it has ended, {phase}; one that goes on')
+        raise InputError(f'NAME: got "{name}": it has ended, {phase}; one that goes on')
     asked = "suspended" if is_suspended else "resumed"
-    if job.terms.lifecycle.suspend == is_suspended:
+    if job.lifecycle.suspend == is_suspended:
         click.echo(f"{name}: {'suspended' if is_suspended else 'not suspended'} already")
     else:
         change = {"spec": {"lifecycle": {"suspend": is_suspended}}}

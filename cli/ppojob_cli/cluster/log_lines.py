@@ -2,44 +2,34 @@
 
 import datetime
 import heapq
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-_STAMP: Final = re.compile(
-    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?", re.ASCII
-)
+from ppojob_operator.conditions import rfc3339
+from ppojob_operator.state import Time
+
+_EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogLine:
-    """A line of a pod's log.
+    """A line of a pod's log; its text is without the time and the line end."""
 
-    Attributes:
-        time: nanoseconds since 1970.
-        pod: its name.
-        text: without time and line end.
-    """
-
-    time: int
+    time: Time
     pod: str
     text: str = field(compare=False)
 
 
-def parse_stamp(line: str) -> tuple[int, str] | None:
-    """The time in nanoseconds before a line, and the line; None where there is no time."""
-    match = _STAMP.match(line)
-    if match is None:
-        return None
-    second, fraction, zone = match.groups()
+def parse_stamp(line: str) -> tuple[Time, str] | None:
+    """The time before a line, to the microsecond, and the line; None where there is no time."""
+    stamp, _, text = line.partition(" ")
     try:
-        whole = datetime.datetime.fromisoformat(second + zone)
+        time = datetime.datetime.fromisoformat(stamp)
     except ValueError:
         return None
-    nanoseconds = int((fraction or "").ljust(9, "0"))
-    return int(whole.timestamp()) * 10**9 + nanoseconds, line[match.end() :]
+    return (time, text) if time.tzinfo else None
 
 
 def stamped(pod: str, lines: Iterable[str]) -> Iterator[LogLine]:
@@ -48,7 +38,7 @@ def stamped(pod: str, lines: Iterable[str]) -> Iterator[LogLine]:
     The two outputs of a container share a file, so a line may be stamped a little before the one
     above it; a line without a time belongs to the one above it.
     """
-    time = 0
+    time = _EPOCH
     for line in lines:
         parsed = parse_stamp(line)
         text = line if parsed is None else parsed[1]
@@ -71,20 +61,17 @@ class Position:
     """How far a log was read, so that it can be read on from the second in which it stopped.
 
     Args:
-        time: in nanoseconds, before which nothing is wanted.
+        time: before which nothing is wanted.
     """
 
-    def __init__(self, time: int = 0) -> None:
+    def __init__(self, time: Time = _EPOCH) -> None:
         self.time = time
         self._seen = 0
 
     @property
-    def since(self) -> str | None:
-        """The second of the last line, as the API server wants it; None: from the beginning."""
-        if not self.time:
-            return None
-        second = datetime.datetime.fromtimestamp(self.time // 10**9, datetime.UTC)
-        return second.strftime("%Y-%m-%dT%H:%M:%SZ")
+    def since(self) -> str:
+        """The second of the last line, as the API server wants it."""
+        return rfc3339(self.time)
 
     def noted(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         """The same lines; each that is taken was read."""
@@ -107,33 +94,19 @@ class Position:
 
 
 class ReorderBuffer:
-    """Holds lines for a moment, in case an earlier one of another pod is still on its way.
-
-    Args:
-        seconds: that a line is held.
-    """
+    """Holds lines for a moment, in case an earlier one of another pod is still on its way."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._heap: list[tuple[int, int, float, LogLine]] = []
+        self._heap: list[tuple[Time, int, float, LogLine]] = []
         self._count = 0
 
     def put(self, line: LogLine, now: float) -> None:
-        """A line has come.
-
-        Args:
-            line: the line.
-            now: seconds of a clock that never goes back.
-        """
+        """A line has come; `now` is in seconds of a clock that never goes back."""
         self._count += 1
         heapq.heappush(self._heap, (line.time, self._count, now, line))
 
     def take(self, now: float) -> Iterator[LogLine]:
-        """The lines that were held long enough, by time."""
+        """The lines that were held long enough at a moment, by time."""
         while self._heap and now - self._heap[0][2] >= self._seconds:
-            yield heapq.heappop(self._heap)[3]
-
-    def flush(self) -> Iterator[LogLine]:
-        """All that is left, by time."""
-        while self._heap:
             yield heapq.heappop(self._heap)[3]

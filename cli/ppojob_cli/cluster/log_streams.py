@@ -1,5 +1,6 @@
 """Reads the logs of a job's pods from the API server: what is there, and what is still to come."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ from ppojob_api.well_known import RoleName
 from ppojob_cli.cluster.connection import ClusterConnection, LineStream
 from ppojob_cli.cluster.jobs import find_job, pods_of
 from ppojob_cli.cluster.log_lines import LogLine, Position, ReorderBuffer, stamped
-from ppojob_cli.cluster.problems import ClusterUseError
+from ppojob_cli.input_error import InputError
 from ppojob_operator.build.pod_template import CONTAINER
 from ppojob_operator.conditions import has_ended
 from ppojob_operator.errors import ClusterError, UnavailableError
@@ -79,13 +80,7 @@ def open_log(connection: ClusterConnection, namespace: str, pod: str, **query: s
 def history(
     connection: ClusterConnection, pods: list[Pod], wanted: Wanted, tell: Callable[[str], None]
 ) -> dict[str, Iterator[LogLine]]:
-    """What the pods have logged until now, a stream each, by pod.
-
-    Args:
-        connection: to ask.
-        pods: whose logs.
-        wanted: how much of them.
-        tell: takes a line for each pod that has none.
+    """What the pods have logged until now, a stream each, by pod; `tell` takes lines about others.
 
     Raises:
         ClusterError: nobody answers, or logs may not be seen.
@@ -105,15 +100,7 @@ def history(
 
 
 class Follower(threading.Thread):
-    """Reads the log of the pod of one name, across its containers and its replacements.
-
-    Args:
-        connection: to ask.
-        namespace: of the pod.
-        pod: its name.
-        position: how far it was read.
-        put: takes its lines.
-    """
+    """Reads the log of the pod of one name, across its containers and its replacements."""
 
     def __init__(
         self,
@@ -135,8 +122,7 @@ class Follower(threading.Thread):
     def run(self) -> None:
         """Read, and begin again where the stream has ended, until told to end."""
         while not self._end.is_set():
-            since = self._position.since
-            query = {"follow": "true", **({"sinceTime": since} if since else {})}
+            query = {"follow": "true", "sinceTime": self._position.since}
             # The container has not begun, or is gone, or the API server is away: it is asked again.
             with suppress(ClusterError):
                 self._stream = open_log(self._connection, self._namespace, self._pod, **query)
@@ -157,12 +143,6 @@ def follow(
     """The lines that are still to come, of all pods that there are and will be, by time.
 
     Ends when the job is over and its pods are gone.
-
-    Args:
-        connection: to ask.
-        job: whose logs.
-        wanted: which of them.
-        positions: how far the log of each pod was read.
 
     Raises:
         ClusterError: the pods may not be seen.
@@ -185,7 +165,7 @@ def follow(
                 look_at = time.monotonic() + _LOOK_SECONDS
             _move(lines, buffer)
             yield from buffer.take(time.monotonic())
-        yield from buffer.flush()
+        yield from buffer.take(math.inf)
     finally:
         for follower in followers.values():
             follower.end()
@@ -202,6 +182,6 @@ def _move(lines: SimpleQueue[LogLine], buffer: ReorderBuffer) -> None:
 def _is_over(connection: ClusterConnection, job: Job) -> bool:
     try:
         now = find_job(connection, job.name)
-    except ClusterUseError:
+    except InputError:
         return True
     return now.uid != job.uid or has_ended(now.status)

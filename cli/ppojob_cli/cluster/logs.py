@@ -9,7 +9,7 @@ import click
 from ppojob_api.problem import printable
 from ppojob_api.well_known import ROLE_SLUGS, RoleName
 from ppojob_cli.cluster.options import on_cluster
-from ppojob_cli.cluster.problems import ClusterUseError
+from ppojob_cli.input_error import InputError
 
 if TYPE_CHECKING:
     from ppojob_cli.cluster.connection import ClusterConnection
@@ -47,7 +47,7 @@ def logs(
     from ppojob_cli.cluster.log_lines import Position, merged
 
     if follow and previous:
-        raise ClusterUseError(
+        raise InputError(
             "--follow: got --previous with it: containers that have ended say nothing new; "
             "one of the two"
         )
@@ -56,12 +56,12 @@ def logs(
     pods = wanted.chosen(connection, job)
     if not pods and not follow:
         what = "no container that was started again" if previous else "no pods now"
-        raise ClusterUseError(
+        raise InputError(
             f'NAME: got "{name}": it is {job.status.phase} and has {what}; '
             f"kubectl ppojob explain {name} says why"
         )
     # What a pod has not said until now is new, whatever of its past was asked for.
-    now = int(connection.now.timestamp()) * 10**9
+    now = connection.now.replace(microsecond=0)
     positions = {pod.name: Position(now) for pod in pods}
     streams = log_streams.history(connection, pods, wanted, lambda line: _tell(line, follow))
     noted = [positions[name].noted(lines) for name, lines in streams.items()]
@@ -78,7 +78,7 @@ def _role(text: str | None) -> RoleName | None:
     known = {role: role for role in ROLE_SLUGS} | _ROLES
     if text not in known:
         allowed = ", ".join(ROLE_SLUGS)
-        raise ClusterUseError(f'--role: got "{text}": there is no such role; one of {allowed}')
+        raise InputError(f'--role: got "{text}": there is no such role; one of {allowed}')
     return known[text]
 
 
@@ -87,7 +87,7 @@ def _seconds(text: str | None) -> int | None:
 
     seconds = None if text is None else seconds_of(text)
     if text is not None and not seconds:
-        raise ClusterUseError(f'--since: got "{text}": it is no time; 45s, 5m or 1h30m')
+        raise InputError(f'--since: got "{text}": it is no time; 45s, 5m or 1h30m')
     return seconds
 
 

@@ -1,8 +1,7 @@
 """`kubectl ppojob metrics NAME`: the series of a job's controller, as they are now."""
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -10,8 +9,8 @@ import click
 from ppojob_api import contract
 from ppojob_api.problem import printable, shown
 from ppojob_cli.cluster.options import on_cluster
-from ppojob_cli.cluster.problems import ClusterUseError
 from ppojob_cli.figures import number
+from ppojob_cli.input_error import InputError
 
 if TYPE_CHECKING:
     from ppojob_cli.cluster.connection import ClusterConnection
@@ -19,21 +18,6 @@ if TYPE_CHECKING:
 _WATCH_SECONDS: Final = 5.0
 _JOB_LABEL: Final = "ppojob"
 _SKIPPED_ENDINGS: Final = ("_bucket", "_created")
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One series at one moment.
-
-    Attributes:
-        name: with its labels, the job's name aside.
-        value: as Prometheus reads it.
-        help: what it tells.
-    """
-
-    name: str
-    value: float
-    help: str
 
 
 @click.command()
@@ -48,48 +32,46 @@ def metrics(connection: "ClusterConnection", name: str, *, watch: bool, raw: boo
     """
     while True:
         text = _scraped(connection, name)
-        click.echo(text, nl=False) if raw else _show(table_lines(read_series(text)))
+        if raw:
+            click.echo(text, nl=False)
+        else:
+            for line in _table(text):
+                click.echo(line)
         if not watch:
             return
         time.sleep(_WATCH_SECONDS)
         click.echo()
 
 
-def read_series(text: str) -> list[Series]:
-    """The series of an exposition, sorted; buckets of histograms aside.
+def _table(text: str) -> Iterator[str]:
+    """The series of an exposition by name, as aligned columns: name, value, meaning.
 
     Raises:
-        ClusterUseError: it is none.
+        InputError: it is none.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
-        found = [
-            Series(_named(sample.name, sample.labels), sample.value, family.documentation)
+        rows = sorted(
+            (_named(sample.name, sample.labels), number(sample.value), family.documentation)
             for family in text_string_to_metric_families(text)
             for sample in family.samples
             if not sample.name.endswith(_SKIPPED_ENDINGS)
-        ]
+        )
     except ValueError as problem:
-        raise ClusterUseError(
+        raise InputError(
             f"metrics: got {shown(text)}: {problem}; the text format of Prometheus"
         ) from None
-    return sorted(found, key=lambda series: series.name)
-
-
-def table_lines(series: Iterable[Series]) -> Iterator[str]:
-    """Series as aligned columns: name, value, meaning."""
-    rows = [(printable(one.name), number(one.value), printable(one.help)) for one in series]
     names, values = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
-    for name, value, help_text in rows:
-        yield f"{name:<{names}}  {value:>{values}}  {help_text}".rstrip()
+    for name, value, meaning in rows:
+        yield printable(f"{name:<{names}}  {value:>{values}}  {meaning}".rstrip())
 
 
 def _scraped(connection: "ClusterConnection", name: str) -> str:
     """What the controller serves on its port.
 
     Raises:
-        ClusterUseError: there is no such job, or its controller serves nothing now.
+        InputError: there is no such job, or its controller serves nothing now.
     """
     from ppojob_api.well_known import pod_name
     from ppojob_cli.cluster.jobs import find_job
@@ -103,7 +85,7 @@ def _scraped(connection: "ClusterConnection", name: str) -> str:
     except (MissingError, UnavailableError) as problem:
         if problem.status == 0:
             raise
-        raise ClusterUseError(
+        raise InputError(
             f"metrics: got no answer from pod {pod}: the job is {job.status.phase}; "
             f"a job that makes steps, see kubectl ppojob explain {name}"
         ) from None
@@ -112,8 +94,3 @@ def _scraped(connection: "ClusterConnection", name: str) -> str:
 def _named(name: str, labels: dict[str, str]) -> str:
     told = ",".join(f'{key}="{text}"' for key, text in labels.items() if key != _JOB_LABEL)
     return f"{name}{{{told}}}" if told else name
-
-
-def _show(lines: Iterable[str]) -> None:
-    for line in lines:
-        click.echo(line)

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from ppojob_api import contract
 from ppojob_cli.cluster.connection import ClusterConnection
+from ppojob_cli.cluster.findings import Seen, SeenLease, ToldWarning
 from ppojob_cli.cluster.jobs import as_job, find_manifest, pods_of
-from ppojob_cli.cluster.seen import Seen, SeenLease, ToldWarning
 from ppojob_operator.conditions import from_rfc3339, has_ended, holds, inert
 from ppojob_operator.errors import MissingError, RefusedError, UnavailableError
 from ppojob_operator.kinds import EVENT, LEASE, NODE, POD
@@ -19,19 +19,13 @@ T = TypeVar("T")
 
 _ASKED_AT_ONCE: Final = 32
 _SUPERVISOR_SECONDS: Final = 5.0
-_TRAINING: Final = ("f:status", "f:training")
 
 
 def observe(connection: ClusterConnection, name: str, operator: tuple[str, str]) -> Seen:
-    """Look at a job and at what is around it.
-
-    Args:
-        connection: where the job is.
-        name: of the job.
-        operator: namespace and name of its Lease.
+    """Look at a job and at what is around it; `operator` is namespace and name of its Lease.
 
     Raises:
-        ClusterUseError: there is no such job.
+        InputError: there is no such job.
         ClusterError: it may not be seen.
     """
     manifest = find_manifest(connection, name)
@@ -71,17 +65,9 @@ def progressed(manifest: Manifest) -> Time | None:
     times = [
         from_rfc3339(entry["time"])
         for entry in manifest["metadata"].get("managedFields") or ()
-        if "time" in entry and _holds_field(entry.get("fieldsV1") or {}, _TRAINING)
+        if "time" in entry and "f:training" in (entry.get("fieldsV1") or {}).get("f:status", ())
     ]
     return max(times, default=None)
-
-
-def _holds_field(fields: dict[str, Any], path: tuple[str, ...]) -> bool:
-    for key in path:
-        if key not in fields:
-            return False
-        fields = fields[key]
-    return True
 
 
 def _nodes(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, Node]:

@@ -9,7 +9,8 @@ import click
 
 from ppojob_api.problem import shown
 from ppojob_api.well_known import JOB_NAME_PATTERN, NAMESPACE_PATTERN
-from ppojob_cli.cluster.problems import ClusterUseError, told
+from ppojob_cli.input_error import InputError
+from ppojob_operator.errors import ClusterError, UnavailableError
 
 # Loading the client library takes most of a second, which `--help` need not wait for.
 
@@ -47,11 +48,13 @@ def on_cluster(
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> None:
-        with told():
-            _check_names(name, namespace)
-            from ppojob_cli.cluster.connection import connect
+        _check_names(name, namespace)
+        from ppojob_cli.cluster.connection import connect
 
+        try:
             command(connect(context, namespace, kubeconfig), name, *args, **kwargs)
+        except ClusterError as problem:
+            raise InputError(_one_line(problem)) from None
 
     return called
 
@@ -60,7 +63,23 @@ def _check_names(name: str, namespace: str | None) -> None:
     """Names become parts of paths, which another text would lead elsewhere."""
     if not re.fullmatch(JOB_NAME_PATTERN, name):
         allowed = "a letter, then letters, digits and hyphens, all lower case"
-        raise ClusterUseError(f"NAME: got {shown(name)}: no job has such a name; {allowed}")
+        raise InputError(f"NAME: got {shown(name)}: no job has such a name; {allowed}")
     if namespace is not None and not re.fullmatch(NAMESPACE_PATTERN, namespace):
         why, allowed = "no namespace has such a name", "letters, digits and hyphens, all lower case"
-        raise ClusterUseError(f"--namespace: got {shown(namespace)}: {why}; {allowed}")
+        raise InputError(f"--namespace: got {shown(namespace)}: {why}; {allowed}")
+
+
+def _one_line(problem: ClusterError) -> str:
+    """What the API server refused, and what to do about it."""
+    said = " ".join(str(problem).split())
+    if problem.status == 0:
+        return said
+    if problem.status == 401:
+        why, allowed = "the API server does not know you", "log in again, see kubectl auth whoami"
+    elif problem.status == 403:
+        why, allowed = said, "ask for that right, see kubectl auth can-i --list"
+    elif isinstance(problem, UnavailableError):
+        why, allowed = said or "the API server is in trouble", "try again"
+    else:
+        why, allowed = said, "what the API server takes"
+    return f"cluster: got {problem.status}: {why}; {allowed}"

@@ -78,8 +78,7 @@ def blocks(job: Job, now: Time) -> Iterator[Block]:
     """What there is to say, the most important first."""
     status = job.status
     if status.reason:
-        why = f"{status.reason}: {status.message}" if status.message else status.reason
-        yield Block("why", ((why,),))
+        yield Block("why", ((_words(status.reason, status.message),),))
     if status.training is not None:
         yield from _training(status.training)
     if status.roles:

@@ -15,13 +15,7 @@ _DIGEST_LETTERS = 10
 
 @dataclass(frozen=True, slots=True)
 class PodConfig:
-    """What the pods of a job run, written out once.
-
-    Attributes:
-        run: the run configuration.
-        text: its canonical JSON.
-        digest: SHA-256 of the text.
-    """
+    """What the pods of a job run, with its canonical JSON and the SHA-256 of that."""
 
     run: RunConfig
     text: str

@@ -1,15 +1,17 @@
 """By whom the pods of a job are placed together, one row for each; `none` has no objects. Pure."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingType, VolcanoSpec
-from ppojob_api.well_known import ROLE_SLUGS, RoleName
-from ppojob_operator.build import kueue, volcano, workload
-from ppojob_operator.build.metadata import gang_name
-from ppojob_operator.build.pod_sets import PodSet
+from ppojob_api.well_known import GROUP, KIND
+from ppojob_operator.build import kueue
+from ppojob_operator.build.metadata import gang_name, manifest
+from ppojob_operator.build.pod_sets import PodSet, total_requests
 from ppojob_operator.state import GangFacts, GangKind, Job, Manifest, Placement
+
+_VOLCANO_GROUP: Final = "PodGroup.scheduling.volcano.sh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Gang:
 
 
 def _kueue_objects(job: Job, sets: tuple[PodSet, ...], facts: GangFacts) -> list[dict[str, Any]]:
-    spec = job.terms.scheduling.kueue
+    spec = job.scheduling.kueue
     assert isinstance(spec, KueueSpec), "validation asks for it"
     priority = facts.priorities.get(spec.priority_class_name or "")
     if spec.priority_class_name is not None and priority is None:
@@ -38,50 +40,59 @@ def _kueue_objects(job: Job, sets: tuple[PodSet, ...], facts: GangFacts) -> list
 
 
 def _volcano_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[str, Any]]:
-    spec = job.terms.scheduling.volcano or VolcanoSpec()
-    return [volcano.pod_group(job, spec, sets)]
+    """The PodGroup: every pod counts, and the queue must have room for what all of them ask."""
+    spec = job.scheduling.volcano or VolcanoSpec()
+    content: dict[str, Any] = {
+        "minMember": sum(one.count for one in sets),
+        "minResources": total_requests(sets),
+        "queue": spec.queue,
+    }
+    if spec.priority_class_name is not None:
+        content["priorityClassName"] = spec.priority_class_name
+    return [manifest(_VOLCANO_GROUP, job, gang_name(job), spec=content)]
+
+
+def _own_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[str, Any]]:
+    """The Workload, which says what is wanted, and the PodGroup, by which the scheduler goes.
+
+    scheduling.k8s.io/v1alpha2 (KEP-4671). All roles are one group: without any one nothing trains.
+    """
+    name, template = gang_name(job), "job"
+    policy = {"gang": {"minCount": sum(one.count for one in sets)}}
+    controller = {"apiGroup": GROUP, "kind": KIND, "name": job.name}
+    templates = [{"name": template, "schedulingPolicy": policy}]
+    origin = {"workloadName": name, "podGroupTemplateName": template}
+    wanted = {"controllerRef": controller, "podGroupTemplates": templates}
+    group = {"podGroupTemplateRef": {"workload": origin}, "schedulingPolicy": policy}
+    return [
+        manifest("Workload", job, name, spec=wanted),
+        manifest("PodGroup", job, name, spec=group),
+    ]
 
 
 GANGS: Final[Mapping[SchedulingType, Gang]] = {
     "kueue": Gang((kueue.KIND,), "Kueue 0.15 or newer", _kueue_objects),
-    "volcano": Gang((volcano.KIND,), "Volcano 1.8 or newer", _volcano_objects),
+    "volcano": Gang((_VOLCANO_GROUP,), "Volcano 1.8 or newer", _volcano_objects),
     "workload": Gang(
-        (workload.WORKLOAD, workload.POD_GROUP),
+        ("Workload", "PodGroup"),
         "Kubernetes 1.36 with the gates GenericWorkload and GangScheduling, and the API"
         " scheduling.k8s.io/v1alpha2 turned on",
-        lambda job, sets, _: workload.gang(job, sets),
+        _own_objects,
     ),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """What makes a pod one of its job's gang.
-
-    Attributes:
-        type: by whom it is placed.
-        placements: what a queue adds to the pods of each role, by its slug.
-    """
-
-    type: SchedulingType = "none"
-    placements: Mapping[str, Placement] = field(default_factory=dict)
-
-    def member(self, job: Job, role: RoleName, template: Manifest) -> dict[str, Any]:
-        """The template of a role's pods, as members."""
-        whole = dict(template)
-        if self.type == "workload":
-            group = {"podGroupName": gang_name(job)}
-            whole["spec"] = {**whole["spec"], "schedulingGroup": group}
-        if self.type == "volcano":
-            whole["spec"] = {**whole["spec"], "schedulerName": volcano.SCHEDULER}
-            whole = _placed(whole, volcano.membership(job))
-        if ROLE_SLUGS[role] in self.placements:
-            whole = _placed(whole, self.placements[ROLE_SLUGS[role]])
-        return whole
-
-
-ALONE: Final = Membership()
-"""Of pods that are placed one by one."""
+def member(job: Job, template: Manifest, placement: Placement | None) -> dict[str, Any]:
+    """The template of a role's pods, as members of the gang; `placement` is what a queue adds."""
+    whole = dict(template)
+    if job.scheduling.type == "workload":
+        group = {"podGroupName": gang_name(job)}
+        whole["spec"] = {**whole["spec"], "schedulingGroup": group}
+    if job.scheduling.type == "volcano":
+        whole["spec"] = {**whole["spec"], "schedulerName": "volcano"}
+        group_annotation = {"scheduling.k8s.io/group-name": gang_name(job)}
+        whole = _placed(whole, Placement(annotations=group_annotation))
+    return _placed(whole, placement) if placement is not None else whole
 
 
 def _placed(template: Manifest, placement: Placement) -> dict[str, Any]:

@@ -57,14 +57,7 @@ class Answer:
 def workload(
     job: Job, spec: KueueSpec, sets: tuple[PodSet, ...], priority: int | None
 ) -> dict[str, Any]:
-    """The Workload.
-
-    Args:
-        job: that it stands for.
-        spec: which queue it is in.
-        sets: the pods of all roles.
-        priority: value of its priority class, where it has one.
-    """
+    """The Workload; `priority` is the value of the job's priority class, where it has one."""
     content: dict[str, Any] = {
         "queueName": spec.queue_name,
         "podSets": [

@@ -1,14 +1,15 @@
 """All objects of a job, in the order in which they must be there. Pure."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.pod_settings import PodSettings, settings_of
-from ppojob_api.well_known import GROUP, PLURAL, RoleName, workload_name
+from ppojob_api.well_known import GROUP, PLURAL, ROLE_SLUGS, RoleName, workload_name
 from ppojob_operator.build import protection
 from ppojob_operator.build.config_map import PodConfig, config_map
-from ppojob_operator.build.gang import ALONE, Membership
+from ppojob_operator.build.gang import member
 from ppojob_operator.build.keys import secret_template
 from ppojob_operator.build.metadata import (
     ANNOTATION_GENERATION,
@@ -17,9 +18,10 @@ from ppojob_operator.build.metadata import (
     manifest,
     selector,
 )
-from ppojob_operator.build.pod_template import Defaults, pod_template
+from ppojob_operator.build.pod_template import pod_template
 from ppojob_operator.difference import digest
-from ppojob_operator.state import Job, Manifest
+from ppojob_operator.settings import Settings
+from ppojob_operator.state import Job, Manifest, Placement
 
 
 def surroundings(job: Job, config: PodConfig) -> list[dict[str, Any]]:
@@ -52,18 +54,16 @@ def stateful_sets(
     config: PodConfig,
     roles: tuple[RoleTopology, ...],
     settings: tuple[PodSettings, ...],
-    defaults: Defaults,
-    membership: Membership = ALONE,
+    defaults: Settings,
+    placements: Mapping[str, Placement],
 ) -> list[dict[str, Any]]:
-    """The StatefulSets of some roles, whose pods belong to the gang of the job."""
-    templates = (
-        pod_template(job, config, role, settings_of(settings, role.role), defaults)
-        for role in roles
-    )
-    return [
-        _stateful_set(job, role, membership.member(job, role.role, template))
-        for role, template in zip(roles, templates, strict=True)
-    ]
+    """The StatefulSets of some roles; `placements` is what a queue adds, by the role's slug."""
+    sets = []
+    for role in roles:
+        template = pod_template(job, config, role, settings_of(settings, role.role), defaults)
+        placement = placements.get(ROLE_SLUGS[role.role])
+        sets.append(_stateful_set(job, role, member(job, template, placement)))
+    return sets
 
 
 def _service_account(job: Job) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from fractions import Fraction
 from ppojob_api.v1alpha1.pod_settings import PodSettings, settings_of
 from ppojob_api.well_known import ROLE_SLUGS
 from ppojob_operator.build.config_map import PodConfig
-from ppojob_operator.build.pod_template import Defaults, pod_template
+from ppojob_operator.build.pod_template import pod_template
+from ppojob_operator.settings import Settings
 from ppojob_operator.state import Job, Manifest
 
 _SUFFIXES = {
@@ -27,13 +28,7 @@ common-definitions/quantity."""
 
 @dataclass(frozen=True, slots=True)
 class PodSet:
-    """The pods of a role.
-
-    Attributes:
-        slug: name of the role, fit for a name of Kubernetes.
-        count: how many there are.
-        template: of each, before a queue adds to it.
-    """
+    """The pods of a role, whose template a queue may add to."""
 
     slug: str
     count: int
@@ -41,7 +36,7 @@ class PodSet:
 
 
 def pod_sets(
-    job: Job, config: PodConfig, settings: tuple[PodSettings, ...], defaults: Defaults
+    job: Job, config: PodConfig, settings: tuple[PodSettings, ...], defaults: Settings
 ) -> tuple[PodSet, ...]:
     """The pods of all roles, the controller's too: without any one of them nothing trains."""
     return tuple(

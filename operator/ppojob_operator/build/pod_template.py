@@ -4,7 +4,6 @@ Every pod passes Pod Security `restricted`: no root, no capability, a read-only 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from ppojob_api import contract
@@ -23,6 +22,7 @@ from ppojob_operator.build.pods import (
     PodOrdinal,
     pod_of,
 )
+from ppojob_operator.settings import Settings
 from ppojob_operator.state import Job
 
 CONTAINER: Final = "trainer"
@@ -39,33 +39,10 @@ _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes mounts what `automountServiceAccountToken` asks for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What the operator gives to pods where the job says nothing.
-
-    Attributes:
-        image: of the container.
-        image_pull_policy: for that image.
-        gpu_resource: name under which GPUs are asked for.
-    """
-
-    image: str
-    image_pull_policy: str
-    gpu_resource: str
-
-
 def pod_template(
-    job: Job, config: PodConfig, role: RoleTopology, settings: PodSettings, defaults: Defaults
+    job: Job, config: PodConfig, role: RoleTopology, settings: PodSettings, defaults: Settings
 ) -> dict[str, Any]:
-    """The template of a role's pods.
-
-    Args:
-        job: whose pods they are.
-        config: what they run.
-        role: whose pods they are.
-        settings: what the job asks for these pods.
-        defaults: what they get where it asks for nothing.
-    """
+    """The template of a role's pods; `defaults` is for what the job says nothing of."""
     is_controller = role.role == "controller"
     spec: dict[str, Any] = {
         "automountServiceAccountToken": is_controller,
@@ -139,7 +116,7 @@ def _placement(job: Job, role: RoleName, settings: PodSettings) -> dict[str, Any
 
 
 def _container(
-    config: PodConfig, role: RoleTopology, settings: PodSettings, defaults: Defaults
+    config: PodConfig, role: RoleTopology, settings: PodSettings, defaults: Settings
 ) -> dict[str, Any]:
     pod = pod_of(role, role.pods[0])
     probe = {"httpGet": {"path": "/healthz", "port": "health"}, "timeoutSeconds": 5}
@@ -179,11 +156,11 @@ def _container(
     }
 
 
-def _image(settings: PodSettings, defaults: Defaults) -> dict[str, str]:
+def _image(settings: PodSettings, defaults: Settings) -> dict[str, str]:
     """An image that the job names is pulled as Kubernetes pulls such a name."""
     if settings.image is not None:
         return {"image": settings.image}
-    return {"image": defaults.image, "imagePullPolicy": defaults.image_pull_policy}
+    return {"image": defaults.trainer_image, "imagePullPolicy": defaults.image_pull_policy}
 
 
 def _home(settings: PodSettings) -> list[dict[str, Any]]:
@@ -260,6 +237,9 @@ def _resources(role: RoleTopology, settings: PodSettings, gpu: str) -> dict[str,
 def _volumes(
     job: Job, config: PodConfig, role: RoleName, settings: PodSettings
 ) -> list[dict[str, Any]]:
+    shared_memory = settings.shared_memory or (
+        "8Gi" if config.run.topology.role(role).gpus_per_pod else "1Gi"
+    )
     keys = {
         "secretName": workload_name(job.name, role),
         "defaultMode": _READ_BY_GROUP,
@@ -270,10 +250,7 @@ def _volumes(
         {"name": "keys", "secret": keys},
         {"name": "run", "persistentVolumeClaim": {"claimName": _run_claim(config)}},
         {"name": "scratch", "emptyDir": {}},
-        {
-            "name": "shm",
-            "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(config, role, settings)},
-        },
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
         {"name": "tmp", "emptyDir": {}},
         *(
             {"name": name, **_source(one)}
@@ -282,11 +259,6 @@ def _volumes(
         ),
         *_code(config, role)[0],
     ]
-
-
-def _shared_memory(config: PodConfig, role: RoleName, settings: PodSettings) -> str:
-    default = "8Gi" if config.run.topology.role(role).gpus_per_pod else "1Gi"
-    return settings.shared_memory or default
 
 
 def _source(volume: PodVolume) -> dict[str, Any]:

@@ -49,17 +49,7 @@ EnvironmentValue = Literal | InMount | PodAddress | PodOrdinal
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod with its one container.
-
-    Attributes:
-        name: of the pod.
-        host: name under which other pods reach it.
-        role: role whose pod it is.
-        index: ordinal within the role.
-        argv: of the container.
-        environment: name -> value.
-        gpus: how many it needs.
-    """
+    """One pod with its one container; `host` is the name under which other pods reach it."""
 
     name: str
     host: str

@@ -19,13 +19,7 @@ _DNS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 def network_policies(
     job: Job, roles: Sequence[RoleName], agent: AgentSpec | None
 ) -> list[dict[str, Any]]:
-    """All of a job: who reaches its pods, and whom those reach that only answer.
-
-    Args:
-        job: whose.
-        roles: with pods of their own.
-        agent: whose tools may reach more.
-    """
+    """All of a job: who reaches its pods, and whom those reach that only answer."""
     answering = [role for role in ANSWERING_ROLES if role in roles]
     named = {"tools": agent.egress if agent is not None else ()}
     return [

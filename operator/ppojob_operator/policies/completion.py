@@ -3,21 +3,16 @@
 import datetime
 
 from ppojob_api import contract
-from ppojob_api.v1alpha1.schedule import LifecycleSpec
-from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator.conditions import from_rfc3339, holds
 from ppojob_operator.policies.failure import Ending
 from ppojob_operator.state import ControllerReport, Job, Observed, Time
 
 
 def ending(
-    status: PPOJobStatus,
-    report: ControllerReport | None,
-    failure: Ending | None,
-    lifecycle: LifecycleSpec,
-    now: Time,
+    job: Job, report: ControllerReport | None, failure: Ending | None, now: Time
 ) -> Ending | None:
     """How the job ended; None while it goes on. What was written down once stays."""
+    status = job.status
     if holds(status, "Complete"):
         return Ending("Succeeded", status.reason, status.message)
     if holds(status, "Failed"):
@@ -26,9 +21,9 @@ def ending(
         return _reported(report)
     if failure is not None:
         return failure
-    limit = lifecycle.active_deadline_seconds
-    left = deadline_in(status, lifecycle, now)
+    left = deadline_in(job, now)
     if left is not None and left <= 0:
+        limit = job.lifecycle.active_deadline_seconds
         return Ending(
             "Failed",
             "DeadlineExceeded",
@@ -37,12 +32,9 @@ def ending(
     return None
 
 
-def deadline_in(status: PPOJobStatus, lifecycle: LifecycleSpec, now: Time) -> float | None:
+def deadline_in(job: Job, now: Time) -> float | None:
     """Seconds until the job has run for too long; None: never."""
-    if lifecycle.active_deadline_seconds is None or status.start_time is None:
-        return None
-    limit = datetime.timedelta(seconds=lifecycle.active_deadline_seconds)
-    return (from_rfc3339(status.start_time) + limit - now).total_seconds()
+    return _left(job.status.start_time, job.lifecycle.active_deadline_seconds, now)
 
 
 def expiry_in(job: Job, observed: Observed, now: Time) -> float | None:
@@ -50,11 +42,15 @@ def expiry_in(job: Job, observed: Observed, now: Time) -> float | None:
 
     The controller of one whose deadline is over may be committing.
     """
-    seconds = job.terms.lifecycle.ttl_seconds_after_finished
-    if seconds is None or job.status.finish_time is None or observed.pods:
+    if observed.pods:
         return None
-    rest = datetime.timedelta(seconds=seconds)
-    return (from_rfc3339(job.status.finish_time) + rest - now).total_seconds()
+    return _left(job.status.finish_time, job.lifecycle.ttl_seconds_after_finished, now)
+
+
+def _left(since: str | None, seconds: int | None, now: Time) -> float | None:
+    if since is None or seconds is None:
+        return None
+    return (from_rfc3339(since) + datetime.timedelta(seconds=seconds) - now).total_seconds()
 
 
 def _reported(report: ControllerReport) -> Ending | None:

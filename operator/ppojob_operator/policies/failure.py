@@ -33,13 +33,7 @@ _KILLED = frozenset({137, 143})
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a job ended.
-
-    Attributes:
-        phase: the last one; it is never left.
-        reason: of the condition Complete or Failed.
-        message: sentence for people.
-    """
+    """How a job ended; its phase is never left."""
 
     phase: Literal["Succeeded", "Failed"]
     reason: str

@@ -2,18 +2,24 @@
 
 Three answers beside `none`: Kueue admits before there are pods; Volcano and Kubernetes' own gangs
 place pods that are there, all of them or none.
+
+What is held in part is given back after a time, whoever placed it: two jobs that each hold half of
+the GPUs would wait for each other for ever. So a job that was not placed as a whole within its
+deadline lets go, and tries again after the same time.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingSpec
 from ppojob_operator.build import kueue
 from ppojob_operator.build.gang import GANGS, Gang
-from ppojob_operator.conditions import ObservedCondition, inert
+from ppojob_operator.conditions import ObservedCondition, condition, from_rfc3339, inert
 from ppojob_operator.kinds import GANG_KINDS
-from ppojob_operator.state import Child, GangFacts, Job, Observed, Placement
+from ppojob_operator.state import Child, GangFacts, Job, Observed, Placement, Time
 
+GAVE_BACK = "GaveBack"
 NOT_ASKED = frozenset({"GangUnavailable", "FlavorMissing", "ObjectRefused"})
 """Reasons of Admitted that are none of the queue's. What cannot be asked has taken nothing back:
 pods that are there stay."""
@@ -36,26 +42,71 @@ class Admission:
     again_in: float | None = None
 
 
-def placing(job: Job, scheduling: SchedulingSpec, observed: Observed) -> Admission:
+def admission(job: Job, observed: Observed, now: Time) -> Admission:
+    """Whether the job may take resources."""
+    asked, scheduling = _placing(job, observed), job.scheduling
+    if scheduling.start_deadline_seconds is None:
+        return asked
+    limit = datetime.timedelta(seconds=scheduling.start_deadline_seconds)
+    was = condition(job.status, "Admitted")
+    if was is not None and was.reason == GAVE_BACK:
+        left = (from_rfc3339(was.last_transition_time) + limit - now).total_seconds()
+        if left > 0 or observed.pods:
+            return _not_admitted(GAVE_BACK, was.message, again_in=max(left, 1.0))
+        return asked
+    ready = condition(job.status, "PodsReady")
+    is_short = asked.claim.holds and _holds_a_part(scheduling, observed)
+    if ready is None or ready.status == "True" or not is_short:
+        return asked
+    # From when it lacked pods, so a job that has trained for days gets the whole time as well; but
+    # never from before this attempt: without pods it was queued, suspended, or had given back.
+    started = from_rfc3339(job.status.start_time) if job.status.start_time else now
+    since = max(started, from_rfc3339(ready.last_transition_time))
+    left = (since + limit - now).total_seconds()
+    if left > 0:
+        return replace(asked, again_in=left)
+    words = _held_in_part(scheduling, observed)
+    return _not_admitted(GAVE_BACK, words, again_in=limit.total_seconds())
+
+
+def _holds_a_part(scheduling: SchedulingSpec, observed: Observed) -> bool:
+    """Whether some pods hold a place, or all of them quota, while others find no place."""
+    is_short = any(pod.unschedulable for pod in observed.pods)
+    return is_short and (scheduling.type == "kueue" or any(pod.node for pod in observed.pods))
+
+
+def _held_in_part(scheduling: SchedulingSpec, observed: Observed) -> str:
+    placed = sum(bool(pod.node) for pod in observed.pods)
+    why = next(pod.unschedulable for pod in observed.pods if pod.unschedulable)
+    return (
+        f"{placed} of {len(observed.pods)} pods had a place after"
+        f" {scheduling.start_deadline_seconds} s; tried again after as long: {why}"
+    )
+
+
+def _placing(job: Job, observed: Observed) -> Admission:
     """What the one who places the pods says."""
-    gang = GANGS.get(scheduling.type)
+    gang = GANGS.get(job.scheduling.type)
     if gang is None:
-        return Admission(
-            ObservedCondition("Admitted", True, "NoQueue", "no queue is asked for"), True
-        )
+        claim = ObservedCondition("Admitted", True, "NoQueue", "no queue is asked for")
+        return Admission(claim, may_have_pods=True)
     if not observed.gangs.served.issuperset(gang.kinds):
-        words = _how_to_get(scheduling.type, gang)
-        claim = ObservedCondition("Admitted", False, "GangUnavailable", words)
-        return Admission(claim, bool(observed.pods))
+        words = _how_to_get(job.scheduling.type, gang)
+        return _not_admitted("GangUnavailable", words, may_have_pods=bool(observed.pods))
     for (kind, name), why in observed.refused.items():
         if kind in gang.kinds:
             words = f"{kind} {name}: {why}"
-            return Admission(
-                ObservedCondition("Admitted", False, "ObjectRefused", words), bool(observed.pods)
-            )
-    if scheduling.type == "kueue":
-        return _of_kueue(job, scheduling.kueue, observed)
+            return _not_admitted("ObjectRefused", words, may_have_pods=bool(observed.pods))
+    if job.scheduling.type == "kueue":
+        return _of_kueue(job, job.scheduling.kueue, observed)
     return _of_scheduler(gang, observed)
+
+
+def _not_admitted(
+    reason: str, words: str, *, may_have_pods: bool = False, again_in: float | None = None
+) -> Admission:
+    claim = ObservedCondition("Admitted", False, reason, words)
+    return Admission(claim, may_have_pods, again_in=again_in)
 
 
 def _how_to_get(name: str, gang: Gang) -> str:
@@ -73,25 +124,20 @@ def _of_kueue(job: Job, spec: KueueSpec | None, observed: Observed) -> Admission
     wanted = spec.priority_class_name if spec is not None else None
     if wanted is not None and wanted not in observed.gangs.priorities and not observed.pods:
         words = f"no WorkloadPriorityClass {wanted}"
-        return Admission(ObservedCondition("Admitted", False, "PriorityClassMissing", words), False)
+        return _not_admitted("PriorityClassMissing", words)
     child = kueue.own_workload(job, observed)
     if child is None:
-        claim = ObservedCondition(
-            "Admitted", False, "Queued", "it has no Workload yet, or no longer"
-        )
-        return Admission(claim, False)
+        return _not_admitted("Queued", "it has no Workload yet, or no longer")
     answer = kueue.answer(child)
     if not answer.holds("Admitted") or answer.holds("Evicted"):
         return Admission(_why_not(answer, child.manifest["spec"]["queueName"]), False)
-    missing = sorted(_missing_flavors(answer, observed.gangs))
+    flavors = {flavor for flavors in answer.flavors.values() for flavor in flavors}
+    missing = sorted(flavors - observed.gangs.flavors.keys())
     if missing:
         words = f"no ResourceFlavor {', '.join(missing)}, to which it was admitted"
-        return Admission(
-            ObservedCondition("Admitted", False, "FlavorMissing", words), bool(observed.pods)
-        )
-    claim = ObservedCondition(
-        "Admitted", True, "Admitted", f"by ClusterQueue {answer.cluster_queue}"
-    )
+        return _not_admitted("FlavorMissing", words, may_have_pods=bool(observed.pods))
+    words = f"by ClusterQueue {answer.cluster_queue}"
+    claim = ObservedCondition("Admitted", True, "Admitted", words)
     return Admission(claim, True, _placements(answer, observed.gangs))
 
 
@@ -107,11 +153,6 @@ def _why_not(answer: kueue.Answer, queue: str) -> ObservedCondition:
     else:
         return ObservedCondition("Admitted", False, "Queued", f"in LocalQueue {queue}")
     return ObservedCondition("Admitted", False, said.reason, inert(said.message))
-
-
-def _missing_flavors(answer: kueue.Answer, facts: GangFacts) -> Iterator[str]:
-    names = {flavor for flavors in answer.flavors.values() for flavor in flavors}
-    return (name for name in names if name not in facts.flavors)
 
 
 def _placements(answer: kueue.Answer, facts: GangFacts) -> dict[str, Placement]:
@@ -139,7 +180,7 @@ def _of_scheduler(gang: Gang, observed: Observed) -> Admission:
         (child for (kind, _), child in observed.children.items() if kind == gang.kinds[-1]), None
     )
     words = _words(group) if group else "its PodGroup is not made yet"
-    return Admission(ObservedCondition("Admitted", False, "GangWaits", words), True)
+    return _not_admitted("GangWaits", words, may_have_pods=True)
 
 
 def _words(group: Child) -> str:

@@ -5,10 +5,13 @@ The words of the scheduler and of the kubelet are copied, with the role and the 
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
 
+from ppojob_api.topology import Topology
+from ppojob_api.well_known import ROLE_SLUGS, RoleName, pod_name
 from ppojob_operator.conditions import ObservedCondition
-from ppojob_operator.role_pods import RolePods
-from ppojob_operator.state import Observed, Pod
+from ppojob_operator.state import Job, Observed, Pod
 
 IMAGE_REASONS = frozenset(
     {
@@ -25,15 +28,37 @@ MISSING_SECONDS = 15.0
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 
+@dataclass(frozen=True, slots=True)
+class RolePods:
+    """A role with pods of its own, and their names by ordinal."""
+
+    role: RoleName
+    pods: tuple[str, ...]
+
+
+def wanted_role_pods(topology: Topology) -> tuple[RolePods, ...]:
+    """The roles that a job is to have."""
+    return tuple(
+        RolePods(role.role, tuple(pod.name for pod in role.pods)) for role in topology.with_own_pods
+    )
+
+
+def accepted_role_pods(job: Job) -> tuple[RolePods, ...]:
+    """The roles that a job had when its spec was accepted last: the status has kept them."""
+    found = ((cast("RoleName", one.name), one.replicas) for one in job.status.roles)
+    return tuple(
+        RolePods(role, tuple(pod_name(job.name, role, index) for index in range(replicas)))
+        for role, replicas in found
+        if role in ROLE_SLUGS
+    )
+
+
 def pods_ready(
     roles: tuple[RolePods, ...], observed: Observed, seconds: float
 ) -> ObservedCondition:
-    """The condition PodsReady: the first reason in the order of how much a person must do.
+    """The condition PodsReady, some seconds after the start of the job.
 
-    Args:
-        roles: those with pods of their own.
-        observed: what is there.
-        seconds: since the job was started.
+    It names the first reason in the order of how much a person must do.
     """
     wanted = sum(len(role.pods) for role in roles)
     there = (pod for role in roles for pod in observed.pods_of(role.role))

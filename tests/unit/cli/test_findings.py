@@ -2,18 +2,31 @@
 
 import dataclasses
 import datetime
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from operator_jobs import NOW, UID, job_manifest, make_job
 
-from ppojob_api.v1alpha1.status import Condition, FailureRecord, PPOJobStatus, TrainingStatus
+from ppojob_api.v1alpha1.status import (
+    Condition,
+    FailureKind,
+    FailureRecord,
+    PPOJobStatus,
+    TrainingStatus,
+)
 from ppojob_api.well_known import RoleName
 from ppojob_cli.cluster.explain import explanation
-from ppojob_cli.cluster.findings import Finding, findings
-from ppojob_cli.cluster.remedies import UNKNOWN, remedy
-from ppojob_cli.cluster.seen import Seen, SeenLease, ToldWarning
-from ppojob_operator.conditions import rfc3339
+from ppojob_cli.cluster.findings import (
+    UNKNOWN,
+    Finding,
+    Seen,
+    SeenLease,
+    ToldWarning,
+    findings,
+    remedy,
+    tables,
+)
+from ppojob_operator.conditions import ConditionType, rfc3339
 from ppojob_operator.reading import read_job
 from ppojob_operator.state import ControllerReport, Node, Pod, Time
 
@@ -340,3 +353,19 @@ def test_an_explanation_is_numbered_and_escaped() -> None:
     lines = list(explanation(seen(status(said, phase="Pending"), pods=())))
     assert lines[:3] == ["sum: Pending: 1 thing to know", "", "1. GaveBack: red \\x1b[31m words"]
     assert lines[3].startswith("   -> some pods found no place")
+
+
+def test_every_condition_has_a_table() -> None:
+    assert set(tables()) == set(get_args(ConditionType)) - {"Complete"} | {"Found", "Ended"}
+    assert all(tables().values())
+
+
+def test_every_class_of_failures_has_a_line() -> None:
+    assert set(tables()["Ended"]) == set(get_args(FailureKind))
+
+
+def test_what_is_said_is_the_last_column() -> None:
+    assert remedy("Ended", "disruption") == "another pod is made; not counted"
+    assert remedy("Admitted", "FlavorMissing") == remedy("Admitted", "PriorityClassMissing")
+    assert remedy("Failed", "NewerSpec").startswith("wait: the resource was upgraded")
+    assert remedy("Failed", "OfTomorrow") == UNKNOWN

@@ -48,15 +48,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_each_pod_has_gpus_of_its_own() -> None:
-    assert gpus.devices(pods(two_pods()), "01") == {
-        "tiny-controller-0": "",
-        "tiny-actor-rollout-0": "0",
-        "tiny-actor-rollout-1": "1",
-        "tiny-reward-0": "",
-    }
-
-
 @given(replicas=st.integers(1, 4), each=st.integers(0, 4), critic=st.integers(0, 3))
 def test_no_gpu_is_in_two_pods(replicas: int, each: int, critic: int) -> None:
     roles = {

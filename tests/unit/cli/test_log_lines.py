@@ -1,6 +1,7 @@
 """Lines of many logs in one order, and none of them twice."""
 
 import datetime
+import math
 
 import pytest
 from hypothesis import given
@@ -15,13 +16,18 @@ from ppojob_cli.cluster.log_lines import (
     stamped,
 )
 from ppojob_cli.figures import seconds_of
+from ppojob_operator.state import Time
 
-SECOND = 10**9
-times = st.integers(1_700_000_000 * SECOND, 1_700_000_003 * SECOND)
+START = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+times = st.integers(0, 3_000_000).map(lambda after: START + microseconds(after))
 streams = st.lists(st.lists(times, max_size=8).map(sorted), min_size=1, max_size=5)
 
 
-def lines_of(stream: list[int], pod: int) -> list[LogLine]:
+def microseconds(count: int) -> datetime.timedelta:
+    return datetime.timedelta(microseconds=count)
+
+
+def lines_of(stream: list[Time], pod: int) -> list[LogLine]:
     return [LogLine(time, f"pod-{pod}", f"{pod}.{i}") for i, time in enumerate(stream)]
 
 
@@ -29,17 +35,16 @@ def lines_of(stream: list[int], pod: int) -> list[LogLine]:
     ("line", "expected"),
     [
         ("2026-01-02T03:04:05Z words", (0, "words")),
-        ("2026-01-02T03:04:05.5Z words", (500_000_000, "words")),
-        ("2026-01-02T03:04:05.000000001Z words", (1, "words")),
-        ("2026-01-02T05:04:05.000000001+02:00 words", (1, "words")),
+        ("2026-01-02T03:04:05.5Z words", (500_000, "words")),
+        ("2026-01-02T03:04:05.000001001Z words", (1, "words")),
+        ("2026-01-02T05:04:05.000001001+02:00 words", (1, "words")),
         ("2026-01-02T03:04:05Z", (0, "")),
         ("2026-01-02T03:04:05Z   indented", (0, "  indented")),
     ],
 )
 def test_stamps(line: str, expected: tuple[int, str]) -> None:
-    start = int(datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC).timestamp())
-    parsed = parse_stamp(line)
-    assert (parsed[0] - start * SECOND, parsed[1]) == expected
+    after, text = expected
+    assert parse_stamp(line) == (START + microseconds(after), text)
 
 
 @pytest.mark.parametrize("line", ["", "words", "2026-01-02 words", "2026-13-02T03:04:05Z words"])
@@ -56,7 +61,7 @@ def test_a_line_without_a_time_stays_behind_the_one_above_it() -> None:
 
 @given(streams, st.none() | st.integers(1, 10))
 def test_merged_lines_are_in_order_and_complete(
-    given_streams: list[list[int]], tail: int | None
+    given_streams: list[list[Time]], tail: int | None
 ) -> None:
     logs = [lines_of(stream, pod) for pod, stream in enumerate(given_streams)]
     whole = list(merged(logs, None))
@@ -68,11 +73,11 @@ def test_merged_lines_are_in_order_and_complete(
 
 
 @given(st.lists(times, min_size=1, max_size=12).map(sorted), st.data())
-def test_a_log_that_is_read_in_pieces_is_read_once(stream: list[int], data: st.DataObject) -> None:
+def test_a_log_that_is_read_in_pieces_is_read_once(stream: list[Time], data: st.DataObject) -> None:
     log, position, read = lines_of(stream, 0), Position(), list[LogLine]()
     while len(read) < len(log):
         # The API server begins anew at the second of the last line; then the connection breaks.
-        since = position.time // SECOND * SECOND
+        since = position.time.replace(microsecond=0)
         again = [line for line in log if line.time >= since]
         count = data.draw(st.integers(1, len(log)))
         for line in position.rest(again):
@@ -84,33 +89,34 @@ def test_a_log_that_is_read_in_pieces_is_read_once(stream: list[int], data: st.D
 
 
 def test_a_position_in_time_leaves_out_what_is_older() -> None:
-    log = lines_of([5 * SECOND, 7 * SECOND], 0)
-    assert list(Position(6 * SECOND).rest(log)) == log[1:]
-    assert Position().since is None
-    assert Position(SECOND + 1).since == "1970-01-01T00:00:01Z"
+    log = lines_of([START, START + microseconds(2)], 0)
+    later = Position(START + microseconds(1))
+    assert later.since == "2026-01-02T03:04:05Z"
+    assert list(later.rest(log)) == log[1:]
+    assert Position().since == "1970-01-01T00:00:00Z"
 
 
 def test_lines_that_come_late_find_their_place() -> None:
     buffer = ReorderBuffer(1.0)
-    early, late = LogLine(1, "a", "early"), LogLine(2, "b", "late")
+    early, late = LogLine(START, "a", "early"), LogLine(START + microseconds(1), "b", "late")
     buffer.put(late, now=0.0)
     assert list(buffer.take(0.9)) == []
     buffer.put(early, now=0.5)
     assert list(buffer.take(1.4)) == []
     assert list(buffer.take(1.5)) == [early, late]
     buffer.put(late, now=2.0)
-    assert list(buffer.flush()) == [late]
+    assert list(buffer.take(math.inf)) == [late]
 
 
 @given(streams)
-def test_held_lines_keep_the_order_of_their_pod(given_streams: list[list[int]]) -> None:
+def test_held_lines_keep_the_order_of_their_pod(given_streams: list[list[Time]]) -> None:
     buffer, out = ReorderBuffer(1.0), list[LogLine]()
     logs = [lines_of(stream, pod) for pod, stream in enumerate(given_streams)]
     for moment, log in enumerate(logs):
         for line in log:
             buffer.put(line, now=moment)
         out += buffer.take(moment)
-    out += buffer.flush()
+    out += buffer.take(math.inf)
     for pod, log in enumerate(logs):
         assert [line for line in out if line.pod == f"pod-{pod}"] == log
 

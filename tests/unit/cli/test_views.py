@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from ppojob_api import contract
-from ppojob_cli.frame import frame
-from ppojob_cli.live_view import LiveView
+from ppojob_cli.live_view import LiveView, frame
 from ppojob_cli.panel import Canvas
 from ppojob_cli.plain_view import PlainView
 from ppojob_cli.run_state import PodState, RunState, StepRecord
@@ -96,14 +95,17 @@ class TestPlain:
         run.status("Recovering", message="reward: lost: killed", restarts=1)
         run.cut(1)
         view.refresh(pods)
-        run.line(2, {"critic/score/mean": 0.5}, time=3_000.0)
-        view.refresh(pods)
+        for step in (2, 3, 4):
+            run.line(step, {"critic/score/mean": 0.5}, time=3_000.0 + step)
+            view.refresh(pods)
         lines = capsys.readouterr().out.splitlines()
         assert lines[4:] == [
             "recovering: reward: lost: killed; addition-controller-0 ready,"
             " addition-reward-0 starting",
             "back to step 1: repeating steps 2 to 3",
             "step 2/20  reward 0.500  left 3 min 00 s (again)",
+            "step 3/20  reward 0.500  left 2 min 50 s (again)",
+            "step 4/20  reward 0.500  left 2 min 40 s",
         ]
 
     def test_a_notice_is_shown_once(self, run, capsys) -> None:

@@ -120,7 +120,7 @@ def test_a_report_counts_while_its_pod_is_there() -> None:
     woken = len(seen.woken)
     seen.cache.see_report(KEY, ControllerReport("p", "done", "", 0))
     assert len(seen.woken) == woken
-    seen.cache.lose_pod("p")
+    seen.cache.lose("p")
     seen.cache.see_pod(pod("q"))
     assert seen.cache.observed(KEY, UID).controller is None
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppojob_operator.build.pod_sets import PodSet, total_requests
-from ppojob_operator.cache import Cache
-from ppojob_operator.gang_cache import GangCache
+from ppojob_operator.cache import Cache, GangCache
 from ppojob_operator.state import GangFacts, GangKind, Placement
 
 
@@ -52,8 +51,8 @@ def test_jobs_are_woken_by_what_is_new_alone() -> None:
     assert cache.facts("lab") == GangFacts(
         frozenset({"PodGroup"}), {"h200": Placement({"gpu": "h200"})}, {"urgent": 7}
     )
-    cache.lose_flavor("1")
-    cache.lose_priority("2")
+    cache.lose("1")
+    cache.lose("2")
     cache.see_served("PodGroup", "lab", False)
     assert cache.facts("lab") == GangFacts()
     assert len(woken) == 6

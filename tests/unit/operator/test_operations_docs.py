@@ -13,7 +13,7 @@ import ppojob_operator.metrics  # noqa: F401
 PAGES = ("docs/operations.md", "cli/ppojob_cli/cluster/reasons.md")
 DOCS = "".join((Path(__file__).parents[3] / page).read_text() for page in PAGES)
 SOURCES = sorted(Path(ppojob_operator.__file__).parent.rglob("*.py"))
-TELLING = {"ObservedCondition", "Ending"}
+TELLING = {"ObservedCondition", "Ending", "_not_admitted"}
 CAMEL = re.compile(r"([A-Z][a-z]+){1,4}")
 
 

@@ -161,7 +161,7 @@ async def test_a_job_that_goes_before_its_first_status_is_not_made_again(bench: 
     await bench.step()
     bench.cluster.remove("PPOJob", "lab", "sum")
     for uid in list(bench.cache._keys):
-        bench.cache.lose_child(uid)
+        bench.cache.lose(uid)
     writes = len(bench.cluster.writes)
     assert await bench.reconciler.reconcile(KEY) is None
     assert len(bench.cluster.writes) == writes

@@ -1,7 +1,7 @@
 """A cache of a kind: whatever a stream does, it ends with what is there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,10 +17,8 @@ from ppojob_operator.errors import (
     UnavailableError,
 )
 from ppojob_operator.kinds import NODE, POD, Kind
-from ppojob_operator.reflector import Reflector, Scope
+from ppojob_operator.reflector import Reflector
 from ppojob_operator.state import Manifest
-
-PODS = Scope(POD)
 
 
 def pod(uid: str, version: int = 1) -> Manifest:
@@ -56,17 +54,17 @@ class ScriptedCluster:
                 raise change
             yield change
 
-    def reflector(self, scope: Scope, served: Callable[[bool], None] = lambda _: None) -> Reflector:
+    def reflector(self, kind: Kind = POD, **options: Any) -> Reflector:
         def see(manifest: Manifest) -> None:
             self.seen.append(manifest["metadata"]["uid"])
 
-        return Reflector(self, scope, see, self.gone.append, served)  # type: ignore[arg-type]
+        return Reflector(self, kind, see, self.gone.append, **options)  # type: ignore[arg-type]
 
 
-async def mirrored(lists: list[Any], watches: list[Any], scope: Scope = PODS) -> ScriptedCluster:
+async def mirrored(lists: list[Any], watches: list[Any], **options: Any) -> ScriptedCluster:
     """The cluster and what was seen of it, once all of the script has happened."""
     cluster = ScriptedCluster(lists, watches)
-    reflector = cluster.reflector(scope)
+    reflector = cluster.reflector(**options)
     async with beside(reflector.run()):
         await cluster.is_over.wait()
     assert reflector.is_synced.is_set()
@@ -124,7 +122,7 @@ async def test_a_stream_that_breaks_goes_on_from_the_last_bookmark() -> None:
 
 async def test_without_the_right_to_look_it_goes_on() -> None:
     cluster = ScriptedCluster([[RefusedError("403", 403)]], [])
-    reflector = cluster.reflector(Scope(NODE, is_optional=True))
+    reflector = cluster.reflector(NODE, is_optional=True)
     async with beside(reflector.run()):
         await reflector.is_synced.wait()
 
@@ -137,7 +135,7 @@ async def test_each_namespace_is_heard_by_itself() -> None:
         labels = {"kind": "Pod", "watched_namespace": namespace}
         return REGISTRY.get_sample_value(name, labels) or 0.0
 
-    await mirrored([[[pod("a")]]], [], Scope(POD, "heard"))
+    await mirrored([[[pod("a")]]], [], namespace="heard")
     assert heard("heard") > 0.0
     assert heard("silent") == 0.0
 
@@ -169,7 +167,7 @@ async def test_whether_a_kind_is_served_is_told(lists, watch_error, again, told)
         if not is_served:
             is_told.set()
 
-    reflector = cluster.reflector(Scope(POD, is_optional=True), served)
+    reflector = cluster.reflector(is_optional=True, served=served)
     async with beside(reflector.run()):
         await is_told.wait()
     if again:

@@ -17,12 +17,13 @@ from ppojob_api.manifest import to_yaml
 from ppojob_api.problem import ReasonCode
 from ppojob_api.v1alpha1.pod_settings import PodSettings, PodVolume
 from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
-from ppojob_operator.build.pod_template import Defaults, pod_template
+from ppojob_operator.build.pod_template import pod_template
 from ppojob_operator.reconcile_context import pod_config
+from ppojob_operator.settings import Settings
 from ppojob_operator.state import Job
 
 GOLDEN = Path(__file__).with_name("rendered_objects.yaml")
-DEFAULTS = Defaults("trainer:1", "IfNotPresent", "nvidia.com/gpu")
+DEFAULTS = Settings(trainer_image="trainer:1")
 PULLED = ("image", "imagePullPolicy")
 
 
@@ -31,7 +32,7 @@ def rendered(job: Job) -> list[dict[str, Any]]:
     config = pod_config(job, job.manifest)
     keys = [dict(one) for one in key_templates(job, config).values()]
     roles = config.run.topology.with_own_pods
-    sets = stateful_sets(job, config, roles, job.manifest.spec.pods, DEFAULTS)
+    sets = stateful_sets(job, config, roles, job.manifest.spec.pods, DEFAULTS, {})
     return [*surroundings(job, config), *bindings(job), *keys, *sets]
 
 
@@ -182,7 +183,7 @@ def test_the_pull_policy_of_the_operator_is_for_its_own_image() -> None:
         return {name: container[name] for name in PULLED if name in container}
 
     assert pulled({}) == {"image": "trainer:1", "imagePullPolicy": "IfNotPresent"}
-    for text in ("mine:latest", DEFAULTS.image):
+    for text in ("mine:latest", DEFAULTS.trainer_image):
         assert pulled({"image": text}) == {"image": text}
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppojob_cli.run_reader import RunReader, ShownRecords, step_record
-from ppojob_cli.run_state import RunState, StepRecord
+from ppojob_cli.run_state import RunReader, RunState, StepRecord, step_record
 from ppojob_trainer.controller.progress import STATUS_FILE, TrainingStatus
 from ppojob_trainer.metrics.sinks import encode_line
 
@@ -53,17 +52,6 @@ def test_a_torn_last_line_waits_for_its_end(run) -> None:
             assert steps(reader.read()) == [1]
         file.write(line[-1:])
     assert steps(reader.read()) == [1, 2]
-
-
-def test_a_rewind_is_seen(run) -> None:
-    reader = RunReader(run.folder)
-    for step in range(1, 6):
-        run.step(step)
-    assert steps(reader.read()) == [1, 2, 3, 4, 5]
-    run.cut(3)
-    assert steps(reader.read()) == [1, 2, 3]
-    run.cut(0)
-    assert steps(reader.read()) == []
 
 
 def test_a_rewind_is_seen_behind_lines_that_came_since(run) -> None:
@@ -128,18 +116,6 @@ def training(records: list[StepRecord], phase: str = "Training") -> RunState:
 
 
 class TestRemaining:
-    def test_median_of_recent_steps(self) -> None:
-        records = [record(step, seconds=1_000.0) for step in range(1, 4)]
-        records += [record(step, seconds=10.0) for step in range(4, 14)]
-        records[-1] = record(13, seconds=90.0)
-        assert training(records).remaining_seconds(130.0) == 70.0
-
-    def test_what_only_some_steps_have_counts_by_its_mean(self) -> None:
-        seldom = {"timing_s/step": 70.0, "timing_s/save_checkpoint": 50.0, "timing_s/testing": 10.0}
-        records = [record(step) for step in range(1, 13)]
-        records[0] = StepRecord(1, 10.0, seldom)
-        assert training(records).remaining_seconds(120.0) == (10.0 + 60.0 / 12) * 8
-
     def test_the_step_under_way_counts_down_and_never_below_its_end(self) -> None:
         state = training([record(18)])
         assert state.remaining_seconds(184.0) == 16.0
@@ -177,37 +153,6 @@ def test_stages_by_their_length() -> None:
     values["timing_s/agent_loop/tool_calls/mean"] = 7.0
     stages = StepRecord(1, 0.0, {**values, "timing_s/unaccounted": 1.0}).stage_seconds
     assert stages == [("update_actor", 5.0), ("gen", 3.0)]
-
-
-def numbered(new: list[tuple[StepRecord, bool]]) -> list[tuple[int, bool]]:
-    return [(record.step, again) for record, again in new]
-
-
-class TestShownRecords:
-    def test_what_was_there_is_not_new(self, run) -> None:
-        run.step(1)
-        reader = RunReader(run.folder)
-        shown = ShownRecords(reader.read())
-        assert shown.take(reader.read()) == []
-        run.step(2)
-        assert numbered(shown.take(reader.read())) == [(2, False)]
-        assert shown.take(reader.read()) == []
-
-    def test_what_is_done_again_is_told_as_such(self, run) -> None:
-        reader = RunReader(run.folder)
-        shown = ShownRecords(reader.read())
-        for step in (1, 2, 3):
-            run.step(step)
-        shown.take(reader.read())
-        run.cut(1)
-        assert shown.take(reader.read()) == []
-        assert shown.rewind is not None
-        run.line(2, {}, time=2_000.0)
-        assert numbered(shown.take(reader.read())) == [(2, True)]
-        assert shown.rewind is None
-        run.line(3, {}, time=2_001.0)
-        run.line(4, {}, time=2_002.0)
-        assert numbered(shown.take(reader.read())) == [(3, True), (4, False)]
 
 
 @settings(max_examples=60, deadline=None)
