@@ -138,10 +138,6 @@ def accompany_writer(
 def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
     """Verify one file of a commit and map its tensors.
 
-    Args:
-        folder: the commit's folder.
-        entry: the manifest's entry.
-
     Returns:
         Tensors on the CPU over a private mapping: writing to one changes no file and copies its
         pages; copy them out and drop them to give the memory back.
