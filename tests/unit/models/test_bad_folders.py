@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,8 +108,6 @@ CASES: dict[str, Spoil] = {
     "index leads out of the folder": shards(lambda _, index: index.update({NORM: "../x"})),
     "index without a map": shards(lambda _, index: index.clear()),
     "no header": write(WEIGHTS, b"1234"),
-    "header longer than the file": write(WEIGHTS, struct.pack("<Q", 10**12) + b"{}"),
-    "header is no JSON": write(WEIGHTS, struct.pack("<Q", 7) + b'{"a": 1'),
     "tensor missing": tensors(**{NORM: None}),
     "tensors missing": config(num_hidden_layers=3),
     "another shape": tensors(**{NORM: np.ones(32, np.float32)}),

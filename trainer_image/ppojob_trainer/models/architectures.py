@@ -41,10 +41,7 @@ class Sizes:
         vocabulary: rows of the embedding.
         hidden: width of the stream.
         inner: width within a feed-forward block.
-        layers: blocks.
-        heads: query heads.
         key_heads: key and value heads.
-        head_size: width of a head.
         is_tied: whether the embedding is the output layer too.
         attention_bias: whether llama's and qwen3's projections have biases.
         mlp_bias: whether llama's feed-forward blocks have.

@@ -25,7 +25,7 @@ def check_config(
 
     Args:
         config: content of config.json.
-        path: of it, for messages.
+        path: of it.
         kind: what it is to be used as.
         trust_remote_code: whether Python files in the folder may be run.
     """

@@ -40,7 +40,6 @@ class ModelReport:
 
     Attributes:
         errors: what must be mended; nothing may be started while there are any.
-        warnings: worth knowing.
         parameters: number of weights; None where it is not known.
         vocabulary: rows of the embedding; None where it is not known.
         context_tokens: longest sequence that the model was made for; None for no known limit.

@@ -31,7 +31,6 @@ class Weights:
         tensors: by name, of all files that could be read.
         files: where each tensor lies.
         problems: nothing can be loaded while there are any.
-        warnings: worth knowing.
     """
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
