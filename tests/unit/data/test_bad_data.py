@@ -1,6 +1,5 @@
 """Data that cannot be used, by what the checks say of it: word for word in bad_data.txt."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from golden_lines import assert_lines, read_lines
 from prompt_files import PromptFiles, Row, SumsOnly, good_row
 
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data import file_checks, json_rows
+from ppojob_trainer.data import json_rows
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.problems import LISTED_PROBLEMS
@@ -53,10 +52,6 @@ def no_parquet(files: PromptFiles) -> list[str]:
         "junk": b"PAR1" + b"\xff" * 60 + (40).to_bytes(4, "little") + b"PAR1",
     }
     return files.errors(*(files.raw(name, content) for name, content in contents.items()))
-
-
-def encrypted(files: PromptFiles) -> list[str]:
-    return files.errors(files.raw("a.parquet", b"PARE" + b"\x17" * 60 + b"PARE"))
 
 
 def program(text: str, **settings: object) -> Case:
@@ -210,7 +205,6 @@ def trained_on(files: PromptFiles) -> list[str]:
 CASES: dict[str, Case] = {
     "no files": no_files,
     "no parquet": no_parquet,
-    "encrypted": encrypted,
     "no rows": no_rows,
     "too long": too_long_by_default,
     "a share that is more than a file has": shares,
@@ -296,7 +290,6 @@ PROMPTS: dict[str, object] = {
         {"role": "assistant", "content": "b"},
     ],
     "unequal lists": {"role": ["user", "assistant"], "content": ["a"]},
-    "NUL": "3\0 + 5",
 }
 
 
@@ -334,23 +327,13 @@ def test_templates(name: str, tmp_path: Path, make_folder: Callable[..., Path]) 
         assert_lines(rows(tool)(files), EXPECTED[name])
 
 
-def test_a_file_that_may_not_be_read(files: PromptFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = files.lines("a.jsonl", good_row())
-    path.chmod(0o600)
-    monkeypatch.setattr(file_checks.os, "access", lambda *_: False)  # root may read anything
-    owner = path.stat()
-    (found,) = files.errors(path)
-    assert found.startswith(f"a.jsonl: got mode -rw-------, owner {owner.st_uid}:{owner.st_gid}: ")
-    assert f": uid {os.getuid()} may not read it; " in found
-
-
 def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(files) -> None:
     again = good_row(extra_info={"split": "train", "index": 7})
     last = files.lines("last.jsonl", good_row("2"), again, again)
     report = files.report(torn(files, "torn.parquet", "1 + 1", 0), last)
     places = [line.partition(": ")[0] for line in [*report.errors, *report.warnings]]
     assert [place.removeprefix(f"{files.folder}/") for place in places] == [
-        "torn.parquet:row group 0:prompt",
+        "torn.parquet:row group 0",
         "last.jsonl:3:extra_info.index",
     ]
 

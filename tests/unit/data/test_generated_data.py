@@ -295,7 +295,7 @@ def test_a_solution_without_an_answer_is_named(solution: str, tmp_path: Path) ->
         ('{"question": "a", "answer": "5"}', ":2:answer: "),
         ('{"question": "", "answer": "#### 5"}', ":2:question: "),
         ('{"question": "a"}', ":2:answer: "),
-        ("{", ":2:2: "),
+        ("{", ":2: "),
     ],
 )
 def test_bad_problems_are_named_and_nothing_is_written(line, place, split, tmp_path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data.problems import DataProblem, DataReason
+from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.row_file import Row
 from ppojob_trainer.json_value import Json
 
@@ -110,22 +110,12 @@ class BadCell(Exception):  # noqa: N818  the cell is bad
     """One cell is wrong.
 
     Attributes:
-        column: which, with the path inside it (``prompt[0].role``).
-        got: what is there.
-        why: what is wrong with it.
-        allowed: what to write instead.
-        reason_code: stable word.
+        problem: its place is the column, with the path inside it (``prompt[0].role``).
     """
 
-    def __init__(
-        self, column: str, got: str, why: str, allowed: str, reason_code: DataReason
-    ) -> None:
-        self.column = column
-        self.got = got
-        self.why = why
-        self.allowed = allowed
-        self.reason_code = reason_code
-        super().__init__(f"{column}: got {got}: {why}; {allowed}")
+    def __init__(self, column: str, got: str, why: str, allowed: str) -> None:
+        self.problem = DataProblem(column, got, why, allowed)
+        super().__init__(str(self.problem))
 
 
 def read_cells(row: Row, names: ColumnNames) -> Cells:
@@ -141,12 +131,11 @@ def read_cells(row: Row, names: ColumnNames) -> Cells:
                 "no such column",
                 f"the columns are {', '.join(map(str, row)) or 'none'}",
                 COLUMNS_ALLOWED,
-                DataReason.COLUMN_MISSING,
             )
     others = row.keys() - set(names.required) if names.answer else set()
     for name, cell in row.items():
         if isinstance(cell, DataProblem) and name not in others:
-            raise BadCell(name, cell.got, cell.why, cell.allowed, cell.reason_code)
+            raise BadCell(name, cell.got, cell.why, cell.allowed)
     prompt = row[names.prompt]
     if names.is_text_a_message and isinstance(prompt, str) and prompt.strip():
         prompt = [{"role": "user", "content": prompt}]
@@ -160,9 +149,7 @@ def read_cells(row: Row, names: ColumnNames) -> Cells:
             shown(data_source),
             "it names the row's task",
             'text such as "openai/gsm8k"',
-            DataReason.BAD_VALUE,
         )
-    data_source = _clean(data_source, names.data_source)
     if names.answer is not None:
         truth, info = _json(row[names.answer], names.answer), _others(row, others)
     else:
@@ -178,10 +165,8 @@ def _agent(cell: object) -> str:
     if cell is None:
         return ""
     if isinstance(cell, str):
-        return _clean(cell, AGENT_COLUMN)
-    raise BadCell(
-        AGENT_COLUMN, shown(cell), "it names the row's agent", "text", DataReason.BAD_VALUE
-    )
+        return cell
+    raise BadCell(AGENT_COLUMN, shown(cell), "it names the row's agent", "text")
 
 
 def _difficulty(row: Row, info: Mapping[str, Json], name: str | None) -> float:
@@ -198,7 +183,6 @@ def _difficulty(row: Row, info: Mapping[str, Json], name: str | None) -> float:
         "nothing" if value is None else shown(value),
         "spec.data.curriculum orders the rows by it",
         "a finite number, in a column or in extra_info",
-        DataReason.BAD_VALUE,
     )
 
 
@@ -208,21 +192,17 @@ def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
     for name, cell in row.items():
         if name in names:
             with contextlib.suppress(BadCell):
-                found[_clean(str(name), name)] = _json(cell, name)
+                found[str(name)] = _json(cell, name)
     return found
 
 
 def _prompt(cell: object, column: str) -> Prompt:
     if cell is None or cell == [] or (isinstance(cell, str) and not cell.strip()):
         raise BadCell(
-            column,
-            shown(cell),
-            "there is nothing to answer",
-            "text, or a list of chat messages",
-            DataReason.EMPTY_PROMPT,
+            column, shown(cell), "there is nothing to answer", "text, or a list of chat messages"
         )
     if isinstance(cell, str):
-        return _clean(cell, column)
+        return cell
     if isinstance(cell, dict):
         cell = _messages_of_lists(cell, column)
     if not isinstance(cell, list):
@@ -235,7 +215,6 @@ def _prompt(cell: object, column: str) -> Prompt:
             shown(contents),
             "there is nothing to answer",
             "at least one message with content",
-            DataReason.EMPTY_PROMPT,
         )
     if messages[-1]["role"] == "assistant":
         raise BadCell(
@@ -243,7 +222,6 @@ def _prompt(cell: object, column: str) -> Prompt:
             shown("assistant"),
             "the conversation ends in an answer, and the policy is to give one",
             "a conversation without its last answer",
-            DataReason.BAD_PROMPT,
         )
     return messages
 
@@ -254,7 +232,6 @@ def _bad_prompt(column: str, cell: object) -> BadCell:
         f"{type(cell).__name__} {shown(cell)}",
         "not a prompt",
         'text, or a list of messages such as {"role": "user", "content": "3 + 5"}',
-        DataReason.BAD_PROMPT,
     )
 
 
@@ -269,7 +246,6 @@ def _messages_of_lists(cell: dict[object, object], column: str) -> list[object]:
             f"{len(roles)} roles and {len(contents)} contents",
             "every message has one of each",
             "lists of equal length",
-            DataReason.BAD_PROMPT,
         )
     return [
         {"role": role, "content": content} for role, content in zip(roles, contents, strict=True)
@@ -287,15 +263,10 @@ def _message(cell: object, column: str) -> dict[str, Json]:
             f"a message with {', '.join(map(str, message)) or 'nothing'}",
             "a message has a role and content",
             '{"role": "user", "content": "..."}',
-            DataReason.BAD_PROMPT,
         )
     if message["role"] not in ROLES:
         raise BadCell(
-            f"{column}.role",
-            shown(message["role"]),
-            "unknown role",
-            f"one of {', '.join(ROLES)}",
-            DataReason.BAD_PROMPT,
+            f"{column}.role", shown(message["role"]), "unknown role", f"one of {', '.join(ROLES)}"
         )
     if not isinstance(message["content"], str):
         raise BadCell(
@@ -303,7 +274,6 @@ def _message(cell: object, column: str) -> dict[str, Json]:
             f"{type(message['content']).__name__} {shown(message['content'])}",
             "a message's content is text",
             "text; pictures and sound are not read",
-            DataReason.BAD_PROMPT,
         )
     return _mapping(message, column)
 
@@ -317,7 +287,6 @@ def _ground_truth(cell: object) -> Json:
             f"{type(cell).__name__} {shown(cell)}",
             "it holds the ground truth",
             '{"style": "rule", "ground_truth": ...}',
-            DataReason.BAD_VALUE,
         )
     return _json(cell.get("ground_truth"), GROUND_TRUTH)
 
@@ -331,26 +300,19 @@ def _mapping(cell: object, column: str) -> dict[str, Json]:
             f"{type(cell).__name__} {shown(cell)}",
             "it holds named values",
             "a struct, or an object in JSON lines",
-            DataReason.BAD_VALUE,
         )
-    return {
-        _clean(str(key), column): _json(value, f"{column}.{key}") for key, value in cell.items()
-    }
+    return {str(key): _json(value, f"{column}.{key}") for key, value in cell.items()}
 
 
 def _json(value: object, column: str) -> Json:
     """A cell as JSON: reward functions and sample files get nothing else."""
     match value:
-        case None | bool() | int():
+        case None | bool() | int() | str():
             return value
-        case str():
-            return _clean(value, column)
         case float() if math.isfinite(value):
             return value
         case float():
-            raise BadCell(
-                column, repr(value), "not a number", "finite numbers", DataReason.NON_FINITE
-            )
+            raise BadCell(column, repr(value), "not a number", "finite numbers")
         case decimal.Decimal():
             return _json(float(value), column)
         case datetime.date() | datetime.time():
@@ -364,18 +326,4 @@ def _json(value: object, column: str) -> Json:
         f"{type(value).__name__} {shown(value)}",
         "a reward function gets JSON values",
         "text, numbers, booleans, lists and structs",
-        DataReason.BAD_VALUE,
     )
-
-
-def _clean(text: str, column: str) -> str:
-    """Refuse text that not every file format carries faithfully."""
-    if "\0" in text:
-        raise BadCell(
-            column,
-            shown(text),
-            "it holds a NUL character",
-            "text without control characters",
-            DataReason.FORBIDDEN_CHARACTER,
-        )
-    return text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from ppojob_trainer.data.problems import DataProblem, DataReason
+from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.row_file import Row, RowFile
 
 MAX_ARRAY_BYTES = 256 * 1024 * 1024
@@ -23,10 +23,11 @@ class JsonLines(RowFile):
                 number, place = self.num_rows, self.place(self.num_rows)
                 self.num_rows += 1
                 if number == 0 and line.startswith(_BYTE_ORDER_MARK):
-                    got, why = "a byte order mark", "not part of JSON"
-                    yield _bad(f"{place}:1", got, why, "UTF-8 without one")
+                    got, allowed = "a byte order mark", "UTF-8 without one"
+                    yield DataProblem(place, got, "not part of JSON", allowed)
                 elif not line.strip():
-                    yield _bad(place, "a blank line", "every line is one row", "no blank lines")
+                    why = "every line is one row"
+                    yield DataProblem(place, "a blank line", why, "no blank lines")
                 else:
                     yield parse_row(place, line, "line")
 
@@ -53,12 +54,12 @@ class JsonArray(RowFile):
         size = Path(path).stat().st_size
         if size > MAX_ARRAY_BYTES:
             got, why = f"an array of {size} bytes", f"above {MAX_ARRAY_BYTES}"
-            return _bad(path, got, f"{why} it would fill the memory", "one object a line")
+            return DataProblem(path, got, f"{why} it would fill the memory", "one object a line")
         try:
             return cls(path, msgspec.json.decode(Path(path).read_bytes(), type=list[msgspec.Raw]))
         except msgspec.MsgspecError as error:
             allowed = "one array of objects, or one object a line"
-            return _bad(path, "an array that is not JSON", str(error), allowed)
+            return DataProblem(path, "an array that is not JSON", str(error), allowed)
 
     def rows(self) -> Iterator[Row | DataProblem]:
         """Yield every object in order."""
@@ -84,29 +85,11 @@ def parse_row(place: str, text: bytes, unit: str = "item") -> Row | DataProblem:
         row = msgspec.json.decode(text)
     except UnicodeDecodeError as error:
         got, why = "bytes that are not UTF-8", str(error.reason)
-        return _bad(place, got, why, "UTF-8", DataReason.NOT_UTF8)
+        return DataProblem(place, got, why, "UTF-8")
     except msgspec.MsgspecError as error:
-        return _malformed(place, text, str(error))
+        allowed = "one JSON object a line, numbers finite, no lone surrogates"
+        return DataProblem(place, "text that is not JSON", str(error), allowed)
     if isinstance(row, dict):
         return row
     got, why = f"a JSON {type(row).__name__}", f"every {unit} is one row"
-    return _bad(place, got, why, 'an object such as {"prompt": [...], "data_source": "..."}')
-
-
-def _malformed(place: str, text: bytes, error: str) -> DataProblem:
-    """Name the column of a mistake: the parser tells its byte."""
-    told = error.rpartition("(byte ")[2].rstrip(")")
-    begin = int(told) if told.isdigit() else len(text.rstrip())
-    got = ascii(text[begin : begin + 20].decode("utf-8", errors="replace"))
-    return _bad(
-        f"{place}:{begin + 1}",
-        got if begin < len(text.rstrip()) else "the end of the line",
-        "not JSON: " + error.partition(" (byte")[0].removeprefix("JSON is malformed: "),
-        "one JSON object a line, numbers finite, no lone surrogates",
-    )
-
-
-def _bad(
-    where: str, got: str, why: str, allowed: str, reason: DataReason = DataReason.BAD_LINE
-) -> DataProblem:
-    return DataProblem(where, got, why, allowed, reason)
+    return DataProblem(place, got, why, 'an object such as {"prompt": [...], "data_source": "..."}')

@@ -14,7 +14,7 @@ import numpy as np
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.passes import Passes, Rows
-from ppojob_trainer.data.problems import DataProblem, DataReason
+from ppojob_trainer.data.problems import DataProblem
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ def mixture_problems(
         got = f"{shown(weights[position])} for {path}"
         if needed == 0:
             why = "no batch of an epoch would hold one of its rows"
-            found.append(DataProblem(where, got, why, "a larger weight", DataReason.BAD_SHARE))
+            found.append(DataProblem(where, got, why, "a larger weight"))
         elif own < needed:
             why = f"{needed} of the {batch} prompts of a batch are its own, and it has {own} rows"
             allowed = "a smaller weight, more rows, or smaller batches"
-            found.append(DataProblem(where, got, why, allowed, DataReason.BAD_SHARE))
+            found.append(DataProblem(where, got, why, allowed))
     return found

@@ -4,13 +4,13 @@ import hashlib
 import itertools
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer, tool_name
 from ppojob_trainer.data.columns import BadCell, Cells, ColumnNames, read_cells
 from ppojob_trainer.data.file_checks import files_of, open_row_file
-from ppojob_trainer.data.problems import DataProblem, DataReason, Findings
+from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
 from ppojob_trainer.data.row_agents import RowAgents
 from ppojob_trainer.data.row_checks import (
@@ -33,17 +33,13 @@ class Scan:
     """What one pass found.
 
     Attributes:
-        files: in order.
         digests: SHA-256 of what each file's rows are made of, in hex.
         kept: rows to draw from.
         kept_of: of them those of each entry of the list of files.
         difficulties: what a curriculum orders them by.
-        total: rows seen.
         dropped: rows left out as too long.
         prompt_kind: "text" or "messages", as the first readable row has it.
         prompt_place: of that row.
-        errors: what must be mended.
-        warnings: what is worth knowing.
         prompt_keys: eight-byte digest of every prompt seen, where asked for.
         row_keys: the same of (data source, split, index), 0 where a row has no index.
         key_rows: numbers of the rows that the keys belong to.
@@ -89,8 +85,6 @@ class Scanner:
     """Scans the files of one data set.
 
     Attributes:
-        spec: columns, limits and the policy for long prompts.
-        chat: tokenizer.
         rewards: what the reward side can score; None for no check (a custom function).
         agents: who answers in rows that are conversations; None where none is.
         max_rows: only the first rows; None for all.
@@ -178,17 +172,13 @@ class Scanner:
             try:
                 cells = read_cells(row, names)
             except BadCell as bad:
-                _add_cell(scan.errors, bad, file.path, place)
+                _add_cell(scan.errors, bad.problem, file.path, place)
                 continue
             yield _Candidate(first + in_file, entry, file, place, cells)
         if file.num_rows == 0:
             scan.errors.add(
                 DataProblem(
-                    file.path,
-                    "no rows",
-                    "there is nothing to draw from",
-                    "at least one row",
-                    DataReason.EMPTY_DATASET,
+                    file.path, "no rows", "there is nothing to draw from", "at least one row"
                 )
             )
 
@@ -239,12 +229,11 @@ class Scanner:
     def _keeps(self, scan: Scan, candidate: _Candidate, length: int) -> bool:
         limit = self.spec.max_prompt_tokens
         if length == 0:
-            bad = BadCell(
+            bad = DataProblem(
                 self.spec.prompt_key,
                 "a prompt of no tokens",
                 "there is nothing to answer",
                 "content that the chat template and the tokenizer keep",
-                DataReason.EMPTY_PROMPT,
             )
             _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
             return False
@@ -253,17 +242,14 @@ class Scanner:
         if self.spec.overlong_prompts == "drop":
             scan.dropped += 1
             return False
-        scan.errors.add(
-            DataProblem(
-                f"{candidate.place}:{self.spec.prompt_key}",
-                f"{length} tokens",
-                f"longer than spec.data.maxPromptTokens {limit}",
-                "a larger maxPromptTokens, or spec.data.overlongPrompts: drop, truncate_left, "
-                "truncate_right or truncate_middle",
-                DataReason.OVERLONG_PROMPT,
-            ),
-            file=candidate.file.path,
+        bad = DataProblem(
+            self.spec.prompt_key,
+            f"{length} tokens",
+            f"longer than spec.data.maxPromptTokens {limit}",
+            "a larger maxPromptTokens, or spec.data.overlongPrompts: drop, truncate_left, "
+            "truncate_right or truncate_middle",
         )
+        _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
         return False
 
     def _check_kind(self, scan: Scan, candidate: _Candidate) -> None:
@@ -271,12 +257,11 @@ class Scanner:
         if not scan.prompt_kind:
             scan.prompt_kind, scan.prompt_place = kind, candidate.place
         if kind != scan.prompt_kind:
-            bad = BadCell(
+            bad = DataProblem(
                 self.spec.prompt_key,
                 kind,
                 f"{scan.prompt_place} has {scan.prompt_kind}",
                 "one kind of prompt in all rows and files",
-                DataReason.SCHEMA_MISMATCH,
             )
             _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
 
@@ -302,22 +287,19 @@ class Scanner:
         return tuple(map(tool_name, self.agents.tools(cells)))
 
     def _add_refusal(self, scan: Scan, candidate: _Candidate, error: BadChatTemplate) -> None:
-        scan.errors.add(
-            DataProblem(
-                f"{candidate.place}:{self.spec.prompt_key}",
-                "a conversation that the chat template refuses",
-                error.refusal,
-                "messages that the template takes, such as user and assistant in turn",
-                DataReason.BAD_CHAT_TEMPLATE,
-            ),
-            file=candidate.file.path,
+        bad = DataProblem(
+            self.spec.prompt_key,
+            "a conversation that the chat template refuses",
+            error.refusal,
+            "messages that the template takes, such as user and assistant in turn",
         )
+        _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
 
     def _add_template_error(self, scan: Scan, error: BadChatTemplate) -> None:
         where, _, rest = error.problems[0].partition(": got ")
         got, _, reason = rest.partition(": ")
         why, _, allowed = reason.rpartition("; ")
-        scan.errors.add(DataProblem(where, got, why, allowed, DataReason.BAD_CHAT_TEMPLATE))
+        scan.errors.add(DataProblem(where, got, why, allowed))
 
     def _nothing_left(self, scan: Scan) -> DataProblem:
         return DataProblem(
@@ -325,7 +307,6 @@ class Scanner:
             f"{scan.dropped} of {scan.total} rows dropped",
             f"no prompt is within maxPromptTokens {self.spec.max_prompt_tokens}",
             "a larger maxPromptTokens, or overlongPrompts: truncate_left",
-            DataReason.NO_ROWS_LEFT,
         )
 
     def _some_dropped(self, scan: Scan) -> DataProblem:
@@ -335,7 +316,6 @@ class Scanner:
             f"{scan.dropped} of {scan.total} rows",
             f"longer than spec.data.maxPromptTokens {self.spec.max_prompt_tokens}, and dropped",
             "fine where it is meant",
-            DataReason.OVERLONG_PROMPT,
         )
 
 
@@ -359,14 +339,11 @@ def truncate(ids: Sequence[int], limit: int, policy: str) -> tuple[int, ...]:
     return (*ids[:head], *ids[len(ids) - tail :])
 
 
-def _add_cell(findings: Findings, bad: BadCell, file: str, place: str) -> None:
+def _add_cell(findings: Findings, bad: DataProblem, file: str, place: str) -> None:
+    """Take in what is wrong with a column of a row; the problem's own place is the column."""
     # Mistakes of one column are one line, whichever message or field of it they are in.
-    column = bad.column.partition(".")[0].partition("[")[0]
-    findings.add(
-        DataProblem(f"{place}:{bad.column}", bad.got, bad.why, bad.allowed, bad.reason_code),
-        file=file,
-        column=column,
-    )
+    column = bad.where.partition(".")[0].partition("[")[0]
+    findings.add(replace(bad, where=f"{place}:{bad.where}"), file=file, column=column)
 
 
 def _add_keys(scan: Scan, candidate: _Candidate) -> None:
