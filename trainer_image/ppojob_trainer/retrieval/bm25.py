@@ -52,11 +52,6 @@ def words(text: str) -> list[str]:
 def build_bm25(corpus: StoredCorpus, folder: Path, tell: Tell) -> tuple[list[str], int]:
     """Make an index by words, from the beginning: it takes a fraction of what vectors take.
 
-    Args:
-        corpus: the documents.
-        folder: of the index.
-        tell: hears of the progress.
-
     Returns:
         The files that were written, and the bytes that a search holds.
 

@@ -76,12 +76,7 @@ class CorpusCopy:
 
 
 def copy_corpus(corpus: Path, folder: Path, tell: Tell) -> CorpusCopy:
-    """Read all of a corpus, judge it and write it aside.
-
-    Args:
-        corpus: the file.
-        folder: of the index.
-        tell: hears of the progress.
+    """Read all of a corpus, judge it and write it aside in the folder of an index.
 
     Raises:
         ConfigError: lines that are no documents, ids that are there twice, no line at all.

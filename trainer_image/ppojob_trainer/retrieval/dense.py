@@ -29,13 +29,7 @@ _BYTES_PER_DOCUMENT: Final = 24
 def build_vectors(
     corpus: StoredCorpus, folder: Path, encoder: SentenceEncoder, tell: Tell
 ) -> tuple[list[str], int]:
-    """Encode the documents whose shards are not there yet.
-
-    Args:
-        corpus: the documents.
-        folder: of the index.
-        encoder: encodes them.
-        tell: hears of the progress.
+    """Encode the documents whose shards are not there yet in the folder of the index.
 
     Returns:
         The files of vectors, and the bytes that a search holds.
@@ -57,11 +51,7 @@ def build_vectors(
 
 
 def open_encoder(plan: Plan, folder: Path | None) -> SentenceEncoder:
-    """Load the encoder that an index was made with.
-
-    Args:
-        plan: of the index.
-        folder: where it lies now, if not where it did.
+    """Load the encoder that an index was made with, from where it lies now or where it did.
 
     Raises:
         ConfigError: it is not there, or another one.
@@ -78,12 +68,7 @@ def open_encoder(plan: Plan, folder: Path | None) -> SentenceEncoder:
 
 
 class DenseScorer:
-    """Scores documents by the inner product of vectors.
-
-    Args:
-        folder: of the index.
-        encoder: that of its documents.
-    """
+    """Scores documents by the inner product of vectors."""
 
     def __init__(self, folder: Path, encoder: SentenceEncoder) -> None:
         self._encoder = encoder

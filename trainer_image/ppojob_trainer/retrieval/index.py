@@ -20,12 +20,7 @@ class Scorer(Protocol):
 
 
 class IndexRetriever:
-    """Finds passages in an index.
-
-    Args:
-        corpus: the documents.
-        scorer: scores them.
-    """
+    """Finds passages in an index."""
 
     def __init__(self, corpus: StoredCorpus, scorer: Scorer) -> None:
         self._corpus = corpus
