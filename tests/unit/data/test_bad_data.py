@@ -9,7 +9,7 @@ from golden_lines import assert_lines, read_lines
 from prompt_files import PromptFiles, Row, SumsOnly, good_row
 
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data import json_rows
+from ppojob_trainer.data import formats
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.problems import LISTED_PROBLEMS
@@ -304,7 +304,7 @@ def test_bad_prompts_in_both_formats(name: str, files: PromptFiles) -> None:
 
 
 def test_too_large(files: PromptFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_rows, "MAX_ARRAY_BYTES", 10)
+    monkeypatch.setattr(formats, "MAX_ARRAY_BYTES", 10)
     assert_lines(array(b'[{"prompt": "a"}]')(files), EXPECTED["array: too long"])
 
 

@@ -23,11 +23,7 @@ _PREFIX: Final = "base_model.model."
 
 
 def merging(adapters: Mapping[str, Adapter]) -> Join:
-    """What stores weights with their adapters merged, in float32, and others as they are.
-
-    Args:
-        adapters: by the names of the weights that they change.
-    """
+    """What stores weights with their adapters merged, in float32, and others as they are."""
 
     def join(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         if name not in adapters:

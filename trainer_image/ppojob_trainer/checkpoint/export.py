@@ -106,15 +106,9 @@ def accompany_export(
 def plan_files(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, max_file_bytes: int
 ) -> list[list[str]]:
-    """Split weights into files, in the order of their names.
+    """Split weights into files, in the order of their names; names of each.
 
-    Args:
-        tensors: name to tensor.
-        dtype: stored dtype of floating tensors.
-        max_file_bytes: limit of a file; a tensor above it gets one of its own.
-
-    Returns:
-        Names a file.
+    A tensor above the limit of a file gets one of its own. Floating tensors are stored as `dtype`.
     """
     files: list[list[str]] = [[]]
     room = max_file_bytes

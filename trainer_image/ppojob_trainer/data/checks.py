@@ -8,9 +8,8 @@ import numpy.typing as npt
 
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.columns import ColumnNames
-from ppojob_trainer.data.file_checks import files_of, open_row_file
-from ppojob_trainer.data.mixture import mixture_problems
+from ppojob_trainer.data.file_checks import open_files
+from ppojob_trainer.data.order import mixture_problems
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.row_agents import RowAgents
 from ppojob_trainer.data.row_checks import RewardChecks
@@ -80,12 +79,7 @@ def unusable_files(spec: DataSpec) -> list[str]:
     """Say which files cannot be opened, where rows cannot be judged for want of a tokenizer."""
     problems = []
     for file in (*spec.train, *spec.validation):
-        paths = files_of(file.path, file.format)
-        if isinstance(paths, DataProblem):
-            problems.append(str(paths))
-            continue
-        for path in paths:
-            opened = open_row_file(path, ColumnNames.of(spec), file)
+        for opened in open_files(file, spec):
             if isinstance(opened, DataProblem):
                 problems.append(str(opened))
             else:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.problems import DataProblem
-from ppojob_trainer.data.row_file import Row
 from ppojob_trainer.json_value import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -33,56 +33,20 @@ COLUMNS_ALLOWED = (
 Prompt = str | list[dict[str, Json]]
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnNames:
-    """Which columns hold what.
+def required_columns(spec: DataSpec) -> tuple[str, ...]:
+    """Columns that every file of a job must have."""
+    source = (spec.data_source_key,) if spec.data_source is None else ()
+    return (spec.prompt_key, *source, *((spec.answer_key,) if spec.answer_key else ()))
 
-    Attributes:
-        prompt: chat messages, or text.
-        data_source: name of the task.
-        answer: the ground truth, where the files are not in verl's columns.
-        constant_source: name of the task of all rows, where no column has it.
-        is_text_a_message: whether a prompt that is text becomes a message of the user.
-        difficulty: the number that orders the rows, a column or an entry of extra_info.
-        has_agents: whether rows may name their agent.
-    """
 
-    prompt: str = "prompt"
-    data_source: str = "data_source"
-    answer: str | None = None
-    constant_source: str | None = None
-    is_text_a_message: bool = False
-    difficulty: str | None = None
-    has_agents: bool = False
-
-    @classmethod
-    def of(cls, spec: DataSpec, *, has_agents: bool = False) -> "ColumnNames":
-        """Those of a job."""
-        return cls(
-            prompt=spec.prompt_key,
-            data_source=spec.data_source_key,
-            answer=spec.answer_key,
-            constant_source=spec.data_source,
-            is_text_a_message=spec.text_prompts == "user_message",
-            difficulty=spec.curriculum.key if spec.curriculum else None,
-            has_agents=has_agents,
-        )
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Columns that every file must have."""
-        source = (self.data_source,) if self.constant_source is None else ()
-        return (self.prompt, *source, *((self.answer,) if self.answer else ()))
-
-    @property
-    def read(self) -> tuple[str, ...] | None:
-        """Columns that are read; None for all."""
-        if self.answer:
-            return None
-        others = [REWARD_COLUMN, EXTRA_COLUMN, self.data_source]
-        others += [self.difficulty] if self.difficulty else []
-        others += [AGENT_COLUMN] if self.has_agents else []
-        return (*self.required, *(name for name in others if name not in self.required))
+def read_columns(spec: DataSpec, *, has_agents: bool) -> tuple[str, ...] | None:
+    """Columns that are read of a job's files; None for all."""
+    if spec.answer_key:
+        return None
+    names = [*required_columns(spec), REWARD_COLUMN, EXTRA_COLUMN, spec.data_source_key]
+    names += [spec.curriculum.key] if spec.curriculum else []
+    names += [AGENT_COLUMN] if has_agents else []
+    return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +54,7 @@ class Cells:
     """A row's content.
 
     Attributes:
-        prompt: text, or chat messages.
-        data_source: name of the task.
         ground_truth: what the reward function compares with; None when absent.
-        extra_info: whatever else the row tells.
         difficulty: what orders the row among others; 0 where nothing does.
         agent: that the row names; empty where it names none.
     """
@@ -118,13 +79,14 @@ class BadCell(Exception):  # noqa: N818  the cell is bad
         super().__init__(str(self.problem))
 
 
-def read_cells(row: Row, names: ColumnNames) -> Cells:
-    """Read a row.
+def read_cells(row: Row, spec: DataSpec, *, has_agents: bool) -> Cells:
+    """Read a row of a job, which may name its agent where the job has some.
 
     Raises:
         BadCell: a cell is missing or wrong; the first one.
     """
-    for name in names.required:
+    required = required_columns(spec)
+    for name in required:
         if name not in row:
             raise BadCell(
                 name,
@@ -132,31 +94,32 @@ def read_cells(row: Row, names: ColumnNames) -> Cells:
                 f"the columns are {', '.join(map(str, row)) or 'none'}",
                 COLUMNS_ALLOWED,
             )
-    others = row.keys() - set(names.required) if names.answer else set()
+    others = row.keys() - set(required) if spec.answer_key else set()
     for name, cell in row.items():
         if isinstance(cell, DataProblem) and name not in others:
             raise BadCell(name, cell.got, cell.why, cell.allowed)
-    prompt = row[names.prompt]
-    if names.is_text_a_message and isinstance(prompt, str) and prompt.strip():
+    prompt = row[spec.prompt_key]
+    is_text = isinstance(prompt, str) and prompt.strip()
+    if is_text and spec.text_prompts == "user_message":
         prompt = [{"role": "user", "content": prompt}]
-    prompt = _prompt(prompt, names.prompt)
-    data_source = row.get(names.data_source)
+    prompt = _prompt(prompt, spec.prompt_key)
+    data_source = row.get(spec.data_source_key)
     if data_source is None:
-        data_source = names.constant_source
+        data_source = spec.data_source
     if not isinstance(data_source, str) or not data_source.strip():
         raise BadCell(
-            names.data_source,
+            spec.data_source_key,
             shown(data_source),
             "it names the row's task",
             'text such as "openai/gsm8k"',
         )
-    if names.answer is not None:
-        truth, info = _json(row[names.answer], names.answer), _others(row, others)
+    if spec.answer_key is not None:
+        truth, info = _json(row[spec.answer_key], spec.answer_key), _others(row, others)
     else:
         truth = _ground_truth(row.get(REWARD_COLUMN))
         info = _mapping(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
-    agent = _agent(row.get(AGENT_COLUMN)) if names.has_agents else ""
-    difficulty = _difficulty(row, info, names.difficulty)
+    agent = _agent(row.get(AGENT_COLUMN)) if has_agents else ""
+    difficulty = _difficulty(row, info, spec.curriculum.key if spec.curriculum else None)
     return Cells(prompt, data_source, truth, info, difficulty, agent)
 
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from ppojob_trainer.data.generate import Task
 from ppojob_trainer.data.prompt_files import TaskRow, written_aside
-from ppojob_trainer.data.search_r1_files import PROMPTS
+from ppojob_trainer.data.published_files import PROMPTS
 from ppojob_trainer.errors import ConfigError
 
 DATA_SOURCE: Final = "searchR1_facts"

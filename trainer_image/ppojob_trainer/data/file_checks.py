@@ -2,19 +2,18 @@
 
 import glob
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppojob_api.v1alpha1.training import DataFile
-from ppojob_trainer.data.columns import COLUMNS_ALLOWED, ColumnNames
-from ppojob_trainer.data.json_rows import JsonArray, JsonLines, begins_array
+from ppojob_api.v1alpha1.training import DataFile, DataSpec
+from ppojob_trainer.data.columns import COLUMNS_ALLOWED, read_columns, required_columns
+from ppojob_trainer.data.formats import JsonArray, JsonLines, ParquetRows, RowFile, begins_array
 from ppojob_trainer.data.made_rows import MadeRows
-from ppojob_trainer.data.parquet_rows import ParquetRows
 from ppojob_trainer.data.problems import DataProblem
-from ppojob_trainer.data.row_file import RowFile
 
 _LISTED_COLUMNS = 20
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
@@ -58,14 +57,31 @@ def _is_data(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
     return entry.is_file() and not is_hidden and entry.name.lower().endswith(endings)
 
 
+def open_files(
+    file: DataFile, spec: DataSpec, *, has_agents: bool = False
+) -> Iterator[RowFile | DataProblem]:
+    """Open the files that an entry of a job stands for, or say why they cannot be used."""
+    paths = files_of(file.path, file.format)
+    if isinstance(paths, DataProblem):
+        yield paths
+        return
+    columns, required = read_columns(spec, has_agents=has_agents), required_columns(spec)
+    for path in paths:
+        yield open_row_file(path, columns, required, file)
+
+
 def open_row_file(
-    path: str, names: ColumnNames | None = None, file: DataFile | None = None
+    path: str,
+    read: tuple[str, ...] | None = None,
+    required: tuple[str, ...] = (),
+    file: DataFile | None = None,
 ) -> RowFile | DataProblem:
     """Open a data file, or say why it cannot be used.
 
     Args:
         path: the file.
-        names: the columns that will be asked for; None for all that there are.
+        read: the columns that will be asked for; None for all that there are.
+        required: of them those without which it is refused.
         file: what the job says of it, and of others of the same pattern or folder; format "auto"
             goes by the ending, parquet where that tells nothing. None where no job names it: such
             a file is not run.
@@ -93,7 +109,6 @@ def open_row_file(
         reason = " ".join(str(error).split())[:200]
         allowed = "a whole parquet file, not encrypted, or format: jsonl"
         return DataProblem(path, "no parquet file that can be read", reason, allowed)
-    read, required = (names.read, names.required) if names else (None, ())
     found = opened.schema_arrow.names
     columns = tuple(found) if read is None else read
     problem = _column_problem(path, found, columns, required)

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
-from ppojob_trainer.data.json_rows import parse_row
+from ppojob_trainer.data.formats import Row, RowFile, parse_row
 from ppojob_trainer.data.problems import DataProblem
-from ppojob_trainer.data.row_file import Row, RowFile
 from ppojob_trainer.json_value import Json
 
 _ROW_SECONDS = 600.0
@@ -46,12 +45,7 @@ MakeRequest = MakeRows | NextRows
 
 
 class MadeRows(RowFile):
-    """The rows of a Python file, made in a child while they are read.
-
-    Args:
-        path: the file.
-        child: in which the function was called.
-    """
+    """The rows of a Python file, made in a child while they are read."""
 
     def __init__(self, path: str, child: BoundedProcess) -> None:
         super().__init__(path)

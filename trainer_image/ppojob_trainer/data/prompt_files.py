@@ -21,9 +21,6 @@ class TaskRow:
     """One row of a task.
 
     Attributes:
-        data_source: routes to the reward.
-        prompt: chat messages, or text.
-        ground_truth: what the reward compares with.
         ability: verl's column of that name.
         extra_info: besides split and index.
     """

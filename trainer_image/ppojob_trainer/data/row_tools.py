@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from ppojob_api.problem import shown
+from ppojob_trainer.data.chat import Tools, tool_name
 from ppojob_trainer.data.columns import EXTRA_COLUMN, Cells
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.json_value import Json
@@ -38,6 +39,13 @@ def selected_tools(extra_info: Mapping[str, Json]) -> list[str]:
     """Names of a row's tools, in its order; empty for all that there are."""
     told = extra_info.get(_SELECTION)
     return list(dict.fromkeys(map(str, told))) if isinstance(told, list) else []
+
+
+def shown_tools(extra_info: Mapping[str, Json], tools: Tools) -> Tools:
+    """Of what a row's agent has, what the row shows the model."""
+    by_name = {tool_name(tool): tool for tool in tools}
+    names = selected_tools(extra_info)
+    return [by_name[name] for name in names if name in by_name] if names else tools
 
 
 def untaken_kwargs(cells: Cells, names: Collection[str]) -> DataProblem | None:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.data.chat import ChatTokenizer, tool_name
-from ppojob_trainer.data.columns import BadCell, Cells, ColumnNames, read_cells
-from ppojob_trainer.data.file_checks import files_of, open_row_file
+from ppojob_trainer.data.chat import ChatTokenizer, Tools, tool_name
+from ppojob_trainer.data.columns import BadCell, Cells, read_cells
+from ppojob_trainer.data.file_checks import open_files
+from ppojob_trainer.data.formats import RowFile
 from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
 from ppojob_trainer.data.row_agents import RowAgents
@@ -19,8 +20,7 @@ from ppojob_trainer.data.row_checks import (
     unrewarded,
     with_control_token,
 )
-from ppojob_trainer.data.row_file import RowFile
-from ppojob_trainer.data.row_tools import selected_tools, untaken_kwargs, wrong_selection
+from ppojob_trainer.data.row_tools import shown_tools, untaken_kwargs, wrong_selection
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.json_value import Json
 
@@ -125,26 +125,21 @@ class Scanner:
         return scan
 
     def _rows(self, scan: Scan, files: Sequence[DataFile]) -> Iterator[_Candidate]:
-        names = ColumnNames.of(self.spec, has_agents=self.agents is not None)
         scan.kept_of = [0] * len(files)
         # All are opened before the first row is read: what is wrong with them is told at once.
-        opened = [self._open(scan, data_file, names) for data_file in files]
+        opened = [self._open(scan, data_file) for data_file in files]
         first = 0
         for entry, (data_file, of_entry) in enumerate(zip(files, opened, strict=True)):
             left = data_file.max_rows
             for file in of_entry:
                 before = scan.total
-                yield from self._rows_of(scan, file, names, first, entry, left)
+                yield from self._rows_of(scan, file, first, entry, left)
                 left = None if left is None else left - (scan.total - before)
                 first += file.num_rows
 
-    def _open(self, scan: Scan, data_file: DataFile, names: ColumnNames) -> list[RowFile]:
-        paths, found = files_of(data_file.path, data_file.format), list[RowFile]()
-        if isinstance(paths, DataProblem):
-            scan.errors.add(paths)
-            return []
-        for path in paths:
-            opened = open_row_file(path, names, data_file)
+    def _open(self, scan: Scan, data_file: DataFile) -> list[RowFile]:
+        found = []
+        for opened in open_files(data_file, self.spec, has_agents=self.agents is not None):
             if isinstance(opened, DataProblem):
                 scan.errors.add(opened)
             else:
@@ -153,13 +148,7 @@ class Scanner:
         return found
 
     def _rows_of(
-        self,
-        scan: Scan,
-        file: RowFile,
-        names: ColumnNames,
-        first: int,
-        entry: int,
-        most: int | None,
+        self, scan: Scan, file: RowFile, first: int, entry: int, most: int | None
     ) -> Iterator[_Candidate]:
         for in_file, row in enumerate(file.rows()):
             if scan.total == self.max_rows or in_file == most:
@@ -170,7 +159,7 @@ class Scanner:
                 scan.errors.add(row, file=file.path)
                 continue
             try:
-                cells = read_cells(row, names)
+                cells = read_cells(row, self.spec, has_agents=self.agents is not None)
             except BadCell as bad:
                 _add_cell(scan.errors, bad.problem, file.path, place)
                 continue
@@ -195,24 +184,12 @@ class Scanner:
 
     def _encoded(self, candidates: list[_Candidate]) -> list[list[int] | BadChatTemplate]:
         """The prompts as tokens, each with the tools of its row's agent that the row selects."""
-        agents, variables = self.agents, self.spec.apply_chat_template_kwargs
-        prompts = [candidate.cells.prompt for candidate in candidates]
-        selected = [selected_tools(candidate.cells.extra_info) for candidate in candidates]
-        if agents is None:
-            return self.chat.encode_prompts(prompts, variables, selected)
-        found: dict[int, list[int] | BadChatTemplate] = {}
-        names = [agents.name(candidate.cells) for candidate in candidates]
-        for name in dict.fromkeys(names):
-            rows = [row for row, other in enumerate(names) if other == name]
-            tools = agents.tools(candidates[rows[0]].cells)
-            ids = self.chat.encode_prompts(
-                [prompts[row] for row in rows],
-                variables,
-                [selected[row] for row in rows],
-                tools=tools,
-            )
-            found |= dict(zip(rows, ids, strict=True))
-        return [found[row] for row in range(len(candidates))]
+        rows = [candidate.cells for candidate in candidates]
+        return self.chat.encode_prompts(
+            [cells.prompt for cells in rows],
+            self.spec.apply_chat_template_kwargs,
+            [shown_tools(cells.extra_info, self._tools(cells)) for cells in rows],
+        )
 
     def _keep(self, scan: Scan, candidate: _Candidate, ids: list[int]) -> None:
         cells = candidate.cells
@@ -267,7 +244,8 @@ class Scanner:
 
     def _check_row(self, scan: Scan, candidate: _Candidate, control: tuple[str, ...]) -> None:
         """What rewards, tools and tokenizer say of a row."""
-        cells, tools = candidate.cells, self._tool_names(candidate.cells)
+        cells = candidate.cells
+        tools = tuple(map(tool_name, self._tools(cells)))
         found = (
             (scan.errors, unrewarded(cells, self.rewards, self.spec)),
             (scan.errors, wrong_selection(cells, tools)),
@@ -280,11 +258,9 @@ class Scanner:
             if bad is not None:
                 _add_cell(findings, bad, candidate.file.path, candidate.place)
 
-    def _tool_names(self, cells: Cells) -> tuple[str, ...]:
-        """Of what a row may call."""
-        if self.agents is None:
-            return self.chat.tool_names
-        return tuple(map(tool_name, self.agents.tools(cells)))
+    def _tools(self, cells: Cells) -> Tools:
+        """What the model may call in a row."""
+        return self.chat.tools if self.agents is None else self.agents.tools(cells)
 
     def _add_refusal(self, scan: Scan, candidate: _Candidate, error: BadChatTemplate) -> None:
         bad = DataProblem(

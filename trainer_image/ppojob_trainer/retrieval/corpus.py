@@ -35,7 +35,6 @@ RANKS: Final = "ranks.npy"
 FILE: Final = durable.point("index.file", *durable.FILE_ACTS)
 
 _EXAMPLE: Final = r'{"id": "7", "contents": "\"Title\"\ntext"}'
-_MAX_LINE_BYTES: Final = 16 * 1024**2
 _LISTED: Final = 20
 _GZIP: Final = b"\x1f\x8b"
 
@@ -154,11 +153,9 @@ def _read(path: Path) -> Iterator[Document | str]:
     number = 0
     try:
         with _opened(path) as file:
-            while line := file.readline(_MAX_LINE_BYTES + 1):
+            for line in file:
                 number += 1
                 yield _document(decoder, line, f"{path}:{number}")
-                if len(line) > _MAX_LINE_BYTES:
-                    return
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         why = f"got damaged gzip data: {printable(str(error))}"
         yield f"{path}:{number + 1}: {why}; the file as it was written"
@@ -177,8 +174,6 @@ def _opened(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def _document(decoder: "msgspec.json.Decoder[Document]", line: bytes, where: str) -> Document | str:
-    if len(line) > _MAX_LINE_BYTES:
-        return f"{where}: got more than {_MAX_LINE_BYTES} bytes: too long for a document; passages"
     try:
         document = decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
