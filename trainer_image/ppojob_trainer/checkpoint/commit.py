@@ -359,11 +359,7 @@ class CommitStore:
 
 
 def unsealed(root: Path) -> list[Path]:
-    """What a run that ended in the middle of a commit has left, and its next start removes.
-
-    Args:
-        root: a checkpoints folder that is there.
-    """
+    """What a run that ended in the middle of a commit has left, and its next start removes."""
     return sorted(path for path in root.iterdir() if _SWEPT.fullmatch(path.name))
 
 

@@ -32,10 +32,6 @@ def export_commit(commit: Path, target: Path) -> int:
     The commit's own configuration names the model that training began from, whose config, tokenizer
     and template go along.
 
-    Args:
-        commit: folder of a sealed commit.
-        target: the folder that is made, or replaced as a whole.
-
     Returns:
         The commit's step.
 

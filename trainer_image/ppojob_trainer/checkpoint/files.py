@@ -38,12 +38,6 @@ def files_of_all_ranks(
 ) -> list[FileEntry]:
     """The files of one kind that the ranks of a role have written.
 
-    Args:
-        entries: of a commit.
-        role: whose.
-        name: of the file within a rank's folder (``model.safetensors``).
-        commit: what errors call the commit.
-
     Raises:
         DamagedCommit: a rank's is missing, or all are.
     """

@@ -153,10 +153,6 @@ def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
 def changed_settings(old: Json, new: Json) -> list[Difference]:
     """The settings in which two runs differ, as their author would name them.
 
-    Args:
-        old: the object `spec` of one, nothing left open in it.
-        new: that of the other.
-
     Returns:
         In the order of the keys. What follows from another setting that differs is left out.
     """

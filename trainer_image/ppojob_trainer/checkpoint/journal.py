@@ -201,10 +201,6 @@ def last_sealed(events: list[Event]) -> int | None:
 def resume_point(store: CommitStore, events: list[Event]) -> Latest:
     """Find where to go on, and never begin at step 0 in silence where commits once were.
 
-    Args:
-        store: the run's commits; nobody may be writing one.
-        events: the run's journal.
-
     Returns:
         As ``CommitStore.latest``; a sealed commit whose folder is gone is a refusal too.
 

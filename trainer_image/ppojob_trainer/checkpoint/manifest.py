@@ -113,10 +113,6 @@ def read(folder: Path) -> Manifest:
 def decode(data: bytes, name: str) -> Manifest:
     """Read a manifest file.
 
-    Args:
-        data: the whole file.
-        name: what errors call it (``step-000020/manifest.json``).
-
     Raises:
         DamagedCommit: it was cut or changed.
         CannotResume: it is whole, and of a newer format.

@@ -152,10 +152,6 @@ def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
 def read_tensors(path: Path, *, name: str | None = None) -> dict[str, Tensor]:
     """Map the tensors of a safetensors file, unverified.
 
-    Args:
-        path: the file.
-        name: what errors call it; the path by default.
-
     Raises:
         DamagedCommit: it is not a safetensors file, or cannot be read.
     """

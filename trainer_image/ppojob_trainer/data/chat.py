@@ -204,11 +204,7 @@ class ChatTokenizer(Closeable):
         return [encoded[at] for at in range(len(prompts))]
 
     def tell_time(self, began: float) -> None:
-        """Tell templates another time from now on.
-
-        Args:
-            began: unix seconds, as for the constructor.
-        """
+        """Tell templates another time from now on, in unix seconds."""
         if self._renderer is not None:
             self._renderer.tell_time(began)
 

@@ -61,11 +61,7 @@ def source_file(folder: Path, split: str) -> Path | None:
 
 
 def _task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[TaskRow]:
-    """Read a file row by row.
-
-    Args:
-        path: the file.
-        row_of: makes verl's row of one, whose place in the file is the second argument.
+    """Read a file row by row; `row_of` is told a row's place too.
 
     Raises:
         ConfigError: the file cannot be read, or one of its rows is none of the data set.
@@ -164,10 +160,6 @@ def problem_rows(path: Path, data_source: str) -> Iterator[TaskRow]:
 
     Yu et al. 2025, arXiv:2503.14476, in DAPO's wording. Both are found in verl's columns already,
     and as a problem with its answer, under several names of columns.
-
-    Args:
-        path: the file.
-        data_source: routes all of them to their reward.
 
     Raises:
         ConfigError: the file, or one of its rows, is no problem with an answer.

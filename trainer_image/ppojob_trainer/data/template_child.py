@@ -37,12 +37,7 @@ _TEMPLATE_FILE = "<template>"
 
 
 class TemplateRefusal(Exception):  # noqa: N818  it says what happened
-    """The template cannot be compiled, or not be rendered with these messages.
-
-    Attributes:
-        reason: one line.
-        line: line of the template, where known.
-    """
+    """The template cannot be compiled, or not be rendered with these messages."""
 
     def __init__(self, reason: str, line: int | None) -> None:
         self.reason = reason
@@ -96,12 +91,6 @@ def render(
     open_turn: bool,
 ) -> str:
     """Render a conversation.
-
-    Args:
-        template: from `compile_template`.
-        messages: mappings with "role" and "content".
-        variables: what the template sees besides.
-        open_turn: add the header of the assistant's next turn.
 
     Raises:
         TemplateRefusal: the template raised, or reached for what the sandbox forbids.

@@ -109,11 +109,6 @@ class TemplateRenderer(Closeable):
 
         The child is asked for a few at a time, so that its limits are for these few.
 
-        Args:
-            conversations: each a list of mappings with "role" and "content".
-            variables: what the template sees besides.
-            open_turn: end with the header of the assistant's next turn.
-
         Raises:
             BadChatTemplate: what concerns all of them: the template is wrong or too slow.
             JobFailed: the child cannot start, or is killed again and again by something else.
@@ -130,11 +125,7 @@ class TemplateRenderer(Closeable):
         return rendered
 
     def tell_time(self, began: float) -> None:
-        """Tell another time from now on.
-
-        Args:
-            began: as for the constructor.
-        """
+        """Tell another time from now on, in unix seconds."""
         if began != self._began:
             self._began = began
             self.close()  # the child has compiled the template with another time

@@ -61,12 +61,7 @@ class Sizes:
 
 
 def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
-    """Read the sizes of a supported architecture, as transformers fills them in.
-
-    Args:
-        config: content of config.json.
-        path: of it, for messages.
-    """
+    """Read the sizes of a supported architecture, as transformers fills them in."""
     problems = []
     required: dict[str, int] = {}
     for key, most in _REQUIRED.items():

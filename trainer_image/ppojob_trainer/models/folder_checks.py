@@ -55,13 +55,7 @@ class ModelReport:
 def check_model_folder(
     folder: Path, kind: ModelKind = POLICY, *, trust_remote_code: bool
 ) -> ModelReport:
-    """Judge a folder in Hugging Face form.
-
-    Args:
-        folder: what the resource names.
-        kind: what it is to be used as.
-        trust_remote_code: whether Python files in the folder may be run.
-    """
+    """Judge a folder in Hugging Face form, as a model of some kind."""
     path = folder / "config.json"
     if not os.path.lexists(path):
         return ModelReport([_no_model(folder, kind)])

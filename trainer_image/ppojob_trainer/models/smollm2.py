@@ -56,9 +56,6 @@ def build_demo_model(target_folder: Path) -> Path:
 
     The folder appears at once and complete, by a rename; one of another version is replaced.
 
-    Args:
-        target_folder: Made with its parents.
-
     Returns:
         `target_folder`.
 

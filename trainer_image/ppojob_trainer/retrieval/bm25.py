@@ -92,10 +92,6 @@ def build_bm25(corpus: StoredCorpus, folder: Path, tell: Tell) -> tuple[list[str
 class Bm25Scorer:
     """Scores documents by the words of a query; a word that is there twice counts twice.
 
-    Args:
-        folder: of the index; its arrays are mapped, not read.
-        library: package and version that made it.
-
     Raises:
         ConfigError: the package here is of another release.
     """

@@ -124,12 +124,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_memory(manifest: Manifest, folder: Path, there: int | None = None) -> None:
-    """Refuse an index that does not fit, before anything is loaded.
-
-    Args:
-        manifest: of the index.
-        folder: of the index.
-        there: bytes of memory; None for those of this machine or container.
+    """Refuse an index that does not fit into memory (bytes), before anything is loaded.
 
     Raises:
         ConfigError: it is too large.
