@@ -111,11 +111,13 @@ def open_row_file(
         return DataProblem(path, "no parquet file that can be read", reason, allowed)
     found = opened.schema_arrow.names
     columns = tuple(found) if read is None else read
-    problem = _column_problem(path, found, columns, required)
-    if problem is not None:
-        opened.close()
-        return problem
-    return ParquetRows(path, opened, columns)
+    missing = next((name for name in required if name not in found), None)
+    if missing is None:
+        return ParquetRows(path, opened, columns)
+    opened.close()
+    listed = ", ".join(found[:_LISTED_COLUMNS]) + (", ..." if len(found) > _LISTED_COLUMNS else "")
+    where, why = f"{path}:{missing}", f"the columns are {listed}"
+    return DataProblem(where, "no such column", why, COLUMNS_ALLOWED)
 
 
 def _unreadable(path: str, got: str, allowed: str = _WANTED) -> DataProblem:
@@ -125,23 +127,3 @@ def _unreadable(path: str, got: str, allowed: str = _WANTED) -> DataProblem:
 
 def _told(error: OSError) -> str:
     return "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror)
-
-
-def _column_problem(
-    path: str, found: list[str], columns: tuple[str, ...], required: tuple[str, ...]
-) -> DataProblem | None:
-    repeated = next((name for name in columns if found.count(name) > 1), None)
-    if repeated is not None:
-        return DataProblem(
-            f"{path}:{repeated}",
-            f"{found.count(repeated)} columns of this name",
-            "which of them is meant cannot be told",
-            "each name once",
-        )
-    missing = next((name for name in required if name not in found), None)
-    if missing is None:
-        return None
-    listed = ", ".join(found[:_LISTED_COLUMNS]) + (", ..." if len(found) > _LISTED_COLUMNS else "")
-    return DataProblem(
-        f"{path}:{missing}", "no such column", f"the columns are {listed}", COLUMNS_ALLOWED
-    )
