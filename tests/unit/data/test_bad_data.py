@@ -27,10 +27,6 @@ def rows(*wrong: object) -> Case:
     return lambda files: files.errors(files.lines("a.jsonl", good_row(), *wrong))
 
 
-def table(*wrong: Row, **options: object) -> Case:
-    return lambda files: files.errors(files.table("a.parquet", *wrong, **options))
-
-
 def line(content: bytes) -> Case:
     return lambda files: files.errors(files.raw("a.jsonl", content))
 

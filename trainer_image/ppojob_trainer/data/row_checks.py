@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.columns import GROUND_TRUTH, Cells, Prompt
 from ppojob_trainer.data.problems import DataProblem
@@ -32,8 +33,9 @@ def unrewarded(cells: Cells, rewards: RewardChecks | None, spec: DataSpec) -> Da
     if allowed is None:
         return None
     why = f"the reward of {cells.data_source} needs it"
-    column, got = spec.answer_key or GROUND_TRUTH, _short(cells.ground_truth)
-    return DataProblem(column, got, why, allowed)
+    truth = cells.ground_truth
+    got = ABSENT if truth is None else shown(truth)
+    return DataProblem(spec.answer_key or GROUND_TRUTH, got, why, allowed)
 
 
 def truthless(cells: Cells, spec: DataSpec) -> DataProblem | None:
@@ -42,7 +44,7 @@ def truthless(cells: Cells, spec: DataSpec) -> DataProblem | None:
         return None
     return DataProblem(
         spec.answer_key or GROUND_TRUTH,
-        "nothing",
+        ABSENT,
         "reward functions are given None",
         "fine where they need no ground truth",
     )
@@ -65,8 +67,3 @@ def with_control_token(
                 "fine where it is meant",
             )
     return None
-
-
-def _short(value: Json) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

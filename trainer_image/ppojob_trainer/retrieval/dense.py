@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.corpus import RANKS, StoredCorpus, Tell, array_bytes
+from ppojob_trainer.retrieval.corpus import (
+    BYTES_PER_DOCUMENT,
+    RANKS,
+    StoredCorpus,
+    Tell,
+    array_bytes,
+)
 from ppojob_trainer.retrieval.encoder import SentenceEncoder, encoder_settings
 from ppojob_trainer.retrieval.manifest import Plan
 
@@ -22,8 +28,6 @@ SHARD_DOCUMENTS: Final = 2048
 LIBRARY: Final = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
 _SHARD: Final = durable.point("index.shard", *durable.FILE_ACTS)
-_BYTES_PER_DOCUMENT: Final = 24
-"""Scores of one query, and what is done to find the best."""
 
 
 def build_vectors(
@@ -47,7 +51,7 @@ def build_vectors(
             durable.write_file(path, array_bytes(vectors), _SHARD)
         tell("encoded", end)
     mapped = sum((folder / name).stat().st_size for name in (*names, RANKS))
-    return names, mapped + _BYTES_PER_DOCUMENT * len(corpus) + encoder.weight_bytes
+    return names, mapped + BYTES_PER_DOCUMENT * len(corpus) + encoder.weight_bytes
 
 
 def open_encoder(plan: Plan, folder: Path | None) -> SentenceEncoder:
