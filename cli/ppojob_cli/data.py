@@ -11,7 +11,7 @@ from ppojob_cli.input_error import InputError, told
 if TYPE_CHECKING:
     from ppojob_trainer.data.generate import Task
     from ppojob_trainer.data.prompt_files import TaskRow
-    from ppojob_trainer.data.search_r1_files import SearchForm
+    from ppojob_trainer.data.published_files import SearchForm
 
 P = ParamSpec("P")
 
@@ -172,7 +172,7 @@ _input = click.option(
 )
 def gsm8k(output: Path, source: Path, with_user: bool) -> None:
     """GSM8K from local files, in verl's columns and wording."""
-    from ppojob_trainer.data.gsm8k_files import gsm8k_rows
+    from ppojob_trainer.data.published_files import gsm8k_rows
 
     train, test = _splits(source, "GSM8K")
     _write(
@@ -187,7 +187,7 @@ def gsm8k(output: Path, source: Path, with_user: bool) -> None:
 @_input
 def math(output: Path, source: Path) -> None:
     """MATH from local files (problem and solution), in verl's columns and wording."""
-    from ppojob_trainer.data.math_files import math_rows
+    from ppojob_trainer.data.published_files import math_rows
     from ppojob_trainer.rewards.math_reward import boxed_answer
 
     train, test = _splits(source, "MATH")
@@ -218,7 +218,7 @@ _file = click.option(
 )
 def searchr1(output: Path, source: Path, data_source: str, form: "SearchForm") -> None:
     """Search-R1 from local files (question and golden_answers), such as nq_hotpotqa."""
-    from ppojob_trainer.data.search_r1_files import search_r1_rows
+    from ppojob_trainer.data.published_files import search_r1_rows
 
     train, test = _splits(source, "Search-R1")
     _write(
@@ -233,7 +233,7 @@ def searchr1(output: Path, source: Path, data_source: str, form: "SearchForm") -
 @_file
 def dapo_math(output: Path, source: Path) -> None:
     """DAPO-Math-17k from a local file, each problem once; writes train.parquet alone."""
-    from ppojob_trainer.data.dapo_files import DAPO_SOURCE, problem_rows
+    from ppojob_trainer.data.published_files import DAPO_SOURCE, problem_rows
 
     _write(output, train=problem_rows(source, DAPO_SOURCE))
 
@@ -252,7 +252,7 @@ def aime(output: Path, source: Path, data_source: str) -> None:
 
     Ask for several responses of each with spec.rollout.validation.samples.
     """
-    from ppojob_trainer.data.dapo_files import AIME_SOURCE, problem_rows
+    from ppojob_trainer.data.published_files import AIME_SOURCE, problem_rows
 
     if not data_source.startswith(AIME_SOURCE):
         raise InputError(

@@ -45,7 +45,7 @@ def export(run: Path, commit: str, output: Path) -> None:
 
 
 def _commit_folder(run: Path, commit: str) -> Path:
-    from ppojob_trainer.checkpoint.sealed import folder_name
+    from ppojob_trainer.checkpoint.commit import folder_name
 
     root = run / CHECKPOINTS_FOLDER
     found = sorted(path.name for path in root.glob("step-*"))

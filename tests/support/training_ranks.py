@@ -33,16 +33,14 @@ from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.errors import ConfigError, PPOJobError
 from ppojob_trainer.metrics.pass_statistics import step_statistics
-from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.load import load_model, load_reward_model, load_value_model
 from ppojob_trainer.models.lora import B, adapters_of
-from ppojob_trainer.models.reward_model import load_reward_model
 from ppojob_trainer.models.state_dict import (
     hf_named_tensors,
     load_named_tensors,
     named_full_tensors,
     trained_tensors,
 )
-from ppojob_trainer.models.value_model import load_value_model
 from ppojob_trainer.parallel.boxes import box_of, whole
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_ranks
 from ppojob_trainer.parallel.dims import ParallelDims

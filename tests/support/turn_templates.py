@@ -15,7 +15,7 @@ from prompt_files import CHATML
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ppojob_trainer.data.chat import ChatTokenizer, Tools
-from ppojob_trainer.data.template_environment import TemplateRefusal, compile_template, render
+from ppojob_trainer.data.template_child import TemplateRefusal, compile_template, render
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
 from ppojob_trainer.json_value import Json
 

@@ -11,7 +11,7 @@ from ragged_batches import Batch, for_any_batch
 
 from ppojob_trainer.algorithms import resampling
 from ppojob_trainer.algorithms.resampling import drawn, resampling_weights
-from ppojob_trainer.data.passes import uniform_draws
+from ppojob_trainer.data.order import uniform_draws
 
 TABLE = json.loads(Path(__file__).with_name("verl_numbers.json").read_text(encoding="utf-8"))
 

@@ -19,8 +19,8 @@ from ppojob_trainer.checkpoint.journal import (
     Rewound,
     StepDone,
     last_sealed,
+    resume_point,
 )
-from ppojob_trainer.checkpoint.resume import resume_point
 from ppojob_trainer.checkpoint.tensors import read_shard, write_shard
 from ppojob_trainer.errors import CannotResume, CheckpointLost, DamagedCommit
 

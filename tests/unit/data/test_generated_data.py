@@ -288,23 +288,22 @@ def test_a_solution_without_an_answer_is_named(solution: str, tmp_path: Path) ->
     assert not (tmp_path / "out" / "train.parquet").exists()
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize(
     ("line", "place"),
     [
         ('{"question": "a", "answer": "5"}', ":2:answer: "),
         ('{"question": "", "answer": "#### 5"}', ":2:question: "),
         ('{"question": "a"}', ":2:answer: "),
-        ("{", ":2:2: "),
+        ("{", ":2: "),
     ],
 )
-def test_bad_problems_are_named_and_nothing_is_written(line, place, split, tmp_path) -> None:
+def test_bad_problems_are_named_and_nothing_is_written(line, place, tmp_path) -> None:
     folder = write_problems(tmp_path / "in")
     good = json.dumps(PROBLEMS[0])
-    (folder / f"{split}.jsonl").write_text(f"{good}\n{line}\n")
+    (folder / "test.jsonl").write_text(f"{good}\n{line}\n")
     status, told = run("gsm8k", "--input", folder, "--output", tmp_path / "out")
     assert status == 2
-    assert told.startswith(f"{folder}/{split}.jsonl{place}")
+    assert told.startswith(f"{folder}/test.jsonl{place}")
     assert contents(tmp_path / "out") == {}
 
 

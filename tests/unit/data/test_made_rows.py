@@ -8,7 +8,6 @@ from prompt_files import PromptFiles, good_row
 
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.checks import unusable_files
-from ppojob_trainer.data.columns import ColumnNames
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.file_checks import open_row_file
 from ppojob_trainer.data.problems import DataProblem
@@ -106,6 +105,6 @@ def test_the_environment_of_the_job_is_not_seen(files: PromptFiles, monkeypatch)
 def test_a_file_that_no_job_names_is_not_run(files: PromptFiles) -> None:
     ran = files.folder / "ran"
     path = program(files, f"open({str(ran)!r}, 'w')")
-    problem = open_row_file(str(path), ColumnNames.of(files.spec(path)))
+    problem = open_row_file(str(path))
     assert isinstance(problem, DataProblem)
     assert not ran.exists()

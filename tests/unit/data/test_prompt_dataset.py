@@ -113,11 +113,6 @@ def test_files_have_their_share_of_every_batch(files: PromptFiles, mixed: list[P
         assert {index for batch in batches for index in batch} == {0, 1, 2, *range(10, 23)}
         with pytest.raises(ConfigError, match=r"train\[1\].weight: got 2.0 for .*: 8 of"):
             dataset.order(spec, 16)
-    report = check_files(spec, files.chat, rewards=SumsOnly(), draw=("promptsPerStep", 16))
-    assert [line.partition(": ")[0] for line in report.errors] == [
-        "spec.data.train[0].weight",
-        "spec.data.train[1].weight",
-    ]
 
 
 EDGES = ((0, 10), (10, 15), (15, 23))
@@ -246,16 +241,6 @@ def test_truncation_as_verl_cuts(policy: str, expected: tuple[int, ...]) -> None
 def lengths(files: PromptFiles) -> Path:
     texts = ["1", "1 + 2 + 3 + 4 + 5 + 6 + 7", "2", "1 + 2 + 3 + 4 + 5 + 6 + 7 + 8", "3"]
     return files.lines("lengths.jsonl", *map(good_row, texts))
-
-
-def test_long_prompts_are_an_error_by_default(files: PromptFiles, lengths: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        files.open(lengths, maxPromptTokens=12)
-    text = "1 + 2 + 3 + 4 + 5 + 6 + 7"
-    tokens = len(encode_chat(files.chat, [{"role": "user", "content": text}]))
-    (problem,) = caught.value.problems
-    assert problem.startswith(f"{lengths}:2:prompt: got {tokens} tokens: ")
-    assert "(and 1 more rows like it)" in problem
 
 
 def test_long_prompts_are_dropped(files: PromptFiles, lengths: Path) -> None:

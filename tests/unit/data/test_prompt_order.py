@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppojob_trainer.data.mixture import Mixture, mixture_problems
-from ppojob_trainer.data.order import PromptOrder
-from ppojob_trainer.data.passes import Passes, epoch_order
+from ppojob_trainer.data.order import Mixture, Passes, PromptOrder, epoch_order, mixture_problems
 
 rows = st.integers(1, 60)
 seeds = st.integers(0, 2**31 - 1)

@@ -189,7 +189,8 @@ def test_files_of_a_folder_are_told(tmp_path: Path) -> None:
     status, told = run("hf", tmp_path)
     assert status == 0
     assert told.splitlines() == [
-        f"{tmp_path}/bad.json: not read: 'x': not JSON: invalid character",
+        f"{tmp_path}/bad.json: not read: text that is not JSON: JSON is malformed: invalid"
+        " character (byte 0)",
         f"{tmp_path}/data/train-0.parquet: 2 rows of id, question, golden_answers",
         f"{tmp_path}/test.jsonl: 1 rows of id, question, golden_answers",
     ]

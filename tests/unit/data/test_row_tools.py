@@ -62,7 +62,9 @@ def test_a_row_shows_the_tools_that_it_names_in_its_order(files: PromptFiles) ->
 
 def test_prompts_of_both_kinds_keep_their_places(files: PromptFiles) -> None:
     chat = [{"role": "user", "content": "a"}]
-    encoded = files.chat.encode_prompts(["b", chat, "c", chat], None, [["add"], ["add"], [], []])
+    add, all_of_them = TOOLS[1:2], TOOLS
+    tools = [add, add, all_of_them, all_of_them]
+    encoded = files.chat.encode_prompts(["b", chat, "c", chat], None, tools)
     texts = [files.chat.decode(ids) for ids in encoded]
     assert texts == ["b", "add a", "c", "search add ask a"]
 

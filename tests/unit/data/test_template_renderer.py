@@ -10,11 +10,11 @@ from ppojob_trainer.children.frames import MAX_FRAME_BYTES
 from ppojob_trainer.data.template_renderer import (
     CHUNK_BYTES,
     CHUNK_CHATS,
+    MAX_CHAT_BYTES,
     BadChatTemplate,
     TemplateRenderer,
     chunked,
 )
-from ppojob_trainer.data.template_wire import MAX_CHAT_BYTES
 
 MEBI = 1 << 20
 TEMPLATE = "{{ messages[0].content * (repeat or 1) }}"

@@ -16,7 +16,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.errors import ConfigError, NonFiniteReward
-from ppojob_trainer.models.reward_model import load_reward_model
+from ppojob_trainer.models.load import load_reward_model
 
 pytestmark = pytest.mark.processes
 

@@ -15,9 +15,8 @@ from transformers import (
 )
 
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.reward_model import load_reward_model
+from ppojob_trainer.models.load import load_reward_model, load_value_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
-from ppojob_trainer.models.value_model import load_value_model
 
 
 def save(folder, model_class=LlamaForCausalLM, **options: object) -> PreTrainedModel:

@@ -22,9 +22,8 @@ from training_ranks import (
 )
 
 from ppojob_trainer.checkpoint.tensors import read_tensors
-from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.load import load_model, load_value_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
-from ppojob_trainer.models.value_model import load_value_model
 from ppojob_trainer.parallel.world import World
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1_200)]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -18,182 +19,12 @@ EXPECTED = read_lines(Path(__file__).parent / "bad_indices.txt")
 GOOD = '{"id": "1", "contents": "T\\ntext"}\n'
 
 Command = list[str]
-CASES: dict[str, Callable[[], Command]] = {}
+Act = Callable[[], object]
 INDEX = ["index", "corpus.jsonl", "--output", "index"]
 DENSE = [*INDEX, "--kind", "dense", "--encoder", "tiny-e5"]
 RETRIEVE = ["retrieve", "index"]
-
-
-def case(name: str) -> Callable[[Callable[[], Command]], Callable[[], Command]]:
-    def keep(prepare: Callable[[], Command]) -> Callable[[], Command]:
-        CASES[name] = prepare
-        return prepare
-
-    return keep
-
-
-def corpus(text: str) -> Callable[[], Command]:
-    def prepare() -> Command:
-        Path("corpus.jsonl").write_text(text)
-        return INDEX
-
-    return prepare
-
-
-CASES |= {
-    "line without id": corpus(GOOD + '{"contents": "T\\ntext"}\n'),
-    "line that is no JSON": corpus("{'id': '1'}\n" + GOOD + "\n"),
-    "id that is a number": corpus('{"id": 1, "contents": "T"}\n'),
-    "empty contents": corpus('{"id": "1", "contents": " "}\n'),
-    "id twice": corpus("".join(GOOD.replace("1", name) for name in "aba")),
-    "empty corpus": corpus(""),
-    "corpus without words": corpus('{"id": "1", "contents": "--"}\n'),
-    "no corpus": lambda: INDEX,
-}
-
-
-@case("gzip that is cut")
-def _() -> Command:
-    lines = "".join(GOOD.replace("1", str(n * n)) for n in range(999))
-    Path("corpus.jsonl").write_bytes(gzip.compress(lines.encode())[:-20])
-    return INDEX
-
-
-@case("folder of something else")
-def _() -> Command:
-    Path("index").mkdir()
-    Path("index/notes.txt").touch()
-    return corpus(GOOD)()
-
-
-@case("index that is there already")
-def _() -> Command:
-    make(INDEX)
-    return INDEX
-
-
-@case("another index was begun")
-def _() -> Command:
-    make(INDEX)
-    Path("index/manifest.json").unlink()
-    return corpus(GOOD * 1 + GOOD.replace("1", "2"))()
-
-
-@case("dense without encoder")
-def _() -> Command:
-    return [*corpus(GOOD)(), "--kind", "dense"]
-
-
-@case("encoder for words")
-def _() -> Command:
-    return [*corpus(GOOD)(), "--encoder", "tiny-e5"]
-
-
-@case("encoder folder missing")
-def _() -> Command:
-    return [*corpus(GOOD)(), "--kind", "dense", "--encoder", "nowhere"]
-
-
-@case("encoder folder without weights")
-def _() -> Command:
-    corpus(GOOD)()
-    Path("tiny-e5/model.safetensors").unlink()
-    return DENSE
-
-
-@case("encoder without a tensor")
-def _() -> Command:
-    corpus(GOOD)()
-    weights = load_file("tiny-e5/model.safetensors")
-    weights.popitem()
-    save_file(weights, "tiny-e5/model.safetensors", metadata={"format": "pt"})
-    return DENSE
-
-
-@case("encoder of an unknown kind")
-def _() -> Command:
-    corpus(GOOD)()
-    Path("tiny-e5/config.json").write_text('{"model_type": "nothing"}')
-    return DENSE
-
-
-@case("no index")
-def _() -> Command:
-    Path("index").mkdir()
-    return RETRIEVE
-
-
-@case("index of another version")
-def _() -> Command:
-    change_manifest(lambda manifest: manifest.update(version=2, surprise=True))
-    return RETRIEVE
-
-
-@case("manifest that is cut")
-def _() -> Command:
-    make(INDEX)
-    path = Path("index/manifest.json")
-    path.write_bytes(path.read_bytes()[:100])
-    return RETRIEVE
-
-
-@case("file that is cut")
-def _() -> Command:
-    make(INDEX, lines=100)
-    path = Path("index/bm25/data.csc.index.npy")
-    path.write_bytes(path.read_bytes()[:200])
-    return RETRIEVE
-
-
-@case("file that was changed")
-def _() -> Command:
-    make(INDEX)
-    path = Path("index/passages.jsonl")
-    path.write_text(path.read_text().replace("text", "next"))
-    return RETRIEVE
-
-
-@case("file that is missing")
-def _() -> Command:
-    make(INDEX)
-    Path("index/offsets.npy").unlink()
-    return RETRIEVE
-
-
-@case("index of another release of its library")
-def _() -> Command:
-    change_manifest(lambda manifest: manifest["plan"].update(library="bm25s 0.2.14"))
-    return RETRIEVE
-
-
-@case("index that does not fit")
-def _() -> Command:
-    change_manifest(lambda manifest: manifest.update(memory_bytes=4096 * 2**30))
-    shutil.rmtree("index/bm25")  # nothing is read before it is known to fit
-    return RETRIEVE
-
-
-@case("encoder of a dense index is gone")
-def _() -> Command:
-    make(DENSE)
-    shutil.rmtree("tiny-e5")
-    return RETRIEVE
-
-
-@case("another encoder")
-def _() -> Command:
-    make(DENSE)
-    weights = load_file("tiny-e5/model.safetensors")
-    save_file({name: 2 * value for name, value in weights.items()}, "tiny-e5/model.safetensors")
-    return RETRIEVE
-
-
-@case("port that is taken")
-def _() -> Command:
-    make(INDEX)
-    return [*RETRIEVE, "--port", str(TAKEN.getsockname()[1])]
-
-
+MANIFEST = Path("index/manifest.json")
+WEIGHTS = Path("tiny-e5/model.safetensors")
 TAKEN = socket.socket()
 
 
@@ -203,18 +34,111 @@ def make(command: Command, lines: int = 3) -> None:
     assert status == 0, told
 
 
-def change_manifest(change: Callable[[dict], None]) -> None:
-    make(INDEX)
-    path = Path("index/manifest.json")
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    path.write_text(json.dumps(manifest))
-
-
 def run(command: Command) -> tuple[int, list[str]]:
     name, *arguments = command
     result = CliRunner().invoke(getattr(search, name), arguments)
     return result.exit_code, result.stderr.splitlines()  # progress is told beside it
+
+
+def corpus(text: str) -> Act:
+    return lambda: Path("corpus.jsonl").write_text(text)
+
+
+def made(command: Command = INDEX, lines: int = 3) -> Act:
+    return lambda: make(command, lines)
+
+
+def cut(path: str, size: int) -> Act:
+    return lambda: os.truncate(path, size)
+
+
+def cut_gzip() -> None:
+    lines = "".join(GOOD.replace("1", str(n * n)) for n in range(999))
+    Path("corpus.jsonl").write_bytes(gzip.compress(lines.encode())[:-20])
+
+
+def changed(**values: object) -> Act:
+    """Change entries of a manifest; those of its plan by `plan_<name>`."""
+
+    def change() -> None:
+        manifest = json.loads(MANIFEST.read_text())
+        for name, value in values.items():
+            inner = manifest["plan"] if name.startswith("plan_") else manifest
+            inner[name.removeprefix("plan_")] = value
+        MANIFEST.write_text(json.dumps(manifest))
+
+    return change
+
+
+def without_a_tensor() -> None:
+    weights = load_file(WEIGHTS)
+    weights.popitem()
+    save_file(weights, WEIGHTS, metadata={"format": "pt"})
+
+
+def doubled() -> None:
+    save_file({name: 2 * value for name, value in load_file(WEIGHTS).items()}, WEIGHTS)
+
+
+def another_text() -> None:
+    path = Path("index/passages.jsonl")
+    path.write_text(path.read_text().replace("text", "next"))
+
+
+# What is done before, and the command that is refused then.
+CASES: dict[str, tuple[list[Act], Command]] = {
+    "line without id": ([corpus(GOOD + '{"contents": "T\\ntext"}\n')], INDEX),
+    "line that is no JSON": ([corpus("{'id': '1'}\n" + GOOD + "\n")], INDEX),
+    "id that is a number": ([corpus('{"id": 1, "contents": "T"}\n')], INDEX),
+    "empty contents": ([corpus('{"id": "1", "contents": " "}\n')], INDEX),
+    "id twice": ([corpus("".join(GOOD.replace("1", name) for name in "aba"))], INDEX),
+    "empty corpus": ([corpus("")], INDEX),
+    "corpus without words": ([corpus('{"id": "1", "contents": "--"}\n')], INDEX),
+    "no corpus": ([], INDEX),
+    "gzip that is cut": ([cut_gzip], INDEX),
+    "folder of something else": (
+        [corpus(GOOD), Path("index").mkdir, Path("index/notes.txt").touch],
+        INDEX,
+    ),
+    "index that is there already": ([made()], INDEX),
+    "another index was begun": (
+        [made(), MANIFEST.unlink, corpus(GOOD + GOOD.replace("1", "2"))],
+        INDEX,
+    ),
+    "dense without encoder": ([corpus(GOOD)], [*INDEX, "--kind", "dense"]),
+    "encoder for words": ([corpus(GOOD)], [*INDEX, "--encoder", "tiny-e5"]),
+    "encoder folder missing": (
+        [corpus(GOOD)],
+        [*INDEX, "--kind", "dense", "--encoder", "nowhere"],
+    ),
+    "encoder folder without weights": ([corpus(GOOD), WEIGHTS.unlink], DENSE),
+    "encoder without a tensor": ([corpus(GOOD), without_a_tensor], DENSE),
+    "encoder of an unknown kind": (
+        [corpus(GOOD), lambda: Path("tiny-e5/config.json").write_text('{"model_type": "nothing"}')],
+        DENSE,
+    ),
+    "no index": ([Path("index").mkdir], RETRIEVE),
+    "index of another version": ([made(), changed(version=2, surprise=True)], RETRIEVE),
+    "manifest that is cut": ([made(), cut("index/manifest.json", 100)], RETRIEVE),
+    "file that is cut": ([made(lines=100), cut("index/bm25/data.csc.index.npy", 200)], RETRIEVE),
+    "file that was changed": ([made(), another_text], RETRIEVE),
+    "file that is missing": ([made(), Path("index/offsets.npy").unlink], RETRIEVE),
+    "index of another release of its library": (
+        [made(), changed(plan_library="bm25s 0.2.14")],
+        RETRIEVE,
+    ),
+    # Nothing is read before it is known to fit.
+    "index that does not fit": (
+        [made(), changed(memory_bytes=4096 * 2**30), lambda: shutil.rmtree("index/bm25")],
+        RETRIEVE,
+    ),
+    "encoder of a dense index is gone": (
+        [made(DENSE), lambda: shutil.rmtree("tiny-e5")],
+        RETRIEVE,
+    ),
+    "another encoder": ([made(DENSE), doubled], RETRIEVE),
+    "port that is taken": ([made()], [*RETRIEVE, "--port", "TAKEN"]),
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -228,7 +152,10 @@ def _taken():
 @pytest.mark.parametrize("name", EXPECTED)
 def test_bad_index(name: str, tmp_path: Path, encoder_folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    command = CASES[name]()
+    acts, command = CASES[name]
+    for act in acts:
+        act()
+    command = [word.replace("TAKEN", str(TAKEN.getsockname()[1])) for word in command]
     before = sorted(Path().rglob("*"))
     status, told = run(command)
     assert status == 2

@@ -25,11 +25,9 @@ from typing import Final
 
 import ppojob_trainer
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.files import FileEntry, check_size, sha256_of
-from ppojob_trainer.checkpoint.identity import Identity, changed_files, layout_change
+from ppojob_trainer.checkpoint import identity, manifest
+from ppojob_trainer.checkpoint.files import FileEntry, check_content, check_size, sha256_of
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, Progress
-from ppojob_trainer.checkpoint.sealed import Commit, Latest, Refusal, folder_name, read_commit
 from ppojob_trainer.errors import CheckpointLost, DamagedCommit
 
 CONFIG_NAME: Final = "config.json"
@@ -55,15 +53,62 @@ _LEFT_BY_A_KILLED_SEAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PendingCommit:
-    """A commit that is being written.
-
-    Attributes:
-        step: steps done when its state was taken.
-        folder: where the ranks write.
-    """
+    """A commit that is being written: steps done, and the folder where the ranks write."""
 
     step: int
     folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A sealed commit: where it lies, and what it says of itself."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.manifest.progress.step
+
+    def verify(self) -> None:
+        """Check every byte of every file.
+
+        Raises:
+            DamagedCommit: names the file.
+        """
+        for entry in self.manifest.files:
+            check_content(self.folder, entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A commit that was not used; the file's name is relative to the checkpoints folder."""
+
+    step: int
+    file: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """What a restart goes on from.
+
+    Attributes:
+        commit: the newest that is whole; None where none was ever sealed.
+        refusals: newer ones that are damaged, newest first.
+    """
+
+    commit: Commit | None
+    refusals: tuple[Refusal, ...]
+
+
+def folder_name(step: int) -> str:
+    """Name of a sealed commit's folder."""
+    return f"step-{step:06d}"
 
 
 class CommitStore:
@@ -90,7 +135,7 @@ class CommitStore:
         base: str | None = None,
     ) -> None:
         self.root = root
-        self._identity = Identity(job_uid=job_uid, config=config, files=files, base=base)
+        self._identity = identity.Identity(job_uid=job_uid, config=config, files=files, base=base)
         self._verified: set[int] = set()
         durable.make_folder(root, parents=True, exist_ok=True)
 
@@ -186,15 +231,23 @@ class CommitStore:
             DamagedCommit: names the file.
             CannotResume: it is of another job, configuration or format.
         """
-        return read_commit(self.root / folder_name(step), step, self._identity)
+        folder = self.root / folder_name(step)
+        found = manifest.read(folder)
+        if found.progress.step != step:
+            name = f"{folder.name}/{MANIFEST_NAME}"
+            raise DamagedCommit(name, f"got step {found.progress.step}: it is of another commit")
+        identity.check(self._identity, found, folder)
+        for entry in found.files:
+            check_size(folder, entry)
+        return Commit(folder=folder, manifest=found)
 
     def layout_change(self, commit: Commit) -> str | None:
         """In what the job's ranks and threads differ from those that wrote a commit, or None."""
-        return layout_change(self._identity, commit.manifest, commit.folder)
+        return identity.layout_change(self._identity, commit.manifest, commit.folder)
 
     def changed_files(self, commit: Commit) -> list[str]:
         """Paths of the files whose content is another than when a commit was made."""
-        return changed_files(self._identity, commit.manifest, commit.folder)
+        return identity.changed_files(self._identity, commit.manifest, commit.folder)
 
     def is_whole(self, step: int) -> bool:
         """Whether a step is sealed and undamaged; its bytes are checked once a process.
@@ -306,11 +359,7 @@ class CommitStore:
 
 
 def unsealed(root: Path) -> list[Path]:
-    """What a run that ended in the middle of a commit has left, and its next start removes.
-
-    Args:
-        root: a checkpoints folder that is there.
-    """
+    """What a run that ended in the middle of a commit has left, and its next start removes."""
     return sorted(path for path in root.iterdir() if _SWEPT.fullmatch(path.name))
 
 

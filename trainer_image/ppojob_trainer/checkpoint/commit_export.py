@@ -32,10 +32,6 @@ def export_commit(commit: Path, target: Path) -> int:
     The commit's own configuration names the model that training began from, whose config, tokenizer
     and template go along.
 
-    Args:
-        commit: folder of a sealed commit.
-        target: the folder that is made, or replaced as a whole.
-
     Returns:
         The commit's step.
 
@@ -45,11 +41,7 @@ def export_commit(commit: Path, target: Path) -> int:
         ConfigError: the model's folder, its tokenizer or its template is gone.
         CannotResume: the model's weights are not those that the commit's adapters were trained on.
     """
-    name = f"{commit.name}/{manifest.MANIFEST_NAME}"
-    try:
-        found = manifest.decode((commit / manifest.MANIFEST_NAME).read_bytes(), name)
-    except OSError as error:
-        raise DamagedCommit(name, f"cannot be read: {error.strerror}") from error
+    found = manifest.read(commit)
     settings = identity.settings_of(found, commit)
     model = _model(settings, commit)
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16

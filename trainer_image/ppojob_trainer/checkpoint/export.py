@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.adapter_export import accompany_adapters, merging, write_adapters
-from ppojob_trainer.checkpoint.tensors import Join, accompany_writer, write_tensors
+from ppojob_trainer.checkpoint.tensors import Join, accompany_writer, join, write_tensors
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.lora import Adapter
 
@@ -25,6 +24,9 @@ CLEAR_POINT: Final = durable.point("export.clear", *durable.REMOVE_ACTS)
 MAX_FILE_BYTES: Final = 5 << 30
 ADAPTER_FOLDER: Final = "adapter"
 """Folder of the adapters in an export, where a job has trained such."""
+_ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+_ADAPTER_CONFIG: Final = "adapter_config.json"
+_ADAPTER_PREFIX: Final = "base_model.model."
 
 _NO_ADAPTERS: Final[Mapping[str, Adapter]] = {}
 
@@ -77,9 +79,9 @@ def export_model(
     _copy(tokenizer_folder or model_folder, aside, _TOKENIZER_FILES)
     if chat_template is not None:
         durable.write_file(aside / "chat_template.jinja", chat_template.encode(), FILE_POINT)
-    _write_weights(aside, dict(tensors), dtype, max_file_bytes, merging(adapters))
+    _write_weights(aside, dict(tensors), dtype, max_file_bytes, _merging(adapters))
     if adapters:
-        write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder), FILE_POINT)
+        _write_adapters(aside / ADAPTER_FOLDER, adapters, str(model_folder))
     old = target.with_name(f".{target.name}.old")
     durable.remove_tree(old, CLEAR_POINT)
     if target.exists():
@@ -96,25 +98,19 @@ def accompany_export(
     adapters: Mapping[str, Adapter] = _NO_ADAPTERS,
 ) -> None:
     """Give this rank's parts to the rank that calls `export_model` with the same arguments."""
-    named, join = dict(tensors), merging(adapters)
+    named, join = dict(tensors), _merging(adapters)
     for names in plan_files(named, dtype, max_file_bytes):
         accompany_writer({name: named[name] for name in names}, dtype=dtype, join=join)
     if adapters:
-        accompany_adapters(adapters)
+        accompany_writer(_peft_named(adapters))
 
 
 def plan_files(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, max_file_bytes: int
 ) -> list[list[str]]:
-    """Split weights into files, in the order of their names.
+    """Split weights into files, in the order of their names; names of each.
 
-    Args:
-        tensors: name to tensor.
-        dtype: stored dtype of floating tensors.
-        max_file_bytes: limit of a file; a tensor above it gets one of its own.
-
-    Returns:
-        Names a file.
+    A tensor above the limit of a file gets one of its own. Floating tensors are stored as `dtype`.
     """
     files: list[list[str]] = [[]]
     room = max_file_bytes
@@ -178,3 +174,51 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
     for path in sorted({path for pattern in patterns for path in source.glob(pattern)}):
         if path.is_file():
             durable.write_file(target / path.name, path.read_bytes(), FILE_POINT)
+
+
+def _merging(adapters: Mapping[str, Adapter]) -> Join:
+    """What stores weights with their adapters merged, in float32, and others as they are."""
+
+    def merged(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        if name not in adapters:
+            return join(name, tensor, dtype)
+        return adapters[name].merged(tensor.detach().to(dtype)).to(dtype)
+
+    return merged
+
+
+def _write_adapters(folder: Path, adapters: Mapping[str, Adapter], base: str) -> None:
+    """Write a folder that `peft` loads; `base` is the model that the adapters were trained on.
+
+    Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it.
+    """
+    durable.make_folder(folder)
+    write_tensors(folder / _ADAPTER_WEIGHTS, _peft_named(adapters), metadata={"format": "pt"})
+    one = next(iter(adapters.values()))
+    config = {
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": int(one.alpha) if one.alpha.is_integer() else one.alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": one.rank,
+        "target_modules": sorted({name.split(".")[-2] for name in adapters}),
+        "task_type": "CAUSAL_LM",
+        "use_rslora": False,
+    }
+    text = json.dumps(config, indent=2, ensure_ascii=False)
+    durable.write_file(folder / _ADAPTER_CONFIG, text.encode() + b"\n", FILE_POINT)
+
+
+def _peft_named(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
+    """The matrices by PEFT's names."""
+    found = {}
+    for name, adapter in adapters.items():
+        layer = _ADAPTER_PREFIX + name.removesuffix(".weight")
+        found[f"{layer}.lora_A.weight"] = adapter.a
+        found[f"{layer}.lora_B.weight"] = adapter.b
+    return found

@@ -38,12 +38,6 @@ def files_of_all_ranks(
 ) -> list[FileEntry]:
     """The files of one kind that the ranks of a role have written.
 
-    Args:
-        entries: of a commit.
-        role: whose.
-        name: of the file within a rank's folder (``model.safetensors``).
-        commit: what errors call the commit.
-
     Raises:
         DamagedCommit: a rank's is missing, or all are.
     """
@@ -57,15 +51,9 @@ def files_of_all_ranks(
 
 
 def sha256_of(path: Path) -> tuple[int, str]:
-    """Size and sha256 of a file, read through one small buffer.
+    """Size in bytes and sha256 in hex of a file, read through one small buffer.
 
     Read, not mapped: a bad sector answers with an error here, and with SIGBUS in a mapping.
-
-    Args:
-        path: the file.
-
-    Returns:
-        Bytes read and their sha256 in hex.
 
     Raises:
         OSError: the file is absent or cannot be read.
@@ -81,11 +69,7 @@ def sha256_of(path: Path) -> tuple[int, str]:
 
 
 def check_size(folder: Path, entry: FileEntry) -> None:
-    """Check that a file is there and as long as it should be; cheap.
-
-    Args:
-        folder: the commit's folder.
-        entry: what the manifest says.
+    """Check that a file of a commit is there and as long as it should be; cheap.
 
     Raises:
         DamagedCommit: names the file and what is wrong.
@@ -102,11 +86,7 @@ def check_size(folder: Path, entry: FileEntry) -> None:
 
 
 def check_content(folder: Path, entry: FileEntry) -> None:
-    """Check every byte of a file against its sha256.
-
-    Args:
-        folder: the commit's folder.
-        entry: what the manifest says.
+    """Check every byte of a file of a commit against its sha256.
 
     Raises:
         DamagedCommit: names the file and what is wrong.

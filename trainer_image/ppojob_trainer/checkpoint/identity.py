@@ -76,11 +76,6 @@ class Identity:
 def check(owner: Identity, found: Manifest, folder: Path) -> None:
     """Refuse a commit of another job or of other settings.
 
-    Args:
-        owner: this job.
-        found: the commit's manifest.
-        folder: the commit's folder, which holds its configuration.
-
     Raises:
         CannotResume: names what differs, a line each.
         DamagedCommit: the commit's own configuration cannot be read.
@@ -102,12 +97,7 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
 
 
 def check_base(theirs: Mapping[str, Json], base: str | None, folder: Path) -> None:
-    """Refuse adapters of another model.
-
-    Args:
-        theirs: settings of the commit.
-        base: fingerprint of this job's model; None where it is not known.
-        folder: the commit's folder.
+    """Refuse adapters of another model than this job's, whose fingerprint is `base`.
 
     Raises:
         CannotResume: the commit was made with other weights below its adapters.
@@ -124,11 +114,6 @@ def check_base(theirs: Mapping[str, Json], base: str | None, folder: Path) -> No
 def layout_change(owner: Identity, found: Manifest, folder: Path) -> str | None:
     """In what the ranks and threads of this job differ from those that wrote a commit.
 
-    Args:
-        owner: this job.
-        found: the commit's manifest.
-        folder: the commit's folder.
-
     Returns:
         The first setting, with both values; None where the layout is the same.
     """
@@ -141,11 +126,6 @@ def layout_change(owner: Identity, found: Manifest, folder: Path) -> str | None:
 def changed_files(owner: Identity, found: Manifest, folder: Path) -> list[str]:
     """Reward files that are not what they were when a commit was made.
 
-    Args:
-        owner: this job.
-        found: the commit's manifest.
-        folder: the commit's folder.
-
     Returns:
         Their paths; a file that one of the two has not seen is not among them.
     """
@@ -156,10 +136,6 @@ def changed_files(owner: Identity, found: Manifest, folder: Path) -> list[str]:
 
 def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
     """The settings that a commit was made with: what `Identity.document` was then.
-
-    Args:
-        found: the commit's manifest.
-        folder: the commit's folder.
 
     Raises:
         DamagedCommit: they are absent, or not what the manifest says.
@@ -176,10 +152,6 @@ def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
 
 def changed_settings(old: Json, new: Json) -> list[Difference]:
     """The settings in which two runs differ, as their author would name them.
-
-    Args:
-        old: the object `spec` of one, nothing left open in it.
-        new: that of the other.
 
     Returns:
         In the order of the keys. What follows from another setting that differs is left out.

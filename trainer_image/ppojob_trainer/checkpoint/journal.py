@@ -13,9 +13,10 @@ from typing import Final
 import msgspec
 
 from ppojob_trainer import durable
+from ppojob_trainer.checkpoint.commit import CommitStore, Latest, Refusal, folder_name
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.errors import DamagedCommit
+from ppojob_trainer.errors import CheckpointLost, DamagedCommit
 
 JOURNAL_NAME: Final = "journal.jsonl"
 JOURNAL_POINT: Final = durable.point("journal", *durable.LINE_ACTS)
@@ -39,25 +40,14 @@ class RunBegan(_Event, frozen=True, kw_only=True, tag="run_began"):
 
 
 class ControllerStarted(_Event, frozen=True, kw_only=True, tag="controller_started"):
-    """A controller took the run over.
-
-    Attributes:
-        epoch: of the controller.
-        code_version: of the program.
-    """
+    """A controller took the run over."""
 
     epoch: int
     code_version: str
 
 
 class EpochStarted(_Event, frozen=True, kw_only=True, tag="epoch_started"):
-    """The ranks of a role are about to be started in a new epoch.
-
-    Attributes:
-        role: name of the role.
-        epoch: the new one.
-        world_size: ranks.
-    """
+    """The ranks of a role are about to be started in a new epoch."""
 
     role: str
     epoch: int
@@ -69,11 +59,9 @@ class RowsKept(_Event, frozen=True, kw_only=True, tag="rows_kept"):
 
     Attributes:
         purpose: `train` or `validation`.
-        step: of the batch.
         round: generation round of the step, from 0.
         settings: digest of what decides rows: they are of no use under other settings.
         prompts: digest of the prompts that they answer.
-        files: in the folder of the batch.
     """
 
     purpose: str
@@ -108,35 +96,20 @@ class StepTrained(_Event, frozen=True, kw_only=True, tag="step_trained"):
 
 
 class Resumed(_Event, frozen=True, kw_only=True, tag="resumed"):
-    """The ranks of all stateful roles hold this state, from a commit or from the base model.
-
-    Attributes:
-        progress: all scalar state.
-    """
+    """The ranks of all stateful roles hold this state, from a commit or from the base model."""
 
     progress: Progress
 
 
 class CommitSealed(_Event, frozen=True, kw_only=True, tag="commit_sealed"):
-    """A commit exists.
-
-    Attributes:
-        step: of the commit.
-        size_bytes: of its files.
-    """
+    """A commit exists; its size is that of its files."""
 
     step: int
     size_bytes: int
 
 
 class CommitRefused(_Event, frozen=True, kw_only=True, tag="commit_refused"):
-    """A damaged commit was not used.
-
-    Attributes:
-        step: of the commit.
-        file: what is damaged.
-        reason: how.
-    """
+    """A damaged commit was not used."""
 
     step: int
     file: str
@@ -144,13 +117,7 @@ class CommitRefused(_Event, frozen=True, kw_only=True, tag="commit_refused"):
 
 
 class Rewound(_Event, frozen=True, kw_only=True, tag="rewound"):
-    """All stateful roles and the controller went back to a commit (or to the start).
-
-    Attributes:
-        from_step: steps that were done.
-        to_step: step of the commit; 0 without one.
-        reason: one line.
-    """
+    """All stateful roles and the controller went back to a commit, or to the start, step 0."""
 
     from_step: int
     to_step: int
@@ -158,11 +125,7 @@ class Rewound(_Event, frozen=True, kw_only=True, tag="rewound"):
 
 
 class Exported(_Event, frozen=True, kw_only=True, tag="exported"):
-    """The model was written as a Hugging Face folder.
-
-    Attributes:
-        step: whose weights.
-    """
+    """The model was written as a Hugging Face folder."""
 
     step: int
 
@@ -233,3 +196,29 @@ def last_sealed(events: list[Event]) -> int | None:
     """Step of the newest commit that must exist; None where none was sealed."""
     sealed = (event.step for event in reversed(events) if isinstance(event, CommitSealed))
     return next(sealed, None)
+
+
+def resume_point(store: CommitStore, events: list[Event]) -> Latest:
+    """Find where to go on, and never begin at step 0 in silence where commits once were.
+
+    Returns:
+        As ``CommitStore.latest``; a sealed commit whose folder is gone is a refusal too.
+
+    Raises:
+        CheckpointLost: the journal knows a commit, and none is there.
+        CannotResume: the newest commit is of another job, configuration or format.
+    """
+    found = store.recover()
+    sealed = last_sealed(events)
+    if sealed is None:
+        return found
+    if found.commit is None:
+        raise CheckpointLost(
+            str(store.root),
+            f"the journal says that step {sealed} was sealed, and no commit is there; bring the "
+            "folder back, or begin anew in another run folder",
+        )
+    if found.commit.step >= sealed or sealed in {refusal.step for refusal in found.refusals}:
+        return found
+    gone = Refusal(step=sealed, file=folder_name(sealed), reason="the folder is missing")
+    return Latest(commit=found.commit, refusals=(gone, *found.refusals))

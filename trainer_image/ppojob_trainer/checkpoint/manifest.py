@@ -10,6 +10,7 @@ is an error and never a default, since a default would start something afresh in
 """
 
 import hashlib
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -36,14 +37,7 @@ class DataCursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RoleState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the commit holds of one stateful role.
-
-    Attributes:
-        role: name of the role.
-        world_size: ranks that wrote it, and that can read it.
-        epoch: epoch of the role that wrote it.
-        optimizer_steps: optimizer steps taken so far.
-    """
+    """What the commit holds of one stateful role, and how many ranks of which epoch wrote it."""
 
     role: str
     world_size: int
@@ -57,13 +51,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         step: steps done; 0 is the untrained model.
         policy_version: version of the weights that the rollout engine holds.
-        data: the order's cursor.
-        kl_coefficient: of the KL controller; None where the job has none.
-        entropy_coefficient: of the entropy controller; None where the job has none.
+        kl_coefficient: None where the job has no KL controller; so is that of the entropy.
         metrics_lines: lines of metrics.jsonl up to this step; fewer than that is a gap.
         tokens: prompt and response tokens of all steps so far.
         seconds: wall time of all steps so far, without what was thrown away.
-        roles: each stateful role.
     """
 
     step: int
@@ -81,10 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """All that a commit says of itself.
 
     Attributes:
-        job_uid: the job it belongs to.
         config_sha256: digest of the resolved configuration (which is one of the files).
-        code_version: version of the program that wrote it.
-        progress: scalar state.
         files: every file but the manifest, sorted by path.
     """
 
@@ -107,12 +95,23 @@ def encode(manifest: Manifest) -> bytes:
     return _encode_envelope(FORMAT, body)
 
 
+def read(folder: Path) -> Manifest:
+    """Read the manifest of a commit.
+
+    Raises:
+        DamagedCommit: it is absent, or was cut or changed.
+        CannotResume: it is whole, and of a newer format.
+    """
+    name = f"{folder.name}/{MANIFEST_NAME}"
+    try:
+        data = (folder / MANIFEST_NAME).read_bytes()
+    except OSError as error:
+        raise DamagedCommit(name, f"cannot be read: {error.strerror}") from error
+    return decode(data, name)
+
+
 def decode(data: bytes, name: str) -> Manifest:
     """Read a manifest file.
-
-    Args:
-        data: the whole file.
-        name: what errors call it (``step-000020/manifest.json``).
 
     Raises:
         DamagedCommit: it was cut or changed.

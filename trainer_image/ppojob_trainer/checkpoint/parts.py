@@ -16,7 +16,7 @@ from ppojob_trainer.parallel.boxes import Box
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A tensor of a file, mapped, and what it is of."""
+    """A tensor of a file, mapped, and what it is a part of."""
 
     entry: FileEntry
     box: Box

@@ -138,10 +138,6 @@ def accompany_writer(
 def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
     """Verify one file of a commit and map its tensors.
 
-    Args:
-        folder: the commit's folder.
-        entry: the manifest's entry.
-
     Returns:
         Tensors on the CPU over a private mapping: writing to one changes no file and copies its
         pages; copy them out and drop them to give the memory back.
@@ -155,10 +151,6 @@ def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
 
 def read_tensors(path: Path, *, name: str | None = None) -> dict[str, Tensor]:
     """Map the tensors of a safetensors file, unverified.
-
-    Args:
-        path: the file.
-        name: what errors call it; the path by default.
 
     Raises:
         DamagedCommit: it is not a safetensors file, or cannot be read.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import ppojob_trainer
-from ppojob_trainer.checkpoint.commit import CommitStore
+from ppojob_trainer.checkpoint.commit import Commit, CommitStore, Refusal
 from ppojob_trainer.checkpoint.journal import (
     CommitRefused,
     ControllerStarted,
@@ -22,10 +22,9 @@ from ppojob_trainer.checkpoint.journal import (
     Journal,
     Resumed,
     Rewound,
+    resume_point,
 )
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.checkpoint.resume import resume_point
-from ppojob_trainer.checkpoint.sealed import Commit, Refusal
 from ppojob_trainer.controller.position import Position, read_position
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import Records

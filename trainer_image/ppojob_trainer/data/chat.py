@@ -40,7 +40,6 @@ class ChatTokenizer(Closeable):
 
     Attributes:
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
-        vocab_size: number of tokens, added ones included.
 
     Raises:
         ConfigError: files are missing or damaged.
@@ -64,20 +63,19 @@ class ChatTokenizer(Closeable):
         )
         self._files = files
         self._setting = setting
-        self._tools = tools
+        self.tools = tools
         self._renderer: TemplateRenderer | None = None
         if files.chat_template is not None:
             self._renderer = TemplateRenderer(
                 files.chat_template, files.template_file, time.time() if began is None else began
             )
         self.eos_token_ids = files.end_token_ids
-        self.vocab_size: int = files.tokenizer.get_vocab_size(with_added_tokens=True)
 
     @property
     def digest(self) -> str:
         """SHA-256, in hex, of all that decides which ids a text gets."""
         told: list[object] = [self._files.tokenizer.to_str(), dict(self._files.special_tokens)]
-        told += [self._files.chat_template, *([self._tools] if self._tools else [])]
+        told += [self._files.chat_template, *([self.tools] if self.tools else [])]
         body = msgspec.json.encode(told, order="sorted")
         return hashlib.sha256(body).hexdigest()
 
@@ -96,11 +94,6 @@ class ChatTokenizer(Closeable):
     def added_tokens(self) -> dict[int, AddedToken]:
         """Tokens that no text is merged into, by id; most are special."""
         return dict(self._files.tokenizer.get_added_tokens_decoder())
-
-    @property
-    def tool_names(self) -> tuple[str, ...]:
-        """Names of what the model may call."""
-        return tuple(map(tool_name, self._tools))
 
     @property
     def template(self) -> tuple[str, str]:
@@ -182,48 +175,36 @@ class ChatTokenizer(Closeable):
         self,
         prompts: Sequence[str | Messages],
         variables: Mapping[str, Json] | None = None,
-        selections: Sequence[Sequence[str]] = (),
-        *,
-        tools: Tools | None = None,
+        tools: Sequence[Tools] | None = None,
     ) -> list[list[int] | BadChatTemplate]:
         """Tokenise prompts of both kinds: text as it is, messages by the template.
 
         Args:
             prompts: of both kinds.
             variables: as ``encode_chats``.
-            selections: (prompts,) names of the tools that each shows, empty for all; or nothing,
-                where all show all.
-            tools: schemas of what the model may call, in place of the constructor's.
+            tools: (prompts,) schemas of what each shows; None: all show the constructor's.
 
         Raises:
             BadChatTemplate: as ``encode_chats``.
         """
-        encoded: dict[int, list[int] | BadChatTemplate] = {}
+        shown = [self.tools] * len(prompts) if tools is None else tools
         texts = {at: prompt for at, prompt in enumerate(prompts) if isinstance(prompt, str)}
         encodings = self._files.tokenizer.encode_batch_fast(
             list(texts.values()), add_special_tokens=False
         )
+        encoded: dict[int, list[int] | BadChatTemplate] = {}
         encoded |= zip(texts, (encoding.ids for encoding in encodings), strict=True)
-        every = self._tools if tools is None else tools
-        by_name = {tool_name(tool): tool for tool in every}
-        by_tools: dict[tuple[str, ...], dict[int, Messages]] = {}
+        alike: dict[tuple[int, ...], dict[int, Messages]] = {}
         for at, prompt in enumerate(prompts):
             if not isinstance(prompt, str):
-                names = tuple(selections[at]) if selections else ()
-                by_tools.setdefault(names, {})[at] = prompt
-        for names, chats in by_tools.items():
-            told = [by_name[name] for name in names if name in by_name] if names else every
-            encoded |= zip(
-                chats, self.encode_chats([*chats.values()], variables, tools=told), strict=True
-            )
+                alike.setdefault(tuple(map(id, shown[at])), {})[at] = prompt
+        for chats in alike.values():
+            ids = self.encode_chats([*chats.values()], variables, tools=shown[next(iter(chats))])
+            encoded |= zip(chats, ids, strict=True)
         return [encoded[at] for at in range(len(prompts))]
 
     def tell_time(self, began: float) -> None:
-        """Tell templates another time from now on.
-
-        Args:
-            began: unix seconds, as for the constructor.
-        """
+        """Tell templates another time from now on, in unix seconds."""
         if self._renderer is not None:
             self._renderer.tell_time(began)
 

@@ -8,10 +8,9 @@ import numpy.typing as npt
 
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.columns import ColumnNames
-from ppojob_trainer.data.file_checks import files_of, open_row_file
-from ppojob_trainer.data.mixture import mixture_problems
-from ppojob_trainer.data.problems import DataProblem, DataReason
+from ppojob_trainer.data.file_checks import open_files
+from ppojob_trainer.data.order import mixture_problems
+from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.row_agents import RowAgents
 from ppojob_trainer.data.row_checks import RewardChecks
 from ppojob_trainer.data.scan import Scan, Scanner
@@ -25,7 +24,6 @@ class DataReport:
 
     Attributes:
         errors: lines to mend; nothing may be started while there are any.
-        warnings: lines worth knowing.
         train_rows: prompts to draw from.
         text_prompt: place of a prompt that is text; empty where they are messages.
     """
@@ -81,12 +79,7 @@ def unusable_files(spec: DataSpec) -> list[str]:
     """Say which files cannot be opened, where rows cannot be judged for want of a tokenizer."""
     problems = []
     for file in (*spec.train, *spec.validation):
-        paths = files_of(file.path, file.format)
-        if isinstance(paths, DataProblem):
-            problems.append(str(paths))
-            continue
-        for path in paths:
-            opened = open_row_file(path, ColumnNames.of(spec), file)
+        for opened in open_files(file, spec):
             if isinstance(opened, DataProblem):
                 problems.append(str(opened))
             else:
@@ -100,7 +93,6 @@ def _too_few(rows: int, field: str, batch: int) -> DataProblem:
         f"{rows} rows",
         f"fewer than spec.algorithm.{field} {batch}: no batch can be drawn",
         f"at least {batch} rows, or a smaller {field.rpartition('.')[2]}",
-        DataReason.FEWER_ROWS_THAN_BATCH,
     )
 
 
@@ -119,7 +111,6 @@ def _duplicates(scan: Scan) -> list[DataProblem]:
             f"{len(again)} rows with the data source, split and index of another",
             f"the first repeats {scan.place(scan.key_rows[first])}",
             "fine where rows are meant to count twice",
-            DataReason.DUPLICATE_ROW,
         )
     ]
 
@@ -137,7 +128,6 @@ def _overlaps(train: Scan, validation: Scan) -> list[DataProblem]:
             f"{int(seen.sum())} of {len(held_out)} held-out prompts",
             "they are among the training prompts too",
             "prompts that are not trained on, or validation tells nothing of new ones",
-            DataReason.OVERLAP,
         )
     ]
 

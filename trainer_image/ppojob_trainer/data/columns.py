@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data.problems import DataProblem, DataReason
-from ppojob_trainer.data.row_file import Row
+from ppojob_trainer.data.formats import Row
+from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.json_value import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -33,56 +33,20 @@ COLUMNS_ALLOWED = (
 Prompt = str | list[dict[str, Json]]
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnNames:
-    """Which columns hold what.
+def required_columns(spec: DataSpec) -> tuple[str, ...]:
+    """Columns that every file of a job must have."""
+    source = (spec.data_source_key,) if spec.data_source is None else ()
+    return (spec.prompt_key, *source, *((spec.answer_key,) if spec.answer_key else ()))
 
-    Attributes:
-        prompt: chat messages, or text.
-        data_source: name of the task.
-        answer: the ground truth, where the files are not in verl's columns.
-        constant_source: name of the task of all rows, where no column has it.
-        is_text_a_message: whether a prompt that is text becomes a message of the user.
-        difficulty: the number that orders the rows, a column or an entry of extra_info.
-        has_agents: whether rows may name their agent.
-    """
 
-    prompt: str = "prompt"
-    data_source: str = "data_source"
-    answer: str | None = None
-    constant_source: str | None = None
-    is_text_a_message: bool = False
-    difficulty: str | None = None
-    has_agents: bool = False
-
-    @classmethod
-    def of(cls, spec: DataSpec, *, has_agents: bool = False) -> "ColumnNames":
-        """Those of a job."""
-        return cls(
-            prompt=spec.prompt_key,
-            data_source=spec.data_source_key,
-            answer=spec.answer_key,
-            constant_source=spec.data_source,
-            is_text_a_message=spec.text_prompts == "user_message",
-            difficulty=spec.curriculum.key if spec.curriculum else None,
-            has_agents=has_agents,
-        )
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Columns that every file must have."""
-        source = (self.data_source,) if self.constant_source is None else ()
-        return (self.prompt, *source, *((self.answer,) if self.answer else ()))
-
-    @property
-    def read(self) -> tuple[str, ...] | None:
-        """Columns that are read; None for all."""
-        if self.answer:
-            return None
-        others = [REWARD_COLUMN, EXTRA_COLUMN, self.data_source]
-        others += [self.difficulty] if self.difficulty else []
-        others += [AGENT_COLUMN] if self.has_agents else []
-        return (*self.required, *(name for name in others if name not in self.required))
+def read_columns(spec: DataSpec, *, has_agents: bool) -> tuple[str, ...] | None:
+    """Columns that are read of a job's files; None for all."""
+    if spec.answer_key:
+        return None
+    names = [*required_columns(spec), REWARD_COLUMN, EXTRA_COLUMN, spec.data_source_key]
+    names += [spec.curriculum.key] if spec.curriculum else []
+    names += [AGENT_COLUMN] if has_agents else []
+    return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +54,7 @@ class Cells:
     """A row's content.
 
     Attributes:
-        prompt: text, or chat messages.
-        data_source: name of the task.
         ground_truth: what the reward function compares with; None when absent.
-        extra_info: whatever else the row tells.
         difficulty: what orders the row among others; 0 where nothing does.
         agent: that the row names; empty where it names none.
     """
@@ -110,66 +71,55 @@ class BadCell(Exception):  # noqa: N818  the cell is bad
     """One cell is wrong.
 
     Attributes:
-        column: which, with the path inside it (``prompt[0].role``).
-        got: what is there.
-        why: what is wrong with it.
-        allowed: what to write instead.
-        reason_code: stable word.
+        problem: its place is the column, with the path inside it (``prompt[0].role``).
     """
 
-    def __init__(
-        self, column: str, got: str, why: str, allowed: str, reason_code: DataReason
-    ) -> None:
-        self.column = column
-        self.got = got
-        self.why = why
-        self.allowed = allowed
-        self.reason_code = reason_code
-        super().__init__(f"{column}: got {got}: {why}; {allowed}")
+    def __init__(self, column: str, got: str, why: str, allowed: str) -> None:
+        self.problem = DataProblem(column, got, why, allowed)
+        super().__init__(str(self.problem))
 
 
-def read_cells(row: Row, names: ColumnNames) -> Cells:
-    """Read a row.
+def read_cells(row: Row, spec: DataSpec, *, has_agents: bool) -> Cells:
+    """Read a row of a job, which may name its agent where the job has some.
 
     Raises:
         BadCell: a cell is missing or wrong; the first one.
     """
-    for name in names.required:
+    required = required_columns(spec)
+    for name in required:
         if name not in row:
             raise BadCell(
                 name,
                 "no such column",
                 f"the columns are {', '.join(map(str, row)) or 'none'}",
                 COLUMNS_ALLOWED,
-                DataReason.COLUMN_MISSING,
             )
-    others = row.keys() - set(names.required) if names.answer else set()
+    others = row.keys() - set(required) if spec.answer_key else set()
     for name, cell in row.items():
         if isinstance(cell, DataProblem) and name not in others:
-            raise BadCell(name, cell.got, cell.why, cell.allowed, cell.reason_code)
-    prompt = row[names.prompt]
-    if names.is_text_a_message and isinstance(prompt, str) and prompt.strip():
+            raise BadCell(name, cell.got, cell.why, cell.allowed)
+    prompt = row[spec.prompt_key]
+    is_text = isinstance(prompt, str) and prompt.strip()
+    if is_text and spec.text_prompts == "user_message":
         prompt = [{"role": "user", "content": prompt}]
-    prompt = _prompt(prompt, names.prompt)
-    data_source = row.get(names.data_source)
+    prompt = _prompt(prompt, spec.prompt_key)
+    data_source = row.get(spec.data_source_key)
     if data_source is None:
-        data_source = names.constant_source
+        data_source = spec.data_source
     if not isinstance(data_source, str) or not data_source.strip():
         raise BadCell(
-            names.data_source,
+            spec.data_source_key,
             shown(data_source),
             "it names the row's task",
             'text such as "openai/gsm8k"',
-            DataReason.BAD_VALUE,
         )
-    data_source = _clean(data_source, names.data_source)
-    if names.answer is not None:
-        truth, info = _json(row[names.answer], names.answer), _others(row, others)
+    if spec.answer_key is not None:
+        truth, info = _json(row[spec.answer_key], spec.answer_key), _others(row, others)
     else:
         truth = _ground_truth(row.get(REWARD_COLUMN))
         info = _mapping(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
-    agent = _agent(row.get(AGENT_COLUMN)) if names.has_agents else ""
-    difficulty = _difficulty(row, info, names.difficulty)
+    agent = _agent(row.get(AGENT_COLUMN)) if has_agents else ""
+    difficulty = _difficulty(row, info, spec.curriculum.key if spec.curriculum else None)
     return Cells(prompt, data_source, truth, info, difficulty, agent)
 
 
@@ -178,10 +128,8 @@ def _agent(cell: object) -> str:
     if cell is None:
         return ""
     if isinstance(cell, str):
-        return _clean(cell, AGENT_COLUMN)
-    raise BadCell(
-        AGENT_COLUMN, shown(cell), "it names the row's agent", "text", DataReason.BAD_VALUE
-    )
+        return cell
+    raise BadCell(AGENT_COLUMN, shown(cell), "it names the row's agent", "text")
 
 
 def _difficulty(row: Row, info: Mapping[str, Json], name: str | None) -> float:
@@ -198,7 +146,6 @@ def _difficulty(row: Row, info: Mapping[str, Json], name: str | None) -> float:
         "nothing" if value is None else shown(value),
         "spec.data.curriculum orders the rows by it",
         "a finite number, in a column or in extra_info",
-        DataReason.BAD_VALUE,
     )
 
 
@@ -208,21 +155,17 @@ def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
     for name, cell in row.items():
         if name in names:
             with contextlib.suppress(BadCell):
-                found[_clean(str(name), name)] = _json(cell, name)
+                found[str(name)] = _json(cell, name)
     return found
 
 
 def _prompt(cell: object, column: str) -> Prompt:
     if cell is None or cell == [] or (isinstance(cell, str) and not cell.strip()):
         raise BadCell(
-            column,
-            shown(cell),
-            "there is nothing to answer",
-            "text, or a list of chat messages",
-            DataReason.EMPTY_PROMPT,
+            column, shown(cell), "there is nothing to answer", "text, or a list of chat messages"
         )
     if isinstance(cell, str):
-        return _clean(cell, column)
+        return cell
     if isinstance(cell, dict):
         cell = _messages_of_lists(cell, column)
     if not isinstance(cell, list):
@@ -235,7 +178,6 @@ def _prompt(cell: object, column: str) -> Prompt:
             shown(contents),
             "there is nothing to answer",
             "at least one message with content",
-            DataReason.EMPTY_PROMPT,
         )
     if messages[-1]["role"] == "assistant":
         raise BadCell(
@@ -243,7 +185,6 @@ def _prompt(cell: object, column: str) -> Prompt:
             shown("assistant"),
             "the conversation ends in an answer, and the policy is to give one",
             "a conversation without its last answer",
-            DataReason.BAD_PROMPT,
         )
     return messages
 
@@ -254,7 +195,6 @@ def _bad_prompt(column: str, cell: object) -> BadCell:
         f"{type(cell).__name__} {shown(cell)}",
         "not a prompt",
         'text, or a list of messages such as {"role": "user", "content": "3 + 5"}',
-        DataReason.BAD_PROMPT,
     )
 
 
@@ -269,7 +209,6 @@ def _messages_of_lists(cell: dict[object, object], column: str) -> list[object]:
             f"{len(roles)} roles and {len(contents)} contents",
             "every message has one of each",
             "lists of equal length",
-            DataReason.BAD_PROMPT,
         )
     return [
         {"role": role, "content": content} for role, content in zip(roles, contents, strict=True)
@@ -287,15 +226,10 @@ def _message(cell: object, column: str) -> dict[str, Json]:
             f"a message with {', '.join(map(str, message)) or 'nothing'}",
             "a message has a role and content",
             '{"role": "user", "content": "..."}',
-            DataReason.BAD_PROMPT,
         )
     if message["role"] not in ROLES:
         raise BadCell(
-            f"{column}.role",
-            shown(message["role"]),
-            "unknown role",
-            f"one of {', '.join(ROLES)}",
-            DataReason.BAD_PROMPT,
+            f"{column}.role", shown(message["role"]), "unknown role", f"one of {', '.join(ROLES)}"
         )
     if not isinstance(message["content"], str):
         raise BadCell(
@@ -303,7 +237,6 @@ def _message(cell: object, column: str) -> dict[str, Json]:
             f"{type(message['content']).__name__} {shown(message['content'])}",
             "a message's content is text",
             "text; pictures and sound are not read",
-            DataReason.BAD_PROMPT,
         )
     return _mapping(message, column)
 
@@ -317,7 +250,6 @@ def _ground_truth(cell: object) -> Json:
             f"{type(cell).__name__} {shown(cell)}",
             "it holds the ground truth",
             '{"style": "rule", "ground_truth": ...}',
-            DataReason.BAD_VALUE,
         )
     return _json(cell.get("ground_truth"), GROUND_TRUTH)
 
@@ -331,26 +263,19 @@ def _mapping(cell: object, column: str) -> dict[str, Json]:
             f"{type(cell).__name__} {shown(cell)}",
             "it holds named values",
             "a struct, or an object in JSON lines",
-            DataReason.BAD_VALUE,
         )
-    return {
-        _clean(str(key), column): _json(value, f"{column}.{key}") for key, value in cell.items()
-    }
+    return {str(key): _json(value, f"{column}.{key}") for key, value in cell.items()}
 
 
 def _json(value: object, column: str) -> Json:
     """A cell as JSON: reward functions and sample files get nothing else."""
     match value:
-        case None | bool() | int():
+        case None | bool() | int() | str():
             return value
-        case str():
-            return _clean(value, column)
         case float() if math.isfinite(value):
             return value
         case float():
-            raise BadCell(
-                column, repr(value), "not a number", "finite numbers", DataReason.NON_FINITE
-            )
+            raise BadCell(column, repr(value), "not a number", "finite numbers")
         case decimal.Decimal():
             return _json(float(value), column)
         case datetime.date() | datetime.time():
@@ -364,18 +289,4 @@ def _json(value: object, column: str) -> Json:
         f"{type(value).__name__} {shown(value)}",
         "a reward function gets JSON values",
         "text, numbers, booleans, lists and structs",
-        DataReason.BAD_VALUE,
     )
-
-
-def _clean(text: str, column: str) -> str:
-    """Refuse text that not every file format carries faithfully."""
-    if "\0" in text:
-        raise BadCell(
-            column,
-            shown(text),
-            "it holds a NUL character",
-            "text without control characters",
-            DataReason.FORBIDDEN_CHARACTER,
-        )
-    return text

@@ -9,9 +9,7 @@ import msgspec
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.mixture import Mixture, mixture_problems
-from ppojob_trainer.data.order import PromptOrder
-from ppojob_trainer.data.passes import Passes
+from ppojob_trainer.data.order import Mixture, Passes, PromptOrder, mixture_problems
 from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
 from ppojob_trainer.data.row_agents import RowAgents
 from ppojob_trainer.data.row_checks import RewardChecks
@@ -27,7 +25,6 @@ class PromptDataset(Closeable):
 
     Args:
         scan: what the pass over the files found, without errors.
-        store: the rows.
         digest: SHA-256, in hex, of all that decides which prompts there are, in which order.
     """
 

@@ -5,14 +5,13 @@ What nobody knows has to be searched for: a policy that learns to answer has lea
 
 import itertools
 import json
-import os
 import random
 from pathlib import Path
 from typing import Final, Literal
 
 from ppojob_trainer.data.generate import Task
-from ppojob_trainer.data.prompt_files import TaskRow
-from ppojob_trainer.data.search_r1_files import PROMPTS
+from ppojob_trainer.data.prompt_files import TaskRow, written_aside
+from ppojob_trainer.data.published_files import PROMPTS
 from ppojob_trainer.errors import ConfigError
 
 DATA_SOURCE: Final = "searchR1_facts"
@@ -103,16 +102,8 @@ def write_corpus(folder: Path, corpus: list[dict[str, str]]) -> Path:
         ConfigError: the folder cannot be written.
     """
     path = folder / CORPUS
-    aside = folder / f".{CORPUS}.{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        aside.write_text("".join(json.dumps(line) + "\n" for line in corpus))
-        aside.replace(path)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder}: got {error.strerror or error}: files cannot be written there; "
-            "a folder that this user may write"
-        ) from None
+    with written_aside([path]) as asides:
+        asides[path].write_text("".join(json.dumps(line) + "\n" for line in corpus))
     return path
 
 

@@ -2,24 +2,20 @@
 
 import glob
 import os
-import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppojob_api.v1alpha1.training import DataFile
-from ppojob_trainer.data.columns import COLUMNS_ALLOWED, ColumnNames
-from ppojob_trainer.data.json_rows import JsonArray, JsonLines, begins_array
+from ppojob_api.v1alpha1.training import DataFile, DataSpec
+from ppojob_trainer.data.columns import COLUMNS_ALLOWED, read_columns, required_columns
+from ppojob_trainer.data.formats import JsonArray, JsonLines, ParquetRows, RowFile, begins_array
 from ppojob_trainer.data.made_rows import MadeRows
-from ppojob_trainer.data.parquet_rows import ParquetRows
-from ppojob_trainer.data.problems import DataProblem, DataReason
-from ppojob_trainer.data.row_file import RowFile
+from ppojob_trainer.data.problems import DataProblem
 
 _LISTED_COLUMNS = 20
-_MAGIC = b"PAR1"
-_ENCRYPTED_MAGIC = b"PARE"
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _PROGRAM_ENDING = ".py"
 _ENDINGS = {
@@ -29,7 +25,7 @@ _ENDINGS = {
     "python": (_PROGRAM_ENDING,),
 }
 _WILDCARDS = "*?["
-_REWRITE = "a parquet file; write it again"
+_WANTED = "a parquet or JSON-lines file, or a folder that ends in /"
 
 Format = Literal["auto", "parquet", "jsonl", "python"]
 
@@ -44,8 +40,8 @@ def files_of(path: str, form: Format) -> list[str] | DataProblem:
     if path.endswith("/") and os.path.isdir(path):
         try:
             found = [entry.path for entry in os.scandir(path) if _is_data(entry, _ENDINGS[form])]
-        except PermissionError:
-            return _no_permission(path, "it may not be listed")
+        except OSError as error:
+            return _unreadable(path, _told(error))
         wanted = f"a folder with files that end in {', '.join(_ENDINGS[form])}"
         got = "no data file in this folder"
     elif any(sign in path for sign in _WILDCARDS) and not os.path.exists(path):
@@ -53,10 +49,7 @@ def files_of(path: str, form: Format) -> list[str] | DataProblem:
         got, wanted = "no file of this pattern", "a pattern that files fit, such as data/*.parquet"
     else:
         return [path]
-    if found:
-        return sorted(found)
-    why = f"looked for as uid {os.getuid()} in {Path.cwd()}"
-    return DataProblem(path, got, why, wanted, DataReason.FILE_MISSING)
+    return sorted(found) or _unreadable(path, got, wanted)
 
 
 def _is_data(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
@@ -64,100 +57,47 @@ def _is_data(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
     return entry.is_file() and not is_hidden and entry.name.lower().endswith(endings)
 
 
+def open_files(
+    file: DataFile, spec: DataSpec, *, has_agents: bool = False
+) -> Iterator[RowFile | DataProblem]:
+    """Open the files that an entry of a job stands for, or say why they cannot be used."""
+    paths = files_of(file.path, file.format)
+    if isinstance(paths, DataProblem):
+        yield paths
+        return
+    columns, required = read_columns(spec, has_agents=has_agents), required_columns(spec)
+    for path in paths:
+        yield open_row_file(path, columns, required, file)
+
+
 def open_row_file(
-    path: str, names: ColumnNames | None = None, file: DataFile | None = None
+    path: str,
+    read: tuple[str, ...] | None = None,
+    required: tuple[str, ...] = (),
+    file: DataFile | None = None,
 ) -> RowFile | DataProblem:
     """Open a data file, or say why it cannot be used.
 
     Args:
         path: the file.
-        names: the columns that will be asked for; None for all that there are.
+        read: the columns that will be asked for; None for all that there are.
+        required: of them those without which it is refused.
         file: what the job says of it, and of others of the same pattern or folder; format "auto"
             goes by the ending, parquet where that tells nothing. None where no job names it: such
             a file is not run.
     """
-    problem = _path_problem(path)
-    if problem is not None:
-        return problem
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        return _unreadable(path, _told(error))
     form, name = file.format if file else "auto", path.lower()
     if file and (form == "python" or (form == "auto" and name.endswith(_PROGRAM_ENDING))):
         return MadeRows.open(path, file.function or "rows", file.arguments or {})
     if form == "jsonl" or (form == "auto" and name.endswith(_JSON_ENDINGS)):
         return JsonArray.read(path) if begins_array(path) else JsonLines(path)
-    opened = _open_parquet(path)
-    if isinstance(opened, DataProblem):
-        return opened
-    read, required = (names.read, names.required) if names else (None, ())
-    columns = tuple(opened.schema_arrow.names) if read is None else read
-    problem = _parquet_problem(path, opened, columns) or _missing(path, opened, required)
-    if problem is not None:
-        opened.close()
-        return problem
-    return ParquetRows(path, opened, columns)
-
-
-def _path_problem(path: str) -> DataProblem | None:
     try:
-        facts = os.stat(path)
-    except PermissionError:
-        return _no_permission(path, "a folder above it may not be entered")
-    except OSError as error:
-        return DataProblem(
-            path,
-            "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror),
-            f"looked for as uid {os.getuid()} in {Path.cwd()}",
-            "a parquet or JSON-lines file, or a folder that ends in /",
-            DataReason.FILE_MISSING,
-        )
-    if not stat.S_ISREG(facts.st_mode):
-        kind = "a folder" if stat.S_ISDIR(facts.st_mode) else "no regular file"
-        return DataProblem(
-            path,
-            kind,
-            "rows are read from files",
-            "a file, or / at the end for all files of a folder",
-            DataReason.NOT_A_FILE,
-        )
-    if not os.access(path, os.R_OK):
-        return _no_permission(
-            path, f"mode {stat.filemode(facts.st_mode)}, owner {facts.st_uid}:{facts.st_gid}"
-        )
-    if facts.st_size == 0:
-        return DataProblem(
-            path, "0 bytes", "there are no rows in it", "at least one row", DataReason.EMPTY_DATASET
-        )
-    return None
-
-
-def _no_permission(path: str, facts: str) -> DataProblem:
-    return DataProblem(
-        path,
-        facts,
-        f"uid {os.getuid()} may not read it",
-        "a file that this user may read",
-        DataReason.NO_PERMISSION,
-    )
-
-
-def _open_parquet(path: str) -> pq.ParquetFile | DataProblem:
-    with open(path, "rb") as file:
-        head = file.read(8)
-        file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
-        tail = file.read(8)
-    if head[:4] == _ENCRYPTED_MAGIC:
-        got, why = "an encrypted parquet file", "no key is asked for here"
-        return DataProblem(path, got, why, "the file decrypted", DataReason.NOT_PARQUET)
-    if head[:4] != _MAGIC or tail[-4:] != _MAGIC:
-        why = "no parquet file" if head[:4] != _MAGIC else "the end of the file is missing"
-        return DataProblem(
-            path,
-            f"first bytes {head!r}, last bytes {tail!r}",
-            why,
-            "a parquet file, or format: jsonl",
-            DataReason.NOT_PARQUET,
-        )
-    try:
-        return pq.ParquetFile(
+        opened = pq.ParquetFile(
             path,
             buffer_size=1 << 20,
             pre_buffer=False,
@@ -167,44 +107,23 @@ def _open_parquet(path: str) -> pq.ParquetFile | DataProblem:
         )
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        return DataProblem(path, "a damaged footer", reason, _REWRITE, DataReason.NOT_PARQUET)
-
-
-def _parquet_problem(
-    path: str, file: pq.ParquetFile, columns: tuple[str, ...]
-) -> DataProblem | None:
-    facts = file.metadata
-    if facts.num_rows == 0:
-        return DataProblem(
-            path,
-            f"0 rows in {facts.num_row_groups} row groups",
-            "there is nothing to draw from",
-            "at least one row",
-            DataReason.EMPTY_DATASET,
-        )
-    found = file.schema_arrow.names
-    repeated = next((name for name in columns if found.count(name) > 1), None)
-    if repeated is None:
-        return None
-    return DataProblem(
-        f"{path}:{repeated}",
-        f"{found.count(repeated)} columns of this name",
-        "which of them is meant cannot be told",
-        "each name once",
-        DataReason.SCHEMA_MISMATCH,
-    )
-
-
-def _missing(path: str, file: pq.ParquetFile, required: tuple[str, ...]) -> DataProblem | None:
-    found = file.schema_arrow.names
-    missing = [name for name in required if name not in found]
-    if not missing:
-        return None
+        allowed = "a whole parquet file, not encrypted, or format: jsonl"
+        return DataProblem(path, "no parquet file that can be read", reason, allowed)
+    found = opened.schema_arrow.names
+    columns = tuple(found) if read is None else read
+    missing = next((name for name in required if name not in found), None)
+    if missing is None:
+        return ParquetRows(path, opened, columns)
+    opened.close()
     listed = ", ".join(found[:_LISTED_COLUMNS]) + (", ..." if len(found) > _LISTED_COLUMNS else "")
-    return DataProblem(
-        f"{path}:{missing[0]}",
-        "no such column",
-        f"the columns are {listed}",
-        COLUMNS_ALLOWED,
-        DataReason.COLUMN_MISSING,
-    )
+    where, why = f"{path}:{missing}", f"the columns are {listed}"
+    return DataProblem(where, "no such column", why, COLUMNS_ALLOWED)
+
+
+def _unreadable(path: str, got: str, allowed: str = _WANTED) -> DataProblem:
+    why = f"looked for as uid {os.getuid()} in {Path.cwd()}"
+    return DataProblem(path, got, why, allowed)
+
+
+def _told(error: OSError) -> str:
+    return "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror)

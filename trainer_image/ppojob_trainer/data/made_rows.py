@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
-from ppojob_trainer.data.json_rows import parse_row
-from ppojob_trainer.data.problems import DataProblem, DataReason
-from ppojob_trainer.data.row_file import Row, RowFile
+from ppojob_trainer.data.formats import Row, RowFile, parse_row
+from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.json_value import Json
 
 _ROW_SECONDS = 600.0
@@ -18,13 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class MakeRows(msgspec.Struct, frozen=True, tag=True):
-    """Import the file and call its function.
-
-    Attributes:
-        path: the file.
-        function: the function, or class, in it.
-        arguments: its keyword arguments, as JSON.
-    """
+    """Import the file and call its function, or class; the keyword arguments are JSON."""
 
     path: str
     function: str
@@ -36,13 +29,10 @@ class NextRows(msgspec.Struct, frozen=True, tag=True):
 
 
 class RowsMade(msgspec.Struct, frozen=True):
-    """The next rows; none at their end.
+    """The next rows as JSON; none at their end.
 
     Attributes:
-        items: JSON of each.
         got: what is there in place of the row after them; empty where nothing is wrong.
-        why: what is wrong with it.
-        allowed: what to write instead.
     """
 
     items: list[bytes]
@@ -55,12 +45,7 @@ MakeRequest = MakeRows | NextRows
 
 
 class MadeRows(RowFile):
-    """The rows of a Python file, made in a child while they are read.
-
-    Args:
-        path: the file.
-        child: in which the function was called.
-    """
+    """The rows of a Python file, made in a child while they are read."""
 
     def __init__(self, path: str, child: BoundedProcess) -> None:
         super().__init__(path)
@@ -75,8 +60,8 @@ class MadeRows(RowFile):
 
         Args:
             path: the file.
-            function: in it: one that answers rows, or a class of which an object holds them.
-            arguments: keyword arguments of the call.
+            function: one that answers rows, or a class of which an object holds them.
+            arguments: of the call, by name.
         """
         child = BoundedProcess("ppojob_trainer.data.made_rows_child", memory_bytes=None, log=_log)
         made = cls(path, child)
@@ -84,7 +69,7 @@ class MadeRows(RowFile):
         if not answer.got:
             return made
         made.close()
-        return DataProblem(path, answer.got, answer.why, answer.allowed, DataReason.BAD_PROGRAM)
+        return DataProblem(path, answer.got, answer.why, answer.allowed)
 
     def rows(self) -> Iterator[Row | DataProblem]:
         """Yield every row in order, and in place of one that cannot be made why, as the last."""
@@ -99,7 +84,7 @@ class MadeRows(RowFile):
                 place = self.place(self.num_rows)
                 self.num_rows += 1
                 told = answer.got, answer.why, answer.allowed
-                yield DataProblem(place, *told, DataReason.BAD_PROGRAM)
+                yield DataProblem(place, *told)
             if answer.got or not answer.items:
                 return
 

@@ -28,13 +28,8 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _dumps: Final = json.dumps
 
 
-class _BadItemError(Exception):
-    """What the function answered is no row, or no rows."""
-
-    def __init__(self, got: str, why: str) -> None:
-        self.got = got
-        self.why = why
-        super().__init__(f"{got}: {why}")
+class _RefusedError(Exception):
+    """No row, or no rows: what is there, what is wrong with it, and what to write instead."""
 
 
 class _Program:
@@ -43,46 +38,33 @@ class _Program:
     def __init__(self) -> None:
         self._rows: Iterator[object] = iter(())
 
-    def make(self, request: MakeRows) -> RowsMade:
-        """Import the file and call the function; answers no row yet."""
+    def make(self, request: MakeRows) -> None:
+        """Import the file and call the function."""
         Neighbours().enter(str(Path(request.path).resolve().parent))
         try:
             module = load_module(request.path, _MODULE, pod="controller")
         except UnusableModule as bad:
-            return RowsMade([], bad.got, bad.why, bad.allowed)
+            raise _RefusedError(bad.got, bad.why, bad.allowed) from None
         function = vars(module).get(request.function)
         if not callable(function):
             names = ", ".join(name for name, value in vars(module).items() if _is_own(value))
             why = f"the file has no such function; it has {names or 'none'}"
-            return RowsMade([], request.function, why, "spec.data.train[].function: one of them")
+            raise _RefusedError(request.function, why, "spec.data.train[].function: one of them")
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             got, why = f"async def {request.function}", "it is async, and nothing awaits its rows"
-            return RowsMade([], got, why, "a plain function, def")
-        try:
-            made = function(**msgspec.json.decode(request.arguments))
-            self._rows = _items(made)
-        except _BadItemError as bad:
-            return RowsMade([], bad.got, bad.why, _ROWS)
-        except BaseException as error:  # the file is the user's: it may even call sys.exit
-            return _failed(error)
-        return RowsMade([])
+            raise _RefusedError(got, why, "a plain function, def")
+        self._rows = _items(function(**msgspec.json.decode(request.arguments)))
 
-    def next(self) -> RowsMade:
-        """Some more rows."""
-        items: list[bytes] = []
+    def take(self, items: list[bytes]) -> None:
+        """Put some more rows into a list."""
         size, end = 0, time.monotonic() + _ANSWER_SECONDS
         while len(items) < _ANSWER_ROWS and size < _ANSWER_BYTES and time.monotonic() < end:
             try:
-                items.append(_encoded(next(self._rows)))
+                row = next(self._rows)
             except StopIteration:
-                break
-            except _BadItemError as bad:
-                return RowsMade(items, bad.got, bad.why, _ROWS)
-            except BaseException as error:
-                failed = _failed(error)
-                return RowsMade(items, failed.got, failed.why, failed.allowed)
+                return
+            items.append(_encoded(row))
             size += len(items[-1])
-        return RowsMade(items)
 
 
 def _is_own(value: object) -> bool:
@@ -94,18 +76,19 @@ def _items(made: Any) -> Iterator[object]:
     if isinstance(made, Iterable):
         return iter(made)
     if not hasattr(made, "__len__"):
-        raise _BadItemError(shown(made), "the function answers no rows")
+        raise _RefusedError(shown(made), "the function answers no rows", _ROWS)
     return (made[number] for number in range(len(made)))
 
 
 def _encoded(row: object) -> bytes:
     if not isinstance(row, Mapping):
-        raise _BadItemError(shown(row), "every item is one row")
+        raise _RefusedError(shown(row), "every item is one row", _ROWS)
     try:
         text = _dumps(dict(row), allow_nan=False, ensure_ascii=False, default=_plain)
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise _BadItemError("a row that JSON cannot hold", printable(str(error), 200)) from None
+        why = printable(str(error), 200)
+        raise _RefusedError("a row that JSON cannot hold", why, _ROWS) from None
 
 
 def _plain(value: Any) -> object:
@@ -115,18 +98,23 @@ def _plain(value: Any) -> object:
     raise TypeError(f"a value of the type {type(value).__name__}")
 
 
-def _failed(error: BaseException) -> RowsMade:
-    text, where = raised(error, __file__)
-    return RowsMade([], text, where, "a function that makes its rows")
-
-
 def serve(requests: int, answers: int) -> None:
     """Answer requests until the parent closes its end."""
     program = _Program()
 
     def answer(body: bytes) -> bytes:
-        request = _decode(body)
-        return _encode(program.make(request) if isinstance(request, MakeRows) else program.next())
+        request, items = _decode(body), list[bytes]()
+        try:
+            if isinstance(request, MakeRows):
+                program.make(request)
+            else:
+                program.take(items)
+        except _RefusedError as refused:
+            return _encode(RowsMade(items, *refused.args))
+        except BaseException as error:  # the file is the user's: it may even call sys.exit
+            text, where = raised(error, __file__)
+            return _encode(RowsMade(items, text, where, "a function that makes its rows"))
+        return _encode(RowsMade(items))
 
     answer_requests(requests, answers, answer)
 

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,9 +21,6 @@ class TaskRow:
     """One row of a task.
 
     Attributes:
-        data_source: routes to the reward.
-        prompt: chat messages, or text.
-        ground_truth: what the reward compares with.
         ability: verl's column of that name.
         extra_info: besides split and index.
     """
@@ -60,28 +57,38 @@ def write_splits(folder: Path, splits: Mapping[str, Iterable[TaskRow]]) -> dict[
     Raises:
         ConfigError: there are no rows, or the folder cannot be written.
     """
-    asides = {
-        folder / f"{split}.parquet": folder / f".{split}.parquet.{os.getpid()}" for split in splits
-    }
     written = {}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for (path, aside), (split, rows) in zip(asides.items(), splits.items(), strict=True):
-            written[path] = _write(aside, split, iter(rows))
+    paths = [folder / f"{split}.parquet" for split in splits]
+    with written_aside(paths) as asides:
+        for path, (split, rows) in zip(paths, splits.items(), strict=True):
+            written[path] = _write(asides[path], split, iter(rows))
             if written[path] == 0:
                 raise ConfigError(f"{path}: got no rows: nothing to write; at least one row")
+    return written
+
+
+@contextlib.contextmanager
+def written_aside(paths: Sequence[Path]) -> Iterator[dict[Path, Path]]:
+    """Places to write the files of a folder to, which appear under their names when all are whole.
+
+    Raises:
+        ConfigError: the folder, which is made if it does not exist, cannot be written.
+    """
+    asides = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in paths}
+    try:
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        yield asides
         for path, aside in asides.items():
             aside.replace(path)
     except OSError as error:
         raise ConfigError(
-            f"{folder}: got {error.strerror or error}: files cannot be written there; "
+            f"{paths[0].parent}: got {error.strerror or error}: files cannot be written there; "
             "a folder that this user may write"
         ) from None
     finally:
         for aside in asides.values():
             with contextlib.suppress(OSError):
                 aside.unlink()
-    return written
 
 
 def _write(path: Path, split: str, rows: Iterable[TaskRow]) -> int:

@@ -1,15 +1,57 @@
-"""Files of a data set as its authors publish it, read row by row on the way to verl's columns."""
+"""Data sets as their authors publish them, row by row to verl's columns and wording.
 
+GSM8K, MATH, DAPO-Math-17k and AIME, and the questions of Search-R1.
+"""
+
+import json
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
+from ppojob_trainer.data.columns import INTERACTION
 from ppojob_trainer.data.file_checks import open_row_file
+from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.prompt_files import TaskRow
-from ppojob_trainer.data.row_file import Row
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.json_value import Json
 
 _ENDINGS = (".jsonl", ".parquet", ".json")
+_GSM8K = "openai/gsm8k"
+_SAY_NUMBER = 'Let\'s think step by step and output the final answer after "####".'
+_SOLUTION = re.compile(r"#### (-?[0-9.,]+)")
+_MATH = "DigitalLearningGmbH/MATH-lighteval"
+_BOX_ANSWER = r"Let's think step by step and output the final answer within \boxed{}."
+DAPO_SOURCE = "math_dapo"
+AIME_SOURCE = "aime"
+_DAPO_BEFORE = (
+    "Solve the following math problem step by step. The last line of your response should be of "
+    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+)
+_DAPO_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
+_PROBLEMS = ("prompt", "problem", "Problem", "question", "Question")
+_ANSWERS = ("answer", "Answer", "solution")
+_DAPO_COLUMNS = (
+    "verl's prompt and reward_model.ground_truth, or a problem or question with its answer"
+)
+SearchForm = Literal["direct", "search"]
+_SEARCH_PREFIX = "searchR1_"
+PROMPTS: dict[SearchForm, str] = {
+    "direct": "Answer the given question. Reason inside <think> and </think> first, and then give "
+    "the answer inside <answer> and </answer>, without detailed illustrations. For example, "
+    "<answer> Beijing </answer>. Question: ",
+    "search": "Answer the given question. You must conduct reasoning inside <think> and </think> "
+    "first every time you get new information. After reasoning, if you find you lack some "
+    "knowledge, you can call a search engine by <search> query </search> and it will return the "
+    "top searched results between <information> and </information>. You can search as many times "
+    "as your want. If you find no further external knowledge needed, you can directly provide the "
+    "answer inside <answer> and </answer>, without detailed illustrations. For example, <answer> "
+    "Beijing </answer>. Question: ",
+}
+"""`search` is Search-R1's own (table 1 of the paper, as its scripts have it), for models that get a
+search engine; `direct` needs none."""
 
 
 def source_file(folder: Path, split: str) -> Path | None:
@@ -18,12 +60,8 @@ def source_file(folder: Path, split: str) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[TaskRow]:
-    """Read a file row by row.
-
-    Args:
-        path: the file.
-        row_of: makes verl's row of one, whose place in the file is the second argument.
+def _task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[TaskRow]:
+    """Read a file row by row; `row_of` is told a row's place too.
 
     Raises:
         ConfigError: the file cannot be read, or one of its rows is none of the data set.
@@ -40,7 +78,7 @@ def task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[Tas
         opened.close()
 
 
-def text_of(row: Row, column: str, place: str, data_set: str) -> str:
+def _text_of(row: Row, column: str, place: str, data_set: str) -> str:
     """The text in a column.
 
     Raises:
@@ -50,3 +88,163 @@ def text_of(row: Row, column: str, place: str, data_set: str) -> str:
     if not isinstance(cell, str) or not cell.strip():
         raise ConfigError(f"{place}:{column}: got {cell!r}: not a problem of {data_set}; text")
     return cell
+
+
+def gsm8k_rows(path: Path, *, with_user: bool = False) -> Iterator[TaskRow]:
+    """Read problems of GSM8K one by one (Cobbe et al. 2021, arXiv:2110.14168).
+
+    A row has a "question", and an "answer" that ends in "#### n".
+
+    Args:
+        path: the file.
+        with_user: whether a row tells the user `gsm8k` who answers the model, as in verl.
+
+    Raises:
+        ConfigError: the file, or one of its rows, is not GSM8K.
+    """
+    rows = _task_rows(path, _gsm8k_row)
+    return map(_with_user, rows) if with_user else rows
+
+
+def _with_user(row: TaskRow) -> TaskRow:
+    query = f"{row.extra_info['question']} {_SAY_NUMBER}"
+    told: Json = {"name": "gsm8k", "query": query, "ground_truth": row.ground_truth}
+    return replace(row, extra_info={**row.extra_info, INTERACTION: told})
+
+
+def _gsm8k_row(row: Row, place: str) -> TaskRow:
+    question, answer = (_text_of(row, column, place, "GSM8K") for column in ("question", "answer"))
+    solution = _SOLUTION.search(answer)
+    if solution is None:
+        raise ConfigError(
+            f"{place}:answer: got {answer[-40:]!r}: no solution at its end; an answer that ends in "
+            '"#### 72"'
+        )
+    return TaskRow(
+        _GSM8K,
+        [{"role": "user", "content": f"{question} {_SAY_NUMBER}"}],
+        solution.group(1).replace(",", ""),
+        extra_info={"answer": answer, "question": question},
+    )
+
+
+def math_rows(path: Path, boxed_answer: Callable[[str], str | None]) -> Iterator[TaskRow]:
+    """Read problems of MATH one by one (Hendrycks et al. 2021, arXiv:2103.03874).
+
+    A row has a "problem", and a "solution" with the answer in a box.
+
+    Args:
+        path: of a split.
+        boxed_answer: finds the answer in a solution, as the scorer does in a response.
+
+    Raises:
+        ConfigError: the file, or one of its rows, is not MATH.
+    """
+
+    def row_of(row: Row, place: str) -> TaskRow:
+        problem, solution = (_text_of(row, name, place, "MATH") for name in ("problem", "solution"))
+        answer = boxed_answer(solution)
+        if not (answer or "").strip():
+            raise ConfigError(
+                f"{place}:solution: got {solution[-40:]!r}: no answer in it; a solution with "
+                "\\boxed{...}"
+            )
+        content = f"{problem} {_BOX_ANSWER}"
+        return TaskRow(_MATH, [{"role": "user", "content": content}], answer)
+
+    return _task_rows(path, row_of)
+
+
+def problem_rows(path: Path, data_source: str) -> Iterator[TaskRow]:
+    """Read problems of DAPO-Math-17k or AIME one by one, each once however often the file has it.
+
+    Yu et al. 2025, arXiv:2503.14476, in DAPO's wording. Both are found in verl's columns already,
+    and as a problem with its answer, under several names of columns.
+
+    Raises:
+        ConfigError: the file, or one of its rows, is no problem with an answer.
+    """
+    seen = set[str]()
+    rows = _task_rows(path, lambda row, place: _dapo_row(row, place, data_source))
+    for row in rows:
+        key = json.dumps(row.prompt)
+        if key not in seen:
+            seen.add(key)
+            yield row
+
+
+def _dapo_row(row: Row, place: str, data_source: str) -> TaskRow:
+    column = next((name for name in _PROBLEMS if row.get(name)), "")
+    problem, answer = row.get(column), _answer(row)
+    if answer is None or not isinstance(problem, str | list):
+        found = ", ".join(map(str, row)) or "nothing"
+        raise ConfigError(
+            f"{place}: got columns {found}: no problem with its answer; {_DAPO_COLUMNS}"
+        )
+    prompt: list[dict[str, str]]
+    if isinstance(problem, str):
+        prompt = [{"role": "user", "content": f"{_DAPO_BEFORE}{problem.strip()}{_DAPO_AFTER}"}]
+    else:
+        prompt = [{"role": one["role"], "content": one["content"]} for one in problem]
+    return TaskRow(data_source, prompt, answer, ability="MATH", extra_info=_numbered(row))
+
+
+def _answer(row: Row) -> str | None:
+    """The answer as text, integers without zeros before them: AIME prints 025."""
+    model = row.get("reward_model")
+    told = [model.get("ground_truth")] if isinstance(model, dict) else []
+    told += [row.get(name) for name in _ANSWERS]
+    for answer in told:
+        text = str(answer).strip() if isinstance(answer, str | int) else ""
+        if text:
+            return str(int(text)) if text.isdecimal() else text
+    return None
+
+
+def _numbered(row: Row) -> dict[str, Json]:
+    """What tells the problem from others: the original's index, or its number."""
+    info = row.get("extra_info")
+    if isinstance(info, dict) and "index" in info:
+        return {"index": info["index"]}
+    name = next((row[key] for key in ("id", "ID") if isinstance(row.get(key), str | int)), None)
+    return {} if name is None else {"id": str(name)}
+
+
+def search_r1_rows(path: Path, data_source: str, form: SearchForm) -> Iterator[TaskRow]:
+    """Read questions of Search-R1 one by one (Jin et al. 2025, arXiv:2503.09516).
+
+    Rows of nq_hotpotqa and of the data sets of FlashRAG: "id", "question" and "golden_answers".
+
+    Args:
+        path: of a split.
+        data_source: of rows that have none of their own, such as "nq".
+        form: what the model is asked to do.
+
+    Raises:
+        ConfigError: the file, or one of its rows, is no question with answers.
+    """
+    return _task_rows(path, lambda row, place: _search_row(row, place, data_source, form))
+
+
+def _search_row(row: Row, place: str, data_source: str, form: SearchForm) -> TaskRow:
+    question = _text_of(row, "question", place, "Search-R1").strip()
+    question += "" if question.endswith("?") else "?"
+    source = row.get("data_source") or data_source
+    answers = row.get("golden_answers")
+    if not isinstance(answers, list) or not answers or not all(map(_is_text, answers)):
+        raise ConfigError(
+            f"{place}:golden_answers: got {answers!r}: nothing to compare an answer with; a list "
+            "of texts"
+        )
+    name = row.get("id")
+    return TaskRow(
+        f"{_SEARCH_PREFIX}{str(source).removeprefix(_SEARCH_PREFIX)}",
+        [{"role": "user", "content": f"{PROMPTS[form]}{question}"}],
+        {"target": answers},
+        ability="fact-reasoning",
+        extra_info={"question": question, **({} if name is None else {"id": str(name)})},
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
-from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, INTERACTION, BadCell, Cells
-from ppojob_trainer.data.problems import DataReason
+from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, INTERACTION, Cells
+from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.json_value import Json
 
 UserProblem = Callable[[Mapping[str, Json]], tuple[str, str] | None]
@@ -16,12 +16,7 @@ _COLUMN = f"{EXTRA_COLUMN}.{INTERACTION}"
 
 @dataclass(frozen=True)
 class RowAgent:
-    """One agent.
-
-    Attributes:
-        tools: schemas of what the model is shown.
-        has_users: whether a user speaks with it, whom each of its rows names.
-    """
+    """One agent: what the model is shown, and whether a user speaks with it, whom rows name."""
 
     tools: Tools
     has_users: bool
@@ -50,39 +45,36 @@ class RowAgents:
         agent = self.agents.get(self.name(cells))
         return agent.tools if agent is not None else ()
 
-    def problem(self, cells: Cells) -> BadCell | None:
+    def problem(self, cells: Cells) -> DataProblem | None:
         """Say why nobody answers in a row as it asks for."""
         agent = self.agents.get(self.name(cells))
         if agent is None:
-            return BadCell(
+            return DataProblem(
                 AGENT_COLUMN,
                 shown(self.name(cells)),
                 "the job has no agent of this name",
                 f"one of {', '.join(sorted(self.agents))}, or a name in spec.agent.agents",
-                DataReason.AGENT,
             )
         return self._user_problem(cells) if agent.has_users else None
 
-    def _user_problem(self, cells: Cells) -> BadCell | None:
+    def _user_problem(self, cells: Cells) -> DataProblem | None:
         told = cells.extra_info.get(INTERACTION)
         name = told.get("name") if isinstance(told, dict) else None
         if not isinstance(told, dict) or not isinstance(name, str) or name not in self.users:
-            return BadCell(
+            return DataProblem(
                 f"{_COLUMN}.name",
                 "nothing" if name is None else shown(name),
                 "no interaction of spec.agent has this name",
                 f"one of {', '.join(self.users)}",
-                DataReason.INTERACTION,
             )
         wrong = self.users[name](told)
         if wrong is None:
             return None
         entry, allowed = wrong
         got = told.get(entry)
-        return BadCell(
+        return DataProblem(
             f"{_COLUMN}.{entry}",
             "nothing" if got is None else shown(got),
             f"the interaction {name} needs it",
             allowed,
-            DataReason.INTERACTION,
         )

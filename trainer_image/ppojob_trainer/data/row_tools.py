@@ -11,8 +11,9 @@ from typing import Final
 import msgspec
 
 from ppojob_api.problem import shown
-from ppojob_trainer.data.columns import EXTRA_COLUMN, BadCell, Cells
-from ppojob_trainer.data.problems import DataReason
+from ppojob_trainer.data.chat import Tools, tool_name
+from ppojob_trainer.data.columns import EXTRA_COLUMN, Cells
+from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.json_value import Json
 
 _KWARGS: Final = "tools_kwargs"
@@ -40,7 +41,14 @@ def selected_tools(extra_info: Mapping[str, Json]) -> list[str]:
     return list(dict.fromkeys(map(str, told))) if isinstance(told, list) else []
 
 
-def untaken_kwargs(cells: Cells, names: Collection[str]) -> BadCell | None:
+def shown_tools(extra_info: Mapping[str, Json], tools: Tools) -> Tools:
+    """Of what a row's agent has, what the row shows the model."""
+    by_name = {tool_name(tool): tool for tool in tools}
+    names = selected_tools(extra_info)
+    return [by_name[name] for name in names if name in by_name] if names else tools
+
+
+def untaken_kwargs(cells: Cells, names: Collection[str]) -> DataProblem | None:
     """Tell of data for a tool that the row's agent does not have: no tool is made with it.
 
     Args:
@@ -55,10 +63,10 @@ def untaken_kwargs(cells: Cells, names: Collection[str]) -> BadCell | None:
     if name is None:
         return None
     why, allowed = "the row's agent has no such tool", f"one of {', '.join(names)}"
-    return BadCell(f"{EXTRA_COLUMN}.{_KWARGS}", shown(name), why, allowed, DataReason.BAD_VALUE)
+    return DataProblem(f"{EXTRA_COLUMN}.{_KWARGS}", shown(name), why, allowed)
 
 
-def wrong_selection(cells: Cells, names: Collection[str]) -> BadCell | None:
+def wrong_selection(cells: Cells, names: Collection[str]) -> DataProblem | None:
     """Say why a row's tools cannot be shown, where its agent has some.
 
     Departs from verl, which leaves out names that it does not know.
@@ -72,9 +80,9 @@ def wrong_selection(cells: Cells, names: Collection[str]) -> BadCell | None:
         return None
     column, allowed = f"{EXTRA_COLUMN}.{_SELECTION}", f"a list of {', '.join(names)}"
     if not isinstance(told, list):
-        return BadCell(column, shown(told), "no list of tools", allowed, DataReason.BAD_VALUE)
+        return DataProblem(column, shown(told), "no list of tools", allowed)
     for name in told:
         if name not in names:
             why = "the row's agent has no such tool"
-            return BadCell(column, shown(name), why, allowed, DataReason.BAD_VALUE)
+            return DataProblem(column, shown(name), why, allowed)
     return None

@@ -4,13 +4,14 @@ import hashlib
 import itertools
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.data.chat import ChatTokenizer, tool_name
-from ppojob_trainer.data.columns import BadCell, Cells, ColumnNames, read_cells
-from ppojob_trainer.data.file_checks import files_of, open_row_file
-from ppojob_trainer.data.problems import DataProblem, DataReason, Findings
+from ppojob_trainer.data.chat import ChatTokenizer, Tools, tool_name
+from ppojob_trainer.data.columns import BadCell, Cells, read_cells
+from ppojob_trainer.data.file_checks import open_files
+from ppojob_trainer.data.formats import RowFile
+from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
 from ppojob_trainer.data.row_agents import RowAgents
 from ppojob_trainer.data.row_checks import (
@@ -19,8 +20,7 @@ from ppojob_trainer.data.row_checks import (
     unrewarded,
     with_control_token,
 )
-from ppojob_trainer.data.row_file import RowFile
-from ppojob_trainer.data.row_tools import selected_tools, untaken_kwargs, wrong_selection
+from ppojob_trainer.data.row_tools import shown_tools, untaken_kwargs, wrong_selection
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.json_value import Json
 
@@ -33,17 +33,13 @@ class Scan:
     """What one pass found.
 
     Attributes:
-        files: in order.
         digests: SHA-256 of what each file's rows are made of, in hex.
         kept: rows to draw from.
         kept_of: of them those of each entry of the list of files.
         difficulties: what a curriculum orders them by.
-        total: rows seen.
         dropped: rows left out as too long.
         prompt_kind: "text" or "messages", as the first readable row has it.
         prompt_place: of that row.
-        errors: what must be mended.
-        warnings: what is worth knowing.
         prompt_keys: eight-byte digest of every prompt seen, where asked for.
         row_keys: the same of (data source, split, index), 0 where a row has no index.
         key_rows: numbers of the rows that the keys belong to.
@@ -89,8 +85,6 @@ class Scanner:
     """Scans the files of one data set.
 
     Attributes:
-        spec: columns, limits and the policy for long prompts.
-        chat: tokenizer.
         rewards: what the reward side can score; None for no check (a custom function).
         agents: who answers in rows that are conversations; None where none is.
         max_rows: only the first rows; None for all.
@@ -131,26 +125,21 @@ class Scanner:
         return scan
 
     def _rows(self, scan: Scan, files: Sequence[DataFile]) -> Iterator[_Candidate]:
-        names = ColumnNames.of(self.spec, has_agents=self.agents is not None)
         scan.kept_of = [0] * len(files)
         # All are opened before the first row is read: what is wrong with them is told at once.
-        opened = [self._open(scan, data_file, names) for data_file in files]
+        opened = [self._open(scan, data_file) for data_file in files]
         first = 0
         for entry, (data_file, of_entry) in enumerate(zip(files, opened, strict=True)):
             left = data_file.max_rows
             for file in of_entry:
                 before = scan.total
-                yield from self._rows_of(scan, file, names, first, entry, left)
+                yield from self._rows_of(scan, file, first, entry, left)
                 left = None if left is None else left - (scan.total - before)
                 first += file.num_rows
 
-    def _open(self, scan: Scan, data_file: DataFile, names: ColumnNames) -> list[RowFile]:
-        paths, found = files_of(data_file.path, data_file.format), list[RowFile]()
-        if isinstance(paths, DataProblem):
-            scan.errors.add(paths)
-            return []
-        for path in paths:
-            opened = open_row_file(path, names, data_file)
+    def _open(self, scan: Scan, data_file: DataFile) -> list[RowFile]:
+        found = []
+        for opened in open_files(data_file, self.spec, has_agents=self.agents is not None):
             if isinstance(opened, DataProblem):
                 scan.errors.add(opened)
             else:
@@ -159,13 +148,7 @@ class Scanner:
         return found
 
     def _rows_of(
-        self,
-        scan: Scan,
-        file: RowFile,
-        names: ColumnNames,
-        first: int,
-        entry: int,
-        most: int | None,
+        self, scan: Scan, file: RowFile, first: int, entry: int, most: int | None
     ) -> Iterator[_Candidate]:
         for in_file, row in enumerate(file.rows()):
             if scan.total == self.max_rows or in_file == most:
@@ -176,19 +159,15 @@ class Scanner:
                 scan.errors.add(row, file=file.path)
                 continue
             try:
-                cells = read_cells(row, names)
+                cells = read_cells(row, self.spec, has_agents=self.agents is not None)
             except BadCell as bad:
-                _add_cell(scan.errors, bad, file.path, place)
+                _add_cell(scan.errors, bad.problem, file.path, place)
                 continue
             yield _Candidate(first + in_file, entry, file, place, cells)
         if file.num_rows == 0:
             scan.errors.add(
                 DataProblem(
-                    file.path,
-                    "no rows",
-                    "there is nothing to draw from",
-                    "at least one row",
-                    DataReason.EMPTY_DATASET,
+                    file.path, "no rows", "there is nothing to draw from", "at least one row"
                 )
             )
 
@@ -205,24 +184,12 @@ class Scanner:
 
     def _encoded(self, candidates: list[_Candidate]) -> list[list[int] | BadChatTemplate]:
         """The prompts as tokens, each with the tools of its row's agent that the row selects."""
-        agents, variables = self.agents, self.spec.apply_chat_template_kwargs
-        prompts = [candidate.cells.prompt for candidate in candidates]
-        selected = [selected_tools(candidate.cells.extra_info) for candidate in candidates]
-        if agents is None:
-            return self.chat.encode_prompts(prompts, variables, selected)
-        found: dict[int, list[int] | BadChatTemplate] = {}
-        names = [agents.name(candidate.cells) for candidate in candidates]
-        for name in dict.fromkeys(names):
-            rows = [row for row, other in enumerate(names) if other == name]
-            tools = agents.tools(candidates[rows[0]].cells)
-            ids = self.chat.encode_prompts(
-                [prompts[row] for row in rows],
-                variables,
-                [selected[row] for row in rows],
-                tools=tools,
-            )
-            found |= dict(zip(rows, ids, strict=True))
-        return [found[row] for row in range(len(candidates))]
+        rows = [candidate.cells for candidate in candidates]
+        return self.chat.encode_prompts(
+            [cells.prompt for cells in rows],
+            self.spec.apply_chat_template_kwargs,
+            [shown_tools(cells.extra_info, self._tools(cells)) for cells in rows],
+        )
 
     def _keep(self, scan: Scan, candidate: _Candidate, ids: list[int]) -> None:
         cells = candidate.cells
@@ -239,12 +206,11 @@ class Scanner:
     def _keeps(self, scan: Scan, candidate: _Candidate, length: int) -> bool:
         limit = self.spec.max_prompt_tokens
         if length == 0:
-            bad = BadCell(
+            bad = DataProblem(
                 self.spec.prompt_key,
                 "a prompt of no tokens",
                 "there is nothing to answer",
                 "content that the chat template and the tokenizer keep",
-                DataReason.EMPTY_PROMPT,
             )
             _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
             return False
@@ -253,17 +219,14 @@ class Scanner:
         if self.spec.overlong_prompts == "drop":
             scan.dropped += 1
             return False
-        scan.errors.add(
-            DataProblem(
-                f"{candidate.place}:{self.spec.prompt_key}",
-                f"{length} tokens",
-                f"longer than spec.data.maxPromptTokens {limit}",
-                "a larger maxPromptTokens, or spec.data.overlongPrompts: drop, truncate_left, "
-                "truncate_right or truncate_middle",
-                DataReason.OVERLONG_PROMPT,
-            ),
-            file=candidate.file.path,
+        bad = DataProblem(
+            self.spec.prompt_key,
+            f"{length} tokens",
+            f"longer than spec.data.maxPromptTokens {limit}",
+            "a larger maxPromptTokens, or spec.data.overlongPrompts: drop, truncate_left, "
+            "truncate_right or truncate_middle",
         )
+        _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
         return False
 
     def _check_kind(self, scan: Scan, candidate: _Candidate) -> None:
@@ -271,18 +234,18 @@ class Scanner:
         if not scan.prompt_kind:
             scan.prompt_kind, scan.prompt_place = kind, candidate.place
         if kind != scan.prompt_kind:
-            bad = BadCell(
+            bad = DataProblem(
                 self.spec.prompt_key,
                 kind,
                 f"{scan.prompt_place} has {scan.prompt_kind}",
                 "one kind of prompt in all rows and files",
-                DataReason.SCHEMA_MISMATCH,
             )
             _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
 
     def _check_row(self, scan: Scan, candidate: _Candidate, control: tuple[str, ...]) -> None:
         """What rewards, tools and tokenizer say of a row."""
-        cells, tools = candidate.cells, self._tool_names(candidate.cells)
+        cells = candidate.cells
+        tools = tuple(map(tool_name, self._tools(cells)))
         found = (
             (scan.errors, unrewarded(cells, self.rewards, self.spec)),
             (scan.errors, wrong_selection(cells, tools)),
@@ -295,29 +258,24 @@ class Scanner:
             if bad is not None:
                 _add_cell(findings, bad, candidate.file.path, candidate.place)
 
-    def _tool_names(self, cells: Cells) -> tuple[str, ...]:
-        """Of what a row may call."""
-        if self.agents is None:
-            return self.chat.tool_names
-        return tuple(map(tool_name, self.agents.tools(cells)))
+    def _tools(self, cells: Cells) -> Tools:
+        """What the model may call in a row."""
+        return self.chat.tools if self.agents is None else self.agents.tools(cells)
 
     def _add_refusal(self, scan: Scan, candidate: _Candidate, error: BadChatTemplate) -> None:
-        scan.errors.add(
-            DataProblem(
-                f"{candidate.place}:{self.spec.prompt_key}",
-                "a conversation that the chat template refuses",
-                error.refusal,
-                "messages that the template takes, such as user and assistant in turn",
-                DataReason.BAD_CHAT_TEMPLATE,
-            ),
-            file=candidate.file.path,
+        bad = DataProblem(
+            self.spec.prompt_key,
+            "a conversation that the chat template refuses",
+            error.refusal,
+            "messages that the template takes, such as user and assistant in turn",
         )
+        _add_cell(scan.errors, bad, candidate.file.path, candidate.place)
 
     def _add_template_error(self, scan: Scan, error: BadChatTemplate) -> None:
         where, _, rest = error.problems[0].partition(": got ")
         got, _, reason = rest.partition(": ")
         why, _, allowed = reason.rpartition("; ")
-        scan.errors.add(DataProblem(where, got, why, allowed, DataReason.BAD_CHAT_TEMPLATE))
+        scan.errors.add(DataProblem(where, got, why, allowed))
 
     def _nothing_left(self, scan: Scan) -> DataProblem:
         return DataProblem(
@@ -325,7 +283,6 @@ class Scanner:
             f"{scan.dropped} of {scan.total} rows dropped",
             f"no prompt is within maxPromptTokens {self.spec.max_prompt_tokens}",
             "a larger maxPromptTokens, or overlongPrompts: truncate_left",
-            DataReason.NO_ROWS_LEFT,
         )
 
     def _some_dropped(self, scan: Scan) -> DataProblem:
@@ -335,7 +292,6 @@ class Scanner:
             f"{scan.dropped} of {scan.total} rows",
             f"longer than spec.data.maxPromptTokens {self.spec.max_prompt_tokens}, and dropped",
             "fine where it is meant",
-            DataReason.OVERLONG_PROMPT,
         )
 
 
@@ -359,14 +315,11 @@ def truncate(ids: Sequence[int], limit: int, policy: str) -> tuple[int, ...]:
     return (*ids[:head], *ids[len(ids) - tail :])
 
 
-def _add_cell(findings: Findings, bad: BadCell, file: str, place: str) -> None:
+def _add_cell(findings: Findings, bad: DataProblem, file: str, place: str) -> None:
+    """Take in what is wrong with a column of a row; the problem's own place is the column."""
     # Mistakes of one column are one line, whichever message or field of it they are in.
-    column = bad.column.partition(".")[0].partition("[")[0]
-    findings.add(
-        DataProblem(f"{place}:{bad.column}", bad.got, bad.why, bad.allowed, bad.reason_code),
-        file=file,
-        column=column,
-    )
+    column = bad.where.partition(".")[0].partition("[")[0]
+    findings.add(replace(bad, where=f"{place}:{bad.where}"), file=file, column=column)
 
 
 def _add_keys(scan: Scan, candidate: _Candidate) -> None:

@@ -1,21 +1,30 @@
-"""The child that renders chat templates.
+"""The child that renders chat templates: what Hugging Face gives them, and nothing more.
 
 A template comes with a model and is a program of its publisher. The sandbox keeps it from Python,
 but ``{{ 10 ** 10 ** 10 }}`` and three nested loops are legal Jinja that ends neither memory nor
 time well, and nothing within one process can stop the first. So it runs where it can be killed.
+
+Semantics of transformers' ``apply_chat_template`` (``utils/chat_template_utils.py``, which loads
+torch): immutable sandbox, trimmed blocks, ``{% break %}``, ``{% generation %}``,
+``raise_exception``, ``strftime_now`` and a ``tojson`` that escapes no HTML.
 """
 
 import datetime
+import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
 import msgspec
 
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import read_frame, write_frame
-from ppojob_trainer.data.template_environment import TemplateRefusal, compile_template, render
-from ppojob_trainer.data.template_wire import (
+from ppojob_trainer.data.template_renderer import (
     MAX_CHAT_BYTES,
     CompileTemplate,
     RenderChats,
@@ -23,6 +32,107 @@ from ppojob_trainer.data.template_wire import (
     TemplateRequest,
 )
 from ppojob_trainer.json_value import Json
+
+_TEMPLATE_FILE = "<template>"
+
+
+class TemplateRefusal(Exception):  # noqa: N818  it says what happened
+    """The template cannot be compiled, or not be rendered with these messages."""
+
+    def __init__(self, reason: str, line: int | None) -> None:
+        self.reason = reason
+        self.line = line
+        super().__init__(reason)
+
+
+class _GenerationBlocks(jinja2.ext.Extension):
+    """``{% generation %}`` marks what an assistant says, for training masks; here it is a no-op."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2 reads it from the class
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+def compile_template(source: str, now: datetime.datetime) -> jinja2.Template:
+    """Compile a chat template.
+
+    Args:
+        source: text of the template.
+        now: what ``strftime_now`` formats. A run that goes over midnight, or is resumed on another
+            day, must see one time, or its prompts change.
+
+    Raises:
+        TemplateRefusal: it is no valid template.
+    """
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationBlocks, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = now.strftime
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateRefusal(error.message or type(error).__name__, error.lineno) from None
+    except Exception as error:  # constant folding runs the template's own arithmetic
+        raise TemplateRefusal(f"{type(error).__name__}: {error}", None) from None
+
+
+def render(
+    template: jinja2.Template,
+    messages: list[dict[str, Json]],
+    variables: Mapping[str, Json],
+    *,
+    open_turn: bool,
+) -> str:
+    """Render a conversation.
+
+    Raises:
+        TemplateRefusal: the template raised, or reached for what the sandbox forbids.
+    """
+    given: dict[str, Json] = {"tools": None, "documents": None, **variables}
+    try:
+        return template.render(**given, messages=messages, add_generation_prompt=open_turn)
+    except jinja2.TemplateError as error:
+        raise TemplateRefusal(error.message or type(error).__name__, _line(error)) from None
+    except Exception as error:  # whatever a template's expression can raise
+        raise TemplateRefusal(f"{type(error).__name__}: {error}", _line(error)) from None
+
+
+def _line(error: BaseException) -> int | None:
+    """Line of the template in which an exception came up."""
+    line = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == _TEMPLATE_FILE:
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line
+
+
+def _raise_exception(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Json,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def serve(requests: int, answers: int) -> None:

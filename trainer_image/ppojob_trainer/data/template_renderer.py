@@ -1,8 +1,12 @@
-"""Turns conversations into text in a child process that a chat template cannot keep busy."""
+"""Turns conversations into text in a child process that a chat template cannot keep busy.
+
+The parent's side, and what it and its child say to each other.
+"""
 
 import datetime
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,13 +18,6 @@ from ppojob_trainer.children.process import (
     ChildTimeout,
 )
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.template_wire import (
-    MAX_CHAT_BYTES,
-    CompileTemplate,
-    RenderChats,
-    Rendered,
-    TemplateRequest,
-)
 from ppojob_trainer.errors import ConfigError, JobFailed, PPOJobError
 from ppojob_trainer.json_value import Json
 
@@ -32,12 +29,46 @@ START_SECONDS = 60.0
 ATTEMPTS = 2
 """Processes that a request may end before the template is to blame."""
 TEMPLATE_MEMORY_BYTES = 512 * 1024 * 1024
+MAX_CHAT_BYTES = 16 * 1024 * 1024
+"""Of one conversation, as messages and as text: far more than any model reads."""
 CHUNK_CHATS = 32
 """Of one call: their texts fit into a frame also where each repeats the longest template."""
 CHUNK_BYTES = 4 * 1024 * 1024
 """Of the conversations of one call; not above `MAX_CHAT_BYTES`, for the longest of them alone."""
 
 _log = logging.getLogger(__name__)
+
+
+class CompileTemplate(msgspec.Struct, frozen=True, tag=True):
+    """Tells the child to compile this template; `now` is the ISO time for ``strftime_now``."""
+
+    source: str
+    now: str
+
+
+class RenderChats(msgspec.Struct, frozen=True, tag=True):
+    """Tells the child to render conversations with the compiled template.
+
+    Attributes:
+        conversations: MessagePack of each one's list of messages.
+        variables: what the template sees besides the messages.
+        open_turn: whether the header of the assistant's next turn follows the messages.
+    """
+
+    conversations: list[bytes]
+    variables: dict[str, Any]
+    open_turn: bool
+
+
+TemplateRequest = CompileTemplate | RenderChats
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """One conversation's text, or why there is none, with the template's line where known."""
+
+    text: str = ""
+    refusal: str = ""
+    line: int | None = None
 
 
 class BadChatTemplate(ConfigError):  # noqa: N818  the name in messages
@@ -78,11 +109,6 @@ class TemplateRenderer(Closeable):
 
         The child is asked for a few at a time, so that its limits are for these few.
 
-        Args:
-            conversations: each a list of mappings with "role" and "content".
-            variables: what the template sees besides.
-            open_turn: end with the header of the assistant's next turn.
-
         Raises:
             BadChatTemplate: what concerns all of them: the template is wrong or too slow.
             JobFailed: the child cannot start, or is killed again and again by something else.
@@ -99,11 +125,7 @@ class TemplateRenderer(Closeable):
         return rendered
 
     def tell_time(self, began: float) -> None:
-        """Tell another time from now on.
-
-        Args:
-            began: as for the constructor.
-        """
+        """Tell another time from now on, in unix seconds."""
         if began != self._began:
             self._began = began
             self.close()  # the child has compiled the template with another time

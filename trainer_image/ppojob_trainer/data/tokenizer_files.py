@@ -31,10 +31,8 @@ class TokenizerFiles:
     """A tokenizer as it lies on disk.
 
     Attributes:
-        tokenizer: without truncation and padding.
         special_tokens: "eos_token" and its kin, to their text.
-        chat_template: source of the template; None when there is none.
-        template_file: where it came from.
+        template_file: where the template's source came from, or would.
         end_token_ids: tokens that end a response, the tokenizer's own first.
     """
 
@@ -48,12 +46,7 @@ class TokenizerFiles:
 def read_tokenizer_files(
     model_folder: Path, tokenizer_folder: Path, template_path: Path | None
 ) -> TokenizerFiles:
-    """Read a tokenizer.
-
-    Args:
-        model_folder: holds config.json and generation_config.json.
-        tokenizer_folder: holds tokenizer.json; often the same.
-        template_path: file of another chat template than the tokenizer's.
+    """Read a tokenizer, of a model in often the same folder, with its own or another template.
 
     Raises:
         ConfigError: a file is missing or not what it should be.

@@ -64,12 +64,7 @@ class Suffix:
 
 
 class TurnTemplate:
-    """A model's chat template, for rows of several turns.
-
-    Args:
-        chat: tokenizer and template.
-        variables: what the template sees besides, as for prompts.
-    """
+    """A model's chat template, for rows of several turns."""
 
     def __init__(self, chat: ChatTokenizer, variables: Mapping[str, Json] | None = None) -> None:
         self.chat = chat

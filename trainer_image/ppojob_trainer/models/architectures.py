@@ -41,10 +41,7 @@ class Sizes:
         vocabulary: rows of the embedding.
         hidden: width of the stream.
         inner: width within a feed-forward block.
-        layers: blocks.
-        heads: query heads.
         key_heads: key and value heads.
-        head_size: width of a head.
         is_tied: whether the embedding is the output layer too.
         attention_bias: whether llama's and qwen3's projections have biases.
         mlp_bias: whether llama's feed-forward blocks have.
@@ -64,12 +61,7 @@ class Sizes:
 
 
 def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
-    """Read the sizes of a supported architecture, as transformers fills them in.
-
-    Args:
-        config: content of config.json.
-        path: of it, for messages.
-    """
+    """Read the sizes of a supported architecture, as transformers fills them in."""
     problems = []
     required: dict[str, int] = {}
     for key, most in _REQUIRED.items():

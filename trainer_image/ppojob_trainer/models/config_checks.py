@@ -21,14 +21,7 @@ _FIXED_ROPES: Final = (None, "default", "linear", "yarn", "llama3")
 def check_config(
     config: Mapping[str, Json], path: Path, kind: ModelKind, *, trust_remote_code: bool
 ) -> Iterator[Problem]:
-    """Say why a model cannot be used, by its configuration alone.
-
-    Args:
-        config: content of config.json.
-        path: of it, for messages.
-        kind: what it is to be used as.
-        trust_remote_code: whether Python files in the folder may be run.
-    """
+    """Say why a model cannot be used, by its configuration alone."""
     model_type = config.get("model_type")
     if model_type not in ARCHITECTURES:
         yield Problem(

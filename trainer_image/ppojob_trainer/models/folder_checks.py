@@ -40,7 +40,6 @@ class ModelReport:
 
     Attributes:
         errors: what must be mended; nothing may be started while there are any.
-        warnings: worth knowing.
         parameters: number of weights; None where it is not known.
         vocabulary: rows of the embedding; None where it is not known.
         context_tokens: longest sequence that the model was made for; None for no known limit.
@@ -56,13 +55,7 @@ class ModelReport:
 def check_model_folder(
     folder: Path, kind: ModelKind = POLICY, *, trust_remote_code: bool
 ) -> ModelReport:
-    """Judge a folder in Hugging Face form.
-
-    Args:
-        folder: what the resource names.
-        kind: what it is to be used as.
-        trust_remote_code: whether Python files in the folder may be run.
-    """
+    """Judge a folder in Hugging Face form, as a model of some kind."""
     path = folder / "config.json"
     if not os.path.lexists(path):
         return ModelReport([_no_model(folder, kind)])

@@ -11,10 +11,6 @@ from ppojob_trainer.models.problems import ModelReason
 def read_object(path: Path, reason: ModelReason) -> dict[str, Json] | Problem:
     """Read a file that holds a JSON object.
 
-    Args:
-        path: the file.
-        reason: what its mistakes are called.
-
     Returns:
         The object, or what is wrong with the file.
     """

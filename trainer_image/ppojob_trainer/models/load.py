@@ -1,21 +1,30 @@
 """Models out of Hugging Face folders."""
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_checks import check_config
 from ppojob_trainer.models.json_objects import read_object
-from ppojob_trainer.models.kinds import POLICY, ModelKind
+from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, is_adapter
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.sharded_load import load_sharded
 from ppojob_trainer.models.weight_values import check_values
+from ppojob_trainer.parallel.fsdp import fill
 from ppojob_trainer.parallel.world import World
 
 
@@ -54,11 +63,74 @@ def load_model(
         trust_remote_code=trust_remote_code,
         lora=lora,
     )
-    if missing:
-        raise ConfigError(
-            f"{POLICY.where}: got {folder}: it holds no {min(missing)}; all weights of the model"
-        )
+    _refuse_missing(missing, POLICY, folder)
     draw_adapters(model, seed)
+    return model
+
+
+def load_reward_model(
+    folder: Path | str,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    world: World | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """Load a reward model: a sequence classifier with one label, whose logit scores a text.
+
+    As `load_model`, without gradients: it is never trained. `score` is its head.
+    """
+    model, missing = load_pretrained(
+        AutoModelForSequenceClassification,
+        Path(folder),
+        dtype,
+        kind=REWARD,
+        world=world,
+        trust_remote_code=trust_remote_code,
+        num_labels=1,
+    )
+    _refuse_missing(missing, REWARD, folder)
+    return model.requires_grad_(False)
+
+
+def load_value_model(
+    folder: Path | str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    world: World | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """Load the critic's model, or make one of a language model: one number a token on the backbone.
+
+    It is a token classifier with one label, as in verl, so that an export loads there and in
+    transformers (`AutoModelForTokenClassification`).
+
+    A folder without a value head, such as the policy's, gets one of zeros (Ziegler et al.,
+    arXiv:1909.08593, in its code): the first values are 0 and the first advantages those of the
+    rewards. Departs from verl, which draws as transformers does: on SmolLM2 that gives values of
+    1.0 ± 0.5, and the critic first has to unlearn them.
+
+    A sequence classifier with one label (a reward model) gives its weights and the bias starts at
+    0. Dropout on the head is off, as in verl: the values of an update and those that it is clipped
+    to are of one function.
+
+    Otherwise as `load_model`; `score` is its head.
+    """
+    model, missing = load_pretrained(
+        AutoModelForTokenClassification,
+        Path(folder),
+        dtype,
+        world=world,
+        kind=CRITIC,
+        trust_remote_code=trust_remote_code,
+        num_labels=1,
+        classifier_dropout=0.0,
+    )
+    _refuse_missing(missing - {SCORE_WEIGHT, SCORE_BIAS}, CRITIC, folder)
+    parameters = dict(model.named_parameters())
+    if SCORE_WEIGHT in missing:
+        fill(parameters[SCORE_WEIGHT], torch.zeros(1, model.config.hidden_size))
+    if SCORE_BIAS in missing:
+        fill(parameters[SCORE_BIAS], torch.zeros(1))
     return model
 
 
@@ -119,6 +191,13 @@ def load_pretrained(
     adapters = {name for name, _ in model.named_parameters() if is_adapter(name)}
     check_values(model, folder, where, world, missing | adapters)
     return model.eval(), missing - adapters
+
+
+def _refuse_missing(missing: Set[str], kind: ModelKind, folder: Path | str) -> None:
+    if missing:
+        raise ConfigError(
+            f"{kind.where}: got {folder}: it holds no {min(missing)}; all weights of the model"
+        )
 
 
 def _refuse_config(folder: Path, kind: ModelKind, *, trust_remote_code: bool) -> None:

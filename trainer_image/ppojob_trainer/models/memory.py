@@ -50,12 +50,9 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
 def held_by_rank(
     config: RunConfig, role: RoleName, parameters: Mapping[str, int]
 ) -> dict[str, int]:
-    """Bytes that one rank cannot do without, by what they are for.
+    """Bytes that one rank of a role cannot do without, by what they are for.
 
-    Args:
-        config: the run.
-        role: whose rank; it has pods of its own.
-        parameters: as `count_parameters` gives them.
+    Parameters are as `count_parameters` gives them; a role without pods of its own holds nothing.
     """
     spec, living = config.spec, config.topology.living_in(role)
     engine = _engine(config, parameters) if config.topology.generating.role == role else {}

@@ -28,14 +28,7 @@ def load_sharded(
 ) -> tuple[PreTrainedModel, frozenset[str]]:
     """Build a model without weights, cut it, and read this rank's part of each weight.
 
-    Args:
-        auto_class: the kind, an AutoModel... of transformers.
-        config: of the model.
-        folder: with safetensors.
-        dtype: of the weights.
-        world: of more than one rank.
-        trust_remote_code: run code that lies in the folder.
-        lora: adapters to put into it; None for none.
+    Arguments are those of `load_pretrained`, for a world of more than one rank.
 
     Returns:
         The model, and the names of weights that the folder does not hold: those are zero.

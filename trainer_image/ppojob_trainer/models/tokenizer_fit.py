@@ -16,7 +16,7 @@ def check_tokenizer_fit(
     Args:
         chat: the tokenizer.
         vocabulary: rows of the model's embedding; None where they are not known.
-        folder: where the tokenizer lies.
+        folder: of the tokenizer.
         stop_token_ids: `spec.rollout.stopTokenIds`.
     """
     if vocabulary is not None and chat.largest_token_id >= vocabulary:

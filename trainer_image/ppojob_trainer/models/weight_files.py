@@ -1,7 +1,6 @@
 """Which files of a model's folder hold its weights, and whether together they are whole."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Final
@@ -31,7 +30,6 @@ class Weights:
         tensors: by name, of all files that could be read.
         files: where each tensor lies.
         problems: nothing can be loaded while there are any.
-        warnings: worth knowing.
     """
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
@@ -46,13 +44,6 @@ class Weights:
         except BadHeader as bad:
             self.problems.append(bad.problem)
             return
-        for name in found.keys() & self.tensors.keys():
-            why = f"{self.files[name].name} holds one of that name too"
-            self.problems.append(
-                Problem(
-                    f"{path}:{name}", "a tensor", why, "each tensor once", ModelReason.BAD_INDEX
-                )
-            )
         self.tensors |= found
         self.files |= dict.fromkeys(found, path)
 
@@ -87,7 +78,6 @@ def _read_shards(weights: Weights, folder: Path, index: Path) -> None:
         path = folder / name
         if os.path.isfile(path):
             weights.add(path)
-            weights.problems += _not_held(weights, path, shards[name])
             continue
         got = "a link to nothing" if path.is_symlink() else "no such file"
         why = f"{index.name} expects {listed(shards[name])} in it"
@@ -117,19 +107,6 @@ def _shards(index: Path, weight_map: Json) -> dict[str, list[str]] | Problem:
             )
         shards.setdefault(name, []).append(tensor)
     return shards
-
-
-def _not_held(weights: Weights, path: Path, expected: list[str]) -> Iterator[Problem]:
-    missing = [name for name in expected if weights.files.get(name) != path]
-    # What is wrong with a file that cannot be read has been said.
-    if missing and len(missing) < len(expected):
-        yield Problem(
-            str(path),
-            f"no {listed(missing)}",
-            f"{INDEX_FILE} says that the file holds {len(expected)} tensors",
-            "the shards and the index of one save",
-            ModelReason.TENSOR_MISSING,
-        )
 
 
 def _warn_of_others(weights: Weights, folder: Path, read: set[str]) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.corpus import RANKS, StoredCorpus, Tell
+from ppojob_trainer.retrieval.corpus import BYTES_PER_DOCUMENT, RANKS, StoredCorpus, Tell
 
 K1: Final = 0.9
 B: Final = 0.4
@@ -39,8 +39,6 @@ _STOP_WORDS: Final = frozenset(
 )
 _BYTES_PER_WORD: Final = 160
 """Of the vocabulary in memory: an entry of a dictionary, a text and a number."""
-_BYTES_PER_DOCUMENT: Final = 24
-"""Scores of one query, and what is done to find the best."""
 
 
 def words(text: str) -> list[str]:
@@ -51,11 +49,6 @@ def words(text: str) -> list[str]:
 
 def build_bm25(corpus: StoredCorpus, folder: Path, tell: Tell) -> tuple[list[str], int]:
     """Make an index by words, from the beginning: it takes a fraction of what vectors take.
-
-    Args:
-        corpus: the documents.
-        folder: of the index.
-        tell: hears of the progress.
 
     Returns:
         The files that were written, and the bytes that a search holds.
@@ -90,16 +83,12 @@ def build_bm25(corpus: StoredCorpus, folder: Path, tell: Tell) -> tuple[list[str
     durable.rename(aside, folder / _FOLDER, _POINT)
     files = [f"{_FOLDER}/{path.name}" for path in (folder / _FOLDER).iterdir()]
     mapped = sum((folder / name).stat().st_size for name in (*files, RANKS))
-    held = _BYTES_PER_WORD * len(vocabulary) + _BYTES_PER_DOCUMENT * len(corpus)
+    held = _BYTES_PER_WORD * len(vocabulary) + BYTES_PER_DOCUMENT * len(corpus)
     return files, mapped + held
 
 
 class Bm25Scorer:
     """Scores documents by the words of a query; a word that is there twice counts twice.
-
-    Args:
-        folder: of the index; its arrays are mapped, not read.
-        library: package and version that made it.
 
     Raises:
         ConfigError: the package here is of another release.

@@ -32,10 +32,11 @@ Tell = Callable[[str, int], None]
 DOCUMENTS: Final = "passages.jsonl"
 OFFSETS: Final = "offsets.npy"
 RANKS: Final = "ranks.npy"
+BYTES_PER_DOCUMENT: Final = 24
+"""In memory: scores of one query, and what is done to find the best."""
 FILE: Final = durable.point("index.file", *durable.FILE_ACTS)
 
 _EXAMPLE: Final = r'{"id": "7", "contents": "\"Title\"\ntext"}'
-_MAX_LINE_BYTES: Final = 16 * 1024**2
 _LISTED: Final = 20
 _GZIP: Final = b"\x1f\x8b"
 
@@ -76,12 +77,7 @@ class CorpusCopy:
 
 
 def copy_corpus(corpus: Path, folder: Path, tell: Tell) -> CorpusCopy:
-    """Read all of a corpus, judge it and write it aside.
-
-    Args:
-        corpus: the file.
-        folder: of the index.
-        tell: hears of the progress.
+    """Read all of a corpus, judge it and write it aside in the folder of an index.
 
     Raises:
         ConfigError: lines that are no documents, ids that are there twice, no line at all.
@@ -159,11 +155,9 @@ def _read(path: Path) -> Iterator[Document | str]:
     number = 0
     try:
         with _opened(path) as file:
-            while line := file.readline(_MAX_LINE_BYTES + 1):
+            for line in file:
                 number += 1
                 yield _document(decoder, line, f"{path}:{number}")
-                if len(line) > _MAX_LINE_BYTES:
-                    return
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         why = f"got damaged gzip data: {printable(str(error))}"
         yield f"{path}:{number + 1}: {why}; the file as it was written"
@@ -182,8 +176,6 @@ def _opened(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def _document(decoder: "msgspec.json.Decoder[Document]", line: bytes, where: str) -> Document | str:
-    if len(line) > _MAX_LINE_BYTES:
-        return f"{where}: got more than {_MAX_LINE_BYTES} bytes: too long for a document; passages"
     try:
         document = decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

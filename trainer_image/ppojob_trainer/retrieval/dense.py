@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.corpus import RANKS, StoredCorpus, Tell, array_bytes
+from ppojob_trainer.retrieval.corpus import (
+    BYTES_PER_DOCUMENT,
+    RANKS,
+    StoredCorpus,
+    Tell,
+    array_bytes,
+)
 from ppojob_trainer.retrieval.encoder import SentenceEncoder, encoder_settings
 from ppojob_trainer.retrieval.manifest import Plan
 
@@ -22,20 +28,12 @@ SHARD_DOCUMENTS: Final = 2048
 LIBRARY: Final = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
 _SHARD: Final = durable.point("index.shard", *durable.FILE_ACTS)
-_BYTES_PER_DOCUMENT: Final = 24
-"""Scores of one query, and what is done to find the best."""
 
 
 def build_vectors(
     corpus: StoredCorpus, folder: Path, encoder: SentenceEncoder, tell: Tell
 ) -> tuple[list[str], int]:
-    """Encode the documents whose shards are not there yet.
-
-    Args:
-        corpus: the documents.
-        folder: of the index.
-        encoder: encodes them.
-        tell: hears of the progress.
+    """Encode the documents whose shards are not there yet in the folder of the index.
 
     Returns:
         The files of vectors, and the bytes that a search holds.
@@ -53,15 +51,11 @@ def build_vectors(
             durable.write_file(path, array_bytes(vectors), _SHARD)
         tell("encoded", end)
     mapped = sum((folder / name).stat().st_size for name in (*names, RANKS))
-    return names, mapped + _BYTES_PER_DOCUMENT * len(corpus) + encoder.weight_bytes
+    return names, mapped + BYTES_PER_DOCUMENT * len(corpus) + encoder.weight_bytes
 
 
 def open_encoder(plan: Plan, folder: Path | None) -> SentenceEncoder:
-    """Load the encoder that an index was made with.
-
-    Args:
-        plan: of the index.
-        folder: where it lies now, if not where it did.
+    """Load the encoder that an index was made with, from where it lies now or where it did.
 
     Raises:
         ConfigError: it is not there, or another one.
@@ -78,12 +72,7 @@ def open_encoder(plan: Plan, folder: Path | None) -> SentenceEncoder:
 
 
 class DenseScorer:
-    """Scores documents by the inner product of vectors.
-
-    Args:
-        folder: of the index.
-        encoder: that of its documents.
-    """
+    """Scores documents by the inner product of vectors."""
 
     def __init__(self, folder: Path, encoder: SentenceEncoder) -> None:
         self._encoder = encoder

@@ -80,11 +80,7 @@ def encoder_settings(
 
 
 class SentenceEncoder:
-    """A loaded encoder.
-
-    Args:
-        folder: where it lies now.
-        settings: how texts become vectors.
+    """An encoder, loaded from where it lies now.
 
     Raises:
         ConfigError: it cannot be loaded, or is of a form that is not supported.

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.retrieval.corpus import StoredCorpus
 from ppojob_trainer.retrieval.manifest import check_files, check_memory, read_manifest
 from ppojob_trainer.retrieval.passages import Passage, passage_of
@@ -19,13 +20,8 @@ class Scorer(Protocol):
         """Score every document for one query: (documents,); -inf for those that do not match."""
 
 
-class IndexRetriever:
-    """Finds passages in an index.
-
-    Args:
-        corpus: the documents.
-        scorer: scores them.
-    """
+class IndexRetriever(Closeable):
+    """Finds passages in an index."""
 
     def __init__(self, corpus: StoredCorpus, scorer: Scorer) -> None:
         self._corpus = corpus
@@ -42,12 +38,6 @@ class IndexRetriever:
     def close(self) -> None:
         """Close the files."""
         self._corpus.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _search(self, query: str, k: int) -> list[Passage]:
         scores = self._scorer.scores(query)

@@ -27,8 +27,6 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         folder: the sentence encoder, as it was named when the index was made.
         fingerprint: of what is in that folder.
         pooling: of the vectors of tokens: their mean, or that of the first token.
-        query_prefix: stands before each query.
-        passage_prefix: stands before each document.
         max_tokens: longer texts are cut.
     """
 
@@ -44,9 +42,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What decides every bit of an index; one that was begun is gone on with by the same plan.
 
     Attributes:
-        kind: of the index.
         documents: their number.
-        corpus_sha256: of the documents.
         library: package and version that made the index.
         encoder: of a dense index.
     """
@@ -70,8 +66,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """All that an index says of itself.
 
     Attributes:
-        version: of the format.
-        plan: what it was made of.
         memory_bytes: what a search keeps in memory, the mapped files among it.
         files: every file but the manifest.
     """
@@ -87,13 +81,7 @@ class _Version(msgspec.Struct):
 
 
 def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manifest:
-    """Write the manifest of an index whose files are all there.
-
-    Args:
-        folder: of the index.
-        plan: what it was made of.
-        memory_bytes: what a search keeps in memory.
-        names: its files, relative to the folder.
+    """Write the manifest of an index whose files, named relative to the folder, are all there.
 
     Raises:
         StorageError: the disk refused.
@@ -136,12 +124,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_memory(manifest: Manifest, folder: Path, there: int | None = None) -> None:
-    """Refuse an index that does not fit, before anything is loaded.
-
-    Args:
-        manifest: of the index.
-        folder: of the index.
-        there: bytes of memory; those of this machine or container by default.
+    """Refuse an index that does not fit into memory (bytes), before anything is loaded.
 
     Raises:
         ConfigError: it is too large.

@@ -8,7 +8,7 @@ from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.engine.value_head import ValueHead
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.models.value_model import load_value_model
+from ppojob_trainer.models.load import load_value_model
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows

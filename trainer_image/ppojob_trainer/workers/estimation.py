@@ -22,7 +22,7 @@ from ppojob_trainer.algorithms.rollout_correction import Corrected, Correction, 
 from ppojob_trainer.algorithms.rollout_diagnostics import diagnostics
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 from ppojob_trainer.algorithms.value_loss import explained_variance
-from ppojob_trainer.data.passes import uniform_draws
+from ppojob_trainer.data.order import uniform_draws
 from ppojob_trainer.metrics.step_metrics import Spread
 from ppojob_trainer.rpc.messages.training import Advantaged
 from ppojob_trainer.rpc.messages.training import Advantages as Given

@@ -9,7 +9,7 @@ import torch
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
-from ppojob_trainer.models.reward_model import load_reward_model
+from ppojob_trainer.models.load import load_reward_model
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rpc.keys import KeyRing

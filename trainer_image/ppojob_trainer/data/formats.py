@@ -1,0 +1,183 @@
+"""Files of rows, whatever their format: JSON lines, an array of JSON objects, or parquet."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ppojob_trainer.data.problems import DataProblem
+
+MAX_ARRAY_BYTES = 256 * 1024 * 1024
+"""An array is read whole; lines are not."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BATCH_ROWS = 64
+_SHOWN_CHARACTERS = 80
+
+Row = Mapping[str, object]
+"""Cells by column name, as the format's reader gives them; ``columns.py`` says what they mean. A
+``DataProblem``, whose place is left out, stands for a cell that has no Python value."""
+
+
+class RowFile(ABC):
+    """One open file, read once from the front, a few megabytes of it in memory at a time.
+
+    Attributes:
+        path: as the specification names it.
+        num_rows: number of rows; of some formats only after the pass over ``rows``.
+    """
+
+    def __init__(self, path: str, num_rows: int = 0) -> None:
+        self.path = path
+        self.num_rows = num_rows
+
+    @abstractmethod
+    def rows(self) -> Iterator[Row | DataProblem]:
+        """Yield every row in order, and in place of one that cannot be read why."""
+
+    def digest(self) -> str:
+        """SHA-256 in hex of what its rows are made of; after the pass over ``rows``."""
+        with open(self.path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def place(self, number: int) -> str:
+        """A row as people count those of this format; here ``file[number]``, from 0."""
+        return f"{self.path}[{number}]"
+
+    def close(self) -> None:  # noqa: B027  some hold nothing
+        """Give back what is held."""
+
+
+class JsonLines(RowFile):
+    """A JSON-lines file, in UTF-8 without a byte order mark."""
+
+    def rows(self) -> Iterator[Row | DataProblem]:
+        """Yield every line's object in order."""
+        with open(self.path, "rb") as file:
+            for line in file:
+                number, place = self.num_rows, self.place(self.num_rows)
+                self.num_rows += 1
+                if number == 0 and line.startswith(_BYTE_ORDER_MARK):
+                    got, allowed = "a byte order mark", "UTF-8 without one"
+                    yield DataProblem(place, got, "not part of JSON", allowed)
+                elif not line.strip():
+                    why = "every line is one row"
+                    yield DataProblem(place, "a blank line", why, "no blank lines")
+                else:
+                    yield parse_row(place, line, "line")
+
+    def place(self, number: int) -> str:
+        """``file:line``, counted from 1."""
+        return f"{self.path}:{number + 1}"
+
+
+class JsonArray(RowFile):
+    """The rows of a JSON array."""
+
+    def __init__(self, path: str, items: list[msgspec.Raw]) -> None:
+        super().__init__(path, len(items))
+        self._items = items
+
+    @classmethod
+    def read(cls, path: str) -> "JsonArray | DataProblem":
+        """Read a file, or say why it cannot be read."""
+        size = Path(path).stat().st_size
+        if size > MAX_ARRAY_BYTES:
+            got, why = f"an array of {size} bytes", f"above {MAX_ARRAY_BYTES}"
+            return DataProblem(path, got, f"{why} it would fill the memory", "one object a line")
+        try:
+            return cls(path, msgspec.json.decode(Path(path).read_bytes(), type=list[msgspec.Raw]))
+        except msgspec.MsgspecError as error:
+            allowed = "one array of objects, or one object a line"
+            return DataProblem(path, "an array that is not JSON", str(error), allowed)
+
+    def rows(self) -> Iterator[Row | DataProblem]:
+        """Yield every object in order."""
+        for number, item in enumerate(self._items):
+            yield parse_row(self.place(number), bytes(item))
+
+
+def begins_array(path: str) -> bool:
+    """Whether the first character that is no white space opens an array of objects."""
+    with open(path, "rb") as file:
+        return b"".join(file.read(4_096).split())[:2] in (b"[{", b"[]")
+
+
+def parse_row(place: str, text: bytes, unit: str = "item") -> Row | DataProblem:
+    """The row that a piece of JSON is; place and unit of its file are for messages."""
+    try:
+        row = msgspec.json.decode(text)
+    except UnicodeDecodeError as error:
+        got, why = "bytes that are not UTF-8", str(error.reason)
+        return DataProblem(place, got, why, "UTF-8")
+    except msgspec.MsgspecError as error:
+        allowed = "one JSON object a line, numbers finite, no lone surrogates"
+        return DataProblem(place, "text that is not JSON", str(error), allowed)
+    if isinstance(row, dict):
+        return row
+    got, why = f"a JSON {type(row).__name__}", f"every {unit} is one row"
+    return DataProblem(place, got, why, 'an object such as {"prompt": [...], "data_source": "..."}')
+
+
+class ParquetRows(RowFile):
+    """A parquet file of which only some columns are read; absent ones are left out of the rows."""
+
+    def __init__(self, path: str, file: pq.ParquetFile, columns: tuple[str, ...]) -> None:
+        super().__init__(path, file.metadata.num_rows)
+        self._file = file
+        present = set(file.schema_arrow.names)
+        self._columns = [name for name in columns if name in present]
+
+    def rows(self) -> Iterator[Row | DataProblem]:
+        """Yield every row in order; a damaged row group is one problem and ends the file."""
+        for group in range(self._file.num_row_groups):
+            try:
+                batches = self._file.iter_batches(
+                    _BATCH_ROWS, row_groups=[group], columns=self._columns, use_threads=False
+                )
+                for batch in batches:
+                    yield from _python_rows(batch)
+            except (pa.ArrowException, OSError) as error:
+                yield DataProblem(
+                    f"{self.path}:row group {group}",
+                    "data that cannot be decoded",
+                    " ".join(str(error).split())[:200],
+                    "the file as it was written; rewrite or fetch it again",
+                )
+                return
+
+    def place(self, number: int) -> str:
+        """``file:row``, counted from 0."""
+        return f"{self.path}:{number}"
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _python_rows(batch: pa.RecordBatch) -> list[Row]:
+    """Rows as Python values; cells that have none are marked."""
+    try:
+        return list(batch.to_pylist())
+    except (ValueError, OverflowError):
+        columns = {
+            name: [_python_cell(cell) for cell in batch.column(name)] for name in batch.schema.names
+        }
+        cells = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in cells]
+
+
+def _python_cell(cell: pa.Scalar) -> object:
+    try:
+        value: object = cell.as_py()
+    except UnicodeDecodeError:
+        got, why = "bytes that are not UTF-8", "text is UTF-8"
+        return DataProblem("", got, why, "UTF-8")
+    except (ValueError, OverflowError) as error:  # a time to the nanosecond, or of the year 10000
+        got, why = str(cell.type)[:_SHOWN_CHARACTERS], str(error).partition(". ")[0]
+        allowed = "the same as text or a number"
+        return DataProblem("", got, why, allowed)
+    return value
