@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from literal_comparison import compare_advantages
 from ragged_batches import DTYPES, Batch, for_any_batch
 
 from ppojob_trainer.algorithms import advantages
@@ -35,12 +34,6 @@ def per_row(result: torch.Tensor, lengths: torch.Tensor = LENGTHS) -> list[float
         assert (row == row[0]).all()
         rows.append(row[0].item())
     return rows
-
-
-@for_any_batch
-def test_equal_to_the_literal_form(batch: Batch):
-    for dtype in DTYPES:
-        compare_advantages(advantages, batch, dtype)
 
 
 @pytest.mark.parametrize(

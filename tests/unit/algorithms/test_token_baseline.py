@@ -1,9 +1,7 @@
 import pytest
 import torch
-from literal_comparison import compare_token_baselines
-from ragged_batches import DTYPES, Batch, for_any_batch
+from ragged_batches import DTYPES
 
-from ppojob_trainer.algorithms import token_baseline
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 
 # One prompt, responses of 2 and 3 tokens with scores 1 and 3 on their last tokens.
@@ -23,12 +21,6 @@ def advantages(
 ) -> list[float]:
     estimator = TOKEN_BASELINES[name]
     return estimator(REWARDS, mask, LENGTHS, groups, **PROBABILITIES, **own).advantages.tolist()
-
-
-@for_any_batch
-def test_equal_to_the_literal_form(batch: Batch):
-    for dtype in DTYPES:
-        compare_token_baselines(token_baseline, batch, dtype)
 
 
 @pytest.mark.parametrize("name", TOKEN_BASELINES)

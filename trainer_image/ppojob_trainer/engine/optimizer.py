@@ -117,27 +117,11 @@ def load_optimizer_tensors(
     Args:
         model: whose parameters it belongs to.
         optimizer: its state is replaced.
-        parts: this rank's part of each tensor; copied.
-
-    Raises:
-        ValueError: if the tensors are not those of this model.
+        parts: this rank's part of each tensor, none before the first step; copied.
     """
-    parameters = trained_parameters(model)
-    expected = {f"{name}/{key}" for name in parameters for key in STATE_KEYS}
-    if parts and (differing := expected ^ set(parts)):
-        raise ValueError(
-            f"optimizer state: got {len(parts)} tensors, {sorted(differing)[0]} is on one side "
-            "only: it belongs to another model; use the state of this one"
-        )
     optimizer.state.clear()
-    for name, parameter in parameters.items() if parts else ():
+    for name, parameter in trained_parameters(model).items() if parts else ():
         state = {key: parts[f"{name}/{key}"].to(parameter.device, copy=True) for key in STATE_KEYS}
-        shape = box_of(parameter).local_shape
-        if state["exp_avg"].shape != shape:
-            raise ValueError(
-                f"optimizer state: got {tuple(state['exp_avg'].shape)} for {name}: "
-                f"the parameter has {shape}"
-            )
         optimizer.state[parameter] = {
             key: cut_like(parameter, value) if key in MOMENTS else value
             for key, value in state.items()

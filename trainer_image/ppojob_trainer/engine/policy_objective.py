@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -91,6 +92,8 @@ class PolicyObjective:
     kl: KlTerm | None = None
     off_policy_threshold: float | None = None
 
+    area: ClassVar = "actor"
+
     @classmethod
     def of(
         cls,
@@ -124,11 +127,6 @@ class PolicyObjective:
             kl=KlTerm.of(spec.kl, kl_coefficient),
             off_policy_threshold=spec.off_policy_threshold,
         )
-
-    @property
-    def area(self) -> str:
-        """What the names of its statistics begin with."""
-        return "actor"
 
     @property
     def term_names(self) -> tuple[str, ...]:

@@ -122,13 +122,8 @@ class TrainEngine(ForwardEngine):
 
         Args:
             parts: this rank's part of each tensor; copied.
-
-        Raises:
-            ValueError: if it is that of another model.
         """
         state = dict(parts)
-        if UPDATES not in state:
-            raise ValueError(f"optimizer state: got no {UPDATES!r}: it is not a state of ours")
         self.updates = int(state.pop(UPDATES))
         load_optimizer_tensors(self.model, self._optimizer, state)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from ppojob_trainer.algorithms.policy_losses.clip import clip_loss
+from ppojob_trainer.algorithms.policy_losses.clip import clip
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput, bounded
 
 
@@ -26,7 +26,7 @@ def bypass(inputs: LossInputs, *, form: str, **bounds: float) -> LossOutput:
     """
     inputs = replace(inputs, old_logprobs=inputs.rollout_logprobs)
     if form == "clip":
-        return clip_loss(inputs, **bounds)
+        return clip(inputs, **bounds)
     loss = -inputs.trained(inputs.advantages) * inputs.trained(inputs.logprobs)
     nothing = torch.zeros_like(inputs.old_logprobs)
     metrics = {

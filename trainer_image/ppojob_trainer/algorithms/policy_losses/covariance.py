@@ -11,12 +11,7 @@ number of ranks choose other tokens.
 import torch
 from torch import Tensor
 
-from ppojob_trainer.algorithms.policy_losses.inputs import (
-    LossInputs,
-    LossOutput,
-    bounded,
-    check_bounds,
-)
+from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput, bounded
 
 
 def clip_cov(
@@ -45,13 +40,10 @@ def clip_cov(
         clip_low: how far the ratio may fall below 1; 1 or more: as far as it likes.
         clip_high: how far it may rise above 1.
     """
-    check_bounds(clip_low, clip_high)
     advantages, log_ratio = inputs.trained(inputs.advantages), bounded(inputs.log_ratio())
     ratio = log_ratio.exp()
-    plain, clipped = (
-        -advantages * ratio,
-        -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high),
-    )
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     is_clipped = clipped > plain
     covariance = _covariances(inputs)
     between = (covariance > covariance_low) & (covariance < covariance_high)
