@@ -83,17 +83,8 @@ def aggregate(
     modes; a row's mean divides by its exact token count (verl adds 1e-8); verl falls back to the
     counts of the micro-batch when none are given, here they are required.
 
-    Args:
-        values: (tokens,) of this micro-batch.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        mode: a name in `AGGREGATIONS`.
-        global_tokens: T, trained tokens of the mini-batch, over all ranks; 0 where there are none.
-        global_sequences: N, sequences of the mini-batch, over all ranks; 0 where there are none.
-        scale_tokens: L, a constant number of tokens; needed by `sequence_mean_token_sum_norm`.
-
-    Returns:
-        A scalar in the dtype of `values`; 0 (with zero gradient) when no token is trained.
+    T and N are counts over all ranks, and may be 0 where no token is trained: then the value is 0,
+    with zero gradient.
     """
     # Where nothing is trained every sum is 0, and anything but 0 may stand below it.
     tokens, sequences = global_tokens or 1.0, global_sequences or 1.0

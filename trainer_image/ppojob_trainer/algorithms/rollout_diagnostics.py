@@ -47,16 +47,7 @@ def diagnostics(
     mask: Tensor,
     lengths: Tensor,
 ) -> dict[str, float]:
-    """Every diagnostic of a batch; none where no token is trained.
-
-    Args:
-        correction: what was asked for.
-        corrected: what it gave for these rows.
-        logprobs: (tokens,) log π.
-        rollout_logprobs: (tokens,) log μ.
-        mask: (tokens,) bool, before the rejection.
-        lengths: (rows,) int64.
-    """
+    """Every diagnostic of a batch, whose mask is that before the rejection; none without tokens."""
     if not bool(mask.any()):
         return {}
     rows = _Rows(mask, lengths)
@@ -71,11 +62,7 @@ def diagnostics(
 
 
 def token_diagnostics(correction: Correction, corrected: Corrected) -> dict[str, Tensor]:
-    """The diagnostics that are means over tokens, as columns: those of a part of a batch.
-
-    Returns:
-        Name of the metric to (tokens,), without gradient.
-    """
+    """The diagnostics that are means over tokens, as columns: those of a part of a batch."""
     log_ratio = bounded(corrected.log_ratio)
     found = {
         "k3_kl": log_ratio.exp() - log_ratio - 1.0,

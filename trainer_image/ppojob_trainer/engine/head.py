@@ -62,11 +62,6 @@ class PolicyHead:
         Log-probabilities are of all tokens. What the sampler reports under top-p and top-k is
         renormalised over the tokens that these leave, so the two then differ even where the
         engines agree.
-
-        Args:
-            spec: the job.
-            entropy: as in `LogprobSettings`.
-            squares: whether the sum of the squared probabilities is told as well.
         """
         chunk = spec.training.logprob_chunk_tokens
         return cls(LogprobSettings(spec.rollout.temperature, chunk, entropy, squares))

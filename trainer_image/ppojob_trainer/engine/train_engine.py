@@ -118,11 +118,7 @@ class TrainEngine(ForwardEngine):
         }
 
     def load_state(self, parts: Mapping[str, Tensor]) -> None:
-        """Take up a state that `state_tensors` gave.
-
-        Args:
-            parts: this rank's part of each tensor; copied.
-        """
+        """Take up a copy of this rank's parts of `state_tensors`."""
         state = dict(parts)
         self.updates = int(state.pop(UPDATES))
         load_optimizer_tensors(self.model, self._optimizer, state)

@@ -36,13 +36,7 @@ class ValueObjective:
     def of(
         cls, critic: CriticSpec, algorithm: AlgorithmSpec, *, max_response_tokens: int | None = None
     ) -> ValueObjective:
-        """The objective that a job asks for.
-
-        Args:
-            critic: the clip.
-            algorithm: the aggregation.
-            max_response_tokens: what stands for `lossScaleTokens` where it is absent.
-        """
+        """The objective that a job asks for, with what stands for an absent `lossScaleTokens`."""
         scale = algorithm.loss_scale_tokens or max_response_tokens
         return cls(critic.value_clip, Aggregation(algorithm.loss_aggregation, scale))
 
@@ -53,13 +47,7 @@ class ValueObjective:
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch.
-
-        Args:
-            outputs: `(values,)`, (tokens,) of `rows`, with gradient.
-            rows: the micro-batch, with `values` from before the update, and `returns`.
-            denominators: of the whole mini-batch.
-        """
+        """The loss of a micro-batch, whose rows have `returns`, and `values` from before it."""
         assert rows.values is not None, "values come before the update"
         assert rows.returns is not None, "returns come before the update"
         (values,) = outputs

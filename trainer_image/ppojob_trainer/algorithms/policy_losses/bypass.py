@@ -18,11 +18,6 @@ def bypass(inputs: LossInputs, *, form: str, **bounds: float) -> LossOutput:
 
     Numbers and gradients are those of verl's `bypass_mode`, log-ratios cut off at ±20. `ppo_kl` is
     the mean of log μ - log π.
-
-    Args:
-        inputs: of the micro-batch.
-        form: clip or reinforce.
-        bounds: those of `clip`.
     """
     inputs = replace(inputs, old_logprobs=inputs.rollout_logprobs)
     if form == "clip":

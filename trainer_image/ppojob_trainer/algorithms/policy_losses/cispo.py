@@ -11,11 +11,6 @@ def cispo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutpu
     far its ratio went.
 
     Numbers and gradients are those of verl's `cispo`, the log-ratio cut off at ±20.
-
-    Args:
-        inputs: of the micro-batch.
-        clip_low: how far the weight may fall below 1; 1 or more: as far as it likes.
-        clip_high: how far it may rise above 1.
     """
     log_ratio = bounded(inputs.log_ratio()).detach()
     ratio = log_ratio.exp()

@@ -10,16 +10,10 @@ def clip(inputs: LossInputs, *, clip_low: float, clip_high: float, dual_clip: fl
 
     PPO (arXiv:1707.06347), equation 7: `L = max(-A ρ, -A clip(ρ, 1 - clip_low, 1 + clip_high))`.
     Different bounds on the two sides are DAPO's clip-higher (arXiv:2503.14476), equation 10. Dual
-    clip (arXiv:1912.09729), equation 5: where A < 0, `L = min(L, -A c)`, so that one token of a
-    large ratio cannot dominate the step.
+    clip (arXiv:1912.09729), equation 5: where A < 0, `L = min(L, -A dual_clip)`, so that one token
+    of a large ratio cannot dominate the step; with 0 it is off.
 
     Numbers, metrics and gradients are those of verl's `vanilla` loss, the log-ratio cut off at ±20.
-
-    Args:
-        inputs: of the micro-batch.
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far the ratio may rise above 1.
-        dual_clip: c > 1, or 0 for no dual clip.
     """
     advantages, log_ratio = inputs.trained(inputs.advantages), bounded(inputs.log_ratio())
     ratio = log_ratio.exp()

@@ -31,14 +31,6 @@ def clip_cov(
 
     Departs from verl: the log-ratio is cut off at ±20; `pg_clipfrac` is the share of tokens at
     which the clip decides, where verl's is that of the drawn ones, here `pg_covfrac`.
-
-    Args:
-        inputs: of the micro-batch.
-        share: how many of the trained tokens are drawn.
-        covariance_low: only above it.
-        covariance_high: only below it.
-        clip_low: how far the ratio may fall below 1; 1 or more: as far as it likes.
-        clip_high: how far it may rise above 1.
     """
     advantages, log_ratio = inputs.trained(inputs.advantages), bounded(inputs.log_ratio())
     ratio = log_ratio.exp()
@@ -61,16 +53,11 @@ def clip_cov(
 def kl_cov(inputs: LossInputs, *, share: float, coefficient: float) -> LossOutput:
     """The plain surrogate, with a penalty on the tokens of the highest covariance.
 
-    KL-Cov of the paper: `L = -A ρ`, and `L = -A ρ + β |log ρ|` for `share` of the trained
+    KL-Cov of the paper: `L = -A ρ`, and `L = -A ρ + coefficient |log ρ|` for `share` of the trained
     tokens, at least one, those of the highest covariance; of equal ones the first in row order.
 
     Departs from verl: the log-ratio is cut off at ±20; `ppo_kl` is the mean of -log ρ, as in every
     loss, where verl's is that of |log ρ|.
-
-    Args:
-        inputs: of the micro-batch.
-        share: how many of the trained tokens are penalized.
-        coefficient: β.
     """
     log_ratio = bounded(inputs.log_ratio())
     loss = -inputs.trained(inputs.advantages) * log_ratio.exp()

@@ -19,11 +19,6 @@ def geo_mean(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOu
     verl does not. verl's `pg_clipfrac` counts every token of a positive advantage outside the
     range, and `pg_clipfrac_lower` of a negative one; here `pg_clipfrac` counts those at which the
     clip decides.
-
-    Args:
-        inputs: of the micro-batch.
-        clip_low: how far a log-ratio may fall below 0.
-        clip_high: how far it may rise above 0.
     """
     log_ratio, advantages = inputs.log_ratio(), inputs.trained(inputs.advantages)
     cut, sign = bounded(log_ratio), advantages.sign()

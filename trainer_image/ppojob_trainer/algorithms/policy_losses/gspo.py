@@ -18,11 +18,6 @@ def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     `sequence_mean_token_mean`; by `sequence_mean_token_sum` it is LUSPO (arXiv:2602.05261).
 
     Numbers and gradients are those of verl's `gspo`.
-
-    Args:
-        inputs: of the micro-batch.
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far it may rise above 1.
     """
     log_ratio, advantages = inputs.log_ratio(), inputs.trained(inputs.advantages)
     of_response = inputs.of_row(log_ratio.detach())
