@@ -14,7 +14,13 @@ from torch import Tensor
 
 from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
 from ppojob_trainer.algorithms.policy_losses.inputs import LOG_RATIO_LIMIT, bounded
-from ppojob_trainer.algorithms.rollout_correction import Corrected, Correction, Judged, Rejection
+from ppojob_trainer.algorithms.rollout_correction import (
+    Corrected,
+    Correction,
+    Judged,
+    Rejection,
+    correct,
+)
 
 AREA = "rollout_corr"
 
@@ -82,14 +88,9 @@ def token_diagnostics(correction: Correction, corrected: Corrected) -> dict[str,
 
 def token_diagnostic_names(correction: Correction) -> tuple[str, ...]:
     """Names of `token_diagnostics`, for those who have no rows."""
-    modes = [f"rollout_rs_{one.mode}_masked_fraction" for one in correction.rejection]
-    of_weights = ("mean", "ratio_fraction_high", "ratio_fraction_low")
-    names = ["k3_kl", "chi2_token"]
-    if correction.weights != "none":
-        names += [f"rollout_is_{name}" for name in of_weights]
-    if correction.rejection:
-        names += [*modes, "rollout_rs_masked_fraction"]
-    return tuple(f"{AREA}/{name}" for name in names)
+    none = torch.zeros(0)
+    corrected = correct(correction, none, none, none.bool(), none.long())
+    return tuple(token_diagnostics(correction, corrected))
 
 
 def _distances(
