@@ -33,7 +33,7 @@ class Members:
 
     @classmethod
     def of(cls, groups: Tensor, counts: Tensor) -> "Members":
-        """Sort the rows by group, a number each; rows of no counted token are no members."""
+        """Sort the rows by the number of their group; those with a count of 0 are no members."""
         members = torch.nonzero(counts > 0).flatten()
         rows = members[torch.argsort(groups[members], stable=True)]
         _, of_member, sizes = torch.unique_consecutive(

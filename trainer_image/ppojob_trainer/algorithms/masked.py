@@ -2,9 +2,9 @@
 
 Columns are flat: the tokens of all rows one after the other in row order. `values` (tokens,) are
 floats, `lengths` (rows,) int64 says how many tokens belong to each row, and `mask` (tokens,) is
-True where a token is trained. Whatever a masked token holds, a
-NaN included, changes neither a value nor a gradient here: it is replaced before the arithmetic,
-because a product with zero would keep the NaN.
+True where a token is trained. Whatever a masked token holds, a NaN included, changes neither a
+value nor a gradient here: it is replaced before the arithmetic, because a product with zero would
+keep the NaN.
 
 Sums run over consecutive tokens in a fixed order, so equal input gives equal bits; scatter-adds,
 whose order differs from run to run on a GPU, are not used.
