@@ -50,16 +50,9 @@ class TrainEngine(ForwardEngine):
         total_steps: int,
         world: World | None = None,
     ) -> None:
-        """Take over a model.
+        """Take over a model as `ForwardEngine` does, to be trained in place.
 
-        Args:
-            model: trained in place; its attention becomes the packed one; cut where the world has
-                several ranks.
-            head: what is asked of each response token.
-            training: micro-batches, autocast, recomputation.
-            optimizer: AdamW and its schedule.
-            total_steps: optimizer steps of the whole job, for the schedule.
-            world: the ranks that train together; None for this one alone.
+        The schedule is of `total_steps`, the optimizer steps of the whole job.
         """
         super().__init__(model, head, training, world)
         self.updates = 0
