@@ -24,13 +24,9 @@ from typing import Any
 import torch
 from long_tail_batch import LEARNING_RATE, read_rows
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from update_phase import our_update
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
-from ppojob_trainer.engine.fused_logprobs import LogprobSettings
-from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.engine.policy_objective import PolicyObjective
-from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rows.experience import Experience
 
@@ -57,18 +53,9 @@ def experience(rows: list[dict[str, Any]], given_share: float = 0.0) -> Experien
 
 def ours(folder: Path, rows: Experience, autocast: str) -> Callable[[], float]:
     """Our update; its call answers the norm of the gradient."""
-    engine = TrainEngine(
-        load_model(folder),
-        PolicyHead(LogprobSettings(entropy="value")),
-        TrainingSpec(autocast=autocast, micro_batch_tokens=16384),
-        OptimizerSpec(learning_rate=LEARNING_RATE),
-        total_steps=100,
-    )
-    samples = int((rows.row_groups == 0).sum())
-    goal = PolicyObjective.of(
-        AlgorithmSpec(type="grpo", prompts_per_step=len(rows.prompts), samples_per_prompt=samples)
-    )
-    return lambda: engine.update(rows, goal).values["actor/grad_norm"]
+    training = TrainingSpec(autocast=autocast, micro_batch_tokens=16384)
+    optimizer = OptimizerSpec(learning_rate=LEARNING_RATE)
+    return our_update(load_model(folder), rows, training, optimizer)
 
 
 def with_full_logits(folder: Path, rows: Experience, autocast: str) -> Callable[[], float]:

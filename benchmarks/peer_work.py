@@ -17,22 +17,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ppojob_api.manifest import read_file
-from ppojob_api.parsing import parse
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_cli.validate import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
-
-
-def read_job(path: Path) -> RunConfig:
-    """A manifest, defaults filled in."""
-    manifest = read_file(str(path))
-    parsed = parse(manifest.value, manifest.doubtful)
-    problems = [*manifest.problems, *parsed.problems]
-    if problems or parsed.job is None:
-        raise ValueError("\n".join(str(problem) for problem in problems))
-    return resolve(parsed.job)
 
 
 def refuse_what_the_peer_lacks(spec: PPOJobSpec) -> None:
@@ -114,7 +103,7 @@ def main() -> int:
     parser.add_argument("--output", required=True, type=Path)
     options = parser.parse_args()
     try:
-        config = read_job(options.job)
+        config = resolve(load_job(options.job))
         refuse_what_the_peer_lacks(config.spec)
         num_prompts = write_work(config, options.steps, options.output)
     except ValueError as error:

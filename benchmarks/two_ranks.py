@@ -23,14 +23,9 @@ from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM
-from update_phase import demo_config, demo_experience
+from update_phase import demo_config, demo_experience, our_update
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
-from ppojob_trainer.engine.fused_logprobs import LogprobSettings
-from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.engine.policy_objective import PolicyObjective
-from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.parallel.world import MeetingPoint, open_world
@@ -51,21 +46,14 @@ def run_rank(arguments: argparse.Namespace) -> dict[str, Any]:
         model = load_model(arguments.model, world=world)
         loaded_gib = peak_gib()
         training = TrainingSpec(micro_batch_tokens=arguments.micro_batch_tokens)
-        head = PolicyHead(LogprobSettings(entropy="value"))
-        engine = TrainEngine(model, head, training, OptimizerSpec(), 100, world)
         torch.manual_seed(0)
         rows = demo_experience(arguments.groups, arguments.samples, model.config.vocab_size)
         mine = rows.select((rows.row_groups % size == rank).nonzero()[:, 0])
-        algorithm = AlgorithmSpec(
-            type="grpo",
-            prompts_per_step=arguments.groups,
-            samples_per_prompt=arguments.samples,
-        )
-        goal = PolicyObjective.of(algorithm)
+        update = our_update(model, mine, training, OptimizerSpec(), world)
         seconds, cpu_seconds = [], []
         for _ in range(arguments.repeats + 1):
             start, cpu_start = time.perf_counter(), time.process_time()
-            norm = engine.update(mine, goal).values["actor/grad_norm"]
+            norm = update()
             seconds.append(time.perf_counter() - start)
             cpu_seconds.append(time.process_time() - cpu_start)
         start = time.perf_counter()

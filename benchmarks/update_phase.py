@@ -8,9 +8,10 @@ import json
 import resource
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
@@ -18,6 +19,7 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
+from ppojob_trainer.parallel.world import World
 from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.rows.experience import Experience
 
@@ -59,6 +61,22 @@ def demo_experience(groups: int, samples: int, vocab: int) -> Experience:
     )
 
 
+def our_update(
+    model: PreTrainedModel,
+    rows: Experience,
+    training: TrainingSpec,
+    optimizer: OptimizerSpec,
+    world: World | None = None,
+) -> Callable[[], float]:
+    """An update by GRPO's loss; its call answers the norm of the gradient."""
+    head = PolicyHead(LogprobSettings(entropy="value"))
+    engine = TrainEngine(model, head, training, optimizer, 100, world)
+    # The loss does not ask how many there are of each.
+    algorithm = AlgorithmSpec(type="grpo", prompts_per_step=16, samples_per_prompt=8)
+    objective = PolicyObjective.of(algorithm)
+    return lambda: engine.update(rows, objective).values["actor/grad_norm"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
@@ -74,25 +92,12 @@ def main() -> None:
     training = TrainingSpec(
         autocast=arguments.autocast, micro_batch_tokens=arguments.micro_batch_tokens
     )
-    engine = TrainEngine(
-        model,
-        PolicyHead(LogprobSettings(entropy="value")),
-        training,
-        OptimizerSpec(learning_rate=2e-5),
-        total_steps=100,
-    )
     rows = demo_experience(arguments.groups, arguments.samples, model.config.vocab_size)
-    objective = PolicyObjective.of(
-        AlgorithmSpec(
-            type="grpo",
-            prompts_per_step=arguments.groups,
-            samples_per_prompt=arguments.samples,
-        )
-    )
+    update = our_update(model, rows, training, OptimizerSpec(learning_rate=2e-5))
     seconds = []
     for _ in range(arguments.repeats + 1):
         start = time.perf_counter()
-        engine.update(rows, objective)
+        update()
         seconds.append(time.perf_counter() - start)
     median = statistics.median(seconds[1:])
     real_tokens = sum(int(p.numel()) for p in rows.prompts) * arguments.samples + rows.num_tokens

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import job_points
 import pytest
 import run_folders
 import tiny_jobs
@@ -106,6 +107,62 @@ def start(tmp_path: Path, fork_server: None) -> Iterator[Callable[..., Run]]:
         if started.process.stdout is not None:
             started.process.stdout.close()
         run_folders.kill_all(started.output)
+
+
+@pytest.fixture
+def run_through(start: Callable[..., Run], once: Path) -> Callable[..., Run]:
+    """Runs a job to its good end through kills, each of which must happen.
+
+    Where one takes the whole job with it, the same command is given again.
+    """
+
+    def run(manifest: Path, output: Path, *points: str, seconds: float = 300.0) -> Run:
+        killed = start(manifest, output, **job_points.armed(once, *points))
+        if any(point.endswith("=kill_group") for point in points):
+            assert killed.wait(seconds) == 3, killed.logs()
+            run_folders.wait_until_gone(output)
+            killed = start(manifest, output)
+        killed.succeed(seconds)
+        assert sorted(marker.name for marker in once.iterdir()) == sorted(points)
+        return killed
+
+    return run
+
+
+@pytest.fixture
+def replay(start: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
+    """Runs a job on the rows of a run of it, which must give the same."""
+
+    def run(manifest: Path, output: Path) -> Run:
+        again = tmp_path / "again"
+        replayed = start(manifest, again, options=("--replay", str(output))).succeed()
+        assert run_folders.result(again) == run_folders.result(output)
+        return replayed
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def even_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny folder whose model draws no random numbers in updates, with a reward model."""
+    folder = tmp_path_factory.mktemp("even")
+    tiny_jobs.make_tiny_folder(folder, dropout=0.0)
+    tiny_jobs.make_classifier(folder / "model", folder / "classifier")
+    return folder
+
+
+@pytest.fixture
+def finished(start: Callable[..., Run], even_folder: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Runs a job of `even_folder` to its end; answers its run folder."""
+
+    def run(name: str, **changes: object) -> Path:
+        place = tmp_path / name
+        place.mkdir()
+        patient = {"timeouts": {"livenessSeconds": 60}, **changes}
+        start(tiny_jobs.write_manifest(place, even_folder, **patient), place / "run").succeed(600)
+        return place / "run"
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -4,18 +4,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import agent_jobs
-import job_points
 import pyarrow.parquet as pq
 import pytest
 import run_folders
 import tiny_jobs
 import tiny_models
 import torch
+from answering_service import Answer, services
 from ruamel.yaml import YAML
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -54,15 +52,7 @@ def undisturbed_talk(
     talking_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
 ) -> Path:
     """The run folder of a job that nobody disturbed, whose tool is quick."""
-    folder = tmp_path_factory.mktemp("talk")
-    command = [sys.executable, "-m", "ppojob_cli", "run", manifest(folder, talking_folder)]
-    subprocess.run(
-        [*command, "--output", folder / "run"],
-        check=True,
-        capture_output=True,
-        env=tiny_jobs.environment(),
-    )
-    return folder / "run"
+    return tiny_jobs.run_alone(manifest(tmp_path_factory.mktemp("talk"), talking_folder))
 
 
 @pytest.mark.vllm
@@ -129,37 +119,22 @@ def test_neither_latency_nor_its_jitter_changes_a_bit(
     assert run_folders.result(output) == run_folders.result(undisturbed_talk)
 
 
-class _Adds(BaseHTTPRequestHandler):
-    """What the tool `add` is, as a service."""
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body = json.dumps({"text": str(asked["a"] + asked["b"]), "reward": 0.25}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def test_whether_a_function_or_a_service_answers_changes_no_bit(
     talking_folder: Path, start, tmp_path: Path, output: Path, undisturbed_talk: Path
 ):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Adds)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        source = {"url": f"http://127.0.0.1:{server.server_port}/add"}
+    json_body = {"Content-Type": "application/json"}
+
+    def add(asked: dict[str, int]) -> Answer:
+        return 200, {"text": str(asked["a"] + asked["b"]), "reward": 0.25}, json_body
+
+    with services("/add") as serve:
+        source = {"url": serve(add).url}
         start(manifest(tmp_path / "job", talking_folder, source=source), output).succeed()
-    finally:
-        server.shutdown()
-        server.server_close()
     assert run_folders.result(output) == run_folders.result(undisturbed_talk)
 
 
 def test_an_mcp_server_answers_though_a_tools_pod_is_killed(
-    talking_folder: Path, start, tmp_path: Path, output: Path, once: Path
+    talking_folder: Path, run_through, tmp_path: Path, output: Path
 ):
     program = str(Path(tiny_jobs.__file__).with_name("mcp_server.py"))
     serving = [sys.executable, program, "http"]
@@ -175,13 +150,11 @@ def test_an_mcp_server_answers_though_a_tools_pod_is_killed(
         )
         of_server = YAML(typ="safe").load(printed.stdout)["agent"]
         job = manifest(tmp_path / "job", talking_folder, agent=of_server, steps={"total": 2})
-        armed = job_points.armed(once, "rpc.act.answer.before@3=kill")
-        start(job, output, **armed).succeed()
+        run_through(job, output, "rpc.act.answer.before@3=kill")
     finally:
         server.kill()
         server.wait()
         server.stdout.close()
-    assert job_points.fired(once) == {"rpc.act.answer.before"}
     table = pq.read_table(output / "rollouts" / "step-000001.parquet").to_pylist()
     figures = [json.loads(row["figures"]) for row in table]
     assert sum(own["tool_calls"] for own in figures) > 0
@@ -198,20 +171,12 @@ KILLED = {
 
 @pytest.mark.parametrize("points", KILLED.values(), ids=KILLED)
 def test_killed_anywhere_a_conversation_ends_as_if_nothing_had_been(
-    points, talking_folder, start, tmp_path: Path, output: Path, once: Path, undisturbed_talk: Path
+    points, talking_folder, run_through, tmp_path: Path, output: Path, undisturbed_talk: Path
 ):
-    job = manifest(tmp_path / "job", talking_folder, seconds=0.05)
-    run = start(job, output, **job_points.armed(once, *points))
-    if "kill_group" in points[0]:
-        assert run.wait() == 3
-        run_folders.wait_until_gone(output)
-        run = start(job, output)
-    run.succeed()
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(manifest(tmp_path / "job", talking_folder, seconds=0.05), output, *points)
     assert run_folders.result(output) == run_folders.result(undisturbed_talk)
     if points == KILLED["tools"]:
-        journal = (output / "checkpoints" / "journal.jsonl").read_text()
-        assert journal.count('"rewound"') == 1, "a lost tools pod costs no step"
+        assert run_folders.rewinds(output) == 1, "a lost tools pod costs no step"
 
 
 def test_engines_in_pods_of_their_own_call_tools(
@@ -226,16 +191,12 @@ def test_engines_in_pods_of_their_own_call_tools(
 
 
 def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
-    talking_folder, start, tmp_path: Path, output: Path, once: Path
+    talking_folder, run_through, replay, tmp_path: Path, output: Path
 ):
     job = manifest(tmp_path / "job", talking_folder, function="draw", checkpoint={})
-    points = ("controller.step.computed@3=kill", "rpc.update.answer.before@7=kill")
-    start(job, output, **job_points.armed(once, *points)).succeed()
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(job, output, "controller.step.computed@3=kill", "rpc.update.answer.before@7=kill")
     calls = (tmp_path / "job" / "calls").read_text()
-    again = tmp_path / "again"
-    start(job, again, options=("--replay", str(output))).succeed()
-    assert run_folders.result(again) == run_folders.result(output)
+    replay(job, output)
     assert (tmp_path / "job" / "calls").read_text() == calls
 
 
@@ -258,11 +219,9 @@ def undisturbed_search(
     searching_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
 ) -> Path:
     """The run folder of a job whose tools pods search."""
+    index = {"index": str(searching_folder / "index")}
     folder = tmp_path_factory.mktemp("search")
-    job = searching_job(folder, searching_folder, {"index": str(searching_folder / "index")})
-    command = [sys.executable, "-m", "ppojob_cli", "run", job, "--output", folder / "run"]
-    subprocess.run(command, check=True, capture_output=True, env=tiny_jobs.environment())
-    return folder / "run"
+    return tiny_jobs.run_alone(searching_job(folder, searching_folder, index))
 
 
 def test_search_r1_is_told_what_it_has_found_and_what_was_no_action(undisturbed_search: Path):
@@ -294,13 +253,11 @@ def test_search_r1_is_told_what_it_has_found_and_what_was_no_action(undisturbed_
     "points", [(), ("rpc.act.answer.before@2=kill", "rpc.act.answer.after@7=kill")]
 )
 def test_a_retriever_of_its_own_finds_the_same_and_may_be_killed(
-    points, searching_folder, start, tmp_path, output: Path, once: Path, undisturbed_search: Path
+    points, searching_folder, run_through, tmp_path, output: Path, undisturbed_search: Path
 ):
     retriever = {"index": str(searching_folder / "index")}
     job = searching_job(tmp_path / "job", searching_folder, {}, retriever=retriever)
-    start(job, output, **job_points.armed(once, *points)).succeed()
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(job, output, *points)
     assert run_folders.result(output) == run_folders.result(undisturbed_search)
     assert not list((output / "logs").glob("*-tools-*"))
-    journal = (output / "checkpoints" / "journal.jsonl").read_text()
-    assert journal.count('"rewound"') == 1, "a lost retriever pod costs no step"
+    assert run_folders.rewinds(output) == 1, "a lost retriever pod costs no step"

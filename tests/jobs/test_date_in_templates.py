@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import job_points
 import pytest
 import run_folders
 import tiny_jobs
@@ -42,26 +41,23 @@ def prompts_of(rows: Path) -> list[str]:
     return [str(text) for text in parquet.read_table(rows)["prompt"].to_pylist()]
 
 
-def test_a_controller_that_comes_back_repeats_its_prompts(dated, start, output: Path, once):
-    start(dated, output, **job_points.armed(once, "controller.step.computed@1=kill")).succeed()
-    assert job_points.fired(once) == {"controller.step.computed"}
-    journal = (output / "checkpoints" / "journal.jsonl").read_text()
-    assert journal.count('"rewound"') == 1, "only the start counts as one"
+def test_a_controller_that_comes_back_repeats_its_prompts(dated, run_through, output: Path):
+    run_through(dated, output, "controller.step.computed@1=kill")
+    assert run_folders.rewinds(output) == 1, "only the start counts as one"
 
 
-def test_whoever_comes_back_sees_the_same_time(dated, start, tmp_path: Path, once):
+def test_whoever_comes_back_sees_the_same_time(dated, run_through, start, tmp_path: Path):
     points = (
         "controller.step.computed@2=kill",
         "rpc.score_by_model.answer.before@1=kill",
         "rpc.generate.answer.before@4=kill",
     )
-    outputs = {}
-    for name, environment in (("a", {}), ("b", job_points.armed(once, *points))):
-        outputs[name] = tmp_path / name
-        (outputs[name] / "checkpoints").mkdir(parents=True)
-        Journal(outputs[name] / "checkpoints" / "journal.jsonl").append(RunBegan(time=BEGAN))
-        start(dated, outputs[name], **environment).succeed()
-    assert len(list(once.iterdir())) == len(points)
-    assert run_folders.result(outputs["a"]) == run_folders.result(outputs["b"])
-    (rows,) = outputs["b"].glob("rollouts/step-000004.parquet/*")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for output in (whole, killed):
+        (output / "checkpoints").mkdir(parents=True)
+        Journal(output / "checkpoints" / "journal.jsonl").append(RunBegan(time=BEGAN))
+    start(dated, whole).succeed()
+    run_through(dated, killed, *points)
+    assert run_folders.result(killed) == run_folders.result(whole)
+    (rows,) = killed.glob("rollouts/step-000004.parquet/*")
     assert all(text.startswith("2001 06.250000 ") for text in prompts_of(rows))

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import job_points
 import pytest
 import run_folders
 import tiny_jobs
@@ -24,13 +23,13 @@ ROWS = 8
 def rewards_at(path: Path, failing: list[tuple[int, int]]) -> list[dict[str, object]]:
     """A function that gives no score for the responses at some places in some of its calls."""
     calls = path.with_suffix(".calls")
-    path.write_text(REWARD.format(calls=str(calls), failing=failing))
-    return [{"function": "count", "source": {"path": str(path)}, "onError": "drop"}]
+    source = REWARD.format(calls=str(calls), failing=failing)
+    return tiny_jobs.reward_at(path, source, onError="drop")
 
 
 @pytest.mark.parametrize("correction", [None, {"rejection": [{"mode": "token_k3", "high": 0.5}]}])
 def test_a_critic_in_pods_of_its_own_trains_with_and_without_dropped_rows(
-    start, tiny_job, tiny_data, tmp_path, output, once, correction
+    run_through, replay, tiny_job, tiny_data, tmp_path, output, correction
 ):
     """Rows are left out in steps 1 and 3; step 2 has all of them."""
     failing = [(1, 0), (1, 5), (3, 2)]
@@ -45,18 +44,16 @@ def test_a_critic_in_pods_of_its_own_trains_with_and_without_dropped_rows(
         rewards=rewards_at(tmp_path / "count.py", failing),
         steps={"total": 3},
     )
-    points = ("rpc.advantages.answer.before@2=kill", "rpc.update.answer.before@5=kill")
-    start(job, output, **job_points.armed(once, *points)).succeed()
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(
+        job, output, "rpc.advantages.answer.before@2=kill", "rpc.update.answer.before@5=kill"
+    )
     lines = run_folders.metrics(output)
     dropped = [line["reward_extra/dropped/mean"] for line in lines]
     assert dropped == [2 / ROWS, 0.0, 1 / ROWS]
     # 0 to 4 and 0 to 2, of which places 0 and 5, none, and place 2 have no score.
     means = [line["critic/score/mean"] for line in lines]
     assert means == [13 / 6, 13 / 8, 11 / 7]
-    again = tmp_path / "again"
-    start(job, again, options=("--replay", str(output))).succeed()
-    assert run_folders.result(again) == run_folders.result(output)
+    replay(job, output)
 
 
 def test_a_step_without_any_score_is_scored_again_once_the_function_is_mended(

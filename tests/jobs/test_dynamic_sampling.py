@@ -6,10 +6,10 @@ The reward function says never the same twice, so nothing that a kill loses can 
 from collections.abc import Callable
 from pathlib import Path
 
-import job_points
 import pyarrow.parquet as pq
 import pytest
 import run_folders
+import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -54,8 +54,7 @@ def rounds_by_arithmetic() -> list[int]:
 
 @pytest.fixture
 def job(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path: Path) -> Path:
-    source = tmp_path / "judge.py"
-    source.write_text(JUDGE.format(calls=str(tmp_path / "calls")))
+    judge = JUDGE.format(calls=str(tmp_path / "calls"))
     return tiny_job(
         data={**tiny_data, "shuffle": False, "validation": []},
         algorithm={
@@ -66,7 +65,7 @@ def job(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path: P
             "dynamicSampling": {"metric": "acc"},
         },
         roles={"actorRollout": {"ranksPerReplica": 2}},
-        rewards=[{"function": "judge", "source": {"path": str(source)}}],
+        rewards=tiny_jobs.reward_at(tmp_path / "judge.py", judge),
         steps={"total": STEPS},
         checkpoint={"every": 2},
         recovery={"restartsWithoutProgress": 100},
@@ -75,16 +74,9 @@ def job(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path: P
 
 @pytest.mark.parametrize("points", KILLED.values(), ids=KILLED)
 def test_a_batch_is_filled_in_as_many_rounds_as_arithmetic_says_and_a_kill_changes_nothing(
-    points, start, job: Path, tmp_path: Path, output: Path, once: Path
+    points, run_through, replay, job: Path, tmp_path: Path, output: Path
 ):
-    run = start(job, output, **job_points.armed(once, *points))
-    if "kill_group" in points[0]:
-        assert run.wait() == 3
-        run_folders.wait_until_gone(output)
-        run = start(job, output)
-    run.succeed(500)
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
-
+    run_through(job, output, *points, seconds=500)
     lines = run_folders.metrics(output)
     rounds = [line["train/num_gen_batches"] for line in lines]
     assert rounds == rounds_by_arithmetic()
@@ -107,7 +99,5 @@ def test_a_batch_is_filled_in_as_many_rounds_as_arithmetic_says_and_a_kill_chang
     ][: SIZE * SAMPLES]
     assert len(trained) == SIZE * SAMPLES
 
-    again = tmp_path / "again"
-    start(job, again, options=("--replay", str(output))).succeed()
-    assert run_folders.result(again) == run_folders.result(output)
+    replay(job, output)
     assert (tmp_path / "calls").read_text() == calls

@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import job_points
 import pyarrow.parquet as pq
 import pytest
 import run_folders
+import tiny_jobs
 from job_runs import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -26,8 +26,7 @@ STEPS, PROMPTS, SAMPLES = 3, 4, 2
 
 @pytest.fixture
 def job_of(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path: Path):
-    source = tmp_path / "judge.py"
-    source.write_text(JUDGE)
+    rewards = tiny_jobs.reward_at(tmp_path / "judge.py", JUDGE)
 
     def make(
         steps: int = STEPS, rest: dict[str, object] | None = None, **algorithm: object
@@ -36,7 +35,7 @@ def job_of(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path
             **(rest or {}),
             data={**tiny_data, "validation": []},
             algorithm={"promptsPerStep": PROMPTS, "samplesPerPrompt": SAMPLES, **algorithm},
-            rewards=[{"function": "judge", "source": {"path": str(source)}}],
+            rewards=rewards,
             steps={"total": steps},
             checkpoint={"every": min(2, steps)},
             recovery={"restartsWithoutProgress": 100},
@@ -51,7 +50,7 @@ def rows_of(output: Path, folder: str, step: int) -> list[dict[str, object]]:
 
 
 def test_remax_compares_with_a_greedy_response_whatever_is_killed(
-    start: Callable[..., Run], job_of, tmp_path: Path, output: Path, once: Path
+    run_through: Callable[..., Run], replay: Callable[..., Run], job_of, output: Path
 ):
     job = job_of(type="remax")
     points = (
@@ -60,8 +59,7 @@ def test_remax_compares_with_a_greedy_response_whatever_is_killed(
         "rpc.advantages.answer.before@2=kill",
         "journal.write.after@8=kill",
     )
-    run = start(job, output, **job_points.armed(once, *points)).succeed()
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(job, output, *points)
     for line in run_folders.metrics(output):
         greedy = rows_of(output, "greedy", line["step"])
         rows = rows_of(output, "rollouts", line["step"])
@@ -72,15 +70,11 @@ def test_remax_compares_with_a_greedy_response_whatever_is_killed(
         assert line["critic/advantages/max"] == pytest.approx(max(ahead), abs=1e-6)
         assert line["critic/advantages/min"] == pytest.approx(min(ahead), abs=1e-6)
         assert line["critic/score/max"] == max(row["score"] for row in rows)
-
-    again = tmp_path / "again"
-    start(job, again, options=("--replay", str(output))).succeed()
-    assert run_folders.result(again) == run_folders.result(output)
-    assert run.process.returncode == 0
+    replay(job, output)
 
 
 def test_token_baselines_read_probabilities_and_what_is_kept_whatever_is_killed(
-    start: Callable[..., Run], job_of, tmp_path: Path, output: Path, once: Path
+    run_through: Callable[..., Run], replay: Callable[..., Run], job_of, output: Path
 ):
     """Under top-p engine and trainer differ, so some tokens are rejected; two updates a step."""
     rejection = [{"mode": "token_k1", "low": 0.5, "high": 1.243}]
@@ -98,15 +92,12 @@ def test_token_baselines_read_probabilities_and_what_is_kept_whatever_is_killed(
         "rpc.forward.answer.after@3=kill",  # the reference: its third pass
         "rpc.update.answer.after@3=kill",
     )
-    start(job, output, **job_points.armed(once, *points)).succeed(500)
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(job, output, *points, seconds=500)
     for line in run_folders.metrics(output):
         assert 0.0 < line["rollout_corr/rollout_rs_masked_fraction"] < 1.0
         assert line["critic/advantages/max"] > 0.0 > line["critic/advantages/min"]
         assert line["actor/entropy_coeff"] == {1: 0.0, 2: 0.01}[line["step"]]
-    again = tmp_path / "again"
-    start(job, again, options=("--replay", str(output))).succeed()
-    assert run_folders.result(again) == run_folders.result(output)
+    replay(job, output)
 
 
 def test_gdpo_reads_what_each_reward_says(start: Callable[..., Run], job_of, output: Path):

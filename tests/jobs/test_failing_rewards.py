@@ -14,20 +14,14 @@ STEPS = {"total": 4, "validateFirst": False, "validateEvery": None, "validateLas
 OF_A_STEP = 16
 
 
-def rewards_at(path: Path) -> list[dict[str, object]]:
-    return [{"function": "letters", "source": {"path": str(path)}}]
-
-
-def failing_from(path: Path, call: int) -> None:
-    """Write a function that counts its calls, in a file, and raises from one of them on."""
+def failing_from(path: Path, call: int) -> str:
+    """A function that counts its calls, beside its file, and raises from one of them on."""
     calls = path.with_suffix(".calls")
-    path.write_text(
-        tiny_jobs.REWARD.replace(
-            '"""\n',
-            f'"""\n    with open({str(calls)!r}, "a+") as calls:\n        calls.write("x")\n'
-            f"        if calls.tell() > {call}:\n"
-            '            raise KeyError("no " + ground_truth)\n',
-        )
+    return tiny_jobs.REWARD.replace(
+        '"""\n',
+        f'"""\n    with open({str(calls)!r}, "a+") as calls:\n        calls.write("x")\n'
+        f"        if calls.tell() > {call}:\n"
+        '            raise KeyError("no " + ground_truth)\n',
     )
 
 
@@ -45,12 +39,12 @@ def undisturbed(tiny_folder, tmp_path_factory) -> dict[str, object]:
     ],
 )
 def test_what_was_done_is_committed(
-    call, committed, point, start, tiny_job, tmp_path, undisturbed, output
+    call, committed, point, start, tiny_job, tmp_path, undisturbed, output, once
 ):
     """Also where the controller is killed in that very commit; the mended job ends as any."""
-    path, once = tmp_path / "letters.py", tmp_path / "once"
-    job = tiny_job(rewards=rewards_at(path), steps=STEPS, checkpoint={"every": None})
-    failing_from(path, call)
+    path = tmp_path / "letters.py"
+    rewards = tiny_jobs.reward_at(path, failing_from(path, call))
+    job = tiny_job(rewards=rewards, steps=STEPS, checkpoint={"every": None})
     run = start(job, output, **job_points.armed(once, point))
     assert run.wait() == 3, run.logs()
     assert job_points.fired(once) == {point.partition("@")[0]}

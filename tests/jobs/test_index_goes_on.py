@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import job_points
 import pytest
 import torch
 from tiny_models import NAMES, save_tokenizer
@@ -76,13 +77,8 @@ def undisturbed(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_killed_index_is_the_undisturbed_one(inputs, undisturbed, tmp_path: Path) -> None:
     folder, once = tmp_path / "index", tmp_path / "once"
-    once.mkdir()
-    points = ("index.shard.rename.before@2", "index.manifest.rename.before")
-    armed = {
-        "PPOJOB_ENABLE_FAILPOINTS": "1",
-        "PPOJOB_FAILPOINT": ";".join(f"{point}=kill" for point in points),
-        "PPOJOB_FAILPOINT_ONCE": str(once),
-    }
+    points = ("index.shard.rename.before@2=kill", "index.manifest.rename.before=kill")
+    armed = job_points.armed(once, *points)
     deaths = 0
     while make(inputs, folder, **armed).returncode == -signal.SIGKILL:
         deaths += 1

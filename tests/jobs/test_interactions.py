@@ -1,11 +1,8 @@
 """Jobs whose rows are conversations with a user: nothing but what the model drew decides a bit."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-import job_points
 import pyarrow.parquet as pq
 import pytest
 import run_folders
@@ -112,15 +109,7 @@ def undisturbed_speech(
     speaking_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
 ) -> Path:
     """The run folder of a job that nobody disturbed, whose users are quick."""
-    folder = tmp_path_factory.mktemp("speech")
-    command = [sys.executable, "-m", "ppojob_cli", "run", manifest(folder, speaking_folder)]
-    subprocess.run(
-        [*command, "--output", folder / "run"],
-        check=True,
-        capture_output=True,
-        env=tiny_jobs.environment(),
-    )
-    return folder / "run"
+    return tiny_jobs.run_alone(manifest(tmp_path_factory.mktemp("speech"), speaking_folder))
 
 
 def test_what_users_say_is_given_and_what_they_give_is_on_their_turn(undisturbed_speech: Path):
@@ -166,17 +155,9 @@ def test_neither_the_latency_of_users_nor_its_jitter_changes_a_bit(
 
 
 def test_users_that_are_killed_say_the_same_again_and_cost_no_step(
-    speaking_folder: Path,
-    start,
-    tmp_path: Path,
-    output: Path,
-    once: Path,
-    undisturbed_speech: Path,
+    speaking_folder: Path, run_through, tmp_path: Path, output: Path, undisturbed_speech: Path
 ):
-    points = ("rpc.act.answer.before@3=kill", "rpc.act.answer.after@9=kill")
     job = manifest(tmp_path / "job", speaking_folder, seconds=0.05)
-    start(job, output, **job_points.armed(once, *points)).succeed()
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(job, output, "rpc.act.answer.before@3=kill", "rpc.act.answer.after@9=kill")
     assert run_folders.result(output) == run_folders.result(undisturbed_speech)
-    journal = (output / "checkpoints" / "journal.jsonl").read_text()
-    assert journal.count('"rewound"') == 1, "a lost tools pod costs no step"
+    assert run_folders.rewinds(output) == 1, "a lost tools pod costs no step"

@@ -10,9 +10,14 @@ import signal
 from pathlib import Path
 
 import job_points
+import msgspec
 import pytest
 import run_folders
-import spoiled_commits
+import torch
+from safetensors.torch import load_file, save_file
+
+from ppojob_trainer.checkpoint import manifest
+from ppojob_trainer.checkpoint.files import sha256_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
@@ -57,42 +62,32 @@ def test_killed_at_every_point(name, start, tiny_job, output: Path, undisturbed,
     ],
 )
 def test_everything_killed_at_once_and_the_same_command_again(
-    point, nth, start, tiny_job, output, undisturbed, once
+    point, nth, run_through, tiny_job, output, undisturbed
 ):
-    job = tiny_job(recovery=RECOVERY)
-    run = start(job, output, **arm(once, [point], "kill_group", nth))
-    assert run.wait() == 3, run.lines
-    assert job_points.fired(once) == {point}
-    run_folders.wait_until_gone(output)
-    start(job, output).succeed()
+    run_through(tiny_job(recovery=RECOVERY), output, f"{point}@{nth}=kill_group")
     assert run_folders.result(output) == undisturbed
 
 
-def test_a_stopped_rank_is_noticed_and_replaced(start, tiny_job, output: Path, undisturbed, once):
-    environment = arm(once, ["rpc.update.answer.before", "rpc.score.answer.before"], "stop", 2)
-    run = start(
-        tiny_job(recovery=RECOVERY, timeouts={"livenessSeconds": 10}), output, **environment
-    ).succeed()
-    assert job_points.fired(once) == {"rpc.update.answer.before", "rpc.score.answer.before"}
+def test_a_stopped_rank_is_noticed_and_replaced(run_through, tiny_job, output: Path, undisturbed):
+    job = tiny_job(recovery=RECOVERY, timeouts={"livenessSeconds": 10})
+    points = ("rpc.update.answer.before@2=stop", "rpc.score.answer.before@2=stop")
+    run = run_through(job, output, *points)
     assert run_folders.result(output) == undisturbed
     assert "gave no sign of life for 10 s (spec.timeouts.livenessSeconds)" in run.logs()
 
 
-def test_a_killed_reward_worker_costs_no_step(start, tiny_job, output: Path, undisturbed, once):
-    start(
-        tiny_job(recovery=RECOVERY), output, **arm(once, ["rpc.score.answer.before"], "kill", 3)
-    ).succeed()
-    journal = (output / "checkpoints" / "journal.jsonl").read_text()
-    assert journal.count('"rewound"') == 1, "only the start counts as one"
+def test_a_killed_reward_worker_costs_no_step(run_through, tiny_job, output: Path, undisturbed):
+    run_through(tiny_job(recovery=RECOVERY), output, "rpc.score.answer.before@3=kill")
+    assert run_folders.rewinds(output) == 1, "only the start counts as one"
     assert run_folders.result(output) == undisturbed
 
 
-def test_a_killed_controller_runs_no_step_again(start, tiny_job, output: Path, undisturbed, once):
-    points = ["controller.step.computed", "controller.step.recorded"]
-    start(tiny_job(recovery=RECOVERY), output, **arm(once, points, "kill", 3)).succeed()
+def test_a_killed_controller_runs_no_step_again(run_through, tiny_job, output: Path, undisturbed):
+    points = ("controller.step.computed@3=kill", "controller.step.recorded@3=kill")
+    run_through(tiny_job(recovery=RECOVERY), output, *points)
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"controller_started"') == 3
-    assert journal.count('"rewound"') == 1
+    assert run_folders.rewinds(output) == 1
     assert run_folders.result(output) == undisturbed
 
 
@@ -127,14 +122,42 @@ def test_a_job_that_is_killed_again_and_again_fails_and_says_so(start, tiny_job,
     run_folders.wait_until_gone(output)
 
 
-@pytest.mark.parametrize(
-    "forget",
-    [
-        spoiled_commits.forget_optimizer,
-        spoiled_commits.forget_random_state,
-        spoiled_commits.forget_cursor,
-    ],
-)
+def forget_cursor(commit: Path) -> None:
+    """Move the data cursor of a commit back to the beginning."""
+    path = commit / "manifest.json"
+    found = manifest.decode(path.read_bytes(), path.name)
+    data = msgspec.structs.replace(found.progress.data, epoch=0, cursor=0)
+    progress = msgspec.structs.replace(found.progress, data=data)
+    path.write_bytes(manifest.encode(msgspec.structs.replace(found, progress=progress)))
+
+
+def forget_optimizer(commit: Path) -> None:
+    """Zero the moments of the optimizer, as if they had not been saved."""
+    (shard,) = commit.glob("*/rank-00000/optimizer.safetensors")
+    tensors = load_file(shard)
+    save_file({n: t if t.ndim == 0 else torch.zeros_like(t) for n, t in tensors.items()}, shard)
+    list_again(commit)
+
+
+def forget_random_state(commit: Path) -> None:
+    """Put the random state of a fresh process in place of the saved one."""
+    (shard,) = commit.glob("*/rank-00000/rng.safetensors")
+    save_file({"torch": torch.Generator().manual_seed(12345).get_state()}, shard)
+    list_again(commit)
+
+
+def list_again(commit: Path) -> None:
+    """Have the manifest say what its files are now."""
+    path = commit / "manifest.json"
+    found = manifest.decode(path.read_bytes(), path.name)
+    files = []
+    for entry in found.files:
+        size_bytes, sha256 = sha256_of(commit / entry.path)
+        files.append(msgspec.structs.replace(entry, size_bytes=size_bytes, sha256=sha256))
+    path.write_bytes(manifest.encode(msgspec.structs.replace(found, files=tuple(files))))
+
+
+@pytest.mark.parametrize("forget", [forget_optimizer, forget_random_state, forget_cursor])
 def test_leaving_anything_out_of_the_commit_is_noticed(
     forget, start, tiny_job, output, undisturbed, once
 ):
@@ -172,7 +195,7 @@ def test_a_signal_from_outside_at_any_moment(start, tiny_job, output: Path, undi
 
 
 @pytest.mark.vllm
-def test_killed_with_the_real_rollout_engine(start, tiny_job, tmp_path: Path, once):
+def test_killed_with_the_real_rollout_engine(start, run_through, tiny_job, tmp_path: Path):
     """Bit-equal, although vLLM is loaded many times."""
     changes = {
         "rollout": {"engine": "vllm", "kvCacheGib": 0.25},
@@ -183,15 +206,10 @@ def test_killed_with_the_real_rollout_engine(start, tiny_job, tmp_path: Path, on
     job = tiny_job(**changes)
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
     start(job, whole).succeed()
-    armed = job_points.armed(
-        once,
+    points = (
         "rpc.generate.answer.before@3=kill",  # a rank, with a response phase lost
         "controller.step.computed@2=kill",
         "rpc.save_shards.answer.after@1=kill_group",  # everything, in the middle of a commit
     )
-    run = start(job, disturbed, **armed)
-    assert run.wait(600) == 3, run.lines
-    run_folders.wait_until_gone(disturbed)
-    start(job, disturbed).succeed(600)
-    assert len(list(once.iterdir())) == 3
+    run_through(job, disturbed, *points, seconds=600)
     assert run_folders.result(disturbed) == run_folders.result(whole)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import run_folders
-
-from ppojob_trainer.metrics import names
+import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -22,9 +21,7 @@ def test_the_controller_is_thin(start, tiny_job, tiny_data, tmp_path: Path):
 
     Scores have as many digits in both, and rows stay below 128 tokens, as a number of one byte.
     """
-    source = tmp_path / "reward.py"
-    source.write_text(REWARD)
-    rewards = [{"function": "odd_length", "source": {"path": str(source)}}]
+    rewards = tiny_jobs.reward_at(tmp_path / "odd_length.py", REWARD)
     found = {}
     for tokens in (16, 32):
         output = tmp_path / str(tokens)
@@ -45,8 +42,7 @@ def test_every_metric_is_in_the_table_and_time_is_accounted_for(start, tiny_job,
     algorithm = {**ALGORITHM, "kl": {"in": "reward", "controller": "adaptive", "target": 0.1}}
     start(tiny_job(algorithm=algorithm), output).succeed()
     records = run_folders.metrics(output)
-    keys = {key for record in records for key in record} - {"step", "time"}
-    assert not [key for key in keys if names.find(key) is None]
+    assert not run_folders.unnamed(records)
     # Steps of 50 ms: what another process takes from the controller falls between its stages, so
     # the best of them shows the controller's own.
     assert min(record["perf/unaccounted_share"] for record in records if record["step"] > 1) <= 0.05
@@ -73,12 +69,9 @@ def test_a_step_without_signal_is_not_one_without_entropy(
     mini_batch, start, tiny_job, tmp_path, output
 ):
     """Where all samples of all prompts score alike, updates compute nothing."""
-    source = tmp_path / "alike.py"
-    source.write_text(
-        "def alike(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
-    )
+    alike = "def alike(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
     algorithm = {**ALGORITHM, "miniBatchPrompts": mini_batch}
-    rewards = [{"function": "alike", "source": {"path": str(source)}}]
+    rewards = tiny_jobs.reward_at(tmp_path / "alike.py", alike)
     updates = 2 * 16 // mini_batch
     optimizer = {"learningRate": 1e-3, "warmupSteps": updates}
     job = tiny_job(algorithm=algorithm, rewards=rewards, optimizer=optimizer, steps={"total": 2})

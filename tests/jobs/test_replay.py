@@ -6,10 +6,10 @@ The reward function of these jobs never says the same twice, as an LLM that is a
 from collections.abc import Callable
 from pathlib import Path
 
-import job_points
 import pyarrow.parquet as pq
 import pytest
 import run_folders
+import tiny_jobs
 from job_runs import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -41,10 +41,9 @@ KILLED = {
 
 @pytest.fixture
 def judged(tiny_job: Callable[..., Path], tmp_path: Path) -> Path:
-    source = tmp_path / "judge.py"
-    source.write_text(JUDGE.format(calls=str(tmp_path / "calls")))
+    judge = JUDGE.format(calls=str(tmp_path / "calls"))
     return tiny_job(
-        rewards=[{"function": "judge", "source": {"path": str(source)}}],
+        rewards=tiny_jobs.reward_at(tmp_path / "judge.py", judge),
         steps={"total": 6, "validateFirst": True, "validateEvery": 3},
         checkpoint={"every": None},
         recovery={"restartsWithoutProgress": 100},
@@ -57,15 +56,9 @@ def replayed(start, job: Path, of: Path, output: Path, *more: str) -> Run:
 
 @pytest.mark.parametrize("points", KILLED.values(), ids=KILLED)
 def test_killed_anywhere_every_row_is_scored_once_and_a_replay_gives_the_same(
-    points, start, judged: Path, tmp_path: Path, output: Path, once: Path
+    points, run_through, replay, judged: Path, tmp_path: Path, output: Path
 ):
-    run = start(judged, output, **job_points.armed(once, *points))
-    if "kill_group" in points[0]:
-        assert run.wait() == 3
-        run_folders.wait_until_gone(output)
-        run = start(judged, output)
-    run.succeed()
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(judged, output, *points)
     calls = (tmp_path / "calls").read_text()
     assert len(calls) in ({ROWS, ROWS + 16} if SCORER_LOST in points else {ROWS})
     scores = pq.read_table(output / "rollouts" / "step-000003.parquet")["score"].to_pylist()
@@ -73,9 +66,7 @@ def test_killed_anywhere_every_row_is_scored_once_and_a_replay_gives_the_same(
     told = {line["step"]: line for line in run_folders.metrics(output)}[3]
     assert told["critic/score/mean"] == pytest.approx(sum(scores) / 16, rel=1e-12)
 
-    again = tmp_path / "again"
-    second = replayed(start, judged, output, again).succeed()
-    assert run_folders.result(again) == run_folders.result(output)
+    second = replay(judged, output)
     assert (tmp_path / "calls").read_text() == calls
     assert not any("reward" in line for line in second.lines if line.startswith("starting"))
 

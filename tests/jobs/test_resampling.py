@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import job_points
 import pytest
 import run_folders
 import tiny_jobs
@@ -10,7 +9,7 @@ import tiny_jobs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_what_is_drawn_is_drawn_again(start, tiny_job, tmp_path: Path, once: Path):
+def test_what_is_drawn_is_drawn_again(start, run_through, tiny_job, tmp_path: Path):
     """The critic has pods of its own, to which the draw has to come."""
     algorithm = {**tiny_jobs.PPO["algorithm"], "resampling": {"method": "max_random"}}
     job = tiny_job(
@@ -27,6 +26,5 @@ def test_what_is_drawn_is_drawn_again(start, tiny_job, tmp_path: Path, once: Pat
     shares = [line["training/resampling/distinct_share"] for line in trained]
     assert all(0.0 < share < 1.0 for share in shares), shares
     points = ("rpc.advantages.answer.after@2=kill", "rpc.update.answer.before@7=kill")
-    start(job, killed, **job_points.armed(once, *points)).succeed(500)
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(job, killed, *points, seconds=500)
     assert run_folders.result(killed) == run_folders.result(whole)

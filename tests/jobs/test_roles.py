@@ -11,8 +11,6 @@ import pytest
 import run_folders
 import tiny_jobs
 
-from ppojob_trainer.metrics import names
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 SLUGS = ("controller", "actor-rollout", "reference", "critic", "reward")
@@ -27,29 +25,12 @@ APART = {
 }
 
 
-@pytest.fixture(scope="session")
-def even_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny folder whose model draws no random numbers in updates."""
-    folder = tmp_path_factory.mktemp("even")
-    tiny_jobs.make_tiny_folder(folder, dropout=0.0)
-    return folder
-
-
-def finished(start, folder: Path, tmp_path: Path, name: str, **changes: object) -> Path:
-    """The run folder of a job that has been run to its end."""
-    place = tmp_path / name
-    place.mkdir()
-    manifest = tiny_jobs.write_manifest(place, folder, **{**PATIENT, **changes})
-    start(manifest, place / "run").succeed(600)
-    return place / "run"
-
-
 @pytest.fixture(scope="module")
 def beside(even_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a short job leaves whose roles live in one rank."""
+    job = {**tiny_jobs.PPO, **PATIENT, **SHORT}
     folder = tmp_path_factory.mktemp("beside")
-    tiny_jobs.undisturbed_result(folder, even_folder, **tiny_jobs.PPO, **PATIENT, **SHORT)
-    return folder / "run"
+    return tiny_jobs.run_alone(tiny_jobs.write_manifest(folder, even_folder, **job))
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +39,12 @@ def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return tiny_jobs.undisturbed_result(tmp_path_factory.mktemp("whole"), tiny_folder, **APART)
 
 
-def test_a_role_apart_gives_the_bits_of_a_role_beside(start, even_folder, tmp_path, beside):
-    roles = tiny_jobs.OWN_PODS
-    apart = finished(start, even_folder, tmp_path, "apart", **tiny_jobs.PPO, **SHORT, roles=roles)
+def test_a_role_apart_gives_the_bits_of_a_role_beside(finished, beside):
+    apart = finished("apart", **tiny_jobs.PPO, **SHORT, roles=tiny_jobs.OWN_PODS)
     assert run_folders.result(apart) == run_folders.result(beside)
 
 
-def test_what_is_rejected_reaches_no_role(start, even_folder, tmp_path: Path):
+def test_what_is_rejected_reaches_no_role(finished):
     """Under top-p the engine's probabilities are not the trainer's: a fifth or so smaller."""
     rejection = [{"mode": "token_k1", "low": 0.5, "high": 1.243}]
     algorithm = {
@@ -73,48 +53,45 @@ def test_what_is_rejected_reaches_no_role(start, even_folder, tmp_path: Path):
         "highEntropyShare": 0.5,
     }
     common = {**tiny_jobs.PPO, **SHORT, "algorithm": algorithm, "rollout": {"topP": 0.8}}
-    together = finished(start, even_folder, tmp_path, "together", **common)
-    apart = finished(start, even_folder, tmp_path, "apart", **common, roles=tiny_jobs.OWN_PODS)
+    together = finished("together", **common)
+    apart = finished("apart", **common, roles=tiny_jobs.OWN_PODS)
     assert run_folders.result(apart) == run_folders.result(together)
-    for record in run_folders.metrics(together)[-3:]:
-        assert not [key for key in record if key not in {"step", "time"} and not names.find(key)]
+    records = run_folders.metrics(together)[-3:]
+    assert not run_folders.unnamed(records)
+    for record in records:
         assert 0.0 < record["rollout_corr/rollout_rs_token_k1_masked_fraction"] < 1.0
         assert record["rollout_corr/rollout_is_mean"] < 1.0
         assert record["actor/entropy_threshold"] > 0.0
 
 
-def test_two_ranks_give_the_numbers_of_one(start, even_folder, tmp_path: Path, beside: Path):
+def test_two_ranks_give_the_numbers_of_one(finished, beside: Path):
     two_ranks = {"colocateWith": "none", "ranksPerReplica": 2}
     roles = {
         "actorRollout": {"ranksPerReplica": 2},
         "critic": two_ranks,
         "reference": two_ranks,
     }
-    two = finished(start, even_folder, tmp_path, "two", **tiny_jobs.PPO, **SHORT, roles=roles)
+    two = finished("two", **tiny_jobs.PPO, **SHORT, roles=roles)
     for step in (1, 2):
         assert rows(two, step) == rows(beside, step)
-    for ours, theirs in zip(
-        run_folders.without_layout(two), run_folders.without_layout(beside), strict=True
-    ):
-        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
+    run_folders.assert_close(two, beside)
     first, second = (run_folders.metrics(output)[1] for output in (beside, two))
     assert second["critic/grad_norm"] == pytest.approx(first["critic/grad_norm"], rel=1e-5)
 
 
-def test_a_run_goes_on_under_another_layout(start, even_folder, tmp_path: Path, output, once):
+def test_a_run_goes_on_under_another_layout(
+    start, finished, even_folder, tmp_path: Path, output, once
+):
     """The commit of one rank is taken up by two: equal to rounding, and the log says so."""
     job = {**PATIENT, "steps": {"total": 4}, "checkpoint": {"every": 2}}
-    whole = finished(start, even_folder, tmp_path, "whole", **job)
+    whole = finished("whole", **job)
     killed = job_points.armed(once, "controller.step.begin@3=kill_group")
     manifest = tiny_jobs.write_manifest(tmp_path, even_folder, **job)
     run = start(manifest, output, **killed)
     assert run.wait() == 3, run.logs()
     roles = {"actorRollout": {"ranksPerReplica": 2}}
     start(tiny_jobs.write_manifest(tmp_path, even_folder, **job, roles=roles), output).succeed(600)
-    for ours, theirs in zip(
-        run_folders.without_layout(output), run_folders.without_layout(whole), strict=True
-    ):
-        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
+    run_folders.assert_close(output, whole)
     log = (output / "logs" / "tiny-controller-0.log").read_text()
     assert "spec.roles.actorRollout.parallelism.dataShard: 1 -> 2: from here on" in log
 
@@ -146,14 +123,14 @@ def test_every_role_killed_in_turn(start, tiny_job, output: Path, undisturbed):
 
 
 def test_a_controller_killed_behind_the_passes_of_other_pods(
-    start, tiny_job, output, once, undisturbed
+    run_through, tiny_job, output, undisturbed
 ):
     """What the reference and the critic have said of the rows is not asked for twice."""
     points = ["controller.step.recorded@1=kill", "controller.step.computed@2=kill"]
-    start(tiny_job(**APART), output, **job_points.armed(once, *points)).succeed(600)
+    run_through(tiny_job(**APART), output, *points, seconds=600)
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"controller_started"') == 3
-    assert journal.count('"rewound"') == 1, "only the start counts as one"
+    assert run_folders.rewinds(output) == 1, "only the start counts as one"
     assert run_folders.result(output) == undisturbed
 
 
@@ -174,7 +151,7 @@ def test_a_controller_killed_behind_the_passes_of_other_pods(
         ),
     ],
 )
-def test_killed_where_rows_move(points, start, tiny_job, output: Path, once, undisturbed):
+def test_killed_where_rows_move(points, run_through, tiny_job, output: Path, undisturbed):
     job = {**APART, "checkpoint": {"every": 1}, "timeouts": {"livenessSeconds": 30}}
     if points is None:
         names = [name for name in job_points.all_points() if name.startswith("rpc.")]
@@ -183,14 +160,7 @@ def test_killed_where_rows_move(points, start, tiny_job, output: Path, once, und
         others = ("rpc.score_by_model.", "rpc.act.", "rpc.bring_weights.", "rpc.hand_over.")
         points = [f"{name}@1=kill" for name in names if not name.startswith(others)]
         assert len(points) >= 30, points
-    run = start(tiny_job(**job), output, **job_points.armed(once, *points))
-    status = run.wait(1_700)
-    if any(point.endswith("=kill_group") for point in points):
-        assert status == 3, run.logs()
-        run = start(tiny_job(**job), output)
-        status = run.wait(600)
-    assert status == 0, run.logs()
-    assert len(list(once.iterdir())) == len(points), "every point was hit"
+    run_through(tiny_job(**job), output, *points, seconds=1_700)
     assert run_folders.result(output) == undisturbed
 
 

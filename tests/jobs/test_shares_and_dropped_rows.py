@@ -4,10 +4,10 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import job_points
 import pyarrow.parquet as pq
 import pytest
 import run_folders
+import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -20,7 +20,7 @@ def lengths(solution_strs, extra_infos, **rows):
 
 
 def test_shares_hold_and_dropped_rows_are_not_trained_on(
-    start, tiny_job, tiny_data, tmp_path: Path, output: Path, once: Path
+    run_through, tiny_job, tiny_data, tmp_path: Path, output: Path
 ):
     lines = Path(tiny_data["train"][0]["path"]).read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -29,17 +29,13 @@ def test_shares_hold_and_dropped_rows_are_not_trained_on(
         named = [row | {"data_source": name, "extra_info": {"level": 1}} for row in part]
         (tmp_path / f"{name}.json").write_text(json.dumps(named))
         train.append({"path": str(tmp_path / f"{name}.json"), "weight": 1})
-    (tmp_path / "lengths.py").write_text(REWARD)
-    source = {"path": str(tmp_path / "lengths.py")}
     job = tiny_job(
         data={**tiny_data, "train": train, "validation": []},
         algorithm={"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 3},
-        rewards=[{"function": "lengths", "source": source, "onError": "drop"}],
+        rewards=tiny_jobs.reward_at(tmp_path / "lengths.py", REWARD, onError="drop"),
         steps={"total": 3},
     )
-    armed = job_points.armed(once, "controller.step.recorded@2=kill")
-    start(job, output, **armed).succeed()
-    assert job_points.fired(once) == {"controller.step.recorded"}
+    run_through(job, output, "controller.step.recorded@2=kill")
     drawn: dict[str, list[int]] = {"few": [], "many": []}
     for step, line in enumerate(run_folders.metrics(output), start=1):
         kept, told = (table(output / folder, step) for folder in ("rollouts", "advantages"))

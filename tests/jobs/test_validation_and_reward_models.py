@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import job_points
 import pytest
 import run_folders
 import tiny_jobs
@@ -61,27 +60,24 @@ def classifier(tiny_folder: Path) -> Path:
 
 
 def test_a_reward_model_scores_the_same_wherever_it_lives(
-    start, tiny_job, classifier, tmp_path, once
+    start, run_through, tiny_job, classifier, tmp_path
 ):
     """Beside the policy, or apart and killed around its answers."""
     points = ("rpc.score_by_model.answer.before@1=kill", "rpc.score_by_model.answer.after@2=kill")
     section = {"path": str(classifier), "dtype": "float32", "weight": 2.0}
-    outputs = {}
-    for name, place in (("beside", "actorRollout"), ("apart", "none")):
-        outputs[name] = tmp_path / name
-        job = tiny_job(
-            rewardModel=section,
-            rewards=[],
-            roles={"rewardModel": {"colocateWith": place}},
-            steps={"total": 3},
-            timeouts={"livenessSeconds": 60},
-        )
-        environment = job_points.armed(once, *points) if place == "none" else {}
-        start(job, outputs[name], **environment).succeed()
-    assert len(list(once.iterdir())) == len(points)
-    beside = run_folders.result(outputs["beside"])
-    assert beside == run_folders.result(outputs["apart"])
-    scores = [record["critic/score/mean"] for record in run_folders.metrics(outputs["apart"])[1:]]
+    job = {
+        "rewardModel": section,
+        "rewards": [],
+        "steps": {"total": 3},
+        "timeouts": {"livenessSeconds": 60},
+    }
+    beside, apart = tmp_path / "beside", tmp_path / "apart"
+    roles = {"rewardModel": {"colocateWith": "actorRollout"}}
+    start(tiny_job(**job, roles=roles), beside).succeed()
+    roles = {"rewardModel": {"colocateWith": "none"}}
+    run_through(tiny_job(**job, roles=roles), apart, *points)
+    assert run_folders.result(apart) == run_folders.result(beside)
+    scores = [record["critic/score/mean"] for record in run_folders.metrics(apart)[1:]]
     assert len(set(scores)) == 3, scores
 
 

@@ -11,6 +11,8 @@ TRICKLES = "never silent for long, and never done"
 STALLS = "so far, and no further"
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 """Status, body and headers; status 0 never answers. What is no text or bytes is sent as JSON."""
+Answers = Answer | Callable[[Any], Answer]
+"""One of these, or what makes it of the body that was sent."""
 
 
 class Service(ThreadingHTTPServer):
@@ -18,7 +20,7 @@ class Service(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, path: str, answers: tuple[Answer, ...]) -> None:
+    def __init__(self, path: str, answers: tuple[Answers, ...]) -> None:
         self.answers = answers
         self.asked: list[tuple[str, Any, str | None]] = []
         self.is_over = threading.Event()
@@ -34,7 +36,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, body, self.headers["Authorization"]))
         number = min(len(self.server.asked), len(self.server.answers)) - 1
-        status, said, *more = self.server.answers[number]
+        told = self.server.answers[number]
+        status, said, *more = told(body) if callable(told) else told
         if status == 0:
             while not self.server.is_over.wait(0.2 if said == TRICKLES else 60):
                 self.wfile.write(b" ")
@@ -60,7 +63,7 @@ def services(path: str) -> Iterator[Callable[..., Service]]:
     """Starts services that answer what it is given, and ends them."""
     started: list[Service] = []
 
-    def start(*answers: Answer) -> Service:
+    def start(*answers: Answers) -> Service:
         started.append(Service(path, answers))
         return started[-1]
 

@@ -3,44 +3,28 @@
 Fixtures: a folder of tests that wants them names them in its conftest.py.
 """
 
-import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from answering_service import Answer, services
 
 
-class Service(ThreadingHTTPServer):
-    """Runs what it is asked for, unless it was told what to answer."""
+@dataclass
+class Service:
+    """Runs what it is asked for, unless it was told what to answer: a status, or a body."""
 
-    asked: list[dict[str, Any]]
-    answers: list[object]
+    url: str = ""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[object] = field(default_factory=list)
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/run_code"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Service
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(asked)
-        told = self.server.answers.pop(0) if self.server.answers else ran(asked)
-        status, body = (told, {}) if isinstance(told, int) else (200, told)
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
+    def answer(self, asked: dict[str, Any]) -> Answer:
+        self.asked.append(asked)
+        told = self.answers.pop(0) if self.answers else ran(asked)
+        return (told, {}) if isinstance(told, int) else (200, told)
 
 
 def ran(asked: dict[str, Any]) -> dict[str, object]:
@@ -62,11 +46,7 @@ def ran(asked: dict[str, Any]) -> dict[str, object]:
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    server = Service(("127.0.0.1", 0), Handler)
-    server.asked, server.answers = [], []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    made = Service()
+    with services("/run_code") as start:
+        made.url = start(made.answer).url
+        yield made

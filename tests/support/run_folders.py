@@ -8,7 +8,9 @@ import signal
 import time
 from pathlib import Path
 
-from ppojob_trainer.metrics.names import is_repeatable
+import pytest
+
+from ppojob_trainer.metrics.names import find, is_repeatable
 
 
 def metrics(output: Path) -> list[dict[str, float]]:
@@ -28,12 +30,29 @@ def without_clock(output: Path) -> list[dict[str, float]]:
     ]
 
 
+def unnamed(records: list[dict[str, float]]) -> set[str]:
+    """Keys of metrics that no table has."""
+    keys = {key for record in records for key in record}
+    return {key for key in keys - {"step", "time"} if find(key) is None}
+
+
 def without_layout(output: Path) -> list[dict[str, float]]:
     """The same less what counts tokens by rank."""
     return [
         {key: value for key, value in record.items() if not key.startswith("global_seqlen/")}
         for record in without_clock(output)
     ]
+
+
+def assert_close(ours: Path, theirs: Path) -> None:
+    """Hold the metrics of two layouts against each other, which agree to rounding."""
+    for here, there in zip(without_layout(ours), without_layout(theirs), strict=True):
+        assert here == pytest.approx(there, rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+def rewinds(output: Path) -> int:
+    """How often the job went back to a commit, or to its beginning, with which it starts."""
+    return (output / "checkpoints" / "journal.jsonl").read_text().count('"rewound"')
 
 
 def result(output: Path) -> dict[str, object]:

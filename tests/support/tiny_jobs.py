@@ -102,10 +102,20 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, **changes}
 
 
+def reward_at(path: Path, source: str, **settings: object) -> list[dict[str, object]]:
+    """Write a reward function, which has the name of its file; answers `spec.rewards` of it."""
+    path.write_text(source)
+    return [{"function": path.stem, "source": {"path": str(path)}, **settings}]
+
+
+def run_alone(manifest: Path) -> Path:
+    """Run a job that nobody disturbs; answers its run folder, which is made beside the manifest."""
+    output = manifest.parent / "run"
+    command = [sys.executable, "-m", "ppojob_cli", "run", manifest, "--output", output]
+    subprocess.run(command, check=True, capture_output=True, env=environment())
+    return output
+
+
 def undisturbed_result(folder: Path, tiny_folder: Path, **changes: object) -> dict[str, object]:
     """What a job leaves that nobody disturbs."""
-    manifest = write_manifest(folder, tiny_folder, **changes)
-    output = folder / "run"
-    command = [sys.executable, "-m", "ppojob_cli", "run", str(manifest), "--output", str(output)]
-    subprocess.run(command, check=True, capture_output=True, env=environment())
-    return run_folders.result(output)
+    return run_folders.result(run_alone(write_manifest(folder, tiny_folder, **changes)))

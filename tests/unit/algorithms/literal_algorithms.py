@@ -261,29 +261,6 @@ def explained_variance(values: Column, returns: Column, mask: Mask) -> float:
     return 1.0 - pvariance(errors) / pvariance(wanted)
 
 
-def clip_loss(
-    logprob: float, old: float, advantage: float, low: float, high: float, dual: float | None
-) -> float:
-    ratio = math.exp(min(max(logprob - old, -20.0), 20.0))
-    clipped = min(max(ratio, 1.0 - low), 1.0 + high)
-    loss = max(-advantage * ratio, -advantage * clipped)
-    if advantage < 0.0 and dual is not None:
-        loss = min(loss, -advantage * dual)
-    return loss
-
-
-def clip_flags(
-    logprob: float, old: float, advantage: float, low: float, high: float, dual: float | None
-) -> tuple[bool, bool, bool]:
-    """Whether the upper bound, the lower bound, the dual clip decides the loss."""
-    ratio = math.exp(min(max(logprob - old, -20.0), 20.0))
-    return (
-        advantage > 0.0 and ratio > 1.0 + high,
-        advantage < 0.0 and ratio < 1.0 - low,
-        advantage < 0.0 and dual is not None and ratio > dual,
-    )
-
-
 def aggregate(
     values: Column, mask: Mask, mode: str, tokens: float, sequences: float, scale: float
 ) -> float:

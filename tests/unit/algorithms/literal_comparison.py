@@ -14,7 +14,6 @@ import torch
 from ragged_batches import Batch
 from torch import Tensor
 
-CLIP_CASES = ((0.2, 0.2, 3.0), (0.1, 0.3, None), (0.2, 0.28, 1.5))
 AGGREGATIONS = (
     "token_mean",
     "token_sum",
@@ -202,45 +201,6 @@ def compare_value_gradient(value_loss: ModuleType, batch: Batch, dtype: torch.dt
         (gradient,) = torch.autograd.grad(loss.sum(), new)
         expected = [
             slope(literal.value_loss, v, o, r, limit) if m else 0.0 for v, o, r, m in tokens
-        ]
-        assert_close(gradient, expected)
-
-
-def compare_policy_loss(policy_loss: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
-    new, old, weights = (
-        batch.flat_poisoned(name, dtype) for name in ("logprobs", "old_logprobs", "advantages")
-    )
-    tokens = tokens_of(batch, "logprobs", "old_logprobs", "advantages", "mask")
-    for low, high, dual in CLIP_CASES:
-        bounds = {"clip_low": low, "clip_high": high, "dual_clip": dual or 0.0}
-        result = policy_loss.clip(new, old, weights, mask=batch.flat_mask, **bounds)
-        expected = [
-            literal.clip_loss(p, q, a, low, high, dual) if m else 0.0 for p, q, a, m in tokens
-        ]
-        assert_close(result.loss, expected)
-        flags = [
-            literal.clip_flags(p, q, a, low, high, dual) if m else (False, False, False)
-            for p, q, a, m in tokens
-        ]
-        assert result.clipped_high.tolist() == [flag[0] for flag in flags]
-        assert result.clipped_low.tolist() == [flag[1] for flag in flags]
-        assert result.dual_clipped.tolist() == [flag[2] for flag in flags]
-        assert_close(result.log_ratio, [p - q if m else 0.0 for p, q, _, m in tokens])
-
-
-def compare_policy_gradient(policy_loss: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
-    names = ("logprobs", "old_logprobs", "advantages")
-    tokens = tokens_of(batch, *names, "mask")
-    for low, high, dual in CLIP_CASES:
-        new, old, weights = (batch.flat_poisoned(name, dtype) for name in names)
-        new.requires_grad_()
-        bounds = {"clip_low": low, "clip_high": high, "dual_clip": dual or 0.0}
-        loss = policy_loss.clip(new, old, weights, mask=batch.flat_mask, **bounds).loss
-        assert loss.requires_grad
-        (gradient,) = torch.autograd.grad(loss.sum(), new)
-        expected = [
-            slope(literal.clip_loss, p, q, a, low, high, dual) if m else 0.0
-            for p, q, a, m in tokens
         ]
         assert_close(gradient, expected)
 

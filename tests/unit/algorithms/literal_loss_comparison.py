@@ -4,6 +4,7 @@ Like `literal_comparison`: the table of losses is an argument, and masked tokens
 """
 
 import importlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,9 +36,10 @@ def _of_range(name: str, form: Any, *ranges: tuple[float, float]) -> Iterator[Ca
 
 
 def _clip() -> Iterator[Case]:
-    for low, high, dual in ((0.2, 0.2, 3.0), (0.2, 0.28, 1.5)):
+    for low, high, dual in ((0.2, 0.2, 3.0), (0.1, 0.3, 0.0), (0.2, 0.28, 1.5)):
         options = {"clip_low": low, "clip_high": high, "dual_clip": dual}
-        yield Case("clip", options, partial(literal.clip, low=low, high=high, dual=dual))
+        form = partial(literal.clip, low=low, high=high, dual=dual or math.inf)
+        yield Case("clip", options, form)
 
 
 def _sapo() -> Iterator[Case]:

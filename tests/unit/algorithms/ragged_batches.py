@@ -106,13 +106,9 @@ def batches(draw: st.DrawFn) -> Batch:
     )
 
 
-def for_any_batch(test: Callable[[Batch], None]) -> Callable[[], None]:
-    """Run a test on drawn batches.
-
-    Without hypothesis' deadline: the first call of an operator may load libraries, for seconds on
-    a busy machine.
-    """
-    return settings(deadline=None, max_examples=60)(given(batches())(test))
+def for_any_batch(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test on drawn batches, its last argument."""
+    return settings(max_examples=min(30, settings.default.max_examples))(given(batches())(test))
 
 
 def fixed_batches() -> list[Batch]:

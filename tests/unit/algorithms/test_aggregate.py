@@ -3,13 +3,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from literal_comparison import compare_aggregate
-from ragged_batches import DTYPES, Batch, fixed_batches, for_any_batch
+from ragged_batches import Batch, fixed_batches
 
-from ppojob_trainer.algorithms import aggregate as module
 from ppojob_trainer.algorithms.aggregate import AGGREGATIONS, aggregate
-from ppojob_trainer.algorithms.kl import kl_estimate
-from ppojob_trainer.algorithms.policy_losses.clip import clip
 
 # Rows of 3 and 1 tokens; the middle token of the first is masked.
 VALUES = torch.tensor([1.0, 50.0, 3.0, 8.0], dtype=torch.float64)
@@ -21,12 +17,6 @@ def whole(values: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
     return aggregate(
         values, mask, LENGTHS, mode, global_tokens=3, global_sequences=2, scale_tokens=10
     )
-
-
-@for_any_batch
-def test_equal_to_the_literal_form(batch: Batch):
-    for dtype in DTYPES:
-        compare_aggregate(module, batch, dtype)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +54,6 @@ def test_a_nan_inside_the_mask_is_seen(mode: str):
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
-def test_nothing_trained_gives_zero_and_a_zero_gradient(mode: str):
-    # verl's token-mean gives nan here.
-    values = VALUES.clone().requires_grad_()
-    result = whole(values, torch.zeros_like(MASK), mode)
-    assert result.item() == 0.0
-    (gradient,) = torch.autograd.grad(result, values)
-    assert not gradient.any()
-
-
-@pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_counts_of_zero_give_zero_where_nothing_is_trained(mode: str):
     values = VALUES.clone().requires_grad_()
     counts = {"global_tokens": 0, "global_sequences": 0, "scale_tokens": 10}
@@ -98,19 +78,12 @@ def test_the_mean_of_a_row_divides_by_its_exact_count():
 
 
 def loss_of(batch: Batch, new: torch.Tensor, rows: range, mode: str) -> torch.Tensor:
-    """Policy loss and KL of some neighbouring rows, with the denominators of the whole batch."""
+    """Of some neighbouring rows, with the denominators of the whole batch."""
     lengths = batch.lengths
     start, stop = int(lengths[: rows.start].sum()), int(lengths[: rows.stop].sum())
-    new, mask = new[start:stop], batch.flat_mask[start:stop]
-    old, ref, weights = (
-        batch.flat(name, torch.float64)[start:stop]
-        for name in ("old_logprobs", "ref_logprobs", "advantages")
-    )
-    tokens = clip(new, old, weights, clip_low=0.2, clip_high=0.28, dual_clip=3.0, mask=mask).loss
-    tokens = tokens + 0.1 * kl_estimate(new, ref, "k3", mask=mask)
     return aggregate(
-        tokens,
-        mask,
+        (new.exp() * batch.flat("advantages", torch.float64))[start:stop],
+        batch.flat_mask[start:stop],
         lengths[rows.start : rows.stop],
         mode,
         global_tokens=max(batch.num_tokens, 1),
@@ -134,31 +107,3 @@ def test_micro_batches_add_up_to_the_mini_batch(mode: str):
             assert total.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-9)
             (gradient,) = torch.autograd.grad(total, new)
             assert gradient.tolist() == pytest.approx(expected_gradient.tolist(), abs=1e-9)
-
-
-@pytest.mark.parametrize("mode", AGGREGATIONS)
-def test_gradcheck(mode: str):
-    assert torch.autograd.gradcheck(
-        lambda values: whole(values, MASK, mode), (VALUES.clone().requires_grad_(),)
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"mode": "mean"}, "mode: got 'mean': unknown; must be one of token_mean, token_sum"),
-        ({"global_tokens": 0}, "global_tokens, global_sequences: got 0, 2: "),
-        ({"global_sequences": -1}, "global_tokens, global_sequences: got 3, -1: "),
-        ({"scale_tokens": None}, "scale_tokens: got None: "),
-        ({"scale_tokens": 0}, "scale_tokens: got 0: "),
-    ],
-)
-def test_senseless_arguments_are_refused(changes: dict, message: str):
-    arguments = {
-        "mode": "sequence_mean_token_sum_norm",
-        "global_tokens": 3,
-        "global_sequences": 2,
-        "scale_tokens": 10,
-    } | changes
-    with pytest.raises(ValueError, match=message):
-        aggregate(VALUES, MASK, LENGTHS, **arguments)

@@ -2,17 +2,8 @@
 
 import pytest
 import torch
-from correction_comparison import compare_high_entropy
-from ragged_batches import DTYPES, Batch, for_any_batch
 
-from ppojob_trainer.algorithms import entropy_mask
 from ppojob_trainer.algorithms.entropy_mask import high_entropy
-
-
-@for_any_batch
-def test_equal_to_the_literal_form(batch: Batch):
-    for dtype in DTYPES:
-        compare_high_entropy(entropy_mask, batch, dtype)
 
 
 @pytest.mark.parametrize(

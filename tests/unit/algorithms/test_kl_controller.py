@@ -7,12 +7,6 @@ from hypothesis import strategies as st
 from ppojob_trainer.algorithms.kl_controller import KlController
 
 
-def test_fixed_controller_never_moves():
-    controller = KlController(0.2)
-    controller.update(current_kl=100.0, num_responses=100000)
-    assert controller.coefficient == 0.2
-
-
 @pytest.mark.parametrize(
     ("current", "expected"),
     [
@@ -53,9 +47,3 @@ def test_what_is_no_number_moves_nothing(current: float):
     controller = KlController(1e-3, target=0.1, horizon=1000)
     controller.update(current_kl=current, num_responses=50)
     assert controller.coefficient == 1e-3
-
-
-@pytest.mark.parametrize("options", [{"target": 0.0}, {"target": 0.1, "horizon": 0}])
-def test_senseless_controllers_are_refused(options: dict):
-    with pytest.raises(ValueError, match="must be above 0"):
-        KlController(0.2, **options)

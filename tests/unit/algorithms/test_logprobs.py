@@ -2,11 +2,8 @@ import math
 
 import pytest
 import torch
-from literal_comparison import compare_logprobs
-from ragged_batches import DTYPES, Batch, for_any_batch
 from torch import Tensor
 
-from ppojob_trainer.engine import fused_logprobs as module
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
 
 
@@ -17,12 +14,6 @@ def of_logits(logits: Tensor, targets: list[int], temperature: float = 1.0) -> t
     logprobs, entropy = fused_logprobs(logits, weight, torch.tensor(targets), settings)
     assert entropy is not None
     return logprobs, entropy
-
-
-@for_any_batch
-def test_equal_to_the_literal_form(batch: Batch):
-    for dtype in DTYPES:
-        compare_logprobs(module, batch, dtype)
 
 
 def test_by_hand():

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from literal_loss_comparison import CASES, compare_loss, compare_loss_gradient
-from ragged_batches import DTYPES, Batch, fixed_batches, for_any_batch
+from literal_loss_comparison import CASES, compare_loss
+from ragged_batches import DTYPES, fixed_batches
 
 from ppojob_api.v1alpha1.policy_loss import LOSSES, DroSpec, PolicyLossSpec
 from ppojob_trainer.algorithms.aggregate import aggregate
@@ -49,13 +49,6 @@ def test_every_loss_has_a_literal_form():
     assert set(NAMES) == POLICY_LOSSES.keys() == LOSSES.keys()
 
 
-@for_any_batch
-def test_equal_to_the_literal_forms(batch: Batch):
-    for dtype in DTYPES:
-        for name in NAMES:
-            compare_loss(table, batch, dtype, name)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_to_the_literal_forms_far_from_the_old_policy(name: str):
     for batch in fixed_batches():
@@ -65,12 +58,6 @@ def test_equal_to_the_literal_forms_far_from_the_old_policy(name: str):
         }
         for dtype in DTYPES:
             compare_loss(table, replace(batch, **far), dtype, name)
-
-
-@for_any_batch
-def test_gradients_equal_finite_differences_of_the_literal_forms(batch: Batch):
-    for name in NAMES:
-        compare_loss_gradient(table, batch, torch.float64, name)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +123,43 @@ def test_gradients_equal_finite_differences_of_the_literal_forms(batch: Batch):
 def test_by_hand(name: str, options: dict[str, float], losses: list[float]):
     given = inputs([math.log(2.0), -math.log(2.0), 0.0], [1.0, 1.0, -2.0])
     assert loss_of(name, given, **options).loss.tolist() == pytest.approx(losses, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "clipped", "lower"),
+    [
+        # inside the range: -A rho
+        (1.1, 2.0, -2.2, 0.0, 0.0),
+        (0.9, -2.0, 1.8, 0.0, 0.0),
+        # A > 0 above the range: max(-2 * 1.5, -2 * 1.3) = -2.6
+        (1.5, 2.0, -2.6, 1.0, 0.0),
+        # A > 0 below the range: max(-2 * 0.5, -2 * 0.8) = -1, not clipped
+        (0.5, 2.0, -1.0, 0.0, 0.0),
+        # A < 0 below the range: max(2 * 0.5, 2 * 0.8) = 1.6
+        (0.5, -2.0, 1.6, 1.0, 0.0),
+        # A < 0 above the range: max(2 * 1.5, 2 * 1.3) = 3, not clipped
+        (1.5, -2.0, 3.0, 0.0, 0.0),
+        # A < 0 far above: max(2 * 5, 2 * 1.3) = 10, held at 2 * 3 = 6
+        (5.0, -2.0, 6.0, 0.0, 1.0),
+        # no advantage, nothing to clip
+        (5.0, 0.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_clip_by_hand(ratio: float, advantage: float, loss: float, clipped: float, lower: float):
+    output = loss_of("clip", inputs([math.log(ratio)], [advantage]), clip_high=0.3)
+    assert output.loss.item() == pytest.approx(loss, abs=1e-12)
+    assert output.metrics["actor/pg_clipfrac"].item() == clipped
+    assert output.metrics["actor/pg_clipfrac_lower"].item() == lower
+
+
+def test_clip_cuts_off_log_ratios_at_20():
+    given = inputs([90.0, -90.0], [-1.0, 1.0], old=-100.0)
+    output = loss_of("clip", given, dual_clip=0.0)
+    # -A e^20 = 485165195.41 and -A e^-20 = -2.0611536e-9; beyond the limit there is no gradient
+    assert output.loss.tolist() == pytest.approx([485165195.41, -2.0611536e-9], rel=1e-6)
+    assert output.metrics["actor/ppo_kl"].tolist() == [-20.0, 20.0]
+    (gradient,) = torch.autograd.grad(output.loss.sum(), given.logprobs)
+    assert gradient.tolist() == [0.0, 0.0]
 
 
 def test_geo_mean_by_hand():
@@ -240,9 +264,3 @@ def test_of_equal_covariances_the_first_is_held_back():
     given = inputs([0.5, -0.5, 0.5, -0.5], [1.0, -1.0, 1.0, -1.0])
     chosen = loss_of("kl_cov", given, share=0.5).metrics["actor/pg_covfrac"]
     assert chosen.tolist() == [1.0, 1.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("name", ["gspo", "geo_mean", "cispo", "clip_cov"])
-def test_a_clip_range_without_1_is_refused(name: str):
-    with pytest.raises(ValueError, match=r"clip_low, clip_high: got -0\.1, 0\.2: "):
-        loss_of(name, inputs([0.0], [1.0]), clip_low=-0.1, clip_high=0.2)

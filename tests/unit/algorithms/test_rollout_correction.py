@@ -1,9 +1,7 @@
 """Weights and rejection of tokens, and what is told of them."""
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +11,13 @@ from correction_comparison import (
     assert_metric,
     columns_of,
     compare_correction,
-    compare_diagnostics,
-    compare_row_weights,
     corrections,
 )
 from literal_comparison import assert_close
-from ragged_batches import DTYPES, Batch, fixed_batches, for_any_batch
+from ragged_batches import DTYPES, fixed_batches
+from verl_batches import stored_batches, table
 
-from ppojob_trainer.algorithms import rollout_correction, rollout_diagnostics
+from ppojob_trainer.algorithms import rollout_correction
 from ppojob_trainer.algorithms.rollout_correction import (
     Correction,
     Rejection,
@@ -33,31 +30,12 @@ from ppojob_trainer.algorithms.rollout_diagnostics import (
     token_diagnostics,
 )
 
-FOLDER = Path(__file__).parent
-BATCHES = json.loads((FOLDER / "verl_numbers.json").read_text(encoding="utf-8"))["batches"]
-TABLE = json.loads((FOLDER / "verl_rollout_correction.json").read_text(encoding="utf-8"))
+TABLE = table("verl_rollout_correction")
 
 
 def of_settings(settings: dict[str, Any]) -> Correction:
     modes = tuple(Rejection(mode, high, low) for mode, low, high in settings["rejection"])
     return Correction(**{**settings, "rejection": modes})
-
-
-def stored(batch: dict[str, Any], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    old, rollout = (
-        torch.tensor([value / 64 for row in batch[name] for value in row], dtype=dtype)
-        for name in ("old_logprobs", "rollout_logprobs")
-    )
-    mask = torch.tensor([bool(trained) for row in batch["mask"] for trained in row])
-    return old, rollout, mask, torch.tensor([len(row) for row in batch["mask"]])
-
-
-@for_any_batch
-def test_equal_to_the_literal_form(batch: Batch):
-    for dtype in DTYPES:
-        compare_correction(rollout_correction, batch, dtype)
-        compare_row_weights(rollout_correction, batch, dtype)
-    compare_diagnostics(rollout_diagnostics, batch, torch.float32)
 
 
 def test_equal_to_the_literal_form_far_from_the_engine():
@@ -71,8 +49,9 @@ def test_equal_to_the_literal_form_far_from_the_engine():
 @pytest.mark.parametrize("case", TABLE["corrections"], ids=lambda case: str(case["settings"]))
 def test_equal_to_verl(case: dict[str, Any], dtype: torch.dtype):
     correction = of_settings(case["settings"])
-    for batch, theirs in zip(BATCHES, case["results"], strict=True):
-        columns = stored(batch, dtype)
+    for stored, theirs in zip(stored_batches(dtype), case["results"], strict=True):
+        logprobs = (stored["old_logprobs"], stored["rollout_logprobs"])
+        columns = (*logprobs, stored.mask, stored.lengths)
         corrected = correct(correction, *columns)
         assert corrected.mask.tolist() == [bool(kept) for kept in theirs["mask"]]
         if theirs["weights"] is None:

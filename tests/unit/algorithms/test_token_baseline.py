@@ -1,9 +1,6 @@
 import pytest
 import torch
-from literal_comparison import compare_token_baselines
-from ragged_batches import DTYPES, Batch, for_any_batch
 
-from ppojob_trainer.algorithms import token_baseline
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 
 # One prompt, responses of 2 and 3 tokens with scores 1 and 3 on their last tokens.
@@ -23,12 +20,6 @@ def advantages(
 ) -> list[float]:
     estimator = TOKEN_BASELINES[name]
     return estimator(REWARDS, mask, LENGTHS, groups, **PROBABILITIES, **own).advantages.tolist()
-
-
-@for_any_batch
-def test_equal_to_the_literal_form(batch: Batch):
-    for dtype in DTYPES:
-        compare_token_baselines(token_baseline, batch, dtype)
 
 
 @pytest.mark.parametrize("name", TOKEN_BASELINES)
@@ -58,18 +49,3 @@ def test_what_a_tool_has_written_moves_no_token():
     # (1 * 0.25 + 3 * 0.25) / 0.5 = 2 and (0.75 + 3 * 0.75) / 1.5 = 2.
     of_turns = [-1.0, -1.0, 0.0, 1.0, 1.0]
     assert advantages("tir_optimal_token_baseline", mask) == pytest.approx(of_turns, abs=1e-6)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", TOKEN_BASELINES)
-def test_dtype_is_kept_and_nothing_trained_gives_zeros(name: str, dtype: torch.dtype):
-    rewards = REWARDS.to(dtype).requires_grad_()
-    estimator = TOKEN_BASELINES[name]
-    result = estimator(rewards, ~ALL, LENGTHS, ONE_GROUP, **PROBABILITIES)
-    assert result.advantages.dtype == result.returns.dtype == dtype
-    assert not result.advantages.requires_grad
-    assert result.advantages.tolist() == [0.0] * 5
-    none = {key: torch.zeros(0) for key in PROBABILITIES}
-    empty = torch.zeros(0)
-    columns = (empty, empty.bool(), empty.long(), empty.long())
-    assert estimator(*columns, **none).advantages.shape == (0,)

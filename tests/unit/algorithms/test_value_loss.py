@@ -2,23 +2,8 @@ import math
 
 import pytest
 import torch
-from literal_comparison import compare_value_gradient, compare_value_loss
-from ragged_batches import DTYPES, Batch, fixed_batches, for_any_batch
 
-from ppojob_trainer.algorithms import value_loss
-from ppojob_trainer.algorithms.aggregate import aggregate
 from ppojob_trainer.algorithms.value_loss import clipped_value_loss, explained_variance
-
-
-@for_any_batch
-def test_equal_to_the_literal_form(batch: Batch):
-    for dtype in DTYPES:
-        compare_value_loss(value_loss, batch, dtype)
-
-
-@for_any_batch
-def test_gradient_equals_finite_differences_of_the_literal_loss(batch: Batch):
-    compare_value_gradient(value_loss, batch, torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -44,32 +29,6 @@ def test_by_hand(value: float, target: float, loss: float, slope: float, clipped
     assert not result.clipped.requires_grad
     (gradient,) = torch.autograd.grad(result.loss.sum(), new)
     assert gradient.item() == slope
-
-
-@pytest.mark.parametrize("batch", fixed_batches()[:3])
-def test_gradcheck_through_aggregation(batch: Batch):
-    new, old, returns = (
-        batch.flat(name, torch.float64) for name in ("new_values", "values", "returns")
-    )
-
-    def loss(values: torch.Tensor) -> torch.Tensor:
-        tokens = clipped_value_loss(values, old, returns, value_clip=0.505, mask=batch.flat_mask)
-        return aggregate(
-            tokens.loss,
-            batch.flat_mask,
-            batch.lengths,
-            "sequence_mean_token_mean",
-            global_tokens=7.0,
-            global_sequences=3.0,
-        )
-
-    assert torch.autograd.gradcheck(loss, (new.requires_grad_(),))
-
-
-@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
-def test_a_clip_that_lets_no_value_move_is_refused(limit: float):
-    with pytest.raises(ValueError, match=f"value_clip: got {limit}: "):
-        clipped_value_loss(torch.zeros(1), torch.zeros(1), torch.ones(1), value_clip=limit)
 
 
 def test_explained_variance_by_hand():

@@ -5,30 +5,29 @@ were made outside of this tree by running the commit that the file names. Reward
 tokens and every row has one, so that what departs from verl on purpose plays no part.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from literal_comparison import assert_close
 from ragged_batches import DTYPES
-from torch import Tensor
+from verl_batches import PRIME_RL, TRL, VERL, advantages_of_trl, stored_batches
 
 from ppojob_trainer.algorithms.advantages import ADVANTAGES, OF_SCORES
-from ppojob_trainer.algorithms.aggregate import AGGREGATIONS, aggregate
+from ppojob_trainer.algorithms.aggregate import AGGREGATIONS
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
 from ppojob_trainer.algorithms.kl import KL, kl_estimate
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.algorithms.token_baseline import TOKEN_BASELINES
 
-TABLE = json.loads(Path(__file__).with_name("verl_numbers.json").read_text(encoding="utf-8"))
-OF_TRL = json.loads(Path(__file__).with_name("trl_numbers.json").read_text(encoding="utf-8"))
-OF_PRIME_RL = json.loads(
-    Path(__file__).with_name("prime_rl_numbers.json").read_text(encoding="utf-8")
-)
-METRICS = ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower")
+LOSSES = (*VERL["losses"], *TRL["losses"], *PRIME_RL["losses"])
+METRICS = {
+    "ppo_kl": "actor/ppo_kl",
+    "pg_clipfrac": "actor/pg_clipfrac",
+    "pg_clipfrac_lower": "actor/pg_clipfrac_lower",
+    "is_masked": "actor/pg_clipfrac",  # as prime-rl calls it
+}
 OTHER_METRICS = {
     # The mean of |log rho| there.
     ("kl_cov", "ppo_kl"),
@@ -43,128 +42,57 @@ OTHER_METRICS = {
 }
 
 
-class Stored:
-    """A batch of the table."""
-
-    def __init__(self, batch: dict[str, Any], dtype: torch.dtype) -> None:
-        self._batch, self._dtype = batch, dtype
-        self.mask = torch.tensor([bool(m) for row in batch["mask"] for m in row])
-        self.lengths = torch.tensor([len(row) for row in batch["mask"]])
-        self.groups = torch.tensor(batch["groups"])
-
-    def __getitem__(self, name: str) -> Tensor:
-        column = [value / 64 for row in self._batch[name] for value in row]
-        return torch.tensor(column, dtype=self._dtype)
-
-    def total(self, values: Tensor, mode: str) -> Tensor:
-        return aggregate(
-            values,
-            self.mask,
-            self.lengths,
-            mode,
-            global_tokens=int(self.mask.sum()),
-            global_sequences=len(self.lengths),
-            scale_tokens=32,
-        )
-
-
-def batches(dtype: torch.dtype) -> list[Stored]:
-    return [Stored(batch, dtype) for batch in TABLE["batches"]]
-
-
 def results(part: str) -> list[Any]:
     """A case of each entry of a part of the table."""
-    names = [case.get("type") or case.get("mode") or case.get("estimator") for case in TABLE[part]]
-    return [pytest.param(case, id=name) for case, name in zip(TABLE[part], names, strict=True)]
+    names = [case.get("type") or case.get("mode") or case.get("estimator") for case in VERL[part]]
+    return [pytest.param(case, id=name) for case, name in zip(VERL[part], names, strict=True)]
 
 
 def test_the_table_has_everything():
-    losses = (*TABLE["losses"], *OF_TRL["losses"], *OF_PRIME_RL["losses"])
-    assert {case["type"] for case in losses} == POLICY_LOSSES.keys()
-    estimators = {case["type"] for case in TABLE["estimators"]}
+    assert {case["type"] for case in LOSSES} == POLICY_LOSSES.keys()
+    estimators = {case["type"] for case in VERL["estimators"]}
     assert estimators == ADVANTAGES.keys() | CRITIC_ADVANTAGES.keys() | TOKEN_BASELINES.keys()
-    assert {case["type"] for case in TABLE["estimators"] if "kept" in case} == estimators
-    assert {case["estimator"] for case in TABLE["kl"]} == KL.keys()
-    assert {case["mode"] for case in TABLE["aggregations"]} == AGGREGATIONS.keys()
+    assert {case["type"] for case in VERL["estimators"] if "kept" in case} == estimators
+    assert {case["estimator"] for case in VERL["kl"]} == KL.keys()
+    assert {case["mode"] for case in VERL["aggregations"]} == AGGREGATIONS.keys()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", results("losses"))
+@pytest.mark.parametrize("case", LOSSES, ids=lambda case: f"{case['type']} {case['settings']}")
 def test_losses(case: dict[str, Any], dtype: torch.dtype):
-    for stored, theirs in zip(batches(dtype), case["results"], strict=True):
-        logprobs = stored["logprobs"].requires_grad_()
+    for number, stored in enumerate(stored_batches(dtype)):
+        theirs = case["results"][number]
+        is_of_trl = case in TRL["losses"]
         inputs = LossInputs(
-            logprobs=logprobs,
+            logprobs=stored["logprobs"].requires_grad_(),
             old_logprobs=stored["old_logprobs"],
             rollout_logprobs=stored["rollout_logprobs"],
-            advantages=stored["advantages"],
+            advantages=(
+                advantages_of_trl(number, stored, dtype) if is_of_trl else stored["advantages"]
+            ),
             mask=stored.mask,
             lengths=stored.lengths,
             groups=stored.groups,
         )
         output = POLICY_LOSSES[case["type"]].compute(inputs, **case["settings"])
-        loss = stored.total(output.loss, case["aggregation"])
-        (gradient,) = torch.autograd.grad(loss, logprobs)
+        loss = stored.total(output.loss, case.get("aggregation", "token_mean"))
+        (gradient,) = torch.autograd.grad(loss, inputs.logprobs)
         assert_close(loss, [theirs["loss"]])
         assert_close(gradient, theirs["gradient"])
-        for metric in METRICS:
-            if theirs[metric] is None or (case["type"], metric) in OTHER_METRICS:
+        for metric, name in METRICS.items():
+            if theirs.get(metric) is None or (case["type"], metric) in OTHER_METRICS:
                 continue
             is_drawn = (case["type"], metric) == ("clip_cov", "pg_clipfrac")
-            ours = output.metrics["actor/pg_covfrac" if is_drawn else f"actor/{metric}"]
+            ours = output.metrics["actor/pg_covfrac" if is_drawn else name]
             assert_close(stored.total(ours, "token_mean"), [theirs[metric]])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", OF_TRL["losses"], ids=lambda case: str(case["settings"]))
-def test_losses_of_trl(case: dict[str, Any], dtype: torch.dtype):
-    for number, stored in enumerate(batches(dtype)):
-        theirs = case["results"][number]
-        logprobs = stored["logprobs"].requires_grad_()
-        of_rows = torch.tensor(OF_TRL["advantages"][number], dtype=dtype)
-        inputs = LossInputs(
-            logprobs=logprobs,
-            old_logprobs=stored["old_logprobs"],
-            rollout_logprobs=stored["rollout_logprobs"],
-            advantages=of_rows.repeat_interleave(stored.lengths),
-            mask=stored.mask,
-            lengths=stored.lengths,
-            groups=stored.groups,
-        )
-        output = POLICY_LOSSES[case["type"]].compute(inputs, **case["settings"])
-        loss = stored.total(output.loss, case["aggregation"])
-        (gradient,) = torch.autograd.grad(loss, logprobs)
-        assert_close(loss, [theirs["loss"]])
-        assert_close(gradient, theirs["gradient"])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", OF_PRIME_RL["losses"], ids=lambda case: str(case["settings"]))
-def test_losses_of_prime_rl(case: dict[str, Any], dtype: torch.dtype):
-    for stored, theirs in zip(batches(dtype), case["results"], strict=True):
-        logprobs = stored["logprobs"].requires_grad_()
-        inputs = LossInputs(
-            logprobs=logprobs,
-            old_logprobs=stored["old_logprobs"],
-            rollout_logprobs=stored["rollout_logprobs"],
-            advantages=stored["advantages"],
-            mask=stored.mask,
-            lengths=stored.lengths,
-            groups=stored.groups,
-        )
-        output = POLICY_LOSSES[case["type"]].compute(inputs, **case["settings"])
-        loss = stored.total(output.loss, "token_mean")
-        (gradient,) = torch.autograd.grad(loss, logprobs)
-        assert_close(loss, [theirs["loss"]])
-        assert_close(gradient, theirs["gradient"])
-        share = stored.total(output.metrics["actor/pg_clipfrac"], "token_mean")
-        assert_close(share, [theirs["is_masked"]])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", results("estimators"))
 def test_estimators(case: dict[str, Any], dtype: torch.dtype):
-    for number, (stored, theirs) in enumerate(zip(batches(dtype), case["results"], strict=True)):
+    for number, (stored, theirs) in enumerate(
+        zip(stored_batches(dtype), case["results"], strict=True)
+    ):
         given = {
             name: torch.tensor(of_batches[number], dtype=dtype)
             for name, of_batches in case.get("given", {}).items()
@@ -192,7 +120,7 @@ def test_estimators(case: dict[str, Any], dtype: torch.dtype):
 
 @pytest.mark.parametrize("case", results("kl"))
 def test_kl(case: dict[str, Any]):
-    for number, stored in enumerate(batches(torch.float64)):
+    for number, stored in enumerate(stored_batches()):
         logprobs = stored["logprobs"].requires_grad_()
         ours = kl_estimate(logprobs, stored["ref_logprobs"], case["estimator"])
         assert_close(ours, case["results"][number])
@@ -203,5 +131,5 @@ def test_kl(case: dict[str, Any]):
 
 @pytest.mark.parametrize("case", results("aggregations"))
 def test_aggregations(case: dict[str, Any]):
-    for stored, theirs in zip(batches(torch.float64), case["results"], strict=True):
+    for stored, theirs in zip(stored_batches(), case["results"], strict=True):
         assert_close(stored.total(stored["advantages"], case["mode"]), [theirs])

@@ -1,6 +1,7 @@
 """What became of a step's rows, as the run folder tells it."""
 
 import pyarrow.parquet as pq
+import pytest
 from small_disks import small_disk
 
 from ppojob_trainer.controller.batch import Batch, Origin
@@ -40,6 +41,7 @@ def test_rows_of_rounds_are_named_as_in_the_files_of_their_rounds(tmp_path):
     assert [(row["round"], row["row"]) for row in rows] == [(0, 6), (0, 7), (2, 2), (2, 3)]
 
 
+@pytest.mark.processes
 def test_a_full_disk_costs_the_file_alone(tmp_path, caplog):
     with small_disk(tmp_path / "disk", 1) as disk:
         (disk.folder / "rest").write_bytes(b"\0" * disk.free_bytes)

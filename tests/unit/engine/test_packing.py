@@ -45,11 +45,6 @@ def test_without_sharing_each_row_pays_for_its_prompt():
     assert alone == [[0, 1], [2, 3]]
 
 
-def test_a_budget_without_tokens_is_refused():
-    with pytest.raises(ValueError, match="budget: got 0"):
-        plan_micro_batches([1], [0], [1], budget=0)
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(0, 30), max_size=6)), max_size=8),
     st.integers(1, 80),

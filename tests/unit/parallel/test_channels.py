@@ -12,6 +12,8 @@ from torch._C._distributed_c10d import HashStore
 from ppojob_trainer.errors import ChannelLost
 from ppojob_trainer.parallel.channel import open_channel
 
+pytestmark = pytest.mark.processes
+
 PAYLOAD_BYTES = 8_000_000
 SOON_SECONDS = 30.0
 """Well below the limit after which an operation of these tests gives up by itself."""

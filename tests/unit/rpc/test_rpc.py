@@ -163,8 +163,10 @@ def test_a_key_of_another_job_gets_no_answer(peer, counter, caller_of, rings, tm
     write_key_folders(tmp_path / "other", ("controller",))
     stranger = read_key_ring(tmp_path / "other" / "controller", "controller")
     ring = KeyRing("controller", stranger.secret, {**rings["controller"].public, **stranger.public})
+    caller = caller_of(ring=ring)
+    caller.default_deadline_seconds = 0.5
     with pytest.raises(CallTimeout):
-        caller_of(ring=ring).call(Call(peer, WORK, REQUEST, ID))
+        caller.call(Call(peer, WORK, REQUEST, ID))
     assert counter.done == 0
 
 

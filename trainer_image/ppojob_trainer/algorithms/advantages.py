@@ -6,15 +6,16 @@ share one signature in `ADVANTAGES`:
     estimator(token_rewards, mask, lengths, groups, *, own options) -> Advantages
 
 Notation: r_t the reward of token t, m_t the mask, s = Σ_t m_t r_t the score of a row, g the group
-of rows that answer one prompt, n the rows of a group. Shapes: `tokens` response tokens of `rows`
-rows, flat and in row order (see `masked`). Rows of a group need not be neighbours.
+of rows that answer one prompt, n the rows of a group. Rewards and mask are (tokens,), of `rows`
+rows, flat and in row order (see `masked`); lengths and groups are (rows,) int64. Rows of a group
+need not be neighbours.
 
 Estimators that give every trained token of a row the same number are functions from the scores of
-the rows to that number; `_of_scores` makes estimators of them. Those of `OF_SCORES` have one more
-argument, `kept`: (tokens,) bool, what of the mask the updates train on, where a rollout correction
-rejects some. The scores are those of all trained tokens then, and rejected rows stay in their
-groups; lengths, whitening and the result are of what is kept. So it is in verl, whose other
-estimators see what is kept alone: they get it for the mask.
+the rows to that number, (members,) float64; `_of_scores` makes estimators of them. Those of
+`OF_SCORES` have one more argument, `kept`: (tokens,) bool, what of the mask the updates train on,
+where a rollout correction rejects some. The scores are those of all trained tokens then, and
+rejected rows stay in their groups; lengths, whitening and the result are of what is kept. So it is
+in verl, whose other estimators see what is kept alone: they get it for the mask.
 
 Arithmetic is done in float64 and given back in the dtype of the rewards. A group of equal scores
 has advantage exactly 0 (see `group_scores`), so a step can leave it out of the update.
@@ -64,13 +65,6 @@ def grpo(scores: GroupScores, *, normalize_by_std: bool = True) -> Tensor:
 
     Departs from verl: a group of equal scores gives exactly 0; verl leaves rounding noise, which it
     divides by 1e-6. See also the module's notes.
-
-    Args:
-        scores: of the rows.
-        normalize_by_std: divide by the group's standard deviation.
-
-    Returns:
-        (members,) float64.
     """
     members = scores.groups
     mean = members.mean(scores.offset)
@@ -87,13 +81,6 @@ def grpo_passk(scores: GroupScores, *, normalize_by_std: bool = True) -> Tensor:
     error.
 
     Departs from verl: see `grpo`.
-
-    Args:
-        scores: of the rows.
-        normalize_by_std: divide by the group's standard deviation.
-
-    Returns:
-        (members,) float64.
     """
     members = scores.groups
     best = members.spread(members.max(scores.offset))
@@ -114,11 +101,6 @@ def rloo(scores: GroupScores) -> Tensor:
     Back to Basics (arXiv:2402.14740), RLOO:
     `A_i = s_i - 1/(n-1) Σ_{j≠i} s_j = n/(n-1) (s_i - mean_g)`. A row alone in its group keeps its
     score, as verl's `rloo` does (its `rloo_vectorized` gives 0).
-
-    Departs from verl: the module's notes only.
-
-    Returns:
-        (members,) float64.
     """
     members = scores.groups
     sizes = members.sizes.to(torch.float64)
@@ -132,11 +114,6 @@ def opo(scores: GroupScores) -> Tensor:
     On-Policy RL with Optimal reward baseline (arXiv:2505.23585), the length-weighted baseline:
     `A_i = s_i - Σ_{j∈g} l_j s_j / Σ_{j∈g} l_j`, l_j the trained tokens of row j. A row alone in its
     group keeps its score, as in verl.
-
-    Departs from verl: the module's notes only.
-
-    Returns:
-        (members,) float64.
     """
     members = scores.groups
     return scores.minus(members.sum(scores.counts * scores.offset) / members.sum(scores.counts))
@@ -149,11 +126,6 @@ def gpg(scores: GroupScores) -> Tensor:
     `A = B / B_+ (s - mean_g)`, B the rows of the batch and B_+ those whose score is not 0, at least
     1. The paper takes the rows of groups with signal for B_+. A row alone in its group keeps its
     score before scaling, as in verl.
-
-    Departs from verl: the module's notes only.
-
-    Returns:
-        (members,) float64.
     """
     values = scores.minus(scores.groups.mean(scores.offset))
     count = int((scores.base + scores.offset).count_nonzero())
@@ -168,16 +140,7 @@ def remax(
 
     ReMax (arXiv:2310.10505), equation 5 and algorithm 1: `A_t = Σ_{k≥t} r_k - s_greedy` over the
     trained tokens of the row. The baseline is a number of the prompt alone, so it has no bias with
-    a single response as well.
-
-    Departs from verl: the module's notes; verl masks here as well.
-
-    Args:
-        token_rewards: (tokens,) r_t.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        groups: (rows,) int64, not used; estimators share one signature.
-        greedy_scores: (rows,) s_greedy of the prompt of each row.
+    a single response as well. `greedy_scores` (rows,) has s_greedy of the prompt of each row.
     """
     del groups
     returns = _returns(token_rewards, mask, lengths, 1.0)
@@ -208,15 +171,8 @@ def gdpo(
     Departs from verl: the module's notes, and those of `grpo`. A row alone in its group keeps its
     scores before whitening, as in verl.
 
-    Args:
-        token_rewards: (tokens,) not read but for its dtype: a KL penalty plays no part.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        groups: (rows,) int64.
-        rewards: (keys, rows) s_k of each row.
-        weights: (keys,) w_k.
-        normalize_by_std: divide by the group's standard deviation.
-        kept: see the module's notes.
+    `rewards` (keys, rows) has s_k of each row, `weights` (keys,) w_k. Of `token_rewards` nothing
+    but the dtype is read: a KL penalty plays no part.
     """
     kept = mask if kept is None else kept
     counts = row_count(mask, lengths)
@@ -238,11 +194,6 @@ def reinforce_plus_plus_baseline(scores: GroupScores) -> Tensor:
     REINFORCE++ (arXiv:2501.03262), the variant with a group baseline: `A = whiten(s - mean_g)`. A
     row alone in its group keeps its score before whitening, as in verl. As in verl the returns are
     the advantages.
-
-    Departs from verl: the module's notes only.
-
-    Returns:
-        (members,) float64.
     """
     return scores.minus(scores.groups.mean(scores.offset))
 
@@ -264,13 +215,6 @@ def reinforce_plus_plus(
 
     Departs from verl: the module's notes only; a masked token in the middle of a row is skipped
     there as it is here.
-
-    Args:
-        token_rewards: (tokens,) r_t.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        groups: (rows,) int64, not used; estimators share one signature.
-        gamma: γ, the discount a token.
     """
     del groups
     returns = _returns(token_rewards, mask, lengths, gamma)

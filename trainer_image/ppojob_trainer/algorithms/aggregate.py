@@ -38,11 +38,7 @@ def _sequence_mean_token_sum(part: _Part) -> Tensor:
 
 
 def _sequence_mean_token_sum_norm(part: _Part) -> Tensor:
-    if part.scale_tokens is None or part.scale_tokens <= 0:
-        raise ValueError(
-            f"scale_tokens: got {part.scale_tokens}: sequence_mean_token_sum_norm divides by it; "
-            "give a positive number, such as the longest response allowed"
-        )
+    assert part.scale_tokens is not None, "this mode needs a scale"
     return _sequence_mean_token_sum(part) / part.scale_tokens
 
 
@@ -87,30 +83,9 @@ def aggregate(
     modes; a row's mean divides by its exact token count (verl adds 1e-8); verl falls back to the
     counts of the micro-batch when none are given, here they are required.
 
-    Args:
-        values: (tokens,) of this micro-batch.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        mode: a name in `AGGREGATIONS`.
-        global_tokens: T, trained tokens of the mini-batch, over all ranks; 0 where there are none.
-        global_sequences: N, sequences of the mini-batch, over all ranks; 0 where there are none.
-        scale_tokens: L, a constant number of tokens; needed by `sequence_mean_token_sum_norm`.
-
-    Returns:
-        A scalar in the dtype of `values`; 0 (with zero gradient) when no token is trained.
-
-    Raises:
-        ValueError: if the mode is unknown, a count is negative, or 0 though tokens are trained, or
-            the scale is missing.
+    T and N are counts over all ranks, and may be 0 where no token is trained: then the value is 0,
+    with zero gradient.
     """
-    if mode not in AGGREGATIONS:
-        raise ValueError(f"mode: got {mode!r}: unknown; must be one of {', '.join(AGGREGATIONS)}")
-    least = min(global_tokens, global_sequences)
-    if least < 0 or (least == 0 and bool(mask.any())):
-        raise ValueError(
-            f"global_tokens, global_sequences: got {global_tokens}, {global_sequences}: "
-            "they are denominators; both must be positive, or 0 where no token is trained"
-        )
     # Where nothing is trained every sum is 0, and anything but 0 may stand below it.
     tokens, sequences = global_tokens or 1.0, global_sequences or 1.0
     part = _Part(values, mask, lengths, tokens, sequences, scale_tokens)

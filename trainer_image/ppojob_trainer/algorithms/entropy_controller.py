@@ -27,21 +27,11 @@ class EntropyController:
     high: float
 
     def bonus(self, coefficient: float, entropy: float) -> float:
-        """The weight of the bonus in this step; 0 where the entropy is no number.
-
-        Args:
-            coefficient: c.
-            entropy: e.
-        """
+        """The weight of the bonus in this step; 0 where the entropy is no number."""
         return coefficient if entropy <= self.target else 0.0
 
     def after(self, coefficient: float, entropy: float) -> float:
-        """The coefficient of the next step; an entropy that is no number moves nothing.
-
-        Args:
-            coefficient: c of this step.
-            entropy: e.
-        """
+        """The coefficient of the next step; an entropy that is no number moves nothing."""
         if entropy < self.target:
             return min(coefficient + self.step, self.high)
         if entropy > self.target:

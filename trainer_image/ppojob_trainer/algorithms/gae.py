@@ -37,16 +37,7 @@ def gae(
     numbers on and shifts them in whitening; a step with a single trained token gives advantage 0,
     where verl raises an error. Arithmetic is done in float64.
 
-    Args:
-        token_rewards: (tokens,) r_t, KL penalty taken off.
-        values: (tokens,) V_t of the critic before its update.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        gamma: γ, the discount a token.
-        lam: λ, from 0 (least variance) to 1 (no bias).
-
-    Returns:
-        Both in the dtype of `token_rewards`.
+    Shapes as in `advantages`; the values (tokens,) are V_t of the critic before its update.
     """
     rewards, known = (column.to(torch.float64)[mask] for column in (token_rewards, values))
     trained = row_count(mask, lengths)

@@ -33,12 +33,7 @@ class Members:
 
     @classmethod
     def of(cls, groups: Tensor, counts: Tensor) -> "Members":
-        """Sort the rows by group.
-
-        Args:
-            groups: (rows,) int64, any numbers; rows of one group need not be neighbours.
-            counts: (rows,) int64, trained tokens of each row; rows with none are no members.
-        """
+        """Sort the rows by the number of their group; those with a count of 0 are no members."""
         members = torch.nonzero(counts > 0).flatten()
         rows = members[torch.argsort(groups[members], stable=True)]
         _, of_member, sizes = torch.unique_consecutive(
@@ -96,13 +91,7 @@ class GroupScores:
     ) -> "GroupScores":
         """Add up the rewards of the trained tokens of each row, and compare within groups.
 
-        Args:
-            token_rewards: (tokens,) float.
-            mask: (tokens,) bool.
-            lengths: (rows,) int64.
-            groups: (rows,) int64, the prompt of each row.
-            kept: (tokens,) bool, what of the mask is updated on; None for all. A row without such
-                tokens is compared with all the same: its score is true.
+        A row of whose mask nothing is `kept` is compared with all the same: its score is true.
         """
         kept = mask if kept is None else kept
         counts = row_count(kept, lengths)
@@ -120,25 +109,13 @@ class GroupScores:
     def minus(self, baseline: Tensor) -> Tensor:
         """Score minus baseline of each member.
 
-        A row alone in its group has no peers to compare with: its baseline is 0.
-
-        Args:
-            baseline: (groups,) relative to the group's first score, as `offset` is.
-
-        Returns:
-            (members,) float64.
+        A row alone in its group has no peers to compare with: its baseline is 0. The others' are
+        (groups,), relative to the group's first score, as `offset` is.
         """
         return torch.where(self.alone, self.base, self.offset - self.groups.spread(baseline))
 
     def to_tokens(self, values: Tensor) -> Tensor:
-        """Write each member's value on the tokens of its row that are updated on, 0 elsewhere.
-
-        Args:
-            values: (members,) float64.
-
-        Returns:
-            (tokens,) float64.
-        """
+        """Write each member's value on the tokens of its row that are updated on, 0 elsewhere."""
         rows = values.new_zeros(self.lengths.numel())
         rows[self.groups.rows] = values
         return zero_outside(torch.repeat_interleave(rows, self.lengths), self.kept)

@@ -10,11 +10,11 @@ MAX_PROPORTIONAL_ERROR = 0.2
 
 
 class KlController:
-    """The coefficient β of the penalty, fixed or led towards a target.
+    """The coefficient β of the penalty, led towards a target.
 
     Fine-Tuning Language Models from Human Preferences (arXiv:1909.08593), section 2.2:
     `e = clip(kl / target - 1, -0.2, 0.2)`, `β ← β (1 + e n / horizon)`, n the responses seen since
-    the last update. Without a target β stays as it is.
+    the last update.
 
     Departs from verl: n / horizon counts as 1 at most, and a KL that is not finite moves nothing.
     There β turns negative in a step of more than five horizons, and one NaN is the end of it.
@@ -23,23 +23,14 @@ class KlController:
         coefficient: β to use now.
     """
 
-    def __init__(
-        self, coefficient: float, *, target: float | None = None, horizon: int = 10000
-    ) -> None:
+    def __init__(self, coefficient: float, *, target: float, horizon: int) -> None:
         """Start at `coefficient`.
 
         Args:
             coefficient: the first β.
-            target: the KL to be held, in nats a token; None keeps β fixed.
+            target: the KL to be held, in nats a token.
             horizon: how many responses it takes to change β by its own size at an error of 1.
-
-        Raises:
-            ValueError: if `target` or `horizon` is not positive.
         """
-        if target is not None and target <= 0.0:
-            raise ValueError(f"target: got {target}: KL is positive; must be above 0")
-        if horizon <= 0:
-            raise ValueError(f"horizon: got {horizon}: a number of responses; must be above 0")
         self.coefficient = coefficient
         self._target = target
         self._horizon = horizon
@@ -52,7 +43,7 @@ class KlController:
                 each response's mean.
             num_responses: responses of the step.
         """
-        if self._target is None or not math.isfinite(current_kl):
+        if not math.isfinite(current_kl):
             return
         error = current_kl / self._target - 1.0
         error = min(max(error, -MAX_PROPORTIONAL_ERROR), MAX_PROPORTIONAL_ERROR)

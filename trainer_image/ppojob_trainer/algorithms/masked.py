@@ -1,9 +1,10 @@
 """Sums, means and whitening over the trained tokens of ragged rows.
 
-Columns are flat: the tokens of all rows one after the other in row order, `lengths` says how many
-belong to each row, and `mask` is True where a token is trained. Whatever a masked token holds, a
-NaN included, changes neither a value nor a gradient here: it is replaced before the arithmetic,
-because a product with zero would keep the NaN.
+Columns are flat: the tokens of all rows one after the other in row order. `values` (tokens,) are
+floats, `lengths` (rows,) int64 says how many tokens belong to each row, and `mask` (tokens,) is
+True where a token is trained. Whatever a masked token holds, a NaN included, changes neither a
+value nor a gradient here: it is replaced before the arithmetic, because a product with zero would
+keep the NaN.
 
 Sums run over consecutive tokens in a fixed order, so equal input gives equal bits; scatter-adds,
 whose order differs from run to run on a GPU, are not used.
@@ -19,25 +20,14 @@ WHITEN_EPSILON = 1e-8
 def zero_outside(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return the values with zeros where `mask` is False.
 
-    The gradient at a masked token is exactly zero, also when what follows gives a NaN there.
-
-    Args:
-        values: (tokens,) float.
-        mask: (tokens,) bool; None means that every token counts.
+    The gradient at a masked token is exactly zero, also when what follows gives a NaN there. With
+    None for the mask every token counts.
     """
     return values if mask is None else torch.where(mask, values, values.new_zeros(()))
 
 
 def segment_sum(values: Tensor, lengths: Tensor) -> Tensor:
-    """Sum consecutive segments of a flat column.
-
-    Args:
-        values: (n,) float.
-        lengths: (segments,) int64, how many entries each segment has; they add up to n.
-
-    Returns:
-        (segments,) sums in the dtype of `values`; an empty segment gives 0.
-    """
+    """Sum consecutive segments of a flat column: (n,) -> (segments,); an empty one gives 0."""
     if values.numel() == 0:
         # There is nothing to reduce; the product keeps the result on the graph of `values`.
         return values.sum() * lengths.to(values.dtype)
@@ -45,16 +35,7 @@ def segment_sum(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def row_sum(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-    """Sum the trained tokens of each row.
-
-    Args:
-        values: (tokens,) float.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-
-    Returns:
-        (rows,) in the dtype of `values`; a row without a trained token gives 0.
-    """
+    """Sum the trained tokens of each row: (rows,); a row without any gives 0."""
     return segment_sum(zero_outside(values, mask), lengths)
 
 
@@ -65,25 +46,13 @@ def row_count(mask: Tensor, lengths: Tensor) -> Tensor:
 
 
 def row_mean(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-    """Average the trained tokens of each row.
-
-    Shapes as in `row_sum`; a row without a trained token gives 0.
-    """
+    """Average the trained tokens of each row: (rows,); a row without any gives 0."""
     counts = row_count(mask, lengths).clamp(min=1)
     return row_sum(values, mask, lengths) / counts.to(values.dtype)
 
 
 def row_max(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-    """The largest trained token of each row.
-
-    Args:
-        values: (tokens,) float, 0 or more.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-
-    Returns:
-        (rows,) in the dtype of `values`; a row without a trained token gives 0.
-    """
+    """The largest trained token of each row, of values of 0 or more: (rows,); 0 without any."""
     if values.numel() == 0:
         return row_sum(values, mask, lengths)
     kept = zero_outside(values, mask)
@@ -93,15 +62,7 @@ def row_max(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 def discounted_sum(values: Tensor, lengths: Tensor, discount: float) -> Tensor:
     """Sum what follows each entry of its segment, a factor less for each step away.
 
-    `S_t = x_t + γ S_{t+1}` within each segment, S = 0 past its end.
-
-    Args:
-        values: (n,) float, x.
-        lengths: (segments,) int64, how many entries each segment has; they add up to n.
-        discount: γ.
-
-    Returns:
-        (n,) in the dtype of `values`.
+    `S_t = x_t + γ S_{t+1}` within each segment, S = 0 past its end: (n,) -> (n,).
     """
     sums = values.clone()
     ends = lengths.cumsum(0)
@@ -125,13 +86,6 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
 
     Departs from verl: masked tokens give 0, where verl shifts them too; a single trained token
     gives 0 (it equals its mean), where verl raises an error.
-
-    Args:
-        values: (tokens,) float.
-        mask: (tokens,) bool.
-
-    Returns:
-        (tokens,) in the dtype of `values`, 0 outside the mask.
     """
     count = int(mask.sum())
     if count < 2:

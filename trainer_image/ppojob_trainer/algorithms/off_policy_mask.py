@@ -20,16 +20,8 @@ def off_policy(
     μ being the sampler. It still counts in the denominators. Numbers are those of TRL's
     `get_off_policy_mask`.
 
-    Args:
-        logprobs: (tokens,) log π of the policy in the update.
-        rollout_logprobs: (tokens,) log μ.
-        advantages: (tokens,) A.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        threshold: in nats a token.
-
-    Returns:
-        (tokens,) bool; False where a token is not trained.
+    π is the policy in the update, the threshold is in nats a token. The result is (tokens,), False
+    where a token is not trained.
     """
     fall = zero_outside(rollout_logprobs, mask) - zero_outside(logprobs.detach(), mask)
     is_far = row_mean(fall, mask, lengths) > threshold

@@ -6,7 +6,8 @@ They differ by the precision and the kernels of the two. Decoupled PPO (arXiv:21
 loss a weight of π / μ corrects. Liu, Li et al. 2025 (https://richardli.xyz/rl-collapse) and Trust
 Region Masking (arXiv:2512.23075) have the weights and the rejection by tokens and by responses.
 
-Shapes: (tokens,), flat. Numbers are those of verl's `rollout_corr_helper`, log ρ cut off at ±20.
+Shapes: (tokens,), flat; lengths (rows,) int64. Numbers are those of verl's `rollout_corr_helper`,
+log ρ cut off at ±20.
 """
 
 from collections.abc import Iterable, Mapping
@@ -126,13 +127,6 @@ def correct(
 
     Weights and rejection do not see each other: a rejected token still counts in a response's
     product and in the mean of the weights, as in verl.
-
-    Args:
-        correction: what is asked for.
-        logprobs: (tokens,) log π.
-        rollout_logprobs: (tokens,) log μ.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
     """
     log_ratio = zero_outside(logprobs.detach(), mask) - zero_outside(rollout_logprobs, mask)
     judged = {one.mode: judge(one, log_ratio, mask, lengths) for one in correction.rejection}
@@ -150,11 +144,7 @@ def correct(
 def importance_ratio(log_ratio: Tensor, mask: Tensor, lengths: Tensor, level: Level) -> Tensor:
     """How much likelier the trainer is than the engine to write this: (tokens,), 0 if not trained.
 
-    Args:
-        log_ratio: (tokens,) log ρ.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        level: token: ρ; sequence: the product of ρ over the trained tokens of the response.
+    Of the token, ρ; of the sequence, the product of ρ over the trained tokens of the response.
     """
     if level == "sequence":
         log_ratio = row_sum(log_ratio, mask, lengths).repeat_interleave(lengths)
@@ -183,14 +173,7 @@ def mean_weight(weights: Tensor, mask: Tensor, lengths: Tensor, level: Level) ->
 
 
 def judge(rejection: Rejection, log_ratio: Tensor, mask: Tensor, lengths: Tensor) -> Judged:
-    """What a rejection says of every token.
-
-    Args:
-        rejection: mode and bounds.
-        log_ratio: (tokens,) log ρ, 0 outside the mask.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-    """
+    """What a rejection says of every token; log ρ is 0 outside the mask."""
     over, _, kind = rejection.mode.rpartition("_")
     divergence = _divergence(bounded(log_ratio), kind)
     if rejection.is_of_rows:

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
 from ppojob_trainer.algorithms.policy_losses.inputs import LOG_RATIO_LIMIT, bounded
-from ppojob_trainer.algorithms.rollout_correction import Corrected, Correction, Judged, Rejection
+from ppojob_trainer.algorithms.rollout_correction import (
+    Corrected,
+    Correction,
+    Judged,
+    Rejection,
+    correct,
+)
 
 AREA = "rollout_corr"
 
@@ -47,16 +53,7 @@ def diagnostics(
     mask: Tensor,
     lengths: Tensor,
 ) -> dict[str, float]:
-    """Every diagnostic of a batch; none where no token is trained.
-
-    Args:
-        correction: what was asked for.
-        corrected: what it gave for these rows.
-        logprobs: (tokens,) log π.
-        rollout_logprobs: (tokens,) log μ.
-        mask: (tokens,) bool, before the rejection.
-        lengths: (rows,) int64.
-    """
+    """Every diagnostic of a batch, whose mask is that before the rejection; none without tokens."""
     if not bool(mask.any()):
         return {}
     rows = _Rows(mask, lengths)
@@ -71,11 +68,7 @@ def diagnostics(
 
 
 def token_diagnostics(correction: Correction, corrected: Corrected) -> dict[str, Tensor]:
-    """The diagnostics that are means over tokens, as columns: those of a part of a batch.
-
-    Returns:
-        Name of the metric to (tokens,), without gradient.
-    """
+    """The diagnostics that are means over tokens, as columns: those of a part of a batch."""
     log_ratio = bounded(corrected.log_ratio)
     found = {
         "k3_kl": log_ratio.exp() - log_ratio - 1.0,
@@ -95,14 +88,9 @@ def token_diagnostics(correction: Correction, corrected: Corrected) -> dict[str,
 
 def token_diagnostic_names(correction: Correction) -> tuple[str, ...]:
     """Names of `token_diagnostics`, for those who have no rows."""
-    modes = [f"rollout_rs_{one.mode}_masked_fraction" for one in correction.rejection]
-    of_weights = ("mean", "ratio_fraction_high", "ratio_fraction_low")
-    names = ["k3_kl", "chi2_token"]
-    if correction.weights != "none":
-        names += [f"rollout_is_{name}" for name in of_weights]
-    if correction.rejection:
-        names += [*modes, "rollout_rs_masked_fraction"]
-    return tuple(f"{AREA}/{name}" for name in names)
+    none = torch.zeros(0)
+    corrected = correct(correction, none, none, none.bool(), none.long())
+    return tuple(token_diagnostics(correction, corrected))
 
 
 def _distances(

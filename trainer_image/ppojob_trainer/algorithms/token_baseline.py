@@ -3,10 +3,11 @@
 Notation: G_t the reward that is still to come at token t, π_t the probability of the token and Σπ²
 the sum of the squared probabilities of the vocabulary, both of the policy before the update. The
 squared gradient of log π_t in the logits is `1 - 2 π_t + Σπ²`; summed up to t it says how much a
-response weighs at t. Shapes as in `advantages`.
+response weighs at t. Shapes as in `advantages`; log π, Σπ² and w are (tokens,), w None for 1.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,64 +29,41 @@ def optimal_token_baseline(
     old_logprobs: Tensor,
     sum_pi_squared: Tensor,
     rollout_weights: Tensor | None = None,
+    counts_trained: bool = False,
 ) -> Advantages:
     """Reward still to come, less what peers have to come at the same place of their responses.
 
     The Optimal Token Baseline (Li et al. 2026, arXiv:2602.07078) by its logit-gradient proxy:
     `A_t = G_t - B_t`, `B_t = Σ_g G_t W_t / (Σ_g W_t + 1e-8)` over the rows of the group
     that have a trained token at place t, `W_t = Σ_{j≤t} w_j² (1 - 2 π_j + Σπ²_j)`, w the weights of
-    the rollout correction. A place counts all tokens of the response. Where one row alone goes on,
-    behind the last trained token of all others, B = 0; so it is for a row alone in its group.
+    the rollout correction. A place counts all tokens of the response; with `counts_trained` the
+    trained ones alone, so that what a tool has written moves no token to another place. Where one
+    row alone goes on, behind the last trained token of all others, B = 0; so it is for a row alone
+    in its group.
 
     Departs from verl: the module's notes of `advantages`. With masked tokens between trained ones
     verl takes the number of trained tokens of the second longest row for the place where the
     longest goes on alone; here it is behind that row's last one.
-
-    Args:
-        token_rewards: (tokens,) r_t.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        groups: (rows,) int64.
-        old_logprobs: (tokens,) log π.
-        sum_pi_squared: (tokens,) Σπ².
-        rollout_weights: (tokens,) w; None for 1.
     """
-    places = _places(lengths)
-    weights = _weights(old_logprobs, sum_pi_squared, rollout_weights)
-    return _compared(token_rewards, mask, lengths, groups, places, weights)
-
-
-@torch.no_grad()
-def tir_optimal_token_baseline(
-    token_rewards: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    groups: Tensor,
-    *,
-    old_logprobs: Tensor,
-    sum_pi_squared: Tensor,
-    rollout_weights: Tensor | None = None,
-) -> Advantages:
-    """The same for responses with tools: a place counts the trained tokens alone.
-
-    What a tool has written between two turns then moves no token to another place. Without masked
-    tokens both are one.
-
-    Departs from verl: the module's notes of `advantages`.
-
-    Args:
-        token_rewards: (tokens,) r_t.
-        mask: (tokens,) bool.
-        lengths: (rows,) int64.
-        groups: (rows,) int64.
-        old_logprobs: (tokens,) log π.
-        sum_pi_squared: (tokens,) Σπ².
-        rollout_weights: (tokens,) w; None for 1.
-    """
-    places = torch.zeros_like(mask, dtype=torch.int64)
-    places[mask] = _places(row_count(mask, lengths))
-    weights = _weights(old_logprobs, sum_pi_squared, rollout_weights)
-    return _compared(token_rewards, mask, lengths, groups, places, weights)
+    if counts_trained:
+        places = torch.zeros_like(mask, dtype=torch.int64)
+        places[mask] = _places(row_count(mask, lengths))
+    else:
+        places = _places(lengths)
+    counts = row_count(mask, lengths)
+    rewards = token_rewards.to(torch.float64)[mask]
+    to_come = discounted_sum(rewards, counts, 1.0)
+    # The sum up to a token is that of the whole row less what comes behind it.
+    ahead = _weights(old_logprobs, sum_pi_squared, rollout_weights)[mask]
+    behind = discounted_sum(ahead, counts, 1.0)
+    summed = segment_sum(ahead, counts).repeat_interleave(counts) - behind + ahead
+    baseline = _baseline(to_come, summed, _peers(groups, mask, lengths, places))
+    baseline[_goes_on_alone(mask, lengths, groups, places)[mask]] = 0.0
+    returns = torch.zeros(mask.shape, dtype=torch.float64)
+    advantages = torch.zeros_like(returns)
+    returns[mask], advantages[mask] = to_come, to_come - baseline
+    dtype = token_rewards.dtype
+    return Advantages(advantages.to(dtype), returns.to(dtype))
 
 
 def _places(lengths: Tensor) -> Tensor:
@@ -101,31 +79,6 @@ def _weights(
     squares = sum_pi_squared.to(torch.float64)
     energy = 1.0 - 2.0 * old_logprobs.to(torch.float64).exp() + squares
     return energy if rollout_weights is None else energy * rollout_weights.double().square()
-
-
-def _compared(
-    token_rewards: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    groups: Tensor,
-    places: Tensor,
-    weights: Tensor,
-) -> Advantages:
-    """Compare the trained tokens at each place of a group."""
-    counts = row_count(mask, lengths)
-    rewards = token_rewards.to(torch.float64)[mask]
-    to_come = discounted_sum(rewards, counts, 1.0)
-    # The sum up to a token is that of the whole row less what comes behind it.
-    ahead = weights[mask]
-    behind = discounted_sum(ahead, counts, 1.0)
-    summed = segment_sum(ahead, counts).repeat_interleave(counts) - behind + ahead
-    baseline = _baseline(to_come, summed, _peers(groups, mask, lengths, places))
-    baseline[_goes_on_alone(mask, lengths, groups, places)[mask]] = 0.0
-    returns = torch.zeros(mask.shape, dtype=torch.float64)
-    advantages = torch.zeros_like(returns)
-    returns[mask], advantages[mask] = to_come, to_come - baseline
-    dtype = token_rewards.dtype
-    return Advantages(advantages.to(dtype), returns.to(dtype))
 
 
 def _peers(groups: Tensor, mask: Tensor, lengths: Tensor, places: Tensor) -> Tensor:
@@ -159,6 +112,6 @@ def _goes_on_alone(mask: Tensor, lengths: Tensor, groups: Tensor, places: Tensor
 
 TOKEN_BASELINES: dict[str, Callable[..., Advantages]] = {
     "optimal_token_baseline": optimal_token_baseline,
-    "tir_optimal_token_baseline": tir_optimal_token_baseline,
+    "tir_optimal_token_baseline": partial(optimal_token_baseline, counts_trained=True),
 }
 """Every estimator that reads the policy's probabilities, by the name of `spec.algorithm.type`."""

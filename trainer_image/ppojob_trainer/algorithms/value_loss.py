@@ -42,21 +42,9 @@ def clipped_value_loss(
     Numbers and gradients are those of verl's `compute_value_loss`; its `vf_clipfrac` is the share
     of `clipped`.
 
-    Args:
-        values: (tokens,) V, with gradient.
-        old_values: (tokens,) V_old.
-        returns: (tokens,) R.
-        value_clip: c, how far a value may move in one step of the job.
-        mask: (tokens,) bool; where False the loss is 0 and has no gradient, whatever the columns
-            hold there. None: every token is trained.
-
-    Raises:
-        ValueError: if `value_clip` is not positive.
+    c is `value_clip`. Where the mask is False the loss is 0 and has no gradient, whatever the
+    columns hold there; without a mask every token is trained.
     """
-    if not value_clip > 0.0:
-        raise ValueError(
-            f"value_clip: got {value_clip}: values could not move at all; must be above 0"
-        )
     values, old, returns = (zero_outside(x, mask) for x in (values, old_values, returns))
     bounded = values.clamp(old - value_clip, old + value_clip)
     plain, clipped = (values - returns).square(), (bounded - returns).square()
@@ -71,13 +59,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 
     Departs from verl: it adds 1e-5 to Var[R]; here returns that are all equal give 0.
 
-    Args:
-        values: (tokens,) V, those that the returns were estimated with.
-        returns: (tokens,) R.
-        mask: (tokens,) bool.
-
-    Returns:
-        A scalar in the dtype of `values`.
+    The values are those that the returns were estimated with.
     """
     known, wanted = (column.to(torch.float64)[mask] for column in (values, returns))
     unexplained, whole = _squared_deviations(wanted - known), _squared_deviations(wanted)

@@ -101,13 +101,7 @@ def plan_attention(
     """Cut the attention of packed rows into tiles and long rows.
 
     Rows of a tile have prefixes and lengths within a factor of two of each other, which bounds what
-    padding to the longest of them costs.
-
-    Args:
-        spans: as `pack_rows` gives them.
-        heads: H.
-        key_heads: K.
-        tile_scores: scores of a tile or block at most.
+    padding to the longest of them costs. A tile or block has `tile_scores` scores at most.
     """
     total = sum(span.length for span in spans)
     short, long_rows = _cut(spans, heads, tile_scores)

@@ -7,16 +7,12 @@ from torch import Tensor
 
 
 class Dropout:
-    """Drops a share of weights; another one of the same seed drops the same, call by call."""
+    """Drops a share of weights; another one of the same seed drops the same, call by call.
+
+    A share of 0 draws nothing. The seed is of `draw_seed`, the device that of the weights.
+    """
 
     def __init__(self, share: float, seed: int, device: torch.device) -> None:
-        """Begin anew.
-
-        Args:
-            share: probability that a weight is dropped; 0 draws nothing.
-            seed: from `draw_seed`.
-            device: where the weights are.
-        """
         self._share = share
         self._generator = torch.Generator(device).manual_seed(seed) if share > 0.0 else None
 

@@ -27,9 +27,7 @@ from ppojob_trainer.engine.head import LastStates, PolicyHead, TokenOutputs
 class HeadWithKl:
     """Outputs what the policy's head does, and behind it the KL to the reference at each token.
 
-    Attributes:
-        policy: its head.
-        reference: of the same micro-batch.
+    The last states of the reference are of the same micro-batch.
     """
 
     policy: PolicyHead

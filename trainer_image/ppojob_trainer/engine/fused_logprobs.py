@@ -10,13 +10,15 @@ Legend: N tokens, h hidden size, V vocabulary, z = logits / temperature, p = sof
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 TOKEN_BLOCK = 4096
 """Tokens of a tile at most; more tokens make wider passes over the output matrix rarer."""
+
+Entropy = Literal["none", "value", "gradient"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +28,14 @@ class LogprobSettings:
     Attributes:
         temperature: above 0; logits are divided by it.
         chunk_tokens: a tile holds at most this many tokens times V logits; 0 for no limit.
-        entropy: "none", "value" (without gradient) or "gradient".
+        entropy: none, its value (without gradient), or with gradient.
         squares: whether Σ p² is asked for too, without gradient.
     """
 
     temperature: float = 1.0
     chunk_tokens: int = 256
-    entropy: str = "none"
+    entropy: Entropy = "none"
     squares: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0.0:
-            raise ValueError(
-                f"temperature: got {self.temperature}: logits are divided by it; must be above 0"
-            )
-        if self.entropy not in ("none", "value", "gradient"):
-            raise ValueError(
-                f"entropy: got {self.entropy!r}: unknown; must be none, value or gradient"
-            )
 
 
 def fused_logprobs(

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
+from ppojob_trainer.engine.fused_logprobs import Entropy, LogprobSettings, fused_logprobs
 
 TokenOutputs = tuple[Tensor, ...]
 """What a head says of each token: one or more tensors (tokens,), float32."""
@@ -56,17 +56,12 @@ class PolicyHead:
     settings: LogprobSettings
 
     @classmethod
-    def of(cls, spec: PPOJobSpec, entropy: str, *, squares: bool = False) -> PolicyHead:
+    def of(cls, spec: PPOJobSpec, entropy: Entropy, *, squares: bool = False) -> PolicyHead:
         """The head at the temperature that responses are sampled with.
 
         Log-probabilities are of all tokens. What the sampler reports under top-p and top-k is
         renormalised over the tokens that these leave, so the two then differ even where the
         engines agree.
-
-        Args:
-            spec: the job.
-            entropy: "none", "value" or "gradient".
-            squares: whether the sum of the squared probabilities is told as well.
         """
         chunk = spec.training.logprob_chunk_tokens
         return cls(LogprobSettings(spec.rollout.temperature, chunk, entropy, squares))

@@ -94,12 +94,7 @@ class _Packer:
 
 
 def pack_rows(experience: Experience, *, share_prompts: bool = True) -> PackedRows:
-    """Lay out all rows of an experience.
-
-    Args:
-        experience: at least one row.
-        share_prompts: lay each prompt once a group instead of once a row.
-    """
+    """Lay out all rows of an experience, at least one; each prompt once a group, or once a row."""
     packer = _Packer()
     lengths = experience.lengths.tolist()
     responses = torch.split(experience.response_tokens, lengths)

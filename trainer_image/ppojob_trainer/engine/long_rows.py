@@ -106,18 +106,9 @@ def differentiate_long_rows(
 ) -> QueryKeyValue:
     """Add the gradients of `attend_long_rows` to those of the other rows.
 
-    Args:
-        rows: as in the forward pass.
-        read: as in the forward pass.
-        output: (T, H, D), what the forward pass wrote.
-        log_sums: (K, G, T), what it returned.
-        grad: (T, H, D), the gradient of `output`.
-        grads: those of the other rows; that of queries is overwritten at the tokens of `rows`.
-        scale: as in the forward pass.
-        dropout: drops what the forward pass dropped.
-
-    Returns:
-        Gradients of all rows, in the type of `grads`.
+    `output` (T, H, D) is what it wrote and `grad` the gradient of that, `log_sums` (K, G, T) what
+    it returned; the dropout drops the same again. `grads` are those of the other rows, in whose
+    type all come back; that of queries is overwritten at the tokens of `rows`.
     """
     if not rows.spans:
         return grads

@@ -50,14 +50,7 @@ class Aggregation:
         denominators: Denominators,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """This micro-batch's share of the mini-batch's value.
-
-        Args:
-            values: (tokens,).
-            rows: of the micro-batch.
-            denominators: of the mini-batch.
-            mask: (tokens,) bool, where it is not that of the rows.
-        """
+        """This micro-batch's share of the mini-batch's value; the rows have a mask of their own."""
         return aggregate(
             values,
             rows.mask if mask is None else mask,
@@ -111,11 +104,5 @@ class Objective(Protocol):
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch.
-
-        Args:
-            outputs: of the head on `rows`, with gradient.
-            rows: the micro-batch.
-            denominators: of the whole mini-batch.
-        """
+        """The loss of a micro-batch, by the head's outputs on its rows, which have the gradient."""
         ...

@@ -24,11 +24,6 @@ def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
     default: `lr * (r + (1 - r) (1 + cos(2 pi cycles x)) / 2)`, x the share of the steps after the
     warm-up that are done. Past the end the cosine stays where it is. As in verl, but for that last:
     there it would go on.
-
-    Args:
-        spec: peak, schedule, warm-up.
-        step: optimizer steps done before.
-        total_steps: of the whole job.
     """
     warmup = spec.warmup_steps or int(spec.warmup_ratio * total_steps)
     if step < warmup:
@@ -64,12 +59,7 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
 def clip_gradients(parameters: Iterable[Tensor], limit: float, world: World) -> float:
     """Scale gradients so that their global norm is at most `limit`.
 
-    A part that several ranks hold counts once.
-
-    Args:
-        parameters: those with a gradient count.
-        limit: 0 leaves the gradients as they are.
-        world: over whose ranks the gradients are cut.
+    A part that several ranks hold counts once. A limit of 0 leaves the gradients as they are.
 
     Returns:
         The global norm before, the same on all ranks. Where it is not finite the gradients are of
@@ -112,32 +102,10 @@ def optimizer_boxes(model: nn.Module) -> dict[str, Box]:
 def load_optimizer_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, parts: Mapping[str, Tensor]
 ) -> None:
-    """Take up a state that `optimizer_tensors` gave.
-
-    Args:
-        model: whose parameters it belongs to.
-        optimizer: its state is replaced.
-        parts: this rank's part of each tensor; copied.
-
-    Raises:
-        ValueError: if the tensors are not those of this model.
-    """
-    parameters = trained_parameters(model)
-    expected = {f"{name}/{key}" for name in parameters for key in STATE_KEYS}
-    if parts and (differing := expected ^ set(parts)):
-        raise ValueError(
-            f"optimizer state: got {len(parts)} tensors, {sorted(differing)[0]} is on one side "
-            "only: it belongs to another model; use the state of this one"
-        )
+    """Take up a copy of this rank's parts of `optimizer_tensors`, of which there may be none."""
     optimizer.state.clear()
-    for name, parameter in parameters.items() if parts else ():
+    for name, parameter in trained_parameters(model).items() if parts else ():
         state = {key: parts[f"{name}/{key}"].to(parameter.device, copy=True) for key in STATE_KEYS}
-        shape = box_of(parameter).local_shape
-        if state["exp_avg"].shape != shape:
-            raise ValueError(
-                f"optimizer state: got {tuple(state['exp_avg'].shape)} for {name}: "
-                f"the parameter has {shape}"
-            )
         optimizer.state[parameter] = {
             key: cut_like(parameter, value) if key in MOMENTS else value
             for key, value in state.items()

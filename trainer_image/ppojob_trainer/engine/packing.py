@@ -30,12 +30,7 @@ def plan_micro_batches(
     Returns:
         Row numbers of each micro-batch. Groups come in the order of their first row, rows in
         their own order; the same input always gives the same cut.
-
-    Raises:
-        ValueError: if the budget is not positive.
     """
-    if budget < 1:
-        raise ValueError(f"budget: got {budget}: a micro-batch holds tokens; must be at least 1")
     first_rows: dict[int, int] = {}
     for row, group in enumerate(row_groups):
         first_rows.setdefault(group, row)

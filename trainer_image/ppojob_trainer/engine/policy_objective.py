@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -54,12 +55,7 @@ class KlTerm:
 
     @classmethod
     def of(cls, spec: KlSpec, coefficient: float | None = None) -> KlTerm | None:
-        """The term that a job asks for.
-
-        Args:
-            spec: the job's KL.
-            coefficient: β of this step for the KL that the spec is of; None for that of the spec.
-        """
+        """The term that a job asks for, with β of this step, or None for that of the spec."""
         if spec.loss_term is not None:
             return cls(spec.loss_term.estimator, spec.loss_term.coefficient)
         if spec.in_ != "loss":
@@ -91,6 +87,8 @@ class PolicyObjective:
     kl: KlTerm | None = None
     off_policy_threshold: float | None = None
 
+    area: ClassVar = "actor"
+
     @classmethod
     def of(
         cls,
@@ -100,13 +98,9 @@ class PolicyObjective:
         entropy_coefficient: float | None = None,
         max_response_tokens: int | None = None,
     ) -> PolicyObjective:
-        """The objective that a job asks for.
+        """The objective that a job asks for, with what stands for an absent `lossScaleTokens`.
 
-        Args:
-            spec: the job's algorithm.
-            kl_coefficient: β of this step; None for that of the spec.
-            entropy_coefficient: c_H of this step; likewise.
-            max_response_tokens: what stands for `lossScaleTokens` where it is absent.
+        Both coefficients are of this step, or None for those of the spec.
         """
         correction = None
         if spec.is_bypass and spec.rollout_correction is not None:
@@ -124,11 +118,6 @@ class PolicyObjective:
             kl=KlTerm.of(spec.kl, kl_coefficient),
             off_policy_threshold=spec.off_policy_threshold,
         )
-
-    @property
-    def area(self) -> str:
-        """What the names of its statistics begin with."""
-        return "actor"
 
     @property
     def term_names(self) -> tuple[str, ...]:
@@ -167,13 +156,9 @@ class PolicyObjective:
         """The loss of a micro-batch.
 
         Where the rows have no `old_logprobs` the update is the only one of its step, and they are
-        the update's own: the ratio is one, its gradient that of log pi.
-
-        Args:
-            outputs: log-probabilities (tokens,) of `rows`, with gradient, their entropy, and the
-                KL to the reference where it is over the whole vocabulary.
-            rows: the micro-batch, with advantages, and `ref_logprobs` if a KL estimate is a term.
-            denominators: of the whole mini-batch.
+        the update's own: the ratio is one, its gradient that of log pi. The outputs are
+        log-probabilities, entropy, and the KL to the reference where it is over the whole
+        vocabulary; for a KL estimate the rows have `ref_logprobs`.
         """
         assert rows.advantages is not None, "advantages come before the update"
         logprobs, entropy, *full_kl = outputs
@@ -248,16 +233,7 @@ def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) -> dict[str, Tensor]:
-    """How sure the policy is before its update, and how far the sampler is from it.
-
-    Args:
-        logprobs: (tokens,) of the policy that the step begins with.
-        entropy: (tokens,) likewise.
-        rows: what the sampler drew.
-
-    Returns:
-        Name of the metric to (tokens,).
-    """
+    """How sure the policy that the step begins with is, and how far the sampler is from it."""
     return {
         "actor/entropy": entropy,
         "training/rollout_probs_diff_mean": (logprobs.exp() - rows.rollout_logprobs.exp()).abs(),

@@ -50,16 +50,9 @@ class TrainEngine(ForwardEngine):
         total_steps: int,
         world: World | None = None,
     ) -> None:
-        """Take over a model.
+        """Take over a model as `ForwardEngine` does, to be trained in place.
 
-        Args:
-            model: trained in place; its attention becomes the packed one; cut where the world has
-                several ranks.
-            head: what is asked of each response token.
-            training: micro-batches, autocast, recomputation.
-            optimizer: AdamW and its schedule.
-            total_steps: optimizer steps of the whole job, for the schedule.
-            world: the ranks that train together; None for this one alone.
+        The schedule is of `total_steps`, the optimizer steps of the whole job.
         """
         super().__init__(model, head, training, world)
         self.updates = 0
@@ -118,17 +111,8 @@ class TrainEngine(ForwardEngine):
         }
 
     def load_state(self, parts: Mapping[str, Tensor]) -> None:
-        """Take up a state that `state_tensors` gave.
-
-        Args:
-            parts: this rank's part of each tensor; copied.
-
-        Raises:
-            ValueError: if it is that of another model.
-        """
+        """Take up a copy of this rank's parts of `state_tensors`."""
         state = dict(parts)
-        if UPDATES not in state:
-            raise ValueError(f"optimizer state: got no {UPDATES!r}: it is not a state of ours")
         self.updates = int(state.pop(UPDATES))
         load_optimizer_tensors(self.model, self._optimizer, state)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,9 +14,6 @@ from ppojob_trainer.algorithms.value_loss import clipped_value_loss
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
 from ppojob_trainer.rows.experience import Experience
-
-TOKEN_STATISTICS: Final = ("critic/vf_clipfrac", "critic/vpred_mean")
-"""Names of `LossParts.token_sums`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,34 +28,17 @@ class ValueObjective:
     value_clip: float
     aggregation: Aggregation
 
+    area: ClassVar = "critic"
+    term_names: ClassVar = ("critic/vf_loss",)
+    token_names: ClassVar = ("critic/vf_clipfrac", "critic/vpred_mean")
+
     @classmethod
     def of(
         cls, critic: CriticSpec, algorithm: AlgorithmSpec, *, max_response_tokens: int | None = None
     ) -> ValueObjective:
-        """The objective that a job asks for.
-
-        Args:
-            critic: the clip.
-            algorithm: the aggregation.
-            max_response_tokens: what stands for `lossScaleTokens` where it is absent.
-        """
+        """The objective that a job asks for, with what stands for an absent `lossScaleTokens`."""
         scale = algorithm.loss_scale_tokens or max_response_tokens
         return cls(critic.value_clip, Aggregation(algorithm.loss_aggregation, scale))
-
-    @property
-    def area(self) -> str:
-        """What the names of its statistics begin with."""
-        return "critic"
-
-    @property
-    def term_names(self) -> tuple[str, ...]:
-        """Names of `LossParts.terms`."""
-        return ("critic/vf_loss",)
-
-    @property
-    def token_names(self) -> tuple[str, ...]:
-        """Names of `LossParts.token_sums`."""
-        return TOKEN_STATISTICS
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
         """(n,) int64: the rows that hold a trained token."""
@@ -67,13 +47,7 @@ class ValueObjective:
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch.
-
-        Args:
-            outputs: `(values,)`, (tokens,) of `rows`, with gradient.
-            rows: the micro-batch, with `values` from before the update, and `returns`.
-            denominators: of the whole mini-batch.
-        """
+        """The loss of a micro-batch, whose rows have `returns`, and `values` from before it."""
         assert rows.values is not None, "values come before the update"
         assert rows.returns is not None, "returns come before the update"
         (values,) = outputs
@@ -87,7 +61,7 @@ class ValueObjective:
             terms={"critic/vf_loss": loss.item()},
             token_sums={
                 name: masked_sum(column, rows.mask).item()
-                for name, column in zip(TOKEN_STATISTICS, diagnostics, strict=True)
+                for name, column in zip(self.token_names, diagnostics, strict=True)
             },
             tokens=int(rows.mask.sum()),
         )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from ppojob_trainer.algorithms.policy_losses.clip import clip_loss
+from ppojob_trainer.algorithms.policy_losses.clip import clip
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput, bounded
 
 
@@ -18,15 +18,10 @@ def bypass(inputs: LossInputs, *, form: str, **bounds: float) -> LossOutput:
 
     Numbers and gradients are those of verl's `bypass_mode`, log-ratios cut off at ±20. `ppo_kl` is
     the mean of log μ - log π.
-
-    Args:
-        inputs: of the micro-batch.
-        form: clip or reinforce.
-        bounds: those of `clip`.
     """
     inputs = replace(inputs, old_logprobs=inputs.rollout_logprobs)
     if form == "clip":
-        return clip_loss(inputs, **bounds)
+        return clip(inputs, **bounds)
     loss = -inputs.trained(inputs.advantages) * inputs.trained(inputs.logprobs)
     nothing = torch.zeros_like(inputs.old_logprobs)
     metrics = {

@@ -1,11 +1,6 @@
 """CISPO: clips the importance weight, and keeps the gradient of every token."""
 
-from ppojob_trainer.algorithms.policy_losses.inputs import (
-    LossInputs,
-    LossOutput,
-    bounded,
-    check_bounds,
-)
+from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput, bounded
 
 
 def cispo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
@@ -16,13 +11,7 @@ def cispo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutpu
     far its ratio went.
 
     Numbers and gradients are those of verl's `cispo`, the log-ratio cut off at ±20.
-
-    Args:
-        inputs: of the micro-batch.
-        clip_low: how far the weight may fall below 1; 1 or more: as far as it likes.
-        clip_high: how far it may rise above 1.
     """
-    check_bounds(clip_low, clip_high)
     log_ratio = bounded(inputs.log_ratio()).detach()
     ratio = log_ratio.exp()
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)

@@ -11,12 +11,7 @@ number of ranks choose other tokens.
 import torch
 from torch import Tensor
 
-from ppojob_trainer.algorithms.policy_losses.inputs import (
-    LossInputs,
-    LossOutput,
-    bounded,
-    check_bounds,
-)
+from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput, bounded
 
 
 def clip_cov(
@@ -36,22 +31,11 @@ def clip_cov(
 
     Departs from verl: the log-ratio is cut off at ±20; `pg_clipfrac` is the share of tokens at
     which the clip decides, where verl's is that of the drawn ones, here `pg_covfrac`.
-
-    Args:
-        inputs: of the micro-batch.
-        share: how many of the trained tokens are drawn.
-        covariance_low: only above it.
-        covariance_high: only below it.
-        clip_low: how far the ratio may fall below 1; 1 or more: as far as it likes.
-        clip_high: how far it may rise above 1.
     """
-    check_bounds(clip_low, clip_high)
     advantages, log_ratio = inputs.trained(inputs.advantages), bounded(inputs.log_ratio())
     ratio = log_ratio.exp()
-    plain, clipped = (
-        -advantages * ratio,
-        -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high),
-    )
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     is_clipped = clipped > plain
     covariance = _covariances(inputs)
     between = (covariance > covariance_low) & (covariance < covariance_high)
@@ -69,16 +53,11 @@ def clip_cov(
 def kl_cov(inputs: LossInputs, *, share: float, coefficient: float) -> LossOutput:
     """The plain surrogate, with a penalty on the tokens of the highest covariance.
 
-    KL-Cov of the paper: `L = -A ρ`, and `L = -A ρ + β |log ρ|` for `share` of the trained
+    KL-Cov of the paper: `L = -A ρ`, and `L = -A ρ + coefficient |log ρ|` for `share` of the trained
     tokens, at least one, those of the highest covariance; of equal ones the first in row order.
 
     Departs from verl: the log-ratio is cut off at ±20; `ppo_kl` is the mean of -log ρ, as in every
     loss, where verl's is that of |log ρ|.
-
-    Args:
-        inputs: of the micro-batch.
-        share: how many of the trained tokens are penalized.
-        coefficient: β.
     """
     log_ratio = bounded(inputs.log_ratio())
     loss = -inputs.trained(inputs.advantages) * log_ratio.exp()

@@ -16,15 +16,9 @@ def dppo_tv(
 
     DPPO (arXiv:2602.04879), Binary-TV, the total variation between the token and all others:
     `L = -A sg(min(ρ, ratio_limit)) M log π`, M = 0 where A > 0 and π - π_old > divergence_high, and
-    where A ≤ 0 and π_old - π > divergence_low, else 1.
+    where A ≤ 0 and π_old - π > divergence_low, else 1. The limit of the weight is of section 5.4.
 
     Numbers and gradients are those of verl's `dppo_tv`, the log-ratio cut off at ±20.
-
-    Args:
-        inputs: of the micro-batch.
-        divergence_low: how far a probability may have fallen.
-        divergence_high: how far it may have risen.
-        ratio_limit: the largest weight (section 5.4 of the paper).
     """
     probs, old_probs = _probabilities(inputs)
     moved = probs - old_probs
@@ -41,12 +35,6 @@ def dppo_kl(
     π > π_old and D > divergence_high, and where A ≤ 0, π < π_old and D > divergence_low.
 
     Numbers and gradients are those of verl's `dppo_kl`, the log-ratio cut off at ±20.
-
-    Args:
-        inputs: of the micro-batch.
-        divergence_low: how far a token may have moved that fell.
-        divergence_high: how far a token may have moved that rose.
-        ratio_limit: the largest weight (section 5.4 of the paper).
     """
     probs, old_probs = _probabilities(inputs)
     others = ((1.0 - old_probs + EPSILON) / (1.0 - probs + EPSILON)).log()

@@ -7,14 +7,10 @@ def dro(inputs: LossInputs, *, beta: float) -> LossOutput:
     """The policy gradient with a quadratic pull to the old policy.
 
     Direct Reward Optimisation (arXiv:2405.19107), its policy loss, at each token and with the
-    advantage for the reward less the value: `L = -(A log π - β/2 (log ρ)²)`. Its gradient vanishes
-    where `log ρ = A / β`, for rows of any age.
+    advantage for the reward less the value: `L = -(A log π - beta/2 (log ρ)²)`. Its gradient
+    vanishes where `log ρ = A / beta`, for rows of any age.
 
     Numbers and gradients are those of verl's `dro`.
-
-    Args:
-        inputs: of the micro-batch.
-        beta: β.
     """
     log_ratio = inputs.log_ratio()
     gain = inputs.trained(inputs.advantages) * inputs.trained(inputs.logprobs)

@@ -2,12 +2,7 @@
 
 import torch
 
-from ppojob_trainer.algorithms.policy_losses.inputs import (
-    LossInputs,
-    LossOutput,
-    bounded,
-    check_bounds,
-)
+from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput, bounded
 
 
 def geo_mean(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
@@ -24,13 +19,7 @@ def geo_mean(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOu
     verl does not. verl's `pg_clipfrac` counts every token of a positive advantage outside the
     range, and `pg_clipfrac_lower` of a negative one; here `pg_clipfrac` counts those at which the
     clip decides.
-
-    Args:
-        inputs: of the micro-batch.
-        clip_low: how far a log-ratio may fall below 0.
-        clip_high: how far it may rise above 0.
     """
-    check_bounds(clip_low, clip_high)
     log_ratio, advantages = inputs.log_ratio(), inputs.trained(inputs.advantages)
     cut, sign = bounded(log_ratio), advantages.sign()
     worse = sign * torch.minimum(sign * cut, sign * cut.clamp(-clip_low, clip_high))

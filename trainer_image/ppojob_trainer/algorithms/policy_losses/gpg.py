@@ -10,9 +10,6 @@ def gpg(inputs: LossInputs) -> LossOutput:
     policy to the one that sampled, so it is for a single update a step.
 
     Numbers and gradients are those of verl's `gpg`, which has no metric; here `ppo_kl` is one.
-
-    Args:
-        inputs: of the micro-batch.
     """
     loss = -inputs.trained(inputs.advantages) * inputs.trained(inputs.logprobs)
     return LossOutput(loss, {"actor/ppo_kl": -bounded(inputs.log_ratio()).detach()})

@@ -2,7 +2,7 @@
 
 import torch
 
-from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput, check_bounds
+from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput
 
 LOG_RATIO_TOP = 10.0
 """Log-ratio of a response above which it is cut off, with no gradient, as verl does."""
@@ -18,13 +18,7 @@ def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     `sequence_mean_token_mean`; by `sequence_mean_token_sum` it is LUSPO (arXiv:2602.05261).
 
     Numbers and gradients are those of verl's `gspo`.
-
-    Args:
-        inputs: of the micro-batch.
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far it may rise above 1.
     """
-    check_bounds(clip_low, clip_high)
     log_ratio, advantages = inputs.log_ratio(), inputs.trained(inputs.advantages)
     of_response = inputs.of_row(log_ratio.detach())
     ratio = (of_response + (log_ratio - log_ratio.detach())).clamp(max=LOG_RATIO_TOP).exp()

@@ -85,16 +85,3 @@ class PolicyLoss:
 def bounded(log_ratio: Tensor) -> Tensor:
     """A log-ratio that `exp` takes; beyond the limit there is no gradient."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-
-
-def check_bounds(clip_low: float, clip_high: float) -> None:
-    """Refuse a clip range without the ratio 1.
-
-    Raises:
-        ValueError: a bound is negative.
-    """
-    if min(clip_low, clip_high) < 0.0:
-        raise ValueError(
-            f"clip_low, clip_high: got {clip_low}, {clip_high}: a clip range holds 1; "
-            "both must be 0 or more"
-        )

@@ -11,17 +11,12 @@ def prime_rl(
 ) -> LossOutput:
     """DPPO against the sampler μ, with a penalty on the distance to it.
 
-    `L = -A ρ M + τ (log ρ)²`, ρ = π / μ. M is that of DPPO's Binary-TV (arXiv:2602.04879): 0 where
-    A > 0 and π - μ > divergence_high, and where A ≤ 0 and μ - π > divergence_low, else 1. The
-    penalty is that of Kimi K2.5 (arXiv:2602.02276); it is of all trained tokens.
+    `L = -A ρ M + kl_coefficient (log ρ)²`, ρ = π / μ. M is that of DPPO's Binary-TV
+    (arXiv:2602.04879): 0 where A > 0 and π - μ > divergence_high, and where A ≤ 0 and
+    μ - π > divergence_low, else 1. The penalty is that of Kimi K2.5 (arXiv:2602.02276); it is of
+    all trained tokens.
 
     Numbers and gradients are those of prime-rl's `default`, log ρ cut off at ±20 before exp.
-
-    Args:
-        inputs: of the micro-batch.
-        divergence_low: how far a probability may have fallen.
-        divergence_high: how far it may have risen.
-        kl_coefficient: τ.
     """
     moved = _moved(inputs)
     is_positive = inputs.trained(inputs.advantages) > 0.0
@@ -33,11 +28,6 @@ def ipo(inputs: LossInputs, *, divergence: float, kl_coefficient: float) -> Loss
     """The same, without those that moved too far whichever way: `M = 0 where |π - μ| > divergence`.
 
     Numbers and gradients are those of prime-rl's `ipo`, log ρ cut off at ±20 before exp.
-
-    Args:
-        inputs: of the micro-batch.
-        divergence: how far a probability may have moved.
-        kl_coefficient: τ.
     """
     return _held_back(inputs, _moved(inputs).abs() > divergence, kl_coefficient)
 

@@ -13,11 +13,6 @@ def sapo(inputs: LossInputs, *, tau_positive: float, tau_negative: float) -> Los
     by `sequence_mean_token_mean`.
 
     Numbers and gradients are those of verl's `sapo`, the log-ratio cut off at ±20.
-
-    Args:
-        inputs: of the micro-batch.
-        tau_positive: how steeply the gate closes where A > 0.
-        tau_negative: how steeply it closes elsewhere.
     """
     log_ratio, advantages = bounded(inputs.log_ratio()), inputs.trained(inputs.advantages)
     tau = torch.where(advantages > 0.0, advantages.new_tensor(tau_positive), tau_negative)

@@ -4,7 +4,7 @@ from typing import Final
 
 from ppojob_trainer.algorithms.policy_losses.bypass import bypass
 from ppojob_trainer.algorithms.policy_losses.cispo import cispo
-from ppojob_trainer.algorithms.policy_losses.clip import clip_loss
+from ppojob_trainer.algorithms.policy_losses.clip import clip
 from ppojob_trainer.algorithms.policy_losses.covariance import clip_cov, kl_cov
 from ppojob_trainer.algorithms.policy_losses.dppo import dppo_kl, dppo_tv
 from ppojob_trainer.algorithms.policy_losses.dro import dro
@@ -24,7 +24,7 @@ _CHOSEN: Final = "actor/pg_covfrac"
 # The covariance of a token is one with all others, those of rows without advantage included; a
 # distance that is penalised has a gradient without one.
 POLICY_LOSSES: dict[str, PolicyLoss] = {
-    "clip": PolicyLoss(clip_loss, (_CLIPPED, _CLIPPED_LOWER, _KL)),
+    "clip": PolicyLoss(clip, (_CLIPPED, _CLIPPED_LOWER, _KL)),
     "dppo_tv": PolicyLoss(dppo_tv, (_CLIPPED, _CLIPPED_LOWER, _KL)),
     "dppo_kl": PolicyLoss(dppo_kl, (_CLIPPED, _CLIPPED_LOWER, _KL)),
     "gspo": PolicyLoss(gspo, (_CLIPPED, _KL)),

@@ -33,13 +33,6 @@ def vespo(
 
     Numbers and gradients are those of TRL's `vespo` without its correction for the sampler, which
     multiplies w there; here that is a rollout correction, whose weights multiply the loss.
-
-    Args:
-        inputs: of the micro-batch.
-        k_positive: the power of w where A >= 0.
-        lambda_positive: how fast the weight falls there with a growing w.
-        k_negative: the power of w where A < 0.
-        lambda_negative: how fast the weight falls there.
     """
     advantages = inputs.trained(inputs.advantages)
     log_ratio = bounded(inputs.log_ratio().detach())
