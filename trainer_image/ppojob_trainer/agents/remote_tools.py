@@ -42,6 +42,7 @@ class RemoteTools:
         retrievers: those of the role `retriever`; of both together at least one.
         rows: (rows,) batch and number in it of each row of the phase.
         prompts: (rows,) what each row answers; it says what its tools are made with, and which.
+        attempt: of the engines: calls of rows that are drawn anew are other calls.
     """
 
     caller: Caller
@@ -49,6 +50,7 @@ class RemoteTools:
     retrievers: Sequence[Peer]
     rows: Sequence[tuple[BatchName, int]]
     prompts: Sequence[PromptTokens]
+    attempt: int = 0
 
     def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> _Begun:
         """Ask for the calls of a turn."""
@@ -61,7 +63,8 @@ class RemoteTools:
                 continue
             told = [_created(calls[place], prompt) for place in mine]
             # No epoch: whichever attempt of the role serves is asked, as its loss costs no step.
-            id_ = RequestId(0, batch.step, f"{batch.label}/{label}/{row}", turn, batch.rewinds)
+            stage = f"{batch.label}/{label}/{row}/{self.attempt}"
+            id_ = RequestId(0, batch.step, stage, turn, batch.rewinds)
             peer = peers[row % len(peers)]
             act = Act(batch, row, turn, told, prompt.tools)
             asked.append(Call(peer, ACT, act, id_))

@@ -3,17 +3,22 @@
 It names both ends and what goes over; tensors go from rank to rank.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
+from ppojob_trainer.rpc.client import Call
 from ppojob_trainer.rpc.messages.rows import OpenChannel
 from ppojob_trainer.rpc.methods import OPEN_CHANNEL, Method
 from ppojob_trainer.rpc.wire import Nothing, RequestId
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+TIMEOUT_SECONDS = 10.0
+"""Limit of an operation on a channel between sides that do nothing else meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,14 @@ class RoleChannels:
     owner: RoleGroup
     job_uid: str
 
-    def open(self, peer: RoleGroup, step: int) -> None:
-        """Open the channel between the present epochs of the owner and a peer, unless it is."""
+    def open(self, peer: RoleGroup, step: int, seconds: float = TIMEOUT_SECONDS) -> None:
+        """Open the channel between the present epochs of the owner and a peer, unless it is.
+
+        Args:
+            peer: the other role.
+            step: of the loop.
+            seconds: limit of one operation on it.
+        """
         key = self.key(peer)
         self.ask_both(
             peer,
@@ -43,6 +54,7 @@ class RoleChannels:
                 consumers=len(peer.ranks),
                 store_host=self.owner.ranks[0].host,
                 store_key=f"{self.job_uid}/{self.owner.name}/{self.owner.epoch}",
+                seconds=seconds,
             ),
             RequestId(0, step, f"open_channel/{key}"),
         )
@@ -63,10 +75,18 @@ class RoleChannels:
         request: Callable[[str], msgspec.Struct],
         id_: RequestId,
     ) -> None:
-        """Tell each side with the name of the other, when both have their hands free.
-
-        The time limit of a channel covers moving one bucket, never somebody's computing.
-        """
+        """Tell each side with the name of the other, when both have their hands free."""
         self.roles.barrier((self.owner, peer), id_.step, id_.stage)
         requests = (request(peer.name), request(self.owner.name))
         self.roles.ask_both((self.owner, peer), method, requests, id_)
+
+    def ask_owners(
+        self, question: Method[Any, Answer], request: msgspec.Struct, ranks: Iterable[int]
+    ) -> list[Answer]:
+        """Ask some of the owners something that changes nothing, whatever they do meanwhile.
+
+        Raises:
+            RoleLost: one does not answer.
+        """
+        calls = [Call(self.owner.ranks[rank], question, request) for rank in ranks]
+        return self.roles.collect(self.roles.caller.start(calls))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ppojob_trainer.checkpoint.files import FileEntry
-from ppojob_trainer.controller.batch import Batch, shares
+from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
@@ -74,10 +74,13 @@ class RolloutStages:
             step: of the loop.
             greedy: greedy responses to the same prompts, which the engine makes at the same time.
         """
-        if self._lies_on_disk(batch, step):
+        if self.tape.is_replayed(batch, step):
             self._load(batch, step)
-            if greedy is not None and self._lies_on_disk(greedy, step):
+            if greedy is not None and self.tape.is_replayed(greedy, step):
                 self._load(greedy, step)
+            return
+        together = [batch] if greedy is None else [batch, greedy]
+        if self.engines.recall(together, step):
             return
         self.engines.prepare(step if batch.purpose == "validation" else step - 1, step)
         makers = self.engines.group
@@ -92,7 +95,7 @@ class RolloutStages:
                 greedy=greedy is not None,
                 conversations=self._conversations(),
             )
-            for first, last in shares(len(batch.prompts), len(makers.ranks))
+            for first, last in self.engines.shares(len(batch.prompts))
         ]
         id_ = RequestId(0, step, f"{batch.label}/generate")
         ranks = range(len(requests))
@@ -100,17 +103,7 @@ class RolloutStages:
         batch.take_lengths(answers)
         if greedy is not None:
             greedy.take_lengths([answer.greedy for answer in answers if answer.greedy is not None])
-        self.engines.deliver([batch] if greedy is None else [batch, greedy], step)
-
-    def _lies_on_disk(self, batch: Batch, step: int) -> bool:
-        """Whether a batch is taken from there, and not asked for anew.
-
-        Ranks that live have their rows, and say so when they are asked again; engines that may be
-        lost without those ranks do not, and by then the weights may be others.
-        """
-        if self.tape.is_replayed(batch, step):
-            return True
-        return self.engines.forgets and self.tape.has(batch, step)
+        self.engines.deliver(together, step)
 
     def _conversations(self) -> Conversations | None:
         if not self.has_turns:
@@ -119,7 +112,9 @@ class RolloutStages:
         def peers(group: RoleGroup | None) -> list[ToolsPeer]:
             return [ToolsPeer(rank.host, rank.port) for rank in group.ranks] if group else []
 
-        return Conversations(peers(self.tools), self.roles.rewinds, peers(self.retriever))
+        return Conversations(
+            peers(self.tools), self.roles.rewinds, peers(self.retriever), self.engines.attempt
+        )
 
     def _load(self, batch: Batch, step: int) -> None:
         """Fill in all that is known of the rows; what is trained on them, ranks take up as well."""

@@ -89,7 +89,7 @@ def build_loop(
     stages = RolloutStages(
         roles,
         hosts["actorRollout"],
-        _engines(hosts, channels),
+        _engines(spec, hosts, channels),
         _scoring(spec, roles, hosts, began),
         tape,
         has_turns=spec.agent is not None,
@@ -187,9 +187,9 @@ def _scoring(spec: PPOJobSpec, roles: Roles, hosts: dict[str, RoleGroup], began:
     )
 
 
-def _engines(hosts: dict[str, RoleGroup], channels: RoleChannels) -> Engines:
+def _engines(spec: PPOJobSpec, hosts: dict[str, RoleGroup], channels: RoleChannels) -> Engines:
     if "rollout" in hosts:
-        return StandaloneEngines(hosts["rollout"], channels)
+        return StandaloneEngines(hosts["rollout"], channels, spec.timeouts.stage_seconds)
     return HybridEngines(hosts["actorRollout"])
 
 

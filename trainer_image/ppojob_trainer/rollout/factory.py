@@ -9,7 +9,7 @@ from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.rollout.no_engine import NoEngine
 from ppojob_trainer.rollout.protocol import RolloutEngine
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def build_engine(
@@ -45,7 +45,7 @@ def build_engine(
         return VllmEngine(
             VllmSettings(
                 model_folder=model_folder,
-                dtype=_DTYPES[rollout.dtype],
+                dtype=DTYPES[rollout.dtype],
                 device=device,
                 max_model_tokens=max_model_tokens,
                 max_sequences=rollout.max_sequences,
@@ -60,7 +60,7 @@ def build_engine(
 
     model = AutoModelForCausalLM.from_pretrained(
         model_folder,
-        dtype=_DTYPES[rollout.dtype],
+        dtype=DTYPES[rollout.dtype],
         attn_implementation="sdpa",
         trust_remote_code=trust_remote_code,
     )

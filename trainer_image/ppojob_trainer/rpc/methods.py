@@ -20,6 +20,8 @@ from ppojob_trainer.rpc.messages.rollout import (
     Generated,
     HandOver,
     LoadRows,
+    Recall,
+    Recalled,
     SyncWeights,
 )
 from ppojob_trainer.rpc.messages.rows import (
@@ -74,8 +76,8 @@ class Method(Generic[Request, Answer]):
     has_epoch: bool = True
 
 
-RANK_ROLES = frozenset({"actorRollout", "rollout"})
-"""Whose ranks call others: for scores, and for the answers of tools."""
+GENERATING_ROLES = frozenset({"actorRollout", "rollout"})
+"""Whose ranks generate, and call tools for that."""
 
 STATUS = Method("status", Nothing, PodStatus, once=False, deadline_seconds=10)
 IDENTITY = Method("identity", Nothing, PodIdentity, once=False)
@@ -86,15 +88,21 @@ SYNC_WEIGHTS = Method("sync_weights", SyncWeights, Nothing)
 GENERATE = Method("generate", Generate, Generated, limit_bytes=256 * MEBI)
 BRING_WEIGHTS = Method("bring_weights", BringWeights, Nothing)
 HAND_OVER = Method("hand_over", HandOver, Nothing)
+RECALL = Method("recall", Recall, Recalled, once=False)
 LOAD_ROWS = Method("load_rows", LoadRows, Nothing, limit_bytes=256 * MEBI)
 SEND_TEXTS = Method("send_texts", SendTexts, Nothing)
 PUT_TEXTS = Method(
-    "put_texts", Texts, Nothing, callers=RANK_ROLES, limit_bytes=256 * MEBI, once=False
+    "put_texts",
+    Texts,
+    Nothing,
+    callers=frozenset({"actorRollout"}),
+    limit_bytes=256 * MEBI,
+    once=False,
 )
 """No work, though it changes something: taken in beside work, and safe to repeat by its name."""
 SCORE = Method("score", Score, Scored, limit_bytes=256 * MEBI)
 SCORE_BY_MODEL = Method("score_by_model", ScoreByModel, ModelScored, limit_bytes=256 * MEBI)
-ACT = Method("act", Act, Acted, callers=RANK_ROLES, has_epoch=False)
+ACT = Method("act", Act, Acted, callers=GENERATING_ROLES, has_epoch=False)
 """Its callers are not told when the role is started again, and whoever serves has the answer."""
 PLACE_ROWS = Method("place_rows", PlaceRows, Nothing)
 OPEN_CHANNEL = Method("open_channel", OpenChannel, Nothing)
@@ -133,7 +141,7 @@ ACTOR_ROLLOUT_METHODS = (
     EXPORT_MODEL,
 )
 ROLLOUT_METHODS = (BARRIER, OPEN_CHANNEL, BRING_WEIGHTS, GENERATE, HAND_OVER)
-"""Work of ranks with engines in pods of their own; the actor's ranks share all but generating."""
+"""Work of ranks that hold an engine and nothing else; `CUT_CHANNEL` is their question."""
 REWARD_METHODS = (SCORE,)
 REWARD_MODEL_METHODS = (SCORE_BY_MODEL,)
 TOOLS_METHODS = (ACT,)
@@ -147,8 +155,7 @@ ANSWER_POINTS = {
     )
     for method in (
         *ACTOR_ROLLOUT_METHODS,
-        BRING_WEIGHTS,
-        HAND_OVER,
+        *ROLLOUT_METHODS,
         *REWARD_METHODS,
         *REWARD_MODEL_METHODS,
         *TOOLS_METHODS,

@@ -9,6 +9,7 @@ rows of a step until the stage `sync_weights` gives it those of the trainer. Whe
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import torch
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -18,7 +19,8 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors
 from ppojob_trainer.parallel.tensor_stream import send_tensors
-from ppojob_trainer.rollout.protocol import RolloutEngine
+from ppojob_trainer.rollout.factory import DTYPES
+from ppojob_trainer.rollout.protocol import RolloutEngine, RolloutError
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rows.row_files import read_tokens, write_part
 from ppojob_trainer.rpc import methods
@@ -29,9 +31,11 @@ from ppojob_trainer.rpc.messages.rollout import (
     Generated,
     HandOver,
     LoadRows,
+    Recall,
+    Recalled,
     SyncWeights,
 )
-from ppojob_trainer.rpc.messages.rows import PlaceRows, WriteRows
+from ppojob_trainer.rpc.messages.rows import BatchName, PlaceRows, WriteRows
 from ppojob_trainer.rpc.messages.saving import ExportModel, Saved, SavedFile
 from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
@@ -57,7 +61,7 @@ class ActorRolloutWorker:
         rank: this rank in the role's world.
         run_folder: what paths in requests are relative to.
         engine: generates; takes new weights.
-        generation: makes rows with it.
+        generation: makes rows with it; None where engines have pods of their own.
         policy: is trained.
         stages: of the policy, and of other models that live in this rank.
         reward_model: the reward model's, where it lives in this rank.
@@ -69,7 +73,7 @@ class ActorRolloutWorker:
     rank: int
     run_folder: Path
     engine: RolloutEngine
-    generation: Generation
+    generation: Generation | None
     policy: Policy
     stages: ModelStages
     reward_model: RewardModelStages | None
@@ -77,6 +81,8 @@ class ActorRolloutWorker:
     caller: Caller
     _rows: dict[tuple[str, int], OwnedRows] = field(default_factory=dict)
     """By purpose and generation round."""
+    _given: dict[BatchName, Generated] = field(default_factory=dict)
+    """What was told of those that another role has made."""
 
     def routes(self) -> list[Route]:
         """The methods of this role."""
@@ -88,6 +94,7 @@ class ActorRolloutWorker:
             Route(methods.LOAD_ROWS, self._load_rows),
             Route(methods.BRING_WEIGHTS, self._bring_weights),
             Route(methods.HAND_OVER, self._hand_over),
+            Route(methods.RECALL, self._recall),
             Route(methods.SEND_TEXTS, self._send_texts),
             Route(methods.PLACE_ROWS, self._place_rows),
             Route(methods.ADVANTAGES, self._advantages),
@@ -103,6 +110,7 @@ class ActorRolloutWorker:
         return Nothing()
 
     def _generate(self, request: Generate) -> Generated:
+        assert self.generation is not None, "whoever has no engine is not asked"
         batches = batches_of(request)
         made = self.generation.run(batches)
         for batch, rows in zip(batches, made, strict=True):
@@ -111,10 +119,17 @@ class ActorRolloutWorker:
 
     def _bring_weights(self, request: BringWeights) -> Nothing:
         """Send the weights to the engines of another role, which the ranks here serve by turns."""
-        channels = self.stages.channels
+        if self.engine.policy_version != request.version:
+            raise RolloutError(
+                f"weights of version {request.version}: got those of "
+                f"{self.engine.policy_version}: no row may be drawn by others"
+            )
+        channels, dtype = self.stages.channels, DTYPES[self.spec.rollout.dtype]
         link, owners = channels.link(request.role), channels.owners(request.role)
-        receivers = range(owners + self.rank, link.size, owners)
-        send_tensors(link, receivers, named_full_tensors(self.policy.learner.model))
+        weights = named_full_tensors(self.policy.learner.model)
+        # As engines round them, with no more bytes on the way than they take.
+        rounded = ((name, tensor.to(dtype)) for name, tensor in weights)
+        send_tensors(link, range(owners + self.rank, link.size, owners), rounded)
         return Nothing()
 
     def _hand_over(self, request: HandOver) -> Nothing:
@@ -122,9 +137,17 @@ class ActorRolloutWorker:
         channels = self.stages.channels
         link, owners = channels.link(request.role), channels.owners(request.role)
         arrived = take_rows(link, request, self.rank, makers_from=owners)
-        for purpose, rows in zip(request.purposes, arrived, strict=False):
-            self._take_up(purpose, request.round, self._own(rows, rows.trajectories))
+        for batch, rows in zip(request.batches, arrived, strict=False):
+            self._take_up(batch.purpose, batch.round, self._own(rows, rows.trajectories))
+            self._given[batch] = generated([rows.trajectories])
         return Nothing()
+
+    def _recall(self, request: Recall) -> Recalled:
+        told = [self._given.get(batch) for batch in request.batches]
+        first, *greedy = told
+        if first is None or None in greedy:
+            return Recalled(None)
+        return Recalled(msgspec.structs.replace(first, greedy=greedy[0] if greedy else None))
 
     def _load_rows(self, request: LoadRows) -> Nothing:
         first, last = (p * request.samples for p in (request.first, request.last))
@@ -142,6 +165,7 @@ class ActorRolloutWorker:
         """Keep the rows of a round; with the first one those of the step before go."""
         if round_ == 0:
             self._rows = {key: kept for key, kept in self._rows.items() if key[0] != purpose}
+            self._given = {of: told for of, told in self._given.items() if of.purpose != purpose}
         self._rows[purpose, round_] = rows
 
     def _send_texts(self, request: SendTexts) -> Nothing:

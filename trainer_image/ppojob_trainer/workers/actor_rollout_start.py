@@ -52,7 +52,9 @@ def open_actor_rollout_worker(
             rank=rank.rank,
             run_folder=environment.run_folder,
             engine=engine,
-            generation=Generation(spec, engine, chat, caller, open_turns(spec, chat)),
+            generation=Generation(spec, engine, chat, caller, open_turns(spec, chat))
+            if spec.roles.rollout is None
+            else None,
             policy=policy,
             stages=open_stages(environment, world, policy, make_room=engine.sleep),
             reward_model=reward_model,

@@ -148,6 +148,7 @@ class Generation:
             ],
             rows=[(batch_of(row.batch), row.number) for row in rows],
             prompts=[_callable(row.prompt, turns.agents[row.prompt.agent]) for row in rows],
+            attempt=told.attempt,
         )
         episodes = []
         for row in rows:

@@ -60,7 +60,7 @@ def give_rows(link: Link, request: HandOver, made: Sequence[MadeRows]) -> None:
     Args:
         link: its members are the owners, and behind them the makers.
         request: who makes and owns what.
-        made: by purpose, as in the request; none where this rank has made nothing.
+        made: by batch, as in the request; none where this rank has made nothing.
 
     Raises:
         ChannelLost: an owner is gone.
@@ -86,7 +86,7 @@ def take_rows(link: Link, request: HandOver, owner: int, makers_from: int) -> li
         makers_from: member that is the first maker.
 
     Returns:
-        By purpose, as in the request; none where this rank is to own nothing.
+        By batch, as in the request; none where this rank is to own nothing.
 
     Raises:
         ChannelLost: a maker is gone.

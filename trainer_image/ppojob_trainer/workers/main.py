@@ -66,6 +66,9 @@ def run_rank() -> int:
         _log.error("%s", problem)
         heartbeat.tell_error(str(problem))
         return problem.exit_status
+    except SystemExit as problem:  # it can do no further work, and says why
+        _log.error("%s", problem)
+        heartbeat.tell_error(str(problem))
     except Exception as problem:
         _log.exception("the rank failed")
         heartbeat.tell_error(f"{type(problem).__name__}: {problem}")

@@ -4,7 +4,6 @@ Its weights come from the policy's ranks before each generation phase that needs
 rows go to them behind it: until then they are kept as they were drawn.
 """
 
-import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ppojob_api import contract
 from ppojob_trainer.errors import ChannelLost
 from ppojob_trainer.parallel.tensor_stream import receive_tensors
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
@@ -36,8 +34,6 @@ from ppojob_trainer.workers.handover import MadeRows, give_rows
 from ppojob_trainer.workers.rank_start import OWNER, open_channels, open_role_world
 from ppojob_trainer.workers.row_channels import RowChannels
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass
 class RolloutWorker:
@@ -52,8 +48,8 @@ class RolloutWorker:
     engine: RolloutEngine
     generation: Generation
     channels: RowChannels
-    _made: dict[tuple[str, int], MadeRows] = field(default_factory=dict)
-    """By purpose and generation round, until the next of that purpose."""
+    _made: dict[tuple[int, str, int], MadeRows] = field(default_factory=dict)
+    """By step, purpose and generation round, until there are rows of another step."""
 
     def routes(self) -> list[Route]:
         """The methods of this role."""
@@ -81,9 +77,8 @@ class RolloutWorker:
         except Exception as problem:
             if not lost:
                 raise
-            # Half of its weights are new, and engines do not load twice: the role begins anew.
-            _log.exception("weights of version %d: %s", request.version, lost[0])
-            raise SystemExit(contract.EXIT_FAILED) from problem
+            # Half of its weights are new, and engines do not load twice: this process is of no use.
+            raise SystemExit(f"weights of version {request.version}: {lost[0]}") from problem
         return Nothing()
 
     def _arriving(self, lost: list[ChannelLost]) -> Iterator[tuple[str, Tensor]]:
@@ -99,16 +94,15 @@ class RolloutWorker:
         batches = batches_of(request)
         made = self.generation.run(batches)
         for batch, rows in zip(batches, made, strict=True):
-            if batch.round == 0:
-                self._made = {k: kept for k, kept in self._made.items() if k[0] != batch.purpose}
-            key = batch.purpose, batch.round
+            self._made = {k: kept for k, kept in self._made.items() if k[0] == batch.step}
+            key = batch.step, batch.purpose, batch.round
             self._made[key] = MadeRows(batch.first, batch.prompts, batch.samples, rows)
         return generated(made)
 
     def _hand_over(self, request: HandOver) -> Nothing:
         made: list[MadeRows] = []
         if self.channels.world.rank < len(request.makers):
-            made = [self._made[purpose, request.round] for purpose in request.purposes]
+            made = [self._made[of.step, of.purpose, of.round] for of in request.batches]
         give_rows(self.channels.link(request.role), request, made)
         return Nothing()
 

@@ -74,6 +74,7 @@ class RowChannels:
             size=request.owners + request.consumers,
             address=self.address,
             device=self.world.device,
+            timeout_seconds=request.seconds,
         )
         consumers = self.dims_of(request.role) if self.owns_rows else self.world.dims
         consumers.check_size(request.consumers)

@@ -3,6 +3,7 @@
 import msgspec
 
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
+from ppojob_trainer.rpc.messages.rows import BatchName
 
 
 class Interaction(msgspec.Struct, frozen=True, array_like=True):
@@ -44,11 +45,13 @@ class Conversations(msgspec.Struct, frozen=True):
         tools: where calls are made; none where there are no tools.
         rewinds: how often the job went back to a commit.
         retrievers: where calls of `search` are answered; none where the tools do that.
+        attempt: of engines that may be lost without a rewind, and then draw anew.
     """
 
     tools: list[ToolsPeer]
     rewinds: int
     retrievers: list[ToolsPeer] = []
+    attempt: int = 0
 
 
 class Generate(msgspec.Struct, frozen=True):
@@ -144,14 +147,28 @@ class HandOver(msgspec.Struct, frozen=True):
 
     Attributes:
         role: the role at the other end.
-        purposes: of the batches: `train` or `validation`, and `greedy` where that was made beside.
-        round: generation round of the step, from 0.
+        batches: that were made together: of one step and round.
         makers: run `[first, last)` of prompts of each rank that has made some.
         owners: run of prompts of each rank that is to own some.
     """
 
     role: str
-    purposes: list[str]
-    round: int
+    batches: list[BatchName]
     makers: list[tuple[int, int]]
     owners: list[tuple[int, int]]
+
+
+class Recall(msgspec.Struct, frozen=True):
+    """Say what this rank was handed over of some batches.
+
+    Attributes:
+        batches: that were made together.
+    """
+
+    batches: list[BatchName]
+
+
+class Recalled(msgspec.Struct, frozen=True):
+    """The rows of a rank, as they were told when they were made; None where it lacks some."""
+
+    rows: Generated | None

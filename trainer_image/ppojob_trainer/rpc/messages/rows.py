@@ -64,6 +64,7 @@ class OpenChannel(msgspec.Struct, frozen=True):
         consumers: ranks of the other role, the members behind those.
         store_host: name of the pod whose rank 0 hosts the owners' store.
         store_key: prefix of the keys of the owners' epoch.
+        seconds: limit of opening it and of each operation on it.
     """
 
     role: str
@@ -72,6 +73,7 @@ class OpenChannel(msgspec.Struct, frozen=True):
     consumers: int
     store_host: str
     store_key: str
+    seconds: float = 10.0
 
 
 class MoveRows(msgspec.Struct, frozen=True):
