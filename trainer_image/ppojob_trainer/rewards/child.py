@@ -19,10 +19,10 @@ from ppojob_trainer.children import guardian
 from ppojob_trainer.children.neighbours import Neighbours
 from ppojob_trainer.children.serving import answer_requests
 from ppojob_trainer.children.user_code import raised
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.custom import (
     SINGULAR,
-    BadFunction,
     columns_of,
     load_from_package,
     load_function,
@@ -33,7 +33,6 @@ from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
-    FunctionProblem,
     FunctionSpec,
     Loaded,
     LoadFunctions,
@@ -82,16 +81,14 @@ class Functions:
     def load(self, request: LoadFunctions) -> Loaded:
         """Load all; say what is wrong with each that cannot be used."""
         self._settings, self._is_routed = request.sandbox, request.is_routed
-        problems = []
+        problems: list[str] = []
         for position, spec in enumerate(request.functions):
             try:
                 self._functions.append(self._load(position, spec))
                 if not request.is_routed:
                     self._check_sandbox(spec)
-            except BadFunction as bad:
-                problems.append(
-                    FunctionProblem(position, bad.reason_code, bad.got, bad.why, bad.allowed)
-                )
+            except ConfigError as wrong:
+                problems += [f"spec.rewards[{position}].{one}" for one in wrong.problems]
         batched = [n for n, function in enumerate(self._functions) if function.is_batched]
         return Loaded(problems, [] if problems else batched)
 
@@ -147,7 +144,7 @@ class Functions:
             self._sandbox()
         except SandboxRefused as refused:
             got = f"{spec.name} with {refused.got}"
-            raise BadFunction("RewardFunction", got, refused.why, refused.allowed) from None
+            raise ConfigError(f"function: got {got}: {refused.why}; {refused.allowed}") from None
 
     def _sandbox(self) -> Runner:
         """The same for all calls; opened when the first needs it."""

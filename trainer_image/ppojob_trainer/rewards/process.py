@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from ppojob_api.v1alpha1.code_source import source_field
 from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
@@ -31,7 +30,6 @@ from ppojob_trainer.rewards.routing import SCORERS, route
 from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
-    FunctionProblem,
     Loaded,
     LoadFunctions,
     Scored,
@@ -39,12 +37,6 @@ from ppojob_trainer.rewards.wire import (
 from ppojob_trainer.sandbox.settings import SandboxSettings
 
 DIED = "RewardDied"
-_FIELDS = {
-    "RewardModule": "source.path",
-    "RewardFunction": "function",
-    "RewardArguments": "arguments",
-}
-"""Fields of a reward that the reason codes of `BadFunction` are about."""
 TOLD_CHARACTERS = 2_000
 """Of a response that could not be scored."""
 BATCH_BYTES = 16 * 1024**2
@@ -143,18 +135,8 @@ class ScoringPool(Closeable):
             what="functions",
         )
         if loaded.problems:
-            raise ConfigError(
-                f"spec.rewards[{problem.position}].{self._field(problem)}: "
-                f"got {problem.got}: {problem.why}; {problem.allowed}"
-                for problem in loaded.problems
-            )
+            raise ConfigError(loaded.problems)
         self._batched = frozenset(loaded.batched)
-
-    def _field(self, problem: FunctionProblem) -> str:
-        function, field = self._request.functions[problem.position], _FIELDS[problem.reason_code]
-        if field != "source.path":
-            return field
-        return "source.package" if function.package else source_field(function.path)
 
     def _score_one(self, item: RewardItem, stop: threading.Event) -> dict[int, Scored]:
         """What the functions that take one response say of it, by their position."""

@@ -41,25 +41,15 @@ class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
     is_routed: bool
 
 
-class FunctionProblem(msgspec.Struct, frozen=True):
-    """Why a function cannot be used."""
-
-    position: int
-    reason_code: str
-    got: str
-    why: str
-    allowed: str
-
-
 class Loaded(msgspec.Struct, frozen=True):
     """Answer to ``LoadFunctions``.
 
     Attributes:
-        problems: empty when all is well.
+        problems: a line each, for the user; empty when all is well.
         batched: positions of the functions that take all responses at once.
     """
 
-    problems: list[FunctionProblem]
+    problems: list[str]
     batched: list[int] = []
 
 

@@ -28,7 +28,7 @@ from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
 from ppojob_trainer.tools.answers import for_the_model, read_answer
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
-from ppojob_trainer.tools.custom import BadTool, Tool, load_tool
+from ppojob_trainer.tools.custom import Tool, load_tool
 from ppojob_trainer.tools.describe import describe_tools
 from ppojob_trainer.tools.http_tool import http_tool
 from ppojob_trainer.tools.mcp_tools import (
@@ -46,7 +46,6 @@ from ppojob_trainer.tools.wire import (
     ServerCode,
     ToolCalled,
     ToolCode,
-    ToolProblem,
     ToolRequest,
     ToolsDescribed,
     ToolsLoaded,
@@ -96,17 +95,16 @@ class Tools:
                 continue  # which was told of the server
             try:
                 self._tools.append(self._load(code, modules))
-            except BadTool as bad:
-                where = f"{_place(position, request.tools)}.{bad.field}"
-                problems.append(ToolProblem(where, bad.got, bad.why, bad.allowed))
+            except ConfigError as wrong:
+                place = _place(position, request.tools)
+                problems += [f"{place}.{one}" for one in wrong.problems]
         return ToolsLoaded(problems)
 
     def describe(self, server: ServerCode) -> ToolsDescribed:
         """Say what tools a server has."""
         opened = McpServer(server, self._loop.run)
         if (wrong := opened.problem()) is not None:
-            problem = ToolProblem(server.name, wrong.got, wrong.why, wrong.allowed)
-            return ToolsDescribed([], [problem])
+            return ToolsDescribed([], [f"{server.name}: {wrong}"])
         try:
             return ToolsDescribed(describe_server(opened), [])
         except McpFailed as failed:
@@ -127,13 +125,13 @@ class Tools:
             text, where = raised(error, __file__)
             return ToolCalled(request.number, raised=text, where=where)
 
-    def _open_servers(self, request: LoadTools) -> list[ToolProblem]:
+    def _open_servers(self, request: LoadTools) -> list[str]:
         """Ask the servers what their tools take, if need be; what is wrong with each."""
-        problems = []
+        problems: list[str] = []
         for position, code in enumerate(request.servers):
-            where, server = f"mcpServers[{position}]", McpServer(code, self._loop.run)
+            where, server = f"spec.agent.mcpServers[{position}]", McpServer(code, self._loop.run)
             if (wrong := server.problem()) is not None:
-                problems.append(ToolProblem(where, wrong.got, wrong.why, wrong.allowed))
+                problems.append(f"{where}: {wrong}")
                 continue
             try:
                 offered = server.offered() if request.compares else None
@@ -186,15 +184,9 @@ class Tools:
                 self._sandbox()
             except SandboxRefused as refused:
                 got = f"{code.name} with {refused.got}"
-                raise BadTool("name", got, refused.why, refused.allowed) from None
+                raise ConfigError(f"name: got {got}: {refused.why}; {refused.allowed}") from None
         if tool.opens is not None:
-            try:
-                tool.opens(config)
-            except ConfigError as wrong:
-                field, _, what = str(wrong).partition(": got ")
-                got, _, why = what.partition(": ")
-                why, _, allowed = why.rpartition("; ")
-                raise BadTool(field, got, why, allowed) from None
+            tool.opens(config)
 
         def call(arguments: dict[str, Json], created: dict[str, Json], _: str) -> object:
             return tool.answer(Call(arguments, created, config, self._sandbox))
@@ -211,17 +203,18 @@ class Tools:
 def _place(position: int, codes: list[ToolCode]) -> str:
     """Of a tool or user in `spec.agent`; users stand behind the tools."""
     tools = sum(not code.is_user for code in codes)
-    return f"tools[{position}]" if position < tools else f"interactions[{position - tools}]"
+    own = f"tools[{position}]" if position < tools else f"interactions[{position - tools}]"
+    return f"spec.agent.{own}"
 
 
 def _answered_elsewhere(*_: object) -> object:
     raise LookupError("another role answers it")
 
 
-def _away(where: str, server: ServerCode, failed: McpFailed) -> ToolProblem:
-    got = server.url or " ".join(server.command)
+def _away(where: str, server: ServerCode, failed: McpFailed) -> str:
+    got = shown(server.url or " ".join(server.command))
     why = f"the server does not say which tools it has: {failed}"
-    return ToolProblem(where, shown(got), why, "an MCP server that is up")
+    return f"{where}: got {got}: {why}; an MCP server that is up"
 
 
 def _said(number: int, value: object) -> ToolCalled:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ppojob_api.problem import printable, shown
-from ppojob_trainer.errors import Wrong
+from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.http_calls import endpoint_problem
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
-from ppojob_trainer.tools.custom import BadTool, Tool
+from ppojob_trainer.tools.custom import Tool
 from ppojob_trainer.tools.wire import Described, ServerCode, ToolCode
 
 if TYPE_CHECKING:
@@ -154,19 +154,22 @@ def mcp_tool(code: ToolCode, server: McpServer, offered: Mapping[str, Offered] |
         offered: what the server says of its tools; None where that was compared already.
 
     Raises:
-        BadTool: the server has no such tool, or one that takes other arguments.
+        ConfigError: the server has no such tool, or one that takes other arguments.
     """
     name = code.function
     if offered is not None:
         if name not in offered:
-            why, allowed = f"{code.server} has no such tool", ", ".join(offered) or "none there"
-            raise BadTool("source", name, why, f"one of its own: {allowed}")
+            raise ConfigError(
+                f"source: got {name}: {code.server} has no such tool; "
+                f"one of its own: {', '.join(offered) or 'none there'}"
+            )
         ours = plain(json.loads(code.schema)["function"]["parameters"])
         place, mine, theirs = _difference(ours, offered[name].parameters, "parameters") or ("",) * 3
         if place:
-            why = f"{code.server} says {theirs} of {name} now"
-            allowed = "what `ppojob tools --mcp` prints of it, where the model is to be told that"
-            raise BadTool(place, mine, why, allowed)
+            raise ConfigError(
+                f"{place}: got {mine}: {code.server} says {theirs} of {name} now; what "
+                "`ppojob tools --mcp` prints of it, where the model is to be told that"
+            )
 
     async def call(arguments: dict[str, Json], _created: object, _instance: str) -> str:
         return await server.call(name, arguments)

@@ -231,10 +231,7 @@ class ToolPool(Closeable):
             what="tools",
         )
         if loaded.problems:
-            raise ConfigError(
-                f"spec.agent.{problem.where}: got {problem.got}: {problem.why}; {problem.allowed}"
-                for problem in loaded.problems
-            )
+            raise ConfigError(loaded.problems)
         # A child that comes later, in the place of one that was killed, finds a job under way.
         self._is_compared = True
 

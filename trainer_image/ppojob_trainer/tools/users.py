@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import msgspec
 
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, read_number, shown
 from ppojob_trainer.tools import verl_names
-from ppojob_trainer.tools.custom import BadTool, made_of, named_in, refuse_config
+from ppojob_trainer.tools.custom import made_of, named_in, refuse_config
 from ppojob_trainer.tools.wire import ToolCode
 
 Message = dict[str, Any]
@@ -68,7 +69,7 @@ def load_user(code: ToolCode, modules: dict[str, ModuleType]) -> User:
         modules: files that were imported already; a file is imported once for all that is in it.
 
     Raises:
-        BadTool: the file cannot be imported, or what is in it is no user.
+        ConfigError: the file cannot be imported, or what is in it is no user.
     """
     verl_names.provide_interactions()
     found = named_in(code, modules, _ALLOWED)
@@ -93,7 +94,7 @@ def _of_class(name: str, kind: type, config: dict[str, Json]) -> User:
     missing = [one for one in _METHODS if not hasattr(kind, one)]
     if missing:
         why = f"the class has no {', '.join(missing)}"
-        raise BadTool("source.function", name, why, _ALLOWED)
+        raise ConfigError(f"source.function: got {name}: {why}; {_ALLOWED}")
     user = made_of(name, partial(kind, config=config))
 
     async def answer(heard: Heard, arguments: dict[str, Json], row: str) -> object:

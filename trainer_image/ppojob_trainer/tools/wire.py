@@ -72,26 +72,10 @@ class LoadTools(msgspec.Struct, frozen=True, tag=True):
     side: Side
 
 
-class ToolProblem(msgspec.Struct, frozen=True):
-    """Why a tool, or a server of tools, cannot be used.
-
-    Attributes:
-        where: place in the file, or in ``spec.agent``.
-        got: what is there.
-        why: what is wrong with it.
-        allowed: what to write instead.
-    """
-
-    where: str
-    got: str
-    why: str
-    allowed: str
-
-
 class ToolsLoaded(msgspec.Struct, frozen=True):
-    """Answer to ``LoadTools``: empty when all is well."""
+    """Answer to ``LoadTools``: a line for the user each; empty when all is well."""
 
-    problems: list[ToolProblem]
+    problems: list[str]
 
 
 class CallTool(msgspec.Struct, frozen=True, tag=True):
@@ -141,10 +125,10 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class ToolsDescribed(msgspec.Struct, frozen=True):
-    """Answer to ``DescribeTools``."""
+    """Answer to ``DescribeTools``; problems as in ``ToolsLoaded``."""
 
     tools: list[Described]
-    problems: list[ToolProblem]
+    problems: list[str]
 
 
 class ToolCalled(msgspec.Struct, frozen=True):
