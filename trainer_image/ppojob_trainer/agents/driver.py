@@ -34,13 +34,7 @@ class Tools(Protocol):
     """Makes calls elsewhere, many at one time."""
 
     def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Any:
-        """Begin to make the calls of one turn of a row.
-
-        Args:
-            number: of the row.
-            turn: how many answers it had before.
-            calls: at least one.
-        """
+        """Begin to make the calls, at least one, of a row that had so many answers before."""
         ...
 
     def answers(self, begun: Any) -> Sequence[ToolAnswer]:
@@ -57,8 +51,6 @@ class Driver:
     """Runs generation phases.
 
     Attributes:
-        engine: draws.
-        tools: make the calls.
         delay: d, steps that the engine takes for other rows before a row goes on; infinity: until
             no row runs.
         fails: whether a failed call fails the job.
@@ -70,10 +62,7 @@ class Driver:
     fails: bool = False
 
     def run(self, episodes: Sequence[Episode]) -> None:
-        """Run rows to their ends: one generation phase.
-
-        Args:
-            episodes: with distinct names; they are over afterwards.
+        """Run rows of distinct names to their ends: one generation phase.
 
         Raises:
             RolloutError: the engine is busy, or loses a row.
@@ -98,13 +87,7 @@ class _Waiting:
 
 @dataclass
 class _Phase:
-    """A phase under way.
-
-    Attributes:
-        driver: whose.
-        episodes: the rows.
-        send: gives the engine a request.
-    """
+    """A phase under way."""
 
     driver: Driver
     episodes: Sequence[Episode]

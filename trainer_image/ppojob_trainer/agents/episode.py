@@ -139,10 +139,6 @@ class Episode:
     def answer(self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]) -> bool:
         """Take in what the calls of its last turn gave, or what the user says to it.
 
-        Args:
-            calls: as `take` told them.
-            answers: (calls,).
-
         Returns:
             Whether the model goes on; it does not where the user ends the conversation, or the
             answers would leave it no token.

@@ -37,7 +37,6 @@ class RemoteTools:
     All calls of a row go to one rank of a role, by the number of the row.
 
     Attributes:
-        caller: asks.
         tools: the ranks of the role `tools`.
         retrievers: those of the role `retriever`; of both together at least one.
         rows: (rows,) batch and number in it of each row of the phase.

@@ -57,14 +57,7 @@ class TurnForm(Protocol):
 
 @dataclass(frozen=True)
 class ChatForm:
-    """The form of chat models: calls in a format, answers by the chat template.
-
-    Attributes:
-        chat: tokenizer.
-        template: of the conversation.
-        form: of calls.
-        tools: schemas of what may be called.
-    """
+    """The form of chat models: calls in a format, answers by the chat template."""
 
     chat: ChatTokenizer
     template: TurnTemplate

@@ -13,10 +13,6 @@ class OutputLog:
 
     A reward function that prints a gigabyte costs a few kilobytes here: the rest is counted and
     dropped. Characters that a terminal would act on are escaped.
-
-    Args:
-        log: receives one record a line, at level INFO.
-        label: put in front of each line.
     """
 
     def __init__(self, log: logging.Logger, label: str) -> None:

@@ -111,11 +111,7 @@ class BoundedProcess:
         return self._finalizer.alive
 
     def call(self, body: bytes, seconds: float) -> bytes:
-        """Send one frame and wait for the answer.
-
-        Args:
-            body: the request.
-            seconds: wall time until the whole answer must be here.
+        """Send one frame and wait, at most so long, for the whole answer.
 
         Raises:
             ChildTimeout: no answer in time. The child has been killed.

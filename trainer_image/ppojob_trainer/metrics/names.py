@@ -33,8 +33,6 @@ class Metric:
 
     Attributes:
         name: key in metrics.jsonl.
-        unit: what it is counted in.
-        meaning: one line.
         exported: name and kind for Prometheus where they do not follow from name and unit.
     """
 

@@ -52,11 +52,9 @@ class _Function:
     """A loaded function.
 
     Attributes:
-        call: takes columns and arguments by name.
         arguments: JSON object.
         folder: where its file lies; empty for a built-in scorer.
         columns: names of what it is told of the row, and of the response besides the text.
-        is_batched: whether it takes all responses at once.
     """
 
     call: Callable[..., object]

@@ -25,13 +25,7 @@ SINGULAR = _OF_THE_ROW | _OF_THE_RESPONSE
 def load_function(
     path: str, name: str, arguments: Mapping[str, Json], position: int
 ) -> Callable[..., object]:
-    """Import a Python file and take a function from it.
-
-    Args:
-        path: the file.
-        name: the function in it.
-        arguments: keyword arguments that every call will have.
-        position: among the job's functions; it is part of the module's name.
+    """Import a Python file and take a function from it that will be called with such arguments.
 
     Raises:
         ConfigError: the file cannot be imported, or holds no such function; the place is in the
@@ -47,12 +41,7 @@ def load_function(
 def load_from_package(
     package: str, name: str, arguments: Mapping[str, Json]
 ) -> Callable[..., object]:
-    """Import a module of an installed package and take a function from it.
-
-    Args:
-        package: the module, ``rewards`` or ``our_package.rewards``.
-        name: the function in it.
-        arguments: keyword arguments that every call will have.
+    """The same from a module of an installed package.
 
     Raises:
         ConfigError: as of a file.

@@ -21,9 +21,6 @@ class Function:
     Attributes:
         label: how messages name it.
         name: how its values are named; of several functions of one name, the later are numbered.
-        spec: what the child loads.
-        weight: factor of its score.
-        seconds: time limit of a call.
         error_score: what stands for a call that fails; None where it fails the job.
         drops: whether a response at which a call fails is left out of training.
     """

@@ -54,12 +54,7 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a scorer that needs more than response and truth is told of a row.
-
-    Attributes:
-        data_source: of the row.
-        extra_info: of the row.
-    """
+    """What a scorer that needs more than response and truth is told of its row."""
 
     data_source: str = ""
     extra_info: Mapping[str, Json] = field(default_factory=dict)

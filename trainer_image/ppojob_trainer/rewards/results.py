@@ -57,9 +57,6 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
     Numbers are Python's, numpy's and CPU tensors' scalars, and booleans. A value of None under
     another key is left out.
 
-    Returns:
-        The score, and what goes with it.
-
     Raises:
         BadResult: it is anything else.
     """
@@ -116,11 +113,7 @@ def encodable(value: str) -> str:
 
 
 def read_number(value: object, wanted: str) -> float:
-    """A number that float32 can hold.
-
-    Args:
-        value: whatever was given.
-        wanted: what it should be, for messages.
+    """A number that float32 can hold; messages say what was wanted.
 
     Raises:
         BadResult: it is no such number.

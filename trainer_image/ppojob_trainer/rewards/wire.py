@@ -30,8 +30,6 @@ class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
     """Load these; calls name them by position.
 
     Attributes:
-        functions: what to load.
-        sandbox: where code of responses runs.
         is_routed: these are all scorers that there are, and few will be called: each is got ready
             by its first call, and says then what it lacks.
     """
@@ -59,11 +57,8 @@ class CallFunction(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         number: of the call; the answer repeats it.
         function: position in ``LoadFunctions``; one that is not batched takes one response.
-        data_sources: of the rows.
-        responses: texts to score.
         ground_truths: JSON list.
         extra_infos: JSON list of objects.
-        response_tokens: lengths of the responses.
         finish_reasons: ``stop`` or ``length``.
     """
 
@@ -81,11 +76,8 @@ class Scored(msgspec.Struct, frozen=True):
     """What a function said of a response, or of a whole call.
 
     Attributes:
-        score: what the function gave.
-        extras: what it gave besides.
         reason_code: empty where it gave a usable answer; else why not, with the two below.
         got: what it returned or raised, in one line.
-        why: what is wrong with it.
     """
 
     score: float = 0.0
@@ -99,7 +91,6 @@ class Called(msgspec.Struct, frozen=True):
     """Answer to ``CallFunction``.
 
     Attributes:
-        number: that of the call.
         scores: one for each response, in order; empty where the whole call gave no answer.
         failure: why not.
     """

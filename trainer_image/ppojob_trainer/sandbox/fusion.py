@@ -47,12 +47,7 @@ else:
 
 
 class FusionSandbox:
-    """Runs programs in the service.
-
-    Args:
-        url: of `/run_code`.
-        limits: of each program.
-    """
+    """Runs programs in the service."""
 
     def __init__(self, url: str, limits: Limits) -> None:
         self._url = url

@@ -23,11 +23,7 @@ _ALLOWED: Final = "a function, or a class with verl's execute"
 
 
 def load_tool(code: ToolCode, modules: dict[str, ModuleType]) -> Tool:
-    """Import a file and make a tool of what is in it.
-
-    Args:
-        code: the tool.
-        modules: files that were imported already; a file is imported once for all of its tools.
+    """Import a file, unless that was done for another tool, and make a tool of what is in it.
 
     Raises:
         ConfigError: the file cannot be imported, or what is in it cannot be called so; the place is

@@ -43,12 +43,7 @@ class Offered:
 
 
 class McpServer:
-    """A server that is asked for its tools and calls.
-
-    Args:
-        code: where it is.
-        run: runs a coroutine to its end.
-    """
+    """A server that is asked for its tools and calls."""
 
     def __init__(self, code: ServerCode, run: Callable[..., Any]) -> None:
         self._code = code

@@ -62,11 +62,7 @@ def read_reply(value: object) -> tuple[bool, str, float]:
 
 
 def load_user(code: ToolCode, modules: dict[str, ModuleType]) -> User:
-    """Import a file and make a user of what is in it.
-
-    Args:
-        code: the user.
-        modules: files that were imported already; a file is imported once for all that is in it.
+    """Import a file, unless that was done already, and make a user of what is in it.
 
     Raises:
         ConfigError: the file cannot be imported, or what is in it is no user.

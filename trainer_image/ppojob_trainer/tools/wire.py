@@ -40,9 +40,7 @@ class ServerCode(msgspec.Struct, frozen=True):
     """An MCP server.
 
     Attributes:
-        name: as the job calls it.
         url: of Streamable HTTP; empty where it is a command.
-        command: program and arguments.
         key_variable: environment variable with the key; empty for none.
     """
 
@@ -56,8 +54,6 @@ class LoadTools(msgspec.Struct, frozen=True, tag=True):
     """Load these; calls name them by position.
 
     Attributes:
-        tools: what to load.
-        servers: the MCP servers that they name.
         compares: whether servers are asked what their tools take.
         sandbox: where code that a model has written runs.
         most_characters: of an answer.
@@ -97,12 +93,7 @@ class CallTool(msgspec.Struct, frozen=True, tag=True):
 
 
 class DescribeTools(msgspec.Struct, frozen=True, tag=True):
-    """Say which tools a Python file has, or an MCP server.
-
-    Attributes:
-        path: of the file; empty for a server.
-        server: where there is no file.
-    """
+    """Say which tools a Python file has, or an MCP server where there is no file."""
 
     path: str
     server: ServerCode | None = None
@@ -112,9 +103,7 @@ class Described(msgspec.Struct, frozen=True):
     """What a function, or a server of its tool, says of it.
 
     Attributes:
-        name: of the tool.
         function: of the function; of a server's tool its name there.
-        description: what it does.
         parameters: JSON schema of its arguments.
     """
 
@@ -135,11 +124,8 @@ class ToolCalled(msgspec.Struct, frozen=True):
     """Answer to ``CallTool``.
 
     Attributes:
-        number: that of the call.
-        text: for the model.
-        reward: that the tool gave.
         raised: empty, or what the tool raised instead of an answer.
-        where: it came from, for the log.
+        where: what was raised came from, for the log.
         ends: the user ends the conversation.
     """
 

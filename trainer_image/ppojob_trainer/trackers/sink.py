@@ -52,10 +52,6 @@ class TrackerSink:
 
     The process is started at once, since libraries take seconds to import.
 
-    Args:
-        run: the job.
-        patience: how long the tracker may take.
-
     Attributes:
         last_step: that the tracker was given; -1 for none yet.
     """

@@ -33,23 +33,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """Something that was to be a call, but names no tool.
-
-    Attributes:
-        why: what is wrong, in words that the model can be told.
-    """
+    """Something that was to be a call, but names no tool; the model can be told why."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A turn of the model.
-
-    Attributes:
-        content: what it said beside its calls.
-        calls: in the order in which they stand.
-    """
+    """A turn of the model: what it said beside its calls, and these in their order."""
 
     content: str
     calls: tuple[Call | BadCall, ...] = ()
@@ -108,12 +99,7 @@ def value_of(text: str) -> Json:
 
 
 def named_call(text: str, keys: Sequence[str] = ("arguments",)) -> Call | BadCall:
-    """A call that is a JSON object with a name.
-
-    Args:
-        text: JSON.
-        keys: the first of them that is there holds the arguments.
-    """
+    """A call that is a JSON object with a name, and arguments under the first key that is there."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
