@@ -10,10 +10,11 @@ hidden behind the d steps, and no bit depends on it.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ppojob_api.problem import shown
 from ppojob_trainer.agents.episode import Episode
+from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.rollout.protocol import (
@@ -30,22 +31,6 @@ class ToolFailed(PPOJobError):  # noqa: N818  it says what happened
     """A call failed, and the job says that it fails with it."""
 
 
-class Tools(Protocol):
-    """Makes calls elsewhere, many at one time."""
-
-    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Any:
-        """Begin to make the calls, at least one, of a row that had so many answers before."""
-        ...
-
-    def answers(self, begun: Any) -> Sequence[ToolAnswer]:
-        """Wait for the calls; one answer each."""
-        ...
-
-    def give_up(self, begun: Any) -> None:
-        """Wait for the calls no longer."""
-        ...
-
-
 @dataclass(frozen=True)
 class Driver:
     """Runs generation phases.
@@ -57,7 +42,7 @@ class Driver:
     """
 
     engine: RolloutEngine
-    tools: Tools
+    tools: RemoteTools
     delay: float
     fails: bool = False
 
