@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
 
-import msgspec
-
 from ppojob_api.problem import shown
+from ppojob_api.v1alpha1.agent import ToolSpec
 from ppojob_api.v1alpha1.code_source import source_field
 from ppojob_trainer.children.user_code import UnusableModule, load_module, raised
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.tools import verl_names
-from ppojob_trainer.tools.wire import ToolCode
 
 Tool = Callable[[dict[str, Json], dict[str, Json], str], object]
 """(arguments, what the row says the tool is made with, name of the call) -> what `read_answer`
@@ -22,55 +20,63 @@ takes, or an awaitable of it."""
 _ALLOWED: Final = "a function, or a class with verl's execute"
 
 
-def load_tool(code: ToolCode, modules: dict[str, ModuleType]) -> Tool:
-    """Import a file, unless that was done for another tool, and make a tool of what is in it.
+def load_tool(
+    path: str, name: str, tool: ToolSpec, schema: dict[str, Json], modules: dict[str, ModuleType]
+) -> Tool:
+    """Import a file and make a tool of the function or class of this name in it.
+
+    Args:
+        path: the file.
+        name: in it.
+        tool: as the job has it.
+        schema: what the model is told.
+        modules: files that were imported already; a file is imported once for all of its tools.
 
     Raises:
         ConfigError: the file cannot be imported, or what is in it cannot be called so; the place is
             in the tool (``source.path``).
     """
     verl_names.provide()
-    schema = msgspec.json.decode(code.schema)
-    found = named_in(code, modules, _ALLOWED)
+    found = named_in(path, name, modules, _ALLOWED)
     if isinstance(found, type):
-        return _of_class(code.function, found, msgspec.json.decode(code.config), schema)
-    refuse_config(code)
-    return _of_function(code.function, found, schema["function"]["parameters"])
+        return _of_class(name, found, tool.config, schema)
+    refuse_config(name, tool.config)
+    return _of_function(name, found, tool.parameters)
 
 
-def refuse_config(code: ToolCode) -> None:
+def refuse_config(name: str, config: Mapping[str, Json]) -> None:
     """A function has no settings.
 
     Raises:
         ConfigError: some are given.
     """
-    config = msgspec.json.decode(code.config)
     if config:
         raise ConfigError(
-            f"config: got {shown(config)}: {code.function} is a function, and settings are what a "
-            "class is made with; remove it, or a class in verl's form"
+            f"config: got {shown(config)}: {name} is a function, and settings are what a class is "
+            "made with; remove it, or a class in verl's form"
         )
 
 
-def named_in(code: ToolCode, modules: dict[str, ModuleType], allowed: str) -> Callable[..., object]:
+def named_in(
+    path: str, name: str, modules: dict[str, ModuleType], allowed: str
+) -> Callable[..., object]:
     """What a file has by a name; the file is imported unless it was.
 
     Raises:
         ConfigError: it cannot be imported, or the name is that of nothing that can be called.
     """
-    module = modules.get(code.path)
+    module = modules.get(path)
     if module is None:
         try:
-            module = load_module(code.path, f"ppojob_tools_{len(modules)}", pod="tools")
+            module = load_module(path, f"ppojob_tools_{len(modules)}", pod="tools")
         except UnusableModule as bad:
-            raise ConfigError(f"{source_field(code.path)}: {bad}") from None
-        modules[code.path] = module
-    found: object = vars(module).get(code.function)
+            raise ConfigError(f"{source_field(path)}: {bad}") from None
+        modules[path] = module
+    found: object = vars(module).get(name)
     if found is None:
-        why = f"{code.path} has no such name"
-        raise ConfigError(f"source.function: got {code.function}: {why}; {allowed}")
+        raise ConfigError(f"source.function: got {name}: {path} has no such name; {allowed}")
     if not callable(found):
-        got = f"{code.function} = {type(found).__name__}"
+        got = f"{name} = {type(found).__name__}"
         raise ConfigError(f"source.function: got {got}: not callable; {allowed}")
     return found
 

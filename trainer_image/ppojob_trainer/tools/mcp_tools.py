@@ -19,7 +19,7 @@ from ppojob_trainer.http_calls import endpoint_problem
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.tools.custom import Tool
-from ppojob_trainer.tools.wire import Described, ServerCode, ToolCode
+from ppojob_trainer.tools.wire import Described, ServerCode
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -46,6 +46,7 @@ class McpServer:
     """A server that is asked for its tools and calls."""
 
     def __init__(self, code: ServerCode, run: Callable[..., Any]) -> None:
+        self.name = code.name
         self._code = code
         self._run = run
         self._key = os.environ.get(code.key_variable, "").strip() if code.key_variable else ""
@@ -140,29 +141,34 @@ class McpServer:
         return printable(text, _WHY_CHARACTERS)
 
 
-def mcp_tool(code: ToolCode, server: McpServer, offered: Mapping[str, Offered] | None) -> Tool:
+def mcp_tool(
+    name: str,
+    parameters: dict[str, Json],
+    server: McpServer,
+    offered: Mapping[str, Offered] | None,
+) -> Tool:
     """Make a tool of a server's.
 
     Args:
-        code: the tool as the job has it.
+        name: that it has there.
+        parameters: the schema that the model is told.
         server: has it.
         offered: what the server says of its tools; None where that was compared already.
 
     Raises:
         ConfigError: the server has no such tool, or one that takes other arguments.
     """
-    name = code.function
     if offered is not None:
         if name not in offered:
             raise ConfigError(
-                f"source: got {name}: {code.server} has no such tool; "
+                f"source: got {name}: {server.name} has no such tool; "
                 f"one of its own: {', '.join(offered) or 'none there'}"
             )
-        ours = plain(json.loads(code.schema)["function"]["parameters"])
-        place, mine, theirs = _difference(ours, offered[name].parameters, "parameters") or ("",) * 3
+        found = _difference(plain(parameters), offered[name].parameters, "parameters")
+        place, mine, theirs = found or ("",) * 3
         if place:
             raise ConfigError(
-                f"{place}: got {mine}: {code.server} says {theirs} of {name} now; what "
+                f"{place}: got {mine}: {server.name} says {theirs} of {name} now; what "
                 "`ppojob tools --mcp` prints of it, where the model is to be told that"
             )
 

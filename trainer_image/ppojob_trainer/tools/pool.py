@@ -9,13 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ppojob_api.v1alpha1.agent import (
-    AgentSpec,
-    InteractionSpec,
-    McpServerSpec,
-    ToolSource,
-    ToolSpec,
-)
+from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
@@ -30,16 +24,9 @@ from ppojob_trainer.errors import ConfigError, JobFailed
 from ppojob_trainer.sandbox.settings import SandboxSettings
 from ppojob_trainer.tools.answers import MARK_CHARACTERS, cut, for_the_model, told
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
-from ppojob_trainer.tools.schemas import parameters_of, tool_schema
+from ppojob_trainer.tools.schemas import parameters_of
 from ppojob_trainer.tools.users import REPLY_CHARACTERS
-from ppojob_trainer.tools.wire import (
-    CallTool,
-    LoadTools,
-    ServerCode,
-    ToolCalled,
-    ToolCode,
-    ToolsLoaded,
-)
+from ppojob_trainer.tools.wire import CallTool, LoadTools, ToolCalled, ToolsLoaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,21 +199,16 @@ class ToolPool(Closeable):
     def _load(self, child: BoundedProcess) -> None:
         agent = self._agent
         request = LoadTools(
-            [
-                *(_code(tool, tool.name in self._elsewhere) for tool in agent.tools),
-                *map(_code_of_user, agent.interactions),
-            ],
-            [_server(one) for one in agent.mcp_servers],
+            agent.model_dump_json().encode(),
+            list(self._elsewhere),
             not self._is_compared,
             self._sandbox,
-            agent.max_tool_response_characters,
-            agent.tool_response_truncate_side,
         )
         loaded = import_files(
             child,
             request,
             ToolsLoaded,
-            files=(code.path for code in request.tools),
+            files=(one.source.file or "" for one in self._answering if one.source),
             where="spec.agent.tools",
             what="tools",
         )
@@ -234,37 +216,3 @@ class ToolPool(Closeable):
             raise ConfigError(loaded.problems)
         # A child that comes later, in the place of one that was killed, finds a job under way.
         self._is_compared = True
-
-
-def _code(tool: ToolSpec, is_elsewhere: bool) -> ToolCode:
-    source = tool.source or ToolSource()
-    return ToolCode(
-        tool.name,
-        source.file or "",
-        source.function or source.tool or tool.name,
-        msgspec.json.encode(tool_schema(tool)),
-        msgspec.json.encode(tool.config),
-        tool.time_limit_seconds,
-        source.url or "",
-        source.key_variable or "",
-        source.mcp_server or "",
-        is_elsewhere=is_elsewhere,
-    )
-
-
-def _code_of_user(user: InteractionSpec) -> ToolCode:
-    return ToolCode(
-        user.name,
-        (user.source.file if user.source else None) or "",
-        (user.source.function if user.source else None) or user.name,
-        msgspec.json.encode(None),
-        msgspec.json.encode(user.config),
-        user.time_limit_seconds,
-        is_user=True,
-    )
-
-
-def _server(server: McpServerSpec) -> ServerCode:
-    return ServerCode(
-        server.name, server.url or "", list(server.command), server.key_variable or ""
-    )

@@ -3,37 +3,6 @@
 import msgspec
 
 from ppojob_trainer.sandbox.settings import SandboxSettings
-from ppojob_trainer.tools.answers import Side
-
-
-class ToolCode(msgspec.Struct, frozen=True):
-    """One tool, or one user.
-
-    Attributes:
-        name: as the model calls it.
-        path: Python file; empty where something else answers.
-        function: function or class in that file, or name of the tool at its server.
-        schema: JSON of what the model is told of it; null of a user.
-        config: JSON object that a class is made with.
-        seconds: limit of a call.
-        url: of the service that answers; empty where code does.
-        key_variable: environment variable with the key of the service; empty for none.
-        server: name of the MCP server that answers; empty where none does.
-        is_elsewhere: whether another role answers, and nothing is loaded.
-        is_user: it is no tool, but a user who answers the model.
-    """
-
-    name: str
-    path: str
-    function: str
-    schema: bytes
-    config: bytes
-    seconds: float
-    url: str = ""
-    key_variable: str = ""
-    server: str = ""
-    is_elsewhere: bool = False
-    is_user: bool = False
 
 
 class ServerCode(msgspec.Struct, frozen=True):
@@ -51,21 +20,19 @@ class ServerCode(msgspec.Struct, frozen=True):
 
 
 class LoadTools(msgspec.Struct, frozen=True, tag=True):
-    """Load these; calls name them by position.
+    """Load the tools and users of a job; calls name them by position, users behind the tools.
 
     Attributes:
-        compares: whether servers are asked what their tools take.
+        agent: JSON of ``spec.agent``.
+        elsewhere: names of tools that another role answers, and nothing is loaded for.
+        compares: whether MCP servers are asked what their tools take.
         sandbox: where code that a model has written runs.
-        most_characters: of an answer.
-        side: where a longer one is cut.
     """
 
-    tools: list[ToolCode]
-    servers: list[ServerCode]
+    agent: bytes
+    elsewhere: list[str]
     compares: bool
     sandbox: SandboxSettings
-    most_characters: int
-    side: Side
 
 
 class ToolsLoaded(msgspec.Struct, frozen=True):
