@@ -92,11 +92,6 @@ class StepRows:
     tool_seconds: Sequence[float] = ()
     dropped: Sequence[int] = ()
 
-    def __post_init__(self) -> None:
-        columns = (self.prompt_tokens, self.response_tokens, self.finish_reasons, self.extras)
-        lengths = {len(self.scores), len(self.rewards), *map(len, columns)}
-        assert len(lengths) == 1, "columns of one step"
-
     @property
     def total_tokens(self) -> int:
         """Prompt and response tokens; a prompt counts once a response, as in verl."""
