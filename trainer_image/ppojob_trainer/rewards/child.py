@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.neighbours import Neighbours
 from ppojob_trainer.children.serving import answer_requests
@@ -33,7 +34,6 @@ from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
-    FunctionSpec,
     Loaded,
     LoadFunctions,
     Scored,
@@ -80,7 +80,8 @@ class Functions:
         """Load all; say what is wrong with each that cannot be used."""
         self._settings, self._is_routed = request.sandbox, request.is_routed
         problems: list[str] = []
-        for position, spec in enumerate(request.functions):
+        specs = [RewardSpec.model_validate_json(one) for one in request.rewards]
+        for position, spec in enumerate(specs):
             try:
                 self._functions.append(self._load(position, spec))
                 if not request.is_routed:
@@ -118,30 +119,27 @@ class Functions:
         value = function.call(**(told | msgspec.json.decode(function.arguments)))
         return self._loop.run(value) if inspect.iscoroutine(value) else value
 
-    def _load(self, position: int, spec: FunctionSpec) -> _Function:
-        arguments = msgspec.json.decode(spec.arguments)
-        if spec.is_built_in:
-            called = load_scorer(spec.name, arguments, self._sandbox, late=self._is_routed)
-            return _Function(called, spec.arguments, "", columns_of(called))
-        folder = ""
-        if spec.path:
-            folder = str(Path(spec.path).resolve().parent)
+    def _load(self, position: int, spec: RewardSpec) -> _Function:
+        name, given, folder = spec.function, spec.arguments, ""
+        if spec.source is None:
+            function = load_scorer(name, given, self._sandbox, late=self._is_routed)
+        elif path := spec.source.file:
+            folder = str(Path(path).resolve().parent)
             self._neighbours.enter(folder)
-            function = load_function(spec.path, spec.name, arguments, position)
+            function = load_function(path, name, given, position)
         else:
-            function = load_from_package(spec.package, spec.name, arguments)
-        return _Function(
-            function, spec.arguments, folder, columns_of(function), takes_batch(function)
-        )
+            function = load_from_package(spec.source.package or "", name, given)
+        arguments, columns = msgspec.json.encode(given), columns_of(function)
+        return _Function(function, arguments, folder, columns, takes_batch(function))
 
-    def _check_sandbox(self, spec: FunctionSpec) -> None:
+    def _check_sandbox(self, spec: RewardSpec) -> None:
         """A scorer that is asked for by name, and runs code, needs a sandbox from the start."""
-        if not spec.is_built_in or not SCORERS[spec.name].runs_code:
+        if spec.source is not None or not SCORERS[spec.function].runs_code:
             return
         try:
             self._sandbox()
         except SandboxRefused as refused:
-            got = f"{spec.name} with {refused.got}"
+            got = f"{spec.function} with {refused.got}"
             raise ConfigError(f"function: got {got}: {refused.why}; {refused.allowed}") from None
 
     def _sandbox(self) -> Runner:

@@ -5,36 +5,16 @@ import msgspec
 from ppojob_trainer.sandbox.settings import SandboxSettings
 
 
-class FunctionSpec(msgspec.Struct, frozen=True):
-    """One reward function.
-
-    Attributes:
-        name: of a built-in scorer, or of the function in ``path``.
-        path: Python file of the user; empty for a built-in scorer.
-        arguments: JSON object of keyword arguments.
-        package: module of an installed package, where the function is not in a file.
-    """
-
-    name: str
-    path: str
-    arguments: bytes
-    package: str = ""
-
-    @property
-    def is_built_in(self) -> bool:
-        """Whether it is a scorer of ours."""
-        return not self.path and not self.package
-
-
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
     """Load these; calls name them by position.
 
     Attributes:
+        rewards: JSON of a ``RewardSpec`` each.
         is_routed: these are all scorers that there are, and few will be called: each is got ready
             by its first call, and says then what it lacks.
     """
 
-    functions: list[FunctionSpec]
+    rewards: list[bytes]
     sandbox: SandboxSettings
     is_routed: bool
 
