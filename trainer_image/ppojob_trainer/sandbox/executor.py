@@ -5,7 +5,7 @@ import math
 import secrets
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -63,6 +63,12 @@ class Program:
     function: str = ""
     arguments: str = "[]"
     integer_keys: bool = False
+
+    def told(self, nonce: str) -> dict[str, object]:
+        """What its process is told of it: all but what stands in stdin."""
+        message = {**asdict(self), "nonce": nonce}
+        del message["stdin"]
+        return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +156,7 @@ def _tried(walls: Walls) -> Walls:
 
 def _run(walls: Walls, limits: Limits, program: Program) -> Outcome:
     nonce = secrets.token_hex(16)
-    message = {
-        "code": program.code,
-        "prelude": program.prelude,
-        "function": program.function,
-        "arguments": program.arguments,
-        "integer_keys": program.integer_keys,
-        "nonce": nonce,
+    message = program.told(nonce) | {
         "modules": [path for path in sys.path if _is_installed(Path(path))],
         "memory_bytes": limits.memory_bytes,
         "cpu_seconds": math.ceil(limits.seconds),

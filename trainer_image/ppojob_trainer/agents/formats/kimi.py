@@ -9,9 +9,10 @@ from ppojob_trainer.agents.formats.calls import (
     Tools,
     blocks,
     encoded,
+    names_of,
+    required_of,
     value_of,
 )
-from ppojob_trainer.agents.formats.schemas import names_of, required_of
 
 _SECTION = "<|tool_calls_section_begin|>"
 _START, _BODY, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

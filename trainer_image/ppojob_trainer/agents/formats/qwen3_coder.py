@@ -8,8 +8,15 @@ import ast
 import json
 from collections.abc import Mapping
 
-from ppojob_trainer.agents.formats.calls import BadCall, Call, Spoken, Tools, blocks, encoded
-from ppojob_trainer.agents.formats.schemas import parameters_of
+from ppojob_trainer.agents.formats.calls import (
+    BadCall,
+    Call,
+    Spoken,
+    Tools,
+    blocks,
+    encoded,
+    parameters_of,
+)
 from ppojob_trainer.json_value import Json
 
 _START, _END = "<tool_call>", "</tool_call>"
