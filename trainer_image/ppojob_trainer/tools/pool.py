@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -21,6 +21,7 @@ from ppojob_trainer.children.pool import (
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError, JobFailed
+from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.sandbox.settings import SandboxSettings
 from ppojob_trainer.tools.answers import MARK_CHARACTERS, cut, for_the_model, told
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
@@ -50,25 +51,6 @@ class Wanted:
     to_user: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What a call gave.
-
-    Attributes:
-        text: for the model, no longer than the job allows.
-        reward: that the tool gave.
-        failure: empty, or a word of ``answers.FAILURES``.
-        seconds: that it took.
-        ends: the user ends the conversation.
-    """
-
-    text: str
-    reward: float = 0.0
-    failure: str = ""
-    seconds: float = 0.0
-    ends: bool = False
-
-
 class ToolPool(Closeable):
     """Children that call tools and ask users; each call has a limit that nothing can outlive.
 
@@ -78,13 +60,9 @@ class ToolPool(Closeable):
     or an earlier call have spoilt it.
 
     Args:
-        agent: ``spec.agent``.
-        sandbox: ``spec.sandbox``.
-        processes: children.
         memory_bytes: limit of each process's data.
         variables: names of environment variables that tools see, where they are set.
         elsewhere: names of tools that another role answers.
-        log: where children's output goes.
 
     Raises:
         ConfigError: tools cannot be loaded; every problem, one line each.
@@ -127,7 +105,7 @@ class ToolPool(Closeable):
         except NotStarted as problem:
             raise JobFailed(f"spec.agent.tools: {problem.reason}") from None
 
-    def start(self, calls: Sequence[Wanted]) -> Future[list[Made]]:
+    def start(self, calls: Sequence[Wanted]) -> Future[list[ToolAnswer]]:
         """Have calls made, one after the other; others are made beside them."""
         return self._children.submit(self._make_all, calls)
 
@@ -135,10 +113,10 @@ class ToolPool(Closeable):
         """End all children, at once also those that are at work. Idempotent."""
         self._children.close()
 
-    def _make_all(self, calls: Sequence[Wanted]) -> list[Made]:
+    def _make_all(self, calls: Sequence[Wanted]) -> list[ToolAnswer]:
         return [self._make(call) for call in calls]
 
-    def _make(self, call: Wanted) -> Made:
+    def _make(self, call: Wanted) -> ToolAnswer:
         """Make a call; what goes wrong becomes an answer."""
         began = time.monotonic()
         known = call.tools or tuple(self._positions)
@@ -153,9 +131,9 @@ class ToolPool(Closeable):
                 made = self._called(call, position, arguments)
             except WrongArguments as wrong:
                 made = self._failed("arguments", call, str(wrong))
-        return replace(made, seconds=time.monotonic() - began)
+        return msgspec.structs.replace(made, seconds=time.monotonic() - began)
 
-    def _called(self, call: Wanted, position: int, arguments: bytes) -> Made:
+    def _called(self, call: Wanted, position: int, arguments: bytes) -> ToolAnswer:
         limit = self._answering[position].time_limit_seconds
         try:
             answer = self._answer(call, position, arguments, limit)
@@ -173,7 +151,7 @@ class ToolPool(Closeable):
         limit_of_tools = self._agent.max_tool_response_characters
         most = (REPLY_CHARACTERS if call.to_user else limit_of_tools) + 2 * MARK_CHARACTERS
         text = cut(answer.text, most, self._agent.tool_response_truncate_side)
-        return Made(text, answer.reward, ends=answer.ends and call.to_user)
+        return ToolAnswer(text, answer.reward, ends=answer.ends and call.to_user)
 
     def _answer(self, call: Wanted, position: int, arguments: bytes, limit: float) -> ToolCalled:
         number = next(self._numbers)
@@ -187,14 +165,14 @@ class ToolPool(Closeable):
                 raise
             return self._children.call(request, left, ToolCalled)
 
-    def _failed(self, failure: str, call: Wanted, why: str = "") -> Made:
+    def _failed(self, failure: str, call: Wanted, why: str = "") -> ToolAnswer:
         agent = self._agent
         text = for_the_model(
             told(failure, call.name, why),
             agent.max_tool_response_characters,
             agent.tool_response_truncate_side,
         )
-        return Made(text, failure=failure)
+        return ToolAnswer(text, failure=failure)
 
     def _load(self, child: BoundedProcess) -> None:
         agent = self._agent
