@@ -36,7 +36,7 @@ class ChatForm:
         if not self.tools:
             return Turn()
         text = self.chat.decode(tokens, skip_special_tokens=not self.form.keeps_special_tokens)
-        found = self.form.parse(text, self.tools).calls
+        found = self.form.parse(text, self.tools)
         calls = tuple(
             ToolCall(one.name, one.arguments, id=one.id) for one in found if isinstance(one, Call)
         )

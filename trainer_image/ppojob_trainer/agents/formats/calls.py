@@ -38,12 +38,8 @@ class BadCall:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """A turn of the model: what it said beside its calls, and these in their order."""
-
-    content: str
-    calls: tuple[Call | BadCall, ...] = ()
+Calls = tuple[Call | BadCall, ...]
+"""Of a turn of the model, in the order in which they stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ class Format:
     """How a family of models writes calls.
 
     Attributes:
-        parse: reads a turn; it never raises.
+        parse: the calls of a turn; it never raises.
         form: a call, for the docs.
         keeps_special_tokens: whether `parse` wants the turn decoded with its special tokens,
             since marks of the format are among them.
@@ -64,7 +60,7 @@ class Format:
             nothing, such a turn is the last.
     """
 
-    parse: Callable[[str, Tools], Spoken]
+    parse: Callable[[str, Tools], Calls]
     form: str
     keeps_special_tokens: bool = False
     stop_texts: tuple[str, ...] = ()
@@ -139,16 +135,6 @@ def blocks(text: str, start: str, end: str, *, open_ended: bool = False) -> list
         found.append(text[at:stop])
         at = text.find(start, stop + len(end))
     return found
-
-
-def without_blocks(text: str, start: str, end: str) -> str:
-    """A text without its blocks and their marks."""
-    kept = []
-    behind = 0
-    while (at := text.find(start, behind)) >= 0 and (stop := text.find(end, at + len(start))) >= 0:
-        kept.append(text[behind:at])
-        behind = stop + len(end)
-    return "".join(kept) + text[behind:]
 
 
 def elements(text: str, start: str, head_end: str, end: str) -> Iterator[tuple[str, str]]:
