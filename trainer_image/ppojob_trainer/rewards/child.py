@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,6 @@ from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.custom import (
     SINGULAR,
     columns_of,
-    load_from_package,
     load_function,
     takes_batch,
 )
@@ -40,7 +40,7 @@ from ppojob_trainer.rewards.wire import (
     ScorerRequest,
 )
 from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
-from ppojob_trainer.sandbox.settings import SandboxSettings
+from ppojob_trainer.sandbox.settings import open_sandbox
 
 # Taken before a function is loaded, which may put something else in their place.
 _decode: Final = msgspec.msgpack.Decoder(ScorerRequest).decode
@@ -69,16 +69,16 @@ class Functions:
 
     def __init__(self) -> None:
         self._functions: list[_Function] = []
-        self._settings: SandboxSettings
+        self._sandbox: Callable[[], Runner]
         self._is_routed = False
-        self._opened: Runner | None = None
         self._neighbours = Neighbours()
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
 
     def load(self, request: LoadFunctions) -> Loaded:
         """Load all; say what is wrong with each that cannot be used."""
-        self._settings, self._is_routed = request.sandbox, request.is_routed
+        self._sandbox = partial(open_sandbox, request.sandbox)  # when the first call needs it
+        self._is_routed = request.is_routed
         problems: list[str] = []
         specs = [RewardSpec.model_validate_json(one) for one in request.rewards]
         for position, spec in enumerate(specs):
@@ -123,12 +123,11 @@ class Functions:
         name, given, folder = spec.function, spec.arguments, ""
         if spec.source is None:
             function = load_scorer(name, given, self._sandbox, late=self._is_routed)
-        elif path := spec.source.file:
-            folder = str(Path(path).resolve().parent)
-            self._neighbours.enter(folder)
-            function = load_function(path, name, given, position)
         else:
-            function = load_from_package(spec.source.package or "", name, given)
+            if spec.source.file is not None:
+                folder = str(Path(spec.source.file).resolve().parent)
+            self._neighbours.enter(folder)
+            function = load_function(spec.source, name, given, position)
         arguments, columns = msgspec.json.encode(given), columns_of(function)
         return _Function(function, arguments, folder, columns, takes_batch(function))
 
@@ -141,12 +140,6 @@ class Functions:
         except SandboxRefused as refused:
             got = f"{spec.function} with {refused.got}"
             raise ConfigError(f"function: got {got}: {refused.why}; {refused.allowed}") from None
-
-    def _sandbox(self) -> Runner:
-        """The same for all calls; opened when the first needs it."""
-        if self._opened is None:
-            self._opened = self._settings.open()
-        return self._opened
 
 
 def _scored(value: object) -> Scored:

@@ -2,9 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from types import ModuleType
 
 from ppojob_api.v1alpha1.code_source import source_field
+from ppojob_api.v1alpha1.rollout import RewardSource
 from ppojob_trainer.children.user_code import UnusableModule, load_module, load_packaged
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
@@ -23,44 +23,34 @@ SINGULAR = _OF_THE_ROW | _OF_THE_RESPONSE
 
 
 def load_function(
-    path: str, name: str, arguments: Mapping[str, Json], position: int
+    source: RewardSource, name: str, arguments: Mapping[str, Json], position: int
 ) -> Callable[..., object]:
-    """Import a Python file and take a function from it that will be called with such arguments.
+    """Import a file or a package and take a function from it that is called with such arguments.
+
+    Args:
+        source: of the function.
+        name: in it.
+        arguments: keyword arguments that every call will have.
+        position: among the job's functions; it is part of the module's name.
 
     Raises:
-        ConfigError: the file cannot be imported, or holds no such function; the place is in the
+        ConfigError: the module cannot be imported, or holds no such function; the place is in the
             reward (``source.path``).
     """
+    path, package = source.file, source.package or ""
     try:
-        module = load_module(path, f"ppojob_custom_reward_{position}", pod="reward")
+        if path is not None:
+            module = load_module(path, f"ppojob_custom_reward_{position}", pod="reward")
+        else:
+            module = load_packaged(package, pod="reward")
     except UnusableModule as bad:
-        raise ConfigError(f"{source_field(path)}: {bad}") from None
-    return _taken(path, name, module, arguments)
-
-
-def load_from_package(
-    package: str, name: str, arguments: Mapping[str, Json]
-) -> Callable[..., object]:
-    """The same from a module of an installed package.
-
-    Raises:
-        ConfigError: as of a file.
-    """
-    try:
-        module = load_packaged(package, pod="reward")
-    except UnusableModule as bad:
-        raise ConfigError(f"source.package: {bad}") from None
-    return _taken(package, name, module, arguments)
-
-
-def _taken(
-    path: str, name: str, module: ModuleType, arguments: Mapping[str, Json]
-) -> Callable[..., object]:
+        raise ConfigError(f"{source_field(path) if path else 'source.package'}: {bad}") from None
     if name not in vars(module):
         names = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
         allowed = f"one of {', '.join(names)}" if names else f"def {name}{SIGNATURE}"
-        raise ConfigError(f"function: got {name}: {path} has no such function; {allowed}")
-    return _checked(path, name, vars(module)[name], arguments)
+        why = f"{path or package} has no such function"
+        raise ConfigError(f"function: got {name}: {why}; {allowed}")
+    return _checked(path or package, name, vars(module)[name], arguments)
 
 
 def takes_batch(function: Callable[..., object]) -> bool:

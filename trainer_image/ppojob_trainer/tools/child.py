@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -25,7 +26,8 @@ from ppojob_trainer.children.user_code import raised
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
-from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
+from ppojob_trainer.sandbox.executor import SandboxRefused
+from ppojob_trainer.sandbox.settings import open_sandbox
 from ppojob_trainer.tools.answers import for_the_model, read_answer
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
@@ -82,7 +84,6 @@ class Tools:
         self._servers: dict[str, tuple[McpServer, Mapping[str, Offered] | None]] = {}
         self._request: LoadTools
         self._agent: AgentSpec
-        self._opened: Runner | None = None
         self._neighbours = Neighbours()
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
@@ -193,9 +194,10 @@ class Tools:
 
     def _built_in(self, spec: ToolSpec) -> Tool:
         tool, config = TOOLS[spec.name], spec.config
+        sandbox = partial(open_sandbox, self._request.sandbox)
         if tool.runs_code:
             try:
-                self._sandbox()
+                sandbox()
             except SandboxRefused as refused:
                 got = f"{spec.name} with {refused.got}"
                 raise ConfigError(f"name: got {got}: {refused.why}; {refused.allowed}") from None
@@ -203,15 +205,9 @@ class Tools:
             tool.opens(config)
 
         def call(arguments: dict[str, Json], created: dict[str, Json], _: str) -> object:
-            return tool.answer(Call(arguments, created, config, self._sandbox))
+            return tool.answer(Call(arguments, created, config, sandbox))
 
         return call
-
-    def _sandbox(self) -> Runner:
-        """The same for all calls."""
-        if self._opened is None:
-            self._opened = self._request.sandbox.open()
-        return self._opened
 
 
 def _answered_elsewhere(*_: object) -> object:
