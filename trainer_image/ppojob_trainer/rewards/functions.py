@@ -1,6 +1,5 @@
 """The reward functions of a job: what children load, and what counts of their answers."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,9 +56,7 @@ def _further_seconds(reward: RewardSpec, program_seconds: float) -> float:
 
 def _numbered(names: list[str]) -> list[str]:
     """``score``, ``score.2``, ``score.3``: files may have functions of one name."""
-    counts: Counter[str] = Counter()
-    numbered = []
-    for name in names:
-        counts[name] += 1
-        numbered.append(name if counts[name] == 1 else f"{name}.{counts[name]}")
-    return numbered
+    before = [names[:position].count(name) for position, name in enumerate(names)]
+    return [
+        f"{name}.{count + 1}" if count else name for name, count in zip(names, before, strict=True)
+    ]
