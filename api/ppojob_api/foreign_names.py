@@ -103,7 +103,6 @@ use_inference_chat_template | not needed | the tokens that were drawn are traine
 tokenization_sanity_check_mode | not needed | no conversation is tokenised anew
 num_repeat_rollouts | not needed | samplesPerPrompt
 agent.num_workers | not needed | rows take turns in the rank that holds the engine
-default_agent_loop | spec.agent.default
 agent_loop_config_path | spec.agent.agents | the names of agents
 custom_async_server | not needed | the engine is in the rank that drives it
 model.path | spec.model.path
@@ -139,8 +138,6 @@ kl_ctrl.horizon | spec.algorithm.kl.horizon
 optim.weight_decay | spec.optimizer.weightDecay
 optim.betas | spec.optimizer.betas
 lr_warmup_steps | spec.optimizer.warmupSteps | in optimizer steps
-num_cycles | spec.optimizer.cycles
-lr_warmup_steps_ratio | spec.optimizer.warmupRatio
 critic.num_cycles | spec.critic.optimizer.cycles
 critic.lr_warmup_steps_ratio | spec.critic.optimizer.warmupRatio
 fsdp_config.dtype | spec.training.autocast
@@ -151,14 +148,6 @@ reshard_after_forward forward_prefetch wrap_policy ref.fsdp_config | not yet | F
 full_determinism | not needed | a step is a function of weights, data and seed
 checkpoint.async_save checkpoint.strict | not yet | other ways to commit
 save_lora_only | not needed | with spec.model.lora a commit holds adapters alone
-tau_pos | spec.algorithm.policyLoss.sapo.tauPositive
-tau_neg | spec.algorithm.policyLoss.sapo.tauNegative
-clip_cov_ratio | spec.algorithm.policyLoss.clipCov.share
-clip_cov_lb | spec.algorithm.policyLoss.clipCov.covarianceLow
-clip_cov_ub | spec.algorithm.policyLoss.clipCov.covarianceHigh
-kl_cov_ratio | spec.algorithm.policyLoss.klCov.share
-ppo_kl_coef | spec.algorithm.policyLoss.klCov.coefficient
-dro_beta | spec.algorithm.policyLoss.dro.beta
 router_replay router_replay.mode | not yet | replay of routers
 skip.rollout | spec.rollout.replay
 rollout.name | spec.rollout.engine
@@ -192,7 +181,6 @@ rollout_rs_threshold | spec.algorithm.rolloutCorrection.rejection | as low and h
 bypass_mode | spec.algorithm.policyLoss.type | where true is bypass
 rollout_correction.loss_type | spec.algorithm.policyLoss.bypass.form | ppo_clip is clip
 rollout_is | spec.algorithm.rolloutCorrection.weights | where null is none
-rollout_is_threshold | spec.algorithm.rolloutCorrection.weightLimit
 critic.enable | not needed | spec.algorithm.type: ppo has a critic
 critic.model.path | spec.critic.path
 critic.tokenizer_path critic.model.tokenizer_path | not needed | they are the policy's
@@ -204,8 +192,6 @@ critic.lr_scheduler_type | spec.critic.optimizer.schedule
 critic.min_lr_ratio | spec.critic.optimizer.minLearningRateRatio
 critic.grad_clip | spec.critic.optimizer.gradientClip
 critic.model.fsdp_config critic.fsdp_size critic.fsdp.fsdp_size | spec.roles.critic.parallelism
-custom_reward_function.path | spec.rewards[].source.path
-custom_reward_function.name | spec.rewards[].function
 reward.num_workers | spec.roles.reward.cpu
 reward_manager | spec.rewards
 overlong_buffer overlong_buffer.enable | spec.algorithm.overlongPenalty | on where it is given

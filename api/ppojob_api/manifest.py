@@ -102,12 +102,7 @@ def read_file(path: str) -> Manifest:
 
 
 def read_bytes(data: bytes, name: str) -> Manifest:
-    """Read a manifest that is in memory.
-
-    Args:
-        data: UTF-8 text of one YAML document.
-        name: How messages call the file.
-    """
+    """Read a manifest that is in memory; messages call it by its name."""
     problem = _unfit_bytes(data, name)
     if problem is not None:
         return Manifest(name, None, (problem,))

@@ -54,12 +54,7 @@ class Parsed:
 
 
 def parse(value: object, doubtful: Iterable[PathKey] = ()) -> Parsed:
-    """Read a job.
-
-    Args:
-        value: What a YAML or JSON reader gives.
-        doubtful: Paths that a reader complained about already.
-    """
+    """Read a job, but for the paths that a reader of its text complained about already."""
     if not isinstance(value, dict):
         got, why = shown(value), f"{_kind(value)} is not a job"
         problem = Problem("PPOJob", got, why, "an object with spec", ReasonCode.WRONG_TYPE)

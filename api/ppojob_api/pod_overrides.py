@@ -35,12 +35,7 @@ _KINDS: Final[Mapping[type, str]] = {dict: "an object", list: "a list", str: "te
 
 
 def refusals(overrides: Mapping[str, object], where: str) -> Iterator[Problem]:
-    """What is not allowed in a partial pod template.
-
-    Args:
-        overrides: the value of `podOverrides`.
-        where: its spec path.
-    """
+    """What is not allowed in a partial pod template, the value of `podOverrides` at this path."""
     for part, value in overrides.items():
         if part not in {"metadata", "spec"}:
             yield _forbidden(f"{where}.{part}", value)

@@ -76,12 +76,7 @@ def shown(value: object) -> str:
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    """Text as it may stand in a message or a log: cut, and what is not printable is escaped.
-
-    Args:
-        text: Any text.
-        limit: Characters that are left of it, before some are escaped.
-    """
+    """Text as it may stand in a message or a log: cut, then what is not printable is escaped."""
     if limit is not None and len(text) > limit:
         text = f"{text[: limit - 3]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -18,14 +18,7 @@ Pods = TypeVar("Pods", bound=DevicePods)
 
 
 def resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
-    """Write out every default that depends on another field.
-
-    Args:
-        spec: A valid spec; it is left as it is.
-
-    Returns:
-        A spec that means the same, and that this function does not change.
-    """
+    """Write out every default of a valid spec that depends on another field; idempotent."""
     return spec.model_copy(
         update={
             "model": spec.model.model_copy(

@@ -28,12 +28,7 @@ class Suggestion(NamedTuple):
 
 
 def of_field(path: PathKey, value: object) -> Suggestion:
-    """What to write for a field that does not exist.
-
-    Args:
-        path: Where it stands.
-        value: What it holds.
-    """
+    """What to write for a field that does not exist."""
     parent, word = shapes.at(path[:-1]), folded(str(path[-1]))
     fields = shapes.members(parent.model) if parent is not None and parent.model is not None else {}
     here = {folded(name): name for name in fields}
@@ -57,13 +52,7 @@ def of_field(path: PathKey, value: object) -> Suggestion:
 
 
 def of_word(field: str, value: object, shape: Shape) -> Suggestion:
-    """What to write for a word that a field does not take.
-
-    Args:
-        field: The field, without numbers of items.
-        value: What is there.
-        shape: What may be there.
-    """
+    """What to write for a word that a field, without numbers of items, does not take."""
     why, code = "the value is unknown", ReasonCode.NOT_ONE_OF
     if not isinstance(value, str):
         return Suggestion(why, shape.allowed(), code)

@@ -38,9 +38,6 @@ def check(job: PPOJob, *, unknown: Iterable[PathKey] = ()) -> list[Problem]:
     Args:
         job: Any job that the models accept.
         unknown: Paths whose values the author did not give; rules that read them are skipped.
-
-    Returns:
-        The problems; empty for a good job.
     """
     paths = [dotted(path) for path in unknown]
     rules = [rule for rule in _RULES_OF_A_JOB if not _touches(rule.reads(), paths)]
@@ -49,11 +46,7 @@ def check(job: PPOJob, *, unknown: Iterable[PathKey] = ()) -> list[Problem]:
 
 
 def check_length(job: PPOJob, rows: int) -> list[Problem]:
-    """Judge what the data alone tells: whether all that is asked for fits into the epochs.
-
-    Args:
-        job: A good job.
-        rows: Training prompts that there are.
+    """Judge what the number of training prompts tells: whether all fits into the epochs.
 
     Returns:
         What the same job would be told with as many steps; nothing where it gives the steps, or
@@ -65,12 +58,7 @@ def check_length(job: PPOJob, rows: int) -> list[Problem]:
 
 
 def length_warnings(job: PPOJob, rows: int) -> list[Problem]:
-    """What `warnings` would tell of the same job with as many steps as the data gives it.
-
-    Args:
-        job: A good job.
-        rows: Training prompts that there are.
-    """
+    """What `warnings` would tell of a good job with as many steps as so many prompts give it."""
     known = _with_steps(job, rows)
     return [] if known is None else list(after_the_end(known))
 

@@ -25,7 +25,7 @@ from ppojob_cli.machine_checks import (
 )
 from ppojob_cli.model_checks import check_critic, check_reward_model
 from ppojob_cli.output_checks import check_output, volatile_warning
-from ppojob_trainer.agents.row_agents import row_agents
+from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files

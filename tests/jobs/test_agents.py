@@ -180,13 +180,12 @@ def test_killed_anywhere_a_conversation_ends_as_if_nothing_had_been(
 
 
 def test_engines_in_pods_of_their_own_call_tools(
-    talking_folder, start, tmp_path: Path, output: Path, once: Path, undisturbed_talk: Path
+    talking_folder, run_through, tmp_path: Path, output: Path, undisturbed_talk: Path
 ):
     """Their ranks call the tools; those that train get the rows, turns and all."""
     points = ("rpc.hand_over.answer.before@2=kill", "rpc.act.answer.before@9=kill")
     job = manifest(tmp_path / "job", talking_folder, seconds=0.05, roles={"rollout": {}})
-    start(job, output, **job_points.armed(once, *points)).succeed(600)
-    assert job_points.fired(once) == {point.partition("@")[0] for point in points}
+    run_through(job, output, *points, seconds=600)
     assert run_folders.result(output) == run_folders.result(undisturbed_talk)
 
 

@@ -199,3 +199,7 @@ class Wrong:
     got: str
     why: str
     allowed: str
+
+    def __str__(self) -> str:
+        """What follows a place in a message."""
+        return f"got {self.got}: {self.why}; {self.allowed}"

@@ -88,12 +88,7 @@ def after_the_end(job: PPOJob) -> Iterator[Problem]:
 
 
 def steps_of_run(spec: PPOJobSpec, rows: int) -> int:
-    """Steps of a run.
-
-    Args:
-        spec: of a good job.
-        rows: training prompts that there are; each pass draws whole batches of them.
-    """
+    """Steps of a good job with so many training prompts; each pass draws whole batches of them."""
     if spec.steps.validate_only:
         return 0
     if spec.steps.total is not None:

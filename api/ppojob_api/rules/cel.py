@@ -30,9 +30,6 @@ _TOKEN: Final = re.compile(
 class Expression:
     """An expression that was read.
 
-    Args:
-        text: The expression.
-
     Attributes:
         value: What it is for given variables.
         paths: Fields of `self` that it looks at, such as `steps.total`.

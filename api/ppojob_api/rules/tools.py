@@ -6,22 +6,13 @@ from ppojob_api.well_known import BUILT_IN_AGENTS, BUILT_IN_INTERACTIONS, BUILT_
 
 TOOL_RULES = rules(
     r"""
-    spec.agent | tools | Duplicate | here
-        two tools have the same name; each name once
-    must: self.tools.all(one, self.tools.exists_one(other, other.name == one.name))
+    spec.agent | tools interactions agents mcpServers | Duplicate | here
+        another one has this name; each name once
+    must: self.$FIELD.all(one, self.$FIELD.exists_one(other, other.name == one.name))
 
     spec.agent | tools | Required | here
         nobody answers the model; the tools that it may call, or interactions
     must: self.tools.size() > 0 || self.interactions.size() > 0
-
-    spec.agent | interactions | Duplicate | here
-        two interactions have the same name; each name once
-    must: self.interactions.all(one,
-        self.interactions.exists_one(other, other.name == one.name))
-
-    spec.agent | agents | Duplicate | here
-        two agents have the same name; each name once
-    must: self.agents.all(one, self.agents.exists_one(other, other.name == one.name))
 
     spec.agent | agents | NotOneOf | here
         agent.tools has not all of its tools; names of tools that are there
@@ -109,10 +100,6 @@ TOOL_RULES = rules(
         no item of mcpServers has the name of its mcpServer; the name of one
     must: self.tools.all(one, !has(one.source) || !has(one.source.mcpServer) ||
         !self.mcpServers.all(server, server.name != one.source.mcpServer))
-
-    spec.agent | mcpServers | Duplicate | here
-        two servers have the same name; each name once
-    must: self.mcpServers.all(one, self.mcpServers.exists_one(other, other.name == one.name))
 
     spec.agent | mcpServers | NoEffect | here
         no tool names it; tools as `ppojob tools --mcp` prints them, or remove it

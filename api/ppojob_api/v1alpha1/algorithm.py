@@ -364,9 +364,5 @@ class AlgorithmSpec(Section):
     @property
     def options(self) -> Section | None:
         """The settings of the job's estimator, where it has some and they are given."""
-        return self.options_of(self.type)
-
-    def options_of(self, kind: AlgorithmType) -> Section | None:
-        """The settings of an estimator, the job's or another."""
-        given: Section | None = getattr(self, kind) if ESTIMATORS[kind].options else None
+        given: Section | None = getattr(self, self.type) if self.estimator.options else None
         return given

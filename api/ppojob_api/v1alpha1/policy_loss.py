@@ -308,11 +308,7 @@ class PolicyLossSpec(Section):
     @property
     def options(self) -> Section | None:
         """The settings of the job's loss, where it has some and they are given."""
-        return self.options_of(self.type)
-
-    def options_of(self, kind: PolicyLossType) -> Section | None:
-        """The settings of a loss, the job's or another."""
-        given: Section | None = getattr(self, kind) if LOSSES[kind].options else None
+        given: Section | None = getattr(self, self.type) if self.loss.options else None
         return given
 
     def settings(self) -> dict[str, float | str]:

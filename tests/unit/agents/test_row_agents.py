@@ -14,8 +14,7 @@ from tiny_models import save_tokenizer
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_api.well_known import BUILT_IN_AGENTS
-from ppojob_trainer.agents.named import agents_of
-from ppojob_trainer.agents.row_agents import row_agents
+from ppojob_trainer.agents.named import agents_of, row_agents
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset

@@ -11,10 +11,8 @@ import pytest
 from bad_specs import GOOD_JOB
 
 from ppojob_api import crd, manifest, run_config, shape, validation
-from ppojob_api.rules.rule import given, untouched
+from ppojob_api.rules.rule import given
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.v1alpha1.roles import RolePods
-from ppojob_api.v1alpha1.training import DataSpec
 
 FILE = Path(__file__).parents[3] / "crds" / "ppojobs.yaml"
 
@@ -238,18 +236,3 @@ def test_readers_agree_about_the_file() -> None:
     read = manifest.read_bytes(FILE.read_bytes(), "ppojobs.yaml")
     assert read.problems == ()
     assert read.value == crd.definition()
-
-
-def test_untouched_pods_are_told_from_touched_ones() -> None:
-    rule = untouched(RolePods)
-    for part in (
-        "self.replicas == 1",
-        "self.gpusPerReplica == 0",
-        f"!{given('cpu')}",
-        f"!{given('parallelism.dataShard')}",
-        "self.parallelism.tensor == 1",
-    ):
-        assert part in rule
-    assert untouched(RolePods, names=("replicas",), prefix="pods.") == "self.pods.replicas == 1"
-    # A list that is empty by default has no literal to compare with.
-    assert untouched(DataSpec, names=("validation",)) == "self.validation.size() == 0"

@@ -7,22 +7,11 @@ import pytest
 from bad_specs import changed_job
 
 from ppojob_api import foreign_names, shape, suggestions, validation
+from ppojob_api.run_config import TRAJECTORY_SECTIONS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "from-verl.md"
 FIELDS = {path for path in shape.all_paths() if not path.startswith("status")}
-SECTIONS = {
-    "data",
-    "model",
-    "algorithm",
-    "optimizer",
-    "training",
-    "rollout",
-    "agent",
-    "critic",
-    "rewards",
-    "rewardModel",
-    "roles",
-}
+SECTIONS = set(TRAJECTORY_SECTIONS) - {"seed"}
 
 # What verl has no key for.
 OURS = {

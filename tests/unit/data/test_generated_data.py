@@ -19,7 +19,7 @@ from ppojob_trainer.data.facts import facts
 from ppojob_trainer.data.generate import addition, countdown, multiply
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.retrieval.passages import passage_of, passages_to_string
-from ppojob_trainer.rewards.arithmetic import evaluate
+from ppojob_trainer.rewards.countdown import evaluate
 from ppojob_trainer.rewards.multiply import multiply as scored_product
 from ppojob_trainer.rewards.row_checks import RowChecks
 from ppojob_trainer.rewards.search_r1 import search_r1
@@ -211,7 +211,7 @@ def test_worked_calls_are_calls_and_their_answers_the_calculators() -> None:
     assert eval(last["content"].strip("Whatis ?")) == int(str(task.train[1].ground_truth))
     for at in (0, 4):
         asked, called, told, answered = (message["content"] for message in worked[at : at + 4])
-        (call,) = hermes(called).calls
+        (call,) = hermes(called)
         assert isinstance(call, calls.Call)
         assert call.name == "calculator"
         arguments = json.loads(call.arguments)
@@ -365,7 +365,7 @@ def test_worked_searches_are_what_a_search_gives_of_somebody_else() -> None:
         assert others == ([not own, own] if len(row.prompt) == 5 else [not own])
     worked = task.train[1].prompt[:-1]
     for said in (worked[1]["content"], worked[3]["content"]):
-        (call,) = search_format(said).calls
+        (call,) = search_format(said)
         assert isinstance(call, calls.Call)
         name = json.loads(call.arguments)["query"]
         assert not any(name in line["contents"] for line in corpus)

@@ -1,7 +1,5 @@
 import math
 
-import msgspec
-
 from ppojob_trainer.metrics.pass_statistics import PassStatistics, step_statistics
 
 
@@ -27,9 +25,3 @@ def test_updates_that_compute_nothing_leave_means_as_they_are():
 
 def test_a_pass_that_measures_nothing_says_nothing():
     assert step_statistics([PassStatistics()]) == {}
-
-
-def test_what_a_rank_measured_survives_the_wire():
-    sent = PassStatistics(values={"actor/loss": 0}, token_sums={"actor/entropy": 0}, tokens=3)
-    body = msgspec.msgpack.encode(sent)
-    assert msgspec.msgpack.decode(body, type=PassStatistics) == sent

@@ -52,11 +52,6 @@ def test_any_metrics_make_one_json_line(metrics):
         assert found[name] == (value if math.isfinite(value) else None)
 
 
-def test_own_keys_are_refused():
-    with pytest.raises(AssertionError, match="step"):
-        encode_line(1, 0.0, {"step": 2.0})
-
-
 def test_cut_after_and_write_again_equals_undisturbed(tmp_path: Path):
     undisturbed = JsonLines(tmp_path / "a", clock=clock)
     rewound = JsonLines(tmp_path / "b", clock=clock)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.built_in import load_scorer
-from ppojob_trainer.rewards.custom import BadFunction
 from ppojob_trainer.rewards.page import page
 from ppojob_trainer.rewards.records import Verdict, verdict
 from ppojob_trainer.rewards.routing import SCORERS, Scorer, route
@@ -41,7 +41,7 @@ def test_a_scorer_with_an_option_is_a_file_and_a_row(monkeypatch: pytest.MonkeyP
     of_row = {"data_source": "my/echo", "ground_truth": "A", "extra_info": {}}
     scorer = load_scorer("echo", {"shout": True}, Sandbox)
     assert scorer(solution_str="a", shout=True, **of_row) == {"score": 1.0, "acc": 1.0, "pred": "A"}
-    with pytest.raises(BadFunction, match="with shout "):
+    with pytest.raises(ConfigError, match="with shout "):
         load_scorer("echo", {"shout": "loud"}, Sandbox)
     for checks in (RowChecks(), RowChecks(("echo",))):
         assert checks.data_source_problem("my/echo") is None

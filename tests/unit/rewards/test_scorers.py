@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.rewards.addition import addition
 from ppojob_trainer.rewards.answer_tag import last_answer
-from ppojob_trainer.rewards.arithmetic import NotArithmetic, evaluate
-from ppojob_trainer.rewards.countdown import countdown
+from ppojob_trainer.rewards.countdown import NotArithmetic, countdown, evaluate
 from ppojob_trainer.rewards.geometry3k import in_form
 from ppojob_trainer.rewards.gsm8k import gsm8k
 from ppojob_trainer.rewards.multiply import multiply

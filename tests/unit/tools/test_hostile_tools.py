@@ -25,8 +25,7 @@ def limit(name: str) -> float:
     return SECONDS if "hangs" in HOSTILE[name] else PATIENT_SECONDS
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[ToolPool]:
+def agent(*names: str) -> AgentSpec:
     tools = [
         {
             "name": name,
@@ -35,9 +34,14 @@ def pool() -> Iterator[ToolPool]:
             "parameters": {"type": "object"},
             "timeLimitSeconds": limit(name),
         }
-        for name in HOSTILE
+        for name in names
     ]
-    with ToolPool(AgentSpec.model_validate({"tools": tools})) as pool:
+    return AgentSpec.model_validate({"tools": tools})
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ToolPool]:
+    with ToolPool(agent(*HOSTILE)) as pool:
         yield pool
     assert not running("sleep 1000.125")
     assert not [command for command in descendants() if "tools.child" in command]
@@ -62,18 +66,8 @@ def test_hostile(name: str, pool: ToolPool) -> None:
 
 def test_they_harm_none_of_those_beside_them() -> None:
     """Four processes, of which one always dies or hangs."""
-    tools = [
-        {
-            "name": name,
-            "source": {"path": hostile_tools.__file__},
-            "description": "harmless",
-            "parameters": {"type": "object"},
-            "timeLimitSeconds": limit(name),
-        }
-        for name in ("sleeps", "leaves", "good")
-    ]
     names = ["sleeps", *["good"] * 5, "leaves", *["good"] * 5] * 2
-    with ToolPool(AgentSpec.model_validate({"tools": tools}), processes=4) as pool:
+    with ToolPool(agent("sleeps", "leaves", "good"), processes=4) as pool:
         begun = [pool.start([Wanted(name, "{}", b"{}", "i")]) for name in names]
         failures = [one.result()[0].failure for one in begun]
     assert failures == [{"sleeps": "timeout", "leaves": "died"}.get(name, "") for name in names]

@@ -11,8 +11,9 @@ from golden_lines import assert_lines, read_lines
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.http_calls import CallFailed, json_or_text, post
+from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.tools.http_tool import returned
-from ppojob_trainer.tools.pool import Made, ToolPool, Wanted
+from ppojob_trainer.tools.pool import ToolPool, Wanted
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_services.txt")
 TEXT = {"Content-Type": "text/plain"}
@@ -32,7 +33,7 @@ def agent(url: str, **more: Any) -> AgentSpec:
     return AgentSpec.model_validate({"tools": [one | more], "maxToolResponseCharacters": 100})
 
 
-def ask(pool: ToolPool, arguments: str = '{"town": "Ulm"}') -> Made:
+def ask(pool: ToolPool, arguments: str = '{"town": "Ulm"}') -> ToolAnswer:
     return pool.start([Wanted("lookup", arguments, b"{}", "i")]).result()[0]
 
 

@@ -15,7 +15,8 @@ from ppojob_api.manifest import read_bytes
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_cli.main import main
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.tools.pool import Made, ToolPool, Wanted
+from ppojob_trainer.rpc.messages.agents import ToolAnswer
+from ppojob_trainer.tools.pool import ToolPool, Wanted
 
 pytestmark = pytest.mark.processes
 
@@ -57,7 +58,7 @@ def printed(*arguments: str) -> dict[str, Any]:
     return read["agent"]
 
 
-def ask(pool: ToolPool, name: str, arguments: str = "{}") -> Made:
+def ask(pool: ToolPool, name: str, arguments: str = "{}") -> ToolAnswer:
     return pool.start([Wanted(name, arguments, b"{}", "i")]).result()[0]
 
 

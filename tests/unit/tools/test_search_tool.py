@@ -12,7 +12,8 @@ from golden_lines import assert_lines, read_lines
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.retrieval.build import build_index
-from ppojob_trainer.tools.pool import Made, ToolPool, Wanted
+from ppojob_trainer.rpc.messages.agents import ToolAnswer
+from ppojob_trainer.tools.pool import ToolPool, Wanted
 
 pytestmark = pytest.mark.processes
 
@@ -48,7 +49,7 @@ def agent(config: dict[str, Any]) -> AgentSpec:
     return AgentSpec.model_validate({"tools": [{"name": "search", "config": config}]})
 
 
-def ask(pool: ToolPool, query: str) -> Made:
+def ask(pool: ToolPool, query: str) -> ToolAnswer:
     return pool.start([Wanted("search", json.dumps({"query": query}), b"{}", "i")]).result()[0]
 
 

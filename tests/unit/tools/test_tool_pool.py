@@ -13,7 +13,8 @@ from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.pod_environment import variables_of_code
-from ppojob_trainer.tools.pool import Made, ToolPool, Wanted
+from ppojob_trainer.rpc.messages.agents import ToolAnswer
+from ppojob_trainer.tools.pool import ToolPool, Wanted
 
 pytestmark = pytest.mark.processes
 
@@ -72,7 +73,7 @@ def agent(*tools: dict[str, Any], **more: Any) -> AgentSpec:
     return AgentSpec.model_validate({"tools": list(tools), **more})
 
 
-def ask(pool: ToolPool, name: str, arguments: str = "{}", created: bytes = b"{}") -> Made:
+def ask(pool: ToolPool, name: str, arguments: str = "{}", created: bytes = b"{}") -> ToolAnswer:
     return pool.start([Wanted(name, arguments, created, "i")]).result()[0]
 
 

@@ -12,8 +12,9 @@ from golden_lines import assert_lines, read_lines
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.results import BadResult
+from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.tools.built_in.gsm8k_user import RIGHT, WRONG
-from ppojob_trainer.tools.pool import Made, ToolPool, Wanted
+from ppojob_trainer.tools.pool import ToolPool, Wanted
 from ppojob_trainer.tools.users import Heard, read_reply
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_users.txt")
@@ -72,7 +73,7 @@ def talk(*contents: str, asked: tuple[int, ...] = ()) -> str:
     return msgspec.json.encode(Heard(messages, list(asked))).decode()
 
 
-def ask(pool: ToolPool, name: str, heard: str, **told: Any) -> Made:
+def ask(pool: ToolPool, name: str, heard: str, **told: Any) -> ToolAnswer:
     created = json.dumps({"name": name, **told}).encode()
     return pool.start([Wanted(name, heard, created, "step 1/train/row 3", to_user=True)]).result()[
         0
@@ -87,7 +88,7 @@ def test_a_class_in_verls_form_goes_on_where_it_was_in_whichever_process() -> No
     with ToolPool(agent(patient, tools=[calculator]), processes=2) as pool:
         for _ in range(2):  # in either process, nothing is left of the row
             first = ask(pool, "patient", talk("q", "a"), query="1+1", ground_truth="2")
-            assert first == Made("patient 1+1: attempt 1 of 3", -0.5, "", first.seconds)
+            assert first == ToolAnswer("patient 1+1: attempt 1 of 3", -0.5, "", first.seconds)
             heard = talk("q", "a", "no", "b", asked=(2,))
             second = ask(pool, "patient", heard, query="1+1", ground_truth="2")
             assert (second.text, second.ends) == ("patient 1+1: attempt 2 of 3", False)

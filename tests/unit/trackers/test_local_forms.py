@@ -15,7 +15,7 @@ from ppojob_trainer.metrics.sinks import JsonLines, Sinks
 from ppojob_trainer.trackers.libraries import LIBRARIES
 from ppojob_trainer.trackers.messages import TrackedRun
 from ppojob_trainer.trackers.mlflow_run import flat, metric_name
-from ppojob_trainer.trackers.sink import Patience, TrackerSink
+from ppojob_trainer.trackers.sink import TrackerSink
 
 CONFIG = {"algorithm": {"type": "grpo", "kl": None}, "rewards": [{"weight": 1.0}], "seed": 0}
 
@@ -44,7 +44,7 @@ def test_each_step_once_after_kills_and_rewinds(tracker: str, tmp_path: Path):
     (tmp_path / "mlflow" / "mlflow.new").write_bytes(b"its process was killed")
 
     def opened() -> tuple[Sinks, TrackerSink]:
-        sink = TrackerSink(run, Patience(pause_seconds=0.1, end_seconds=120))
+        sink = TrackerSink(run, pause_seconds=0.1, end_seconds=120)
         return Sinks((record, sink)), sink
 
     sinks, sink = opened()

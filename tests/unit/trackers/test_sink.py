@@ -11,7 +11,7 @@ import pytest
 
 from ppojob_trainer.metrics.sinks import JsonLines, Sinks
 from ppojob_trainer.trackers.messages import TrackedRun
-from ppojob_trainer.trackers.sink import Patience, TrackerSink
+from ppojob_trainer.trackers.sink import TrackerSink
 
 pytestmark = pytest.mark.processes
 
@@ -39,7 +39,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
 
 def sinks(folder: Path, **patience: float) -> Sinks:
     run = TrackedRun(tracker="wandb", id="1", name="tiny", folder=str(folder), config={})
-    tracker = TrackerSink(run, Patience(**{"pause_seconds": 0.05, **patience}))
+    tracker = TrackerSink(run, **{"pause_seconds": 0.05, **patience})
     return Sinks((JsonLines(folder / "metrics.jsonl"), tracker))
 
 

@@ -10,10 +10,11 @@ hidden behind the d steps, and no bit depends on it.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ppojob_api.problem import shown
 from ppojob_trainer.agents.episode import Episode
+from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.rollout.protocol import (
@@ -30,50 +31,23 @@ class ToolFailed(PPOJobError):  # noqa: N818  it says what happened
     """A call failed, and the job says that it fails with it."""
 
 
-class Tools(Protocol):
-    """Makes calls elsewhere, many at one time."""
-
-    def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> Any:
-        """Begin to make the calls of one turn of a row.
-
-        Args:
-            number: of the row.
-            turn: how many answers it had before.
-            calls: at least one.
-        """
-        ...
-
-    def answers(self, begun: Any) -> Sequence[ToolAnswer]:
-        """Wait for the calls; one answer each."""
-        ...
-
-    def give_up(self, begun: Any) -> None:
-        """Wait for the calls no longer."""
-        ...
-
-
 @dataclass(frozen=True)
 class Driver:
     """Runs generation phases.
 
     Attributes:
-        engine: draws.
-        tools: make the calls.
         delay: d, steps that the engine takes for other rows before a row goes on; infinity: until
             no row runs.
         fails: whether a failed call fails the job.
     """
 
     engine: RolloutEngine
-    tools: Tools
+    tools: RemoteTools
     delay: float
     fails: bool = False
 
     def run(self, episodes: Sequence[Episode]) -> None:
-        """Run rows to their ends: one generation phase.
-
-        Args:
-            episodes: with distinct names; they are over afterwards.
+        """Run rows of distinct names to their ends: one generation phase.
 
         Raises:
             RolloutError: the engine is busy, or loses a row.
@@ -98,13 +72,7 @@ class _Waiting:
 
 @dataclass
 class _Phase:
-    """A phase under way.
-
-    Attributes:
-        driver: whose.
-        episodes: the rows.
-        send: gives the engine a request.
-    """
+    """A phase under way."""
 
     driver: Driver
     episodes: Sequence[Episode]

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from ppojob_api.v1alpha1.agent import AgentSpec
-from ppojob_trainer.agents.turn_form import Turn, TurnForm
+from ppojob_trainer.agents.turn_form import ChatForm, Turn
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, SamplingParams
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
@@ -80,7 +80,7 @@ class Episode:
     sampling: SamplingParams
     seed_of: Callable[[int], int]
     limits: Limits
-    form: TurnForm
+    form: ChatForm
     user: Interaction | None = None
     place: str = ""
     _segments: list[Segment] = field(default_factory=list)
@@ -138,10 +138,6 @@ class Episode:
 
     def answer(self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]) -> bool:
         """Take in what the calls of its last turn gave, or what the user says to it.
-
-        Args:
-            calls: as `take` told them.
-            answers: (calls,).
 
         Returns:
             Whether the model goes on; it does not where the user ends the conversation, or the

@@ -3,6 +3,9 @@
 from typing import Any
 
 from ppojob_api.v1alpha1.agent import AgentSpec, NamedAgentSpec
+from ppojob_trainer.data.row_agents import RowAgent, RowAgents
+from ppojob_trainer.tools.built_in import USERS
+from ppojob_trainer.tools.schemas import tool_schemas
 
 _SEARCH = "search"
 _SINGLE: dict[str, Any] = {
@@ -32,6 +35,23 @@ def agents_of(agent: AgentSpec) -> dict[str, AgentSpec]:
         own = {"tools": search, "interactions": (), "format": "search_r1"}
         found["search_r1"] = agent.model_copy(update=own)
     return found | {own.name: _named(agent, own) for own in agent.agents}
+
+
+def row_agents(agent: AgentSpec | None) -> RowAgents | None:
+    """What `PromptDataset.open` and `check_files` take; None where rows are no conversations."""
+    if agent is None:
+        return None
+    return RowAgents(
+        agents={
+            name: RowAgent(tool_schemas(one), bool(one.interactions))
+            for name, one in agents_of(agent).items()
+        },
+        default=agent.default,
+        users={
+            one.name: USERS[one.name].problem if one.source is None else lambda _told: None
+            for one in agent.interactions
+        },
+    )
 
 
 def _named(agent: AgentSpec, own: NamedAgentSpec) -> AgentSpec:

@@ -32,12 +32,11 @@ class _Begun:
 
 @dataclass(frozen=True)
 class RemoteTools:
-    """The tools of one generation phase; see `driver.Tools`.
+    """The tools of one generation phase.
 
     All calls of a row go to one rank of a role, by the number of the row.
 
     Attributes:
-        caller: asks.
         tools: the ranks of the role `tools`.
         retrievers: those of the role `retriever`; of both together at least one.
         rows: (rows,) batch and number in it of each row of the phase.
@@ -53,7 +52,7 @@ class RemoteTools:
     attempt: int = 0
 
     def start(self, number: int, turn: int, calls: Sequence[ToolCall]) -> _Begun:
-        """Ask for the calls of a turn."""
+        """Ask for the calls, at least one, of a row that had so many answers before."""
         batch, row = self.rows[number]
         prompt = self.prompts[number]
         asked, places = [], []
@@ -72,7 +71,7 @@ class RemoteTools:
         return _Begun(self.caller.start(asked), places)
 
     def answers(self, begun: _Begun) -> list[ToolAnswer]:
-        """Wait for the calls of a turn."""
+        """Wait for the calls of a turn; one answer each."""
         made = [one for acted in self.caller.wait(begun.pending) for one in acted.answers]
         by_place = dict(zip(begun.places, made, strict=True))
         return [by_place[place] for place in range(len(made))]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ppojob_trainer.agents.formats.calls import BadCall, Call, Format
 from ppojob_trainer.data.chat import ChatTokenizer, Tools
@@ -23,48 +22,9 @@ class Turn:
     reply: str = ""
 
 
-class TurnForm(Protocol):
-    """Reads turns of the model, and writes what stands between two of them."""
-
-    def read(self, tokens: Sequence[int]) -> Turn:
-        """What the model wants behind a turn."""
-        ...
-
-    def answered(
-        self, written: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str]
-    ) -> list[int]:
-        """Token ids from the end of a turn to where the model goes on.
-
-        Args:
-            written: the turn.
-            calls: of the turn that were made.
-            answers: (calls,) texts of the tools.
-        """
-        ...
-
-    def replied(self, written: Sequence[int], reply: str) -> list[int]:
-        """The same where the model is told something and no tool was called."""
-        ...
-
-    def said(self, written: Sequence[int]) -> str:
-        """The text of a turn, as a user hears it."""
-        ...
-
-    def heard(self, written: Sequence[int], text: str) -> list[int]:
-        """As `answered`, where a user answers the turn."""
-        ...
-
-
 @dataclass(frozen=True)
 class ChatForm:
-    """The form of chat models: calls in a format, answers by the chat template.
-
-    Attributes:
-        chat: tokenizer.
-        template: of the conversation.
-        form: of calls.
-        tools: schemas of what may be called.
-    """
+    """The form of chat models: calls in a format, answers by the chat template."""
 
     chat: ChatTokenizer
     template: TurnTemplate
@@ -72,11 +32,11 @@ class ChatForm:
     tools: Tools
 
     def read(self, tokens: Sequence[int]) -> Turn:
-        """See `TurnForm`. What names no tool is no call, as in verl."""
+        """What the model wants behind a turn; what names no tool is no call, as in verl."""
         if not self.tools:
             return Turn()
         text = self.chat.decode(tokens, skip_special_tokens=not self.form.keeps_special_tokens)
-        found = self.form.parse(text, self.tools).calls
+        found = self.form.parse(text, self.tools)
         calls = tuple(
             ToolCall(one.name, one.arguments, id=one.id) for one in found if isinstance(one, Call)
         )
@@ -86,7 +46,15 @@ class ChatForm:
     def answered(
         self, written: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str]
     ) -> list[int]:
-        """See `TurnForm`. Some templates write whose answer it is, by name or id of the call."""
+        """Token ids from the end of a turn to where the model goes on.
+
+        Some templates write whose answer it is, by name or id of the call.
+
+        Args:
+            written: the turn.
+            calls: of the turn that were made.
+            answers: (calls,) texts of the tools.
+        """
         if self.form.answer is not None:
             # Not even the tokenizer's own tokens live in what a tool says.
             return self.template.text.encode(["", ""], ["".join(map(self.form.answer, answers))])
@@ -97,16 +65,16 @@ class ChatForm:
         return self.template.delta(messages, self.tools, written=written)
 
     def replied(self, written: Sequence[int], reply: str) -> list[int]:
-        """See `TurnForm`."""
+        """The same where the model is told something and no tool was called."""
         if self.form.answer is not None:
             return self.chat.encode(reply)
         return self.heard(written, reply)
 
     def said(self, written: Sequence[int]) -> str:
-        """See `TurnForm`; without special tokens, as in verl."""
+        """The text of a turn, as a user hears it; without special tokens, as in verl."""
         return self.chat.decode(written, skip_special_tokens=True)
 
     def heard(self, written: Sequence[int], text: str) -> list[int]:
-        """See `TurnForm`."""
+        """As `answered`, where a user answers the turn."""
         user = {"role": "user", "content": text}
         return self.template.delta([user], self.tools, written=written)

@@ -26,40 +26,11 @@ def pack_frame(body: bytes) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def read_frame(fd: int) -> bytes | None:
-    """Read one frame from a blocking descriptor; None at a clean end of the stream."""
-    header = _read_exactly(fd, HEADER.size)
-    if not header:
-        return None
-    (length,) = HEADER.unpack(header)
-    if length > MAX_FRAME_BYTES:
-        raise FrameError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES}")
-    body = _read_exactly(fd, length)
-    if length and not body:
-        raise FrameError("the stream ends within a frame")
-    return body
-
-
 def write_frame(fd: int, body: bytes) -> None:
     """Write one frame to a blocking descriptor."""
     view = memoryview(pack_frame(body))
     while view:
         view = view[os.write(fd, view) :]
-
-
-def _read_exactly(fd: int, length: int) -> bytes:
-    """Read ``length`` bytes; nothing at all where the stream ends before the first of them."""
-    parts: list[bytes] = []
-    missing = length
-    while missing:
-        part = os.read(fd, min(missing, 1 << 20))
-        if not part:
-            if parts:
-                raise FrameError("the stream ends within a frame")
-            return b""
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
 
 
 class FrameBuffer:
@@ -84,3 +55,19 @@ class FrameBuffer:
         if len(self._pieces) > end:
             raise FrameError("bytes after the end of a frame")
         return bytes(self._pieces[HEADER.size :]) if len(self._pieces) == end else None
+
+
+def read_frame(fd: int) -> bytes | None:
+    """Read the one frame that is sent before an answer; None at a clean end of the stream.
+
+    Raises:
+        FrameError: as `FrameBuffer.feed`, or the stream ends within the frame.
+    """
+    buffer, has_begun = FrameBuffer(), False
+    while piece := os.read(fd, 1 << 20):
+        has_begun = True
+        if (body := buffer.feed(piece)) is not None:
+            return body
+    if has_begun:
+        raise FrameError("the stream ends within a frame")
+    return None

@@ -19,11 +19,7 @@ class Neighbours:
         self._kept: dict[str, dict[str, ModuleType]] = {}
 
     def enter(self, folder: str) -> None:
-        """Make a folder the first, and its modules the ones to be found.
-
-        Args:
-            folder: absolute; empty for code that has no folder, which leaves all as it is.
-        """
+        """Make an absolute folder the first to import from; an empty one leaves all as it is."""
         if folder in ("", self._folder):
             return
         if self._folder:

@@ -61,11 +61,9 @@ class ChildPool(Closeable):
 
     Args:
         module: of the children, as ``BoundedProcess`` takes it.
-        count: at most so many.
         load: gets a child ready; what it raises, but ``ChildKilled``, is for whoever calls.
         memory_bytes: limit of each child's data; None for no limit.
         variables: names of environment variables that they see, where they are set.
-        log: where their output goes.
 
     Raises:
         NotStarted: the first is killed again and again while it is got ready.

@@ -14,13 +14,15 @@ from collections.abc import Iterable
 from typing import IO
 
 from ppojob_api import contract
+from ppojob_api.problem import printable
 from ppojob_trainer.children.frames import FrameBuffer, FrameError, pack_frame
 from ppojob_trainer.children.guardian import SIGNALLED_STATUS
-from ppojob_trainer.children.output import OutputLog
 
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PYTHONPATH",
                 "LD_LIBRARY_PATH", contract.ENV_VISIBLE_GPUS)  # fmt: skip
 _END_SECONDS = 2.0
+_KEPT_BYTES = 16 * 1024
+_LINE_CHARACTERS = 1024
 
 
 class ChildTimeout(Exception):  # noqa: N818  it says what happened
@@ -48,7 +50,6 @@ class BoundedProcess:
     Args:
         module: a module whose ``main`` calls ``guardian.run``.
         memory_bytes: limit of the child's data segment; None for no limit.
-        log: where its output goes, line by line.
         variables: names of further variables of the environment that it sees.
     """
 
@@ -86,7 +87,7 @@ class BoundedProcess:
         assert self._process.stdout is not None
         self._requests = request_write
         self._answers = answer_read
-        self._output = OutputLog(log, f"[{module.rpartition('.')[2]} {self._process.pid}]")
+        self._output = _Output(log, f"[{module.rpartition('.')[2]} {self._process.pid}]")
         self._output_fd = self._process.stdout.fileno()
         for descriptor in (request_write, answer_read, self._output_fd):
             os.set_blocking(descriptor, False)
@@ -111,11 +112,7 @@ class BoundedProcess:
         return self._finalizer.alive
 
     def call(self, body: bytes, seconds: float) -> bytes:
-        """Send one frame and wait for the answer.
-
-        Args:
-            body: the request.
-            seconds: wall time until the whole answer must be here.
+        """Send one frame and wait, at most so long, for the whole answer.
 
         Raises:
             ChildTimeout: no answer in time. The child has been killed.
@@ -220,6 +217,41 @@ class BoundedProcess:
         last = self._output.last_line
         kind = ChildKilled if number == signal.SIGKILL else ChildDied
         return kind(f"{ended} ({last})" if last else ended)
+
+
+class _Output:
+    """Collects the output of one call and logs its beginning.
+
+    A reward function that prints a gigabyte costs a few kilobytes here: the rest is counted and
+    dropped. Characters that a terminal would act on are escaped.
+    """
+
+    def __init__(self, log: logging.Logger, label: str) -> None:
+        self._log = log
+        self._label = label
+        self._kept = bytearray()
+        self._dropped = 0
+
+    def feed(self, piece: bytes) -> None:
+        """Add what was read."""
+        room = _KEPT_BYTES - len(self._kept)
+        self._kept += piece[:room]
+        self._dropped += max(0, len(piece) - room)
+
+    @property
+    def last_line(self) -> str:
+        """The last line kept so far: of a process that ended, usually why."""
+        lines = self._kept.decode("utf-8", errors="backslashreplace").splitlines()
+        return printable(lines[-1], 200) if lines else ""
+
+    def flush(self) -> None:
+        """Log what was collected, and begin anew."""
+        for line in self._kept.decode("utf-8", errors="backslashreplace").splitlines():
+            self._log.info("%s %s", self._label, printable(line, _LINE_CHARACTERS))
+        if self._dropped:
+            self._log.info("%s ... %d more bytes of output dropped", self._label, self._dropped)
+        self._kept.clear()
+        self._dropped = 0
 
 
 def _environment(variables: Iterable[str]) -> dict[str, str]:

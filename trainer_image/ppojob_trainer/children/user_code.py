@@ -16,13 +16,7 @@ _EVENT_LOOP = Path(asyncio.__file__).parent
 
 
 class UnusableModule(Exception):  # noqa: N818  the module is unusable
-    """A file, or a module of a package, cannot be imported.
-
-    Attributes:
-        got: what is there.
-        why: what is wrong with it.
-        allowed: what to write instead.
-    """
+    """A file, or a module of a package, cannot be imported."""
 
     def __init__(self, got: str, why: str, allowed: str) -> None:
         self.got = got
@@ -32,12 +26,7 @@ class UnusableModule(Exception):  # noqa: N818  the module is unusable
 
 
 def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
-    """Import a Python file.
-
-    Args:
-        path: the file.
-        module_name: of the module that it becomes.
-        pod: where it runs, for messages.
+    """Import a Python file as a module of this name; messages tell in which pod.
 
     Raises:
         UnusableModule: it cannot be imported.
@@ -58,11 +47,7 @@ def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
 
 
 def load_packaged(package: str, *, pod: str) -> ModuleType:
-    """Import a module of an installed package.
-
-    Args:
-        package: the module, ``rewards`` or ``our_package.rewards``.
-        pod: where it runs, for messages.
+    """Import a module of an installed package, ``rewards`` or ``our_package.rewards``.
 
     Raises:
         UnusableModule: there is no such module, or it cannot be imported.
@@ -83,9 +68,7 @@ def load_packaged(package: str, *, pod: str) -> ModuleType:
 def raised(error: BaseException, caller: str) -> tuple[str, str]:
     """An exception of users' code in two lines: what it says, and where it came from.
 
-    Args:
-        error: the exception.
-        caller: the file of ours that called the code; its frames are left out.
+    Frames of the file of ours that called the code are left out.
     """
     try:
         text = f"{type(error).__name__}: {error}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_api.validation import check_length, length_warnings
-from ppojob_trainer.agents.row_agents import row_agents
+from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.errors import ConfigError

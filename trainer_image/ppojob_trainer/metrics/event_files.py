@@ -24,7 +24,6 @@ class TensorBoard:
 
     Args:
         folder: made where it is absent; files are numbered, since TensorBoard reads them by name.
-        clock: unix seconds.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:

@@ -54,9 +54,7 @@ class Prometheus:
 
     Args:
         job: name of the job, the label ``ppojob`` of every series.
-        address: IP address to bind.
         port: port to bind; 0 takes a free one.
-        clock: unix seconds.
 
     Raises:
         OSError: address and port cannot be bound.

@@ -10,8 +10,9 @@ metric follows from its row.
 import functools
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from ppojob_trainer.metrics.series import (
     CONTROLLER_SERIES,
@@ -33,8 +34,6 @@ class Metric:
 
     Attributes:
         name: key in metrics.jsonl.
-        unit: what it is counted in.
-        meaning: one line.
         exported: name and kind for Prometheus where they do not follow from name and unit.
     """
 
@@ -59,268 +58,179 @@ class Metric:
         return found.groups()
 
 
-def _spread(prefix: str, unit: str, meaning: str) -> tuple[Metric, ...]:
-    return (
-        Metric(f"{prefix}/mean", unit, f"mean of {meaning}"),
-        Metric(f"{prefix}/max", unit, f"largest of {meaning}"),
-        Metric(f"{prefix}/min", unit, f"smallest of {meaning}"),
-    )
+def _rows(table: str) -> Iterator[Metric]:
+    """The rows of a table: name, unit, meaning, and what Prometheus is told where that is said.
+
+    What is indented goes on with the row above. A name with an asterisk is three metrics: mean,
+    largest and smallest. The mode of a rejection is a label in Prometheus.
+    """
+    for line in re.sub(r"\n +", " ", table.strip()).splitlines():
+        name, unit, meaning, *told = line.split(" | ")
+        above, is_spread, _ = name.partition("*")
+        if is_spread:
+            yield Metric(f"{above}mean", unit, f"mean of {meaning}")
+            yield Metric(f"{above}max", unit, f"largest of {meaning}")
+            yield Metric(f"{above}min", unit, f"smallest of {meaning}")
+            continue
+        if "<mode>_" in name:
+            told = [f"ppojob_rollout_corr_rejection_{name.partition('<mode>_')[2]} gauge"]
+        series, _, kind = "".join(told).partition(" ")
+        yield Metric(name, unit, meaning, (series, cast("Kind", kind)) if told else None)
 
 
-def _rejection(what: str, unit: str, meaning: str) -> Metric:
-    """Of one mode of `rolloutCorrection.rejection`, which is a label in Prometheus."""
-    exported = f"ppojob_rollout_corr_rejection_{what}"
-    return Metric(f"rollout_corr/rollout_rs_<mode>_{what}", unit, meaning, (exported, "gauge"))
-
-
-_ROLLOUT_CORRECTION: Final = (
-    Metric("rollout_corr/k3_kl", "nats a token", "mean of r - 1 - log r, r = trainer / engine"),
-    Metric("rollout_corr/training_ppl", "1", "perplexity of the trainer, mean over responses"),
-    Metric("rollout_corr/training_log_ppl", "nats a token", "its logarithm, likewise"),
-    Metric("rollout_corr/rollout_ppl", "1", "perplexity of the engine, mean over responses"),
-    Metric("rollout_corr/rollout_log_ppl", "nats a token", "its logarithm, likewise"),
-    Metric("rollout_corr/log_ppl_diff", "nats a token", "mean of the trainer's less the engine's"),
-    Metric("rollout_corr/log_ppl_abs_diff", "nats a token", "mean of its absolute value"),
-    Metric("rollout_corr/log_ppl_diff_max", "nats a token", "largest of it"),
-    Metric("rollout_corr/log_ppl_diff_min", "nats a token", "smallest of it"),
-    Metric("rollout_corr/ppl_ratio", "1", "mean over responses of trainer's by engine's"),
-    Metric("rollout_corr/chi2_token", "1", "mean of r² over tokens, less 1"),
-    Metric("rollout_corr/chi2_seq", "1", "mean of r² over responses, r a product, less 1"),
-    *(
-        Metric(f"rollout_corr/rollout_is_{name}", unit, meaning)
-        for name, unit, meaning in (
-            ("mean", "1", "mean weight over tokens, before it is divided by"),
-            ("std", "1", "standard deviation of the weights"),
-            ("max", "1", "largest weight; with weights: sequence, largest ratio"),
-            ("min", "1", "smallest weight; with weights: sequence, smallest ratio"),
-            ("eff_sample_size", "share", "(mean weight)² by mean (weight²)"),
-            ("ratio_fraction_high", "share", "ratios above weightLimit"),
-            ("ratio_fraction_low", "share", "ratios below weightFloor, else below 1 / weightLimit"),
-            ("oob_ratio", "share", "tokens whose weight is 0, its ratio being out of bounds"),
-            ("batch_norm_factor", "1", "what weights were divided by"),
-            ("seq_mean", "1", "mean over responses of their mean weight"),
-            ("seq_std", "1", "standard deviation of those"),
-            ("seq_max", "1", "largest of those"),
-            ("seq_min", "1", "smallest of those"),
-            ("seq_max_deviation", "1", "largest distance of those from 1"),
-            ("seq_fraction_high", "share", "responses whose mean ratio is above weightLimit"),
-            ("seq_fraction_low", "share", "responses whose mean ratio is below the lower bound"),
-        )
-    ),
-    Metric("rollout_corr/rollout_rs_masked_fraction", "share", "trained tokens that are rejected"),
-    Metric(
-        "rollout_corr/rollout_rs_seq_masked_fraction", "share", "responses that lose some tokens"
-    ),
-    _rejection("mean", "nats", "mean over tokens of the mode's divergence"),
-    _rejection("std", "nats", "its standard deviation, cut off at the bounds"),
-    _rejection("max", "nats", "largest of it, over what the mode judges"),
-    _rejection("min", "nats", "smallest of it, likewise"),
-    _rejection("fraction_high", "share", "share above the upper bound, likewise"),
-    _rejection("fraction_low", "share", "share below the lower bound, likewise"),
-    _rejection("seq_mean", "nats", "mean over responses of their mean divergence"),
-    _rejection("seq_std", "nats", "standard deviation of those"),
-    _rejection("seq_max", "nats", "largest of those"),
-    _rejection("seq_min", "nats", "smallest of those"),
-    _rejection("seq_max_deviation", "nats", "largest absolute value of those"),
-    _rejection("seq_fraction_high", "share", "responses of which that is above the upper bound"),
-    _rejection("seq_fraction_low", "share", "responses of which that is below the lower bound"),
-    _rejection("masked_fraction", "share", "trained tokens that the mode rejects"),
-    _rejection("seq_masked_fraction", "share", "responses that lose some tokens by the mode"),
-)
-
-METRICS: Final[tuple[Metric, ...]] = (
-    Metric("training/global_step", "steps", "steps done, this one included"),
-    Metric("training/epoch", "epochs", "pass over the data, from 0"),
-    Metric(
-        "training/rollout_probs_diff_mean",
-        "probability",
-        "mean distance of trainer's and sampler's probability of a token, before the updates",
-    ),
-    Metric(
-        "rollout_corr/kl",
-        "nats a token",
-        "mean of the sampler's less the trainer's log-probability, before the updates",
-    ),
-    *_ROLLOUT_CORRECTION,
-    Metric(
-        "training/zero_signal_groups",
-        "share",
-        "prompts whose samples all have the same advantage, 0",
-    ),
-    Metric("train/num_gen_batches", "rounds", "generation rounds of a step with dynamic sampling"),
-    Metric(
-        "training/filter_groups/evicted_samples",
-        "prompts",
-        "prompts left out, their responses alike in dynamicSampling.metric",
-    ),
-    Metric(
-        "training/filter_groups/discarded_surplus_samples",
-        "prompts",
-        "prompts with signal left out, the batch being full",
-    ),
-    Metric(
-        "training/filter_groups/wasted_share",
-        "share",
-        "of the prompts that were answered, those left out",
-    ),
-    Metric(
-        "training/resampling/distinct_share",
-        "share",
-        "of the responses, those that resampling has drawn at least once",
-    ),
-    Metric("actor/loss", "1", "all terms of the loss"),
-    Metric("actor/pg_loss", "1", "policy term of the loss"),
-    Metric("actor/pg_clipfrac", "share", "computed tokens at which the loss's bound decides"),
-    Metric(
-        "actor/pg_clipfrac_lower",
-        "share",
-        "computed tokens clipped by the dual clip, or by what the loss has instead",
-    ),
-    Metric("actor/pg_covfrac", "share", "computed tokens that clip_cov or kl_cov holds back"),
-    Metric("actor/ppo_kl", "nats a token", "mean of old minus new log-probability"),
-    Metric("actor/entropy", "nats a token", "mean entropy before the updates"),
-    Metric("actor/entropy_threshold", "nats a token", "entropy from which on tokens are trained"),
-    Metric("actor/off_policy_frac", "share", "computed tokens that offPolicyThreshold leaves out"),
-    Metric("actor/entropy_loss", "nats", "entropy as the loss aggregates it"),
-    Metric("actor/kl_loss", "nats a token", "mean KL to the reference, where the loss holds it"),
-    Metric(
-        "actor/entropy_coeff", "1", "weight of the entropy bonus, where entropyControl leads it"
-    ),
-    Metric("actor/kl_coef", "1", "coefficient of the KL term in the loss"),
-    Metric(
-        "actor/reward_kl_penalty", "nats a token", "mean KL to the reference, taken off the reward"
-    ),
-    Metric("actor/reward_kl_penalty_coeff", "1", "its coefficient in this step"),
-    Metric("actor/skipped", "share", "optimizer steps left out, their gradient not finite"),
-    Metric("actor/grad_norm", "1", "norm of the gradient before clipping"),
-    Metric("actor/lr", "1", "learning rate of the last optimizer step"),
-    *_spread("critic/score", "reward", "what the reward functions gave, a response"),
-    *_spread("critic/rewards", "reward", "the same less penalties"),
-    *_spread(
-        "reward_extra/<value>",
-        "-",
-        "a number that reward functions gave beside the score, over the responses that have it",
-    ),
-    Metric(
-        "rewards/<function>/mean",
-        "reward",
-        "mean score of one of several functions, or of the reward model beside them, before its "
-        "weight",
-    ),
-    *_spread("critic/advantages", "1", "advantages, over trained tokens"),
-    *_spread("critic/returns", "1", "returns, over trained tokens"),
-    *_spread("critic/values", "1", "values before the update, over trained tokens"),
-    Metric("critic/vf_explained_var", "1", "variance of returns that the values explain; 1 is all"),
-    Metric("critic/vf_loss", "1", "loss of the values"),
-    Metric("critic/vf_clipfrac", "share", "trained tokens whose value was clipped"),
-    Metric("critic/vpred_mean", "1", "mean of the values while they were trained"),
-    Metric("critic/skipped", "share", "the critic's updates left out, their gradient not finite"),
-    Metric("critic/grad_norm", "1", "norm of the critic's gradient before clipping"),
-    Metric("critic/lr", "1", "learning rate of the critic's last update"),
-    *_spread("response_length", "tokens", "response lengths, the end token included"),
-    Metric("response_length/clip_ratio", "share", "responses that a length limit ended"),
-    *_spread("response_length_non_aborted", "tokens", "lengths of responses that were not aborted"),
-    Metric("response_length_non_aborted/clip_ratio", "share", "of those, ended by a length limit"),
-    Metric("response/aborted_ratio", "share", "responses aborted or empty"),
-    *_spread(
-        "num_turns", "turns", "turns of a row: of the model, of what answers it, and the prompt"
-    ),
-    *_spread("tool_call_counts", "calls", "calls of tools in a row"),
-    Metric("tool/failed_share", "share", "of calls and of users' answers, those that failed"),
-    Metric("response/given_share", "share", "of response tokens, those that tools or users wrote"),
-    *_spread("prompt_length", "tokens", "prompt lengths"),
-    Metric("prompt_length/clip_ratio", "share", "prompts as long as the limit"),
-    Metric("global_seqlen/mean", "tokens", "mean tokens a data-parallel rank"),
-    Metric("global_seqlen/max", "tokens", "most tokens of a rank, rows as they came"),
-    Metric("global_seqlen/min", "tokens", "fewest tokens of a rank, rows as they came"),
-    Metric("global_seqlen/minmax_diff", "tokens", "difference of the two"),
-    Metric("global_seqlen/balanced_max", "tokens", "most tokens of a rank as computed"),
-    Metric("global_seqlen/balanced_min", "tokens", "fewest tokens of a rank as computed"),
-    Metric("timing_s/step", "s", "the whole step", ("ppojob_step_duration_seconds", "histogram")),
-    Metric(
-        "timing_s/unaccounted",
-        "s",
-        "time of the step that no stage accounts for",
-        ("ppojob_step_unaccounted_seconds", "gauge"),
-    ),
-    Metric(
-        "timing_s/<stage>",
-        "s",
-        "a stage: gen, reward, old_log_prob, ref, adv, update_actor, testing and more; "
-        "save_checkpoint is the commit of the step before",
-        ("ppojob_stage_duration_seconds", "histogram"),
-    ),
-    *_spread("timing_s/agent_loop/tool_calls", "s", "times of all calls of a row, during gen"),
-    Metric(
-        "timing_per_token_ms/<stage>",
-        "ms",
-        "a stage's time a token: gen over response tokens, others over all",
-        ("ppojob_stage_token_seconds", "gauge"),
-    ),
-    Metric(
-        "perf/total_num_tokens",
-        "tokens",
-        "prompt and response tokens; a prompt counts once a response",
-        ("ppojob_tokens_total", "counter"),
-    ),
-    Metric("perf/time_per_step", "s", "the whole step"),
-    Metric(
-        "perf/throughput",
-        "tokens/s",
-        "tokens a second and device of the job (GPU, or rank of a model on the CPU)",
-    ),
-    Metric("perf/unaccounted_share", "share", "part of the step that no stage accounts for"),
-    Metric(
-        "rpc/sent_bytes",
-        "bytes",
-        "sent by the controller with its work for others since the last step",
-        ("ppojob_rpc_sent_bytes_total", "counter"),
-    ),
-    Metric(
-        "rpc/received_bytes",
-        "bytes",
-        "received by the controller in answers to it",
-        ("ppojob_rpc_received_bytes_total", "counter"),
-    ),
-    Metric(
-        "val-core/<data source>/acc/mean@<n>",
-        "share",
-        "mean of the function's acc, else of its score; mean@1 is always there",
-    ),
-    Metric(
-        "val-core/<data source>/acc/best@<n>/<moment>",
-        "share",
-        "mean or std over bootstraps of the best acc of n",
-    ),
-    Metric(
-        "val-core/<data source>/acc/maj@<n>/<moment>",
-        "share",
-        "mean or std over bootstraps of the acc of the most common answer of n",
-    ),
-    *_spread("val-aux/num_turns", "turns", "turns of a validation row, as `num_turns`"),
-    Metric(
-        "val-aux/<data source>/<variable>/mean@<n>", "-", "mean over samples, then over prompts"
-    ),
-    Metric(
-        "val-aux/<data source>/<variable>/std@<n>",
-        "-",
-        "standard deviation over a prompt's samples",
-    ),
-    Metric(
-        "val-aux/<data source>/<variable>/best@<n>/<moment>",
-        "-",
-        "mean or std over bootstraps of the largest of n",
-    ),
-    Metric(
-        "val-aux/<data source>/<variable>/worst@<n>/<moment>",
-        "-",
-        "mean or std over bootstraps of the smallest of n",
-    ),
-    Metric(
-        "val-aux/<data source>/<variable>/maj@<n>/<moment>",
-        "-",
-        "mean or std over bootstraps of the majority's value",
-    ),
+METRICS: Final = tuple(
+    _rows("""
+training/global_step | steps | steps done, this one included
+training/epoch | epochs | pass over the data, from 0
+training/rollout_probs_diff_mean | probability | mean distance of trainer's and sampler's
+    probability of a token, before the updates
+rollout_corr/kl | nats a token | mean of the sampler's less the trainer's log-probability, before
+    the updates
+rollout_corr/k3_kl | nats a token | mean of r - 1 - log r, r = trainer / engine
+rollout_corr/training_ppl | 1 | perplexity of the trainer, mean over responses
+rollout_corr/training_log_ppl | nats a token | its logarithm, likewise
+rollout_corr/rollout_ppl | 1 | perplexity of the engine, mean over responses
+rollout_corr/rollout_log_ppl | nats a token | its logarithm, likewise
+rollout_corr/log_ppl_diff | nats a token | mean of the trainer's less the engine's
+rollout_corr/log_ppl_abs_diff | nats a token | mean of its absolute value
+rollout_corr/log_ppl_diff_max | nats a token | largest of it
+rollout_corr/log_ppl_diff_min | nats a token | smallest of it
+rollout_corr/ppl_ratio | 1 | mean over responses of trainer's by engine's
+rollout_corr/chi2_token | 1 | mean of r² over tokens, less 1
+rollout_corr/chi2_seq | 1 | mean of r² over responses, r a product, less 1
+rollout_corr/rollout_is_mean | 1 | mean weight over tokens, before it is divided by
+rollout_corr/rollout_is_std | 1 | standard deviation of the weights
+rollout_corr/rollout_is_max | 1 | largest weight; with weights: sequence, largest ratio
+rollout_corr/rollout_is_min | 1 | smallest weight; with weights: sequence, smallest ratio
+rollout_corr/rollout_is_eff_sample_size | share | (mean weight)² by mean (weight²)
+rollout_corr/rollout_is_ratio_fraction_high | share | ratios above weightLimit
+rollout_corr/rollout_is_ratio_fraction_low | share | ratios below weightFloor, else below 1 /
+    weightLimit
+rollout_corr/rollout_is_oob_ratio | share | tokens whose weight is 0, its ratio being out of bounds
+rollout_corr/rollout_is_batch_norm_factor | 1 | what weights were divided by
+rollout_corr/rollout_is_seq_mean | 1 | mean over responses of their mean weight
+rollout_corr/rollout_is_seq_std | 1 | standard deviation of those
+rollout_corr/rollout_is_seq_max | 1 | largest of those
+rollout_corr/rollout_is_seq_min | 1 | smallest of those
+rollout_corr/rollout_is_seq_max_deviation | 1 | largest distance of those from 1
+rollout_corr/rollout_is_seq_fraction_high | share | responses whose mean ratio is above weightLimit
+rollout_corr/rollout_is_seq_fraction_low | share | responses whose mean ratio is below the lower
+    bound
+rollout_corr/rollout_rs_masked_fraction | share | trained tokens that are rejected
+rollout_corr/rollout_rs_seq_masked_fraction | share | responses that lose some tokens
+rollout_corr/rollout_rs_<mode>_mean | nats | mean over tokens of the mode's divergence
+rollout_corr/rollout_rs_<mode>_std | nats | its standard deviation, cut off at the bounds
+rollout_corr/rollout_rs_<mode>_max | nats | largest of it, over what the mode judges
+rollout_corr/rollout_rs_<mode>_min | nats | smallest of it, likewise
+rollout_corr/rollout_rs_<mode>_fraction_high | share | share above the upper bound, likewise
+rollout_corr/rollout_rs_<mode>_fraction_low | share | share below the lower bound, likewise
+rollout_corr/rollout_rs_<mode>_seq_mean | nats | mean over responses of their mean divergence
+rollout_corr/rollout_rs_<mode>_seq_std | nats | standard deviation of those
+rollout_corr/rollout_rs_<mode>_seq_max | nats | largest of those
+rollout_corr/rollout_rs_<mode>_seq_min | nats | smallest of those
+rollout_corr/rollout_rs_<mode>_seq_max_deviation | nats | largest absolute value of those
+rollout_corr/rollout_rs_<mode>_seq_fraction_high | share | responses of which that is above the
+    upper bound
+rollout_corr/rollout_rs_<mode>_seq_fraction_low | share | responses of which that is below the lower
+    bound
+rollout_corr/rollout_rs_<mode>_masked_fraction | share | trained tokens that the mode rejects
+rollout_corr/rollout_rs_<mode>_seq_masked_fraction | share | responses that lose some tokens by the
+    mode
+training/zero_signal_groups | share | prompts whose samples all have the same advantage, 0
+train/num_gen_batches | rounds | generation rounds of a step with dynamic sampling
+training/filter_groups/evicted_samples | prompts | prompts left out, their responses alike in
+    dynamicSampling.metric
+training/filter_groups/discarded_surplus_samples | prompts | prompts with signal left out, the batch
+    being full
+training/filter_groups/wasted_share | share | of the prompts that were answered, those left out
+training/resampling/distinct_share | share | of the responses, those that resampling has drawn at
+    least once
+actor/loss | 1 | all terms of the loss
+actor/pg_loss | 1 | policy term of the loss
+actor/pg_clipfrac | share | computed tokens at which the loss's bound decides
+actor/pg_clipfrac_lower | share | computed tokens clipped by the dual clip, or by what the loss has
+    instead
+actor/pg_covfrac | share | computed tokens that clip_cov or kl_cov holds back
+actor/ppo_kl | nats a token | mean of old minus new log-probability
+actor/entropy | nats a token | mean entropy before the updates
+actor/entropy_threshold | nats a token | entropy from which on tokens are trained
+actor/off_policy_frac | share | computed tokens that offPolicyThreshold leaves out
+actor/entropy_loss | nats | entropy as the loss aggregates it
+actor/kl_loss | nats a token | mean KL to the reference, where the loss holds it
+actor/entropy_coeff | 1 | weight of the entropy bonus, where entropyControl leads it
+actor/kl_coef | 1 | coefficient of the KL term in the loss
+actor/reward_kl_penalty | nats a token | mean KL to the reference, taken off the reward
+actor/reward_kl_penalty_coeff | 1 | its coefficient in this step
+actor/skipped | share | optimizer steps left out, their gradient not finite
+actor/grad_norm | 1 | norm of the gradient before clipping
+actor/lr | 1 | learning rate of the last optimizer step
+critic/score/* | reward | what the reward functions gave, a response
+critic/rewards/* | reward | the same less penalties
+reward_extra/<value>/* | - | a number that reward functions gave beside the score, over the
+    responses that have it
+rewards/<function>/mean | reward | mean score of one of several functions, or of the reward model
+    beside them, before its weight
+critic/advantages/* | 1 | advantages, over trained tokens
+critic/returns/* | 1 | returns, over trained tokens
+critic/values/* | 1 | values before the update, over trained tokens
+critic/vf_explained_var | 1 | variance of returns that the values explain; 1 is all
+critic/vf_loss | 1 | loss of the values
+critic/vf_clipfrac | share | trained tokens whose value was clipped
+critic/vpred_mean | 1 | mean of the values while they were trained
+critic/skipped | share | the critic's updates left out, their gradient not finite
+critic/grad_norm | 1 | norm of the critic's gradient before clipping
+critic/lr | 1 | learning rate of the critic's last update
+response_length/* | tokens | response lengths, the end token included
+response_length/clip_ratio | share | responses that a length limit ended
+response_length_non_aborted/* | tokens | lengths of responses that were not aborted
+response_length_non_aborted/clip_ratio | share | of those, ended by a length limit
+response/aborted_ratio | share | responses aborted or empty
+num_turns/* | turns | turns of a row: of the model, of what answers it, and the prompt
+tool_call_counts/* | calls | calls of tools in a row
+tool/failed_share | share | of calls and of users' answers, those that failed
+response/given_share | share | of response tokens, those that tools or users wrote
+prompt_length/* | tokens | prompt lengths
+prompt_length/clip_ratio | share | prompts as long as the limit
+global_seqlen/mean | tokens | mean tokens a data-parallel rank
+global_seqlen/max | tokens | most tokens of a rank, rows as they came
+global_seqlen/min | tokens | fewest tokens of a rank, rows as they came
+global_seqlen/minmax_diff | tokens | difference of the two
+global_seqlen/balanced_max | tokens | most tokens of a rank as computed
+global_seqlen/balanced_min | tokens | fewest tokens of a rank as computed
+timing_s/step | s | the whole step | ppojob_step_duration_seconds histogram
+timing_s/unaccounted | s | time of the step that no stage accounts for |
+    ppojob_step_unaccounted_seconds gauge
+timing_s/<stage> | s | a stage: gen, reward, old_log_prob, ref, adv, update_actor, testing and more;
+    save_checkpoint is the commit of the step before | ppojob_stage_duration_seconds histogram
+timing_s/agent_loop/tool_calls/* | s | times of all calls of a row, during gen
+timing_per_token_ms/<stage> | ms | a stage's time a token: gen over response tokens, others over all
+    | ppojob_stage_token_seconds gauge
+perf/total_num_tokens | tokens | prompt and response tokens; a prompt counts once a response |
+    ppojob_tokens_total counter
+perf/time_per_step | s | the whole step
+perf/throughput | tokens/s | tokens a second and device of the job (GPU, or rank of a model on the
+    CPU)
+perf/unaccounted_share | share | part of the step that no stage accounts for
+rpc/sent_bytes | bytes | sent by the controller with its work for others since the last step |
+    ppojob_rpc_sent_bytes_total counter
+rpc/received_bytes | bytes | received by the controller in answers to it |
+    ppojob_rpc_received_bytes_total counter
+val-core/<data source>/acc/mean@<n> | share | mean of the function's acc, else of its score; mean@1
+    is always there
+val-core/<data source>/acc/best@<n>/<moment> | share | mean or std over bootstraps of the best acc
+    of n
+val-core/<data source>/acc/maj@<n>/<moment> | share | mean or std over bootstraps of the acc of the
+    most common answer of n
+val-aux/num_turns/* | turns | turns of a validation row, as `num_turns`
+val-aux/<data source>/<variable>/mean@<n> | - | mean over samples, then over prompts
+val-aux/<data source>/<variable>/std@<n> | - | standard deviation over a prompt's samples
+val-aux/<data source>/<variable>/best@<n>/<moment> | - | mean or std over bootstraps of the largest
+    of n
+val-aux/<data source>/<variable>/worst@<n>/<moment> | - | mean or std over bootstraps of the
+    smallest of n
+val-aux/<data source>/<variable>/maj@<n>/<moment> | - | mean or std over bootstraps of the
+    majority's value
+""")
 )
 
 

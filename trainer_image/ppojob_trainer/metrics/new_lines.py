@@ -7,9 +7,6 @@ from typing import BinaryIO
 class NewLines:
     """Follows a file that is appended to, and cut back when lines are thrown away.
 
-    Args:
-        path: of the file, which may be missing.
-
     Attributes:
         is_anew: whether the last read began at the file's first line: at first, and after a cut.
     """

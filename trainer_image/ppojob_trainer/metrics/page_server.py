@@ -10,9 +10,7 @@ class PageServer(ThreadingHTTPServer):
     """Answers each connection on a thread of its own; listens from the time it is made.
 
     Args:
-        address: IP address to bind.
         port: port to bind; 0 takes a free one.
-        handler: answers requests.
 
     Attributes:
         idle_seconds: a connection that says or takes nothing for this long is closed.

@@ -32,8 +32,6 @@ class Series:
 
     Attributes:
         name: begins with ``ppojob_`` and ends in its base unit; a counter's in ``_total``.
-        kind: of the metric.
-        meaning: one line.
         labels: besides ``ppojob``.
         scale: what a value of the table is multiplied by.
     """
@@ -55,14 +53,8 @@ class Series:
 def series_of(name: str, unit: str, meaning: str, exported: tuple[str, Kind] | None) -> Series:
     """The series of a row of the table.
 
-    Placeholders of the name become labels. Without ``exported`` it is a gauge whose name is the
-    row's, with the base unit behind it unless it says so already.
-
-    Args:
-        name: the row's, such as ``val-core/<data source>/acc/mean@<n>``.
-        unit: the row's.
-        meaning: the row's.
-        exported: name and kind, where they are not to follow from the row's name.
+    Placeholders of the name become labels. Without ``exported``, a name and kind, it is a gauge
+    whose name is the row's, with the base unit behind it unless it says so already.
     """
     suffix, scale = _BASE_UNITS.get(unit, ("", 1.0))
     labels = tuple(label.replace(" ", "_") for label in _PLACEHOLDER.findall(name))

@@ -40,10 +40,6 @@ class JsonLines:
 
     Keys are ``step``, ``time`` (unix seconds) and the metrics sorted by name. JSON knows no NaN
     and no infinity: both are written as null.
-
-    Args:
-        path: the file.
-        clock: unix seconds.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -92,11 +88,7 @@ class JsonLines:
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """All sinks of a job behind one; itself a sink.
-
-    Attributes:
-        sinks: in the order in which they are written; the record comes first.
-    """
+    """All sinks of a job behind one, the record first; itself a sink."""
 
     sinks: tuple[Sink, ...]
 
@@ -118,8 +110,6 @@ class Sinks:
 
 def encode_line(step: int, unix_seconds: float, metrics: Mapping[str, float]) -> bytes:
     """One line of ``metrics.jsonl`` without its newline; NaN and infinities become null."""
-    taken = {"step", "time"} & metrics.keys()
-    assert not taken, f"{taken} are the line's own keys"
     return msgspec.json.encode(
         {"step": step, "time": unix_seconds, **dict(sorted(metrics.items()))}
     )

@@ -25,13 +25,7 @@ _STAGES_OVER_ALL_TOKENS: Final = ("ref", "values", "adv", "update_critic", "upda
 
 
 class Spread(msgspec.Struct, frozen=True, array_like=True):
-    """Mean, largest and smallest of some values; NaN where there are none.
-
-    Attributes:
-        mean: arithmetic mean.
-        max: largest.
-        min: smallest.
-    """
+    """Mean, largest and smallest of some values; NaN where there are none."""
 
     mean: float
     max: float
@@ -98,11 +92,6 @@ class StepRows:
     tool_seconds: Sequence[float] = ()
     dropped: Sequence[int] = ()
 
-    def __post_init__(self) -> None:
-        columns = (self.prompt_tokens, self.response_tokens, self.finish_reasons, self.extras)
-        lengths = {len(self.scores), len(self.rewards), *map(len, columns)}
-        assert len(lengths) == 1, "columns of one step"
-
     @property
     def total_tokens(self) -> int:
         """Prompt and response tokens; a prompt counts once a response, as in verl."""
@@ -119,12 +108,7 @@ def row_metrics(
     those that the model's own length ended; a row counts as aborted by its finish reason too.
 
     A response that is left out, since a reward function failed, has no score and no reward.
-
-    Args:
-        rows: of the step.
-        max_prompt_tokens: limit of a prompt.
-        advantages: over the trained tokens of all ranks.
-        returns: likewise.
+    Advantages and returns are those of the trained tokens of all ranks.
     """
     pairs = zip(rows.response_tokens, rows.finish_reasons, strict=True)
     is_aborted = [length == 0 or reason == ABORTED for length, reason in pairs]
@@ -210,12 +194,7 @@ def speed_metrics(
 
 
 def progress_metrics(step: int, epoch: int) -> dict[str, float]:
-    """Where the run stands.
-
-    Args:
-        step: steps done, this one included.
-        epoch: pass over the data, from 0.
-    """
+    """Steps done, this one included, and the pass over the data, from 0."""
     return {"training/global_step": float(step), "training/epoch": float(epoch)}
 
 

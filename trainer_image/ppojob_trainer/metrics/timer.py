@@ -31,11 +31,7 @@ class StepTimer:
 
     @contextlib.contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Time a stage.
-
-        Args:
-            stage: its short name, as in ``timing_s/<stage>``.
-        """
+        """Time a stage, by its short name: that of ``timing_s/<stage>``."""
         assert self._running is None, f"stage {stage} begins inside {self._running}"
         self._running = stage
         if self._on_stage is not None:
@@ -55,12 +51,7 @@ class StepTimer:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The times of a finished step.
-
-    Attributes:
-        stages: seconds of each stage, in the order in which they began.
-        step_seconds: of the whole step.
-    """
+    """The times of a finished step; stages in the order in which they began."""
 
     stages: Mapping[str, float]
     step_seconds: float

@@ -12,14 +12,7 @@ _ANSWER = re.compile(r"#### *(-?[0-9]+)(?![0-9]|[.,][0-9])")
 def addition(
     response: str, ground_truth: Json, *, score: float = 1.0, format_score: float = 0.1
 ) -> Verdict:
-    """Score the last "#### n": exact, of the right form only, or absent.
-
-    Args:
-        response: text of the response.
-        ground_truth: the sum in decimal digits.
-        score: for the exact sum.
-        format_score: for another number.
-    """
+    """Score the last "#### n": exact, another number (``format_score``), or absent."""
     found = _ANSWER.findall(response)
     prediction = found[-1] if found else None
     return text_verdict(prediction, ground_truth, score=score, format_score=format_score)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from ppojob_api.problem import shown
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rewards.custom import BadFunction
 from ppojob_trainer.rewards.records import Row
 from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.sandbox.executor import Runner
@@ -33,22 +33,21 @@ def load_scorer(
             the first call, and checks no arguments, as there are none.
 
     Raises:
-        BadFunction: there is no such scorer, or it takes no such arguments.
+        ConfigError: there is no such scorer, or it takes no such arguments; the place is in the
+            reward (``arguments``).
     """
     scorer = SCORERS.get(name)
     if scorer is None:
-        raise BadFunction(
-            "RewardFunction",
-            name,
-            "no built-in scorer has this name",
-            f"one of {', '.join(SCORERS)}, or source.path",
+        raise ConfigError(
+            f"function: got {name}: no built-in scorer has this name; "
+            f"one of {', '.join(SCORERS)}, or source.path"
         )
     score = scorer.score
     if not late:
         _check(name, inspect.signature(score), arguments)
         if (wrong := scorer.arguments_problem(arguments)) is not None:
             got = f"{name} with {wrong.got}"
-            raise BadFunction("RewardArguments", got, wrong.why, wrong.allowed)
+            raise ConfigError(f"arguments: got {got}: {wrong.why}; {wrong.allowed}")
         scorer.prepare()
 
     def called(
@@ -73,17 +72,17 @@ def _check(name: str, signature: inspect.Signature, arguments: Mapping[str, Json
     allowed = f"its arguments are {_told(settings)}"
     for one in settings:
         if one.default is one.empty and one.name not in arguments:
-            got, why = f"{name} without {one.name}", "it needs this argument"
-            raise BadFunction("RewardArguments", got, why, allowed)
+            got = f"{name} without {one.name}"
+            raise ConfigError(f"arguments: got {got}: it needs this argument; {allowed}")
     for argument, value in arguments.items():
         if argument not in types:
-            got, why = f"{name} with {argument}", "it takes no such argument"
-            raise BadFunction("RewardArguments", got, why, allowed)
+            got = f"{name} with {argument}"
+            raise ConfigError(f"arguments: got {got}: it takes no such argument; {allowed}")
         try:
             msgspec.convert(value, types[argument])
         except msgspec.ValidationError as error:
             got = f"{name} with {argument} {shown(value)}"
-            raise BadFunction("RewardArguments", got, str(error), allowed) from None
+            raise ConfigError(f"arguments: got {got}: {error}; {allowed}") from None
 
 
 def _told(settings: list[inspect.Parameter]) -> inspect.Signature:

@@ -10,21 +10,22 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.neighbours import Neighbours
 from ppojob_trainer.children.serving import answer_requests
 from ppojob_trainer.children.user_code import raised
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.custom import (
     SINGULAR,
-    BadFunction,
     columns_of,
-    load_from_package,
     load_function,
     takes_batch,
 )
@@ -33,15 +34,13 @@ from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
-    FunctionProblem,
-    FunctionSpec,
     Loaded,
     LoadFunctions,
     Scored,
     ScorerRequest,
 )
 from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
-from ppojob_trainer.sandbox.settings import SandboxSettings
+from ppojob_trainer.sandbox.settings import open_sandbox
 
 # Taken before a function is loaded, which may put something else in their place.
 _decode: Final = msgspec.msgpack.Decoder(ScorerRequest).decode
@@ -53,11 +52,9 @@ class _Function:
     """A loaded function.
 
     Attributes:
-        call: takes columns and arguments by name.
         arguments: JSON object.
         folder: where its file lies; empty for a built-in scorer.
         columns: names of what it is told of the row, and of the response besides the text.
-        is_batched: whether it takes all responses at once.
     """
 
     call: Callable[..., object]
@@ -72,26 +69,25 @@ class Functions:
 
     def __init__(self) -> None:
         self._functions: list[_Function] = []
-        self._settings: SandboxSettings
+        self._sandbox: Callable[[], Runner]
         self._is_routed = False
-        self._opened: Runner | None = None
         self._neighbours = Neighbours()
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
 
     def load(self, request: LoadFunctions) -> Loaded:
         """Load all; say what is wrong with each that cannot be used."""
-        self._settings, self._is_routed = request.sandbox, request.is_routed
-        problems = []
-        for position, spec in enumerate(request.functions):
+        self._sandbox = partial(open_sandbox, request.sandbox)  # when the first call needs it
+        self._is_routed = request.is_routed
+        problems: list[str] = []
+        specs = [RewardSpec.model_validate_json(one) for one in request.rewards]
+        for position, spec in enumerate(specs):
             try:
                 self._functions.append(self._load(position, spec))
                 if not request.is_routed:
                     self._check_sandbox(spec)
-            except BadFunction as bad:
-                problems.append(
-                    FunctionProblem(position, bad.reason_code, bad.got, bad.why, bad.allowed)
-                )
+            except ConfigError as wrong:
+                problems += [f"spec.rewards[{position}].{one}" for one in wrong.problems]
         batched = [n for n, function in enumerate(self._functions) if function.is_batched]
         return Loaded(problems, [] if problems else batched)
 
@@ -123,37 +119,27 @@ class Functions:
         value = function.call(**(told | msgspec.json.decode(function.arguments)))
         return self._loop.run(value) if inspect.iscoroutine(value) else value
 
-    def _load(self, position: int, spec: FunctionSpec) -> _Function:
-        arguments = msgspec.json.decode(spec.arguments)
-        if spec.is_built_in:
-            called = load_scorer(spec.name, arguments, self._sandbox, late=self._is_routed)
-            return _Function(called, spec.arguments, "", columns_of(called))
-        folder = ""
-        if spec.path:
-            folder = str(Path(spec.path).resolve().parent)
-            self._neighbours.enter(folder)
-            function = load_function(spec.path, spec.name, arguments, position)
+    def _load(self, position: int, spec: RewardSpec) -> _Function:
+        name, given, folder = spec.function, spec.arguments, ""
+        if spec.source is None:
+            function = load_scorer(name, given, self._sandbox, late=self._is_routed)
         else:
-            function = load_from_package(spec.package, spec.name, arguments)
-        return _Function(
-            function, spec.arguments, folder, columns_of(function), takes_batch(function)
-        )
+            if spec.source.file is not None:
+                folder = str(Path(spec.source.file).resolve().parent)
+            self._neighbours.enter(folder)
+            function = load_function(spec.source, name, given, position)
+        arguments, columns = msgspec.json.encode(given), columns_of(function)
+        return _Function(function, arguments, folder, columns, takes_batch(function))
 
-    def _check_sandbox(self, spec: FunctionSpec) -> None:
+    def _check_sandbox(self, spec: RewardSpec) -> None:
         """A scorer that is asked for by name, and runs code, needs a sandbox from the start."""
-        if not spec.is_built_in or not SCORERS[spec.name].runs_code:
+        if spec.source is not None or not SCORERS[spec.function].runs_code:
             return
         try:
             self._sandbox()
         except SandboxRefused as refused:
-            got = f"{spec.name} with {refused.got}"
-            raise BadFunction("RewardFunction", got, refused.why, refused.allowed) from None
-
-    def _sandbox(self) -> Runner:
-        """The same for all calls; opened when the first needs it."""
-        if self._opened is None:
-            self._opened = self._settings.open()
-        return self._opened
+            got = f"{spec.function} with {refused.got}"
+            raise ConfigError(f"function: got {got}: {refused.why}; {refused.allowed}") from None
 
 
 def _scored(value: object) -> Scored:

@@ -2,9 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from types import ModuleType
 
+from ppojob_api.v1alpha1.code_source import source_field
+from ppojob_api.v1alpha1.rollout import RewardSource
 from ppojob_trainer.children.user_code import UnusableModule, load_module, load_packaged
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 
 SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
@@ -20,77 +22,35 @@ SINGULAR = _OF_THE_ROW | _OF_THE_RESPONSE
 """What functions that take all responses at once are told, and its name for the others."""
 
 
-class BadFunction(Exception):  # noqa: N818  the function is bad
-    """A reward function cannot be used.
-
-    Attributes:
-        reason_code: stable word.
-        got: what is there.
-        why: what is wrong with it.
-        allowed: what to write instead.
-    """
-
-    def __init__(self, reason_code: str, got: str, why: str, allowed: str) -> None:
-        self.reason_code = reason_code
-        self.got = got
-        self.why = why
-        self.allowed = allowed
-        super().__init__(f"got {got}: {why}; {allowed}")
-
-
 def load_function(
-    path: str, name: str, arguments: Mapping[str, Json], position: int
+    source: RewardSource, name: str, arguments: Mapping[str, Json], position: int
 ) -> Callable[..., object]:
-    """Import a Python file and take a function from it.
+    """Import a file or a package and take a function from it that is called with such arguments.
 
     Args:
-        path: the file.
-        name: the function in it.
+        source: of the function.
+        name: in it.
         arguments: keyword arguments that every call will have.
         position: among the job's functions; it is part of the module's name.
 
     Raises:
-        BadFunction: the file cannot be imported, or holds no such function.
+        ConfigError: the module cannot be imported, or holds no such function; the place is in the
+            reward (``source.path``).
     """
+    path, package = source.file, source.package or ""
     try:
-        module = load_module(path, f"ppojob_custom_reward_{position}", pod="reward")
+        if path is not None:
+            module = load_module(path, f"ppojob_custom_reward_{position}", pod="reward")
+        else:
+            module = load_packaged(package, pod="reward")
     except UnusableModule as bad:
-        raise BadFunction("RewardModule", bad.got, bad.why, bad.allowed) from None
-    return _taken(path, name, module, arguments)
-
-
-def load_from_package(
-    package: str, name: str, arguments: Mapping[str, Json]
-) -> Callable[..., object]:
-    """Import a module of an installed package and take a function from it.
-
-    Args:
-        package: the module, ``rewards`` or ``our_package.rewards``.
-        name: the function in it.
-        arguments: keyword arguments that every call will have.
-
-    Raises:
-        BadFunction: there is no such module, it cannot be imported, or holds no such function.
-    """
-    try:
-        module = load_packaged(package, pod="reward")
-    except UnusableModule as bad:
-        raise BadFunction("RewardModule", bad.got, bad.why, bad.allowed) from None
-    return _taken(package, name, module, arguments)
-
-
-def _taken(
-    path: str, name: str, module: ModuleType, arguments: Mapping[str, Json]
-) -> Callable[..., object]:
+        raise ConfigError(f"{source_field(path) if path else 'source.package'}: {bad}") from None
     if name not in vars(module):
         names = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
-        raise BadFunction(
-            "RewardFunction",
-            name,
-            f"{path} has no such function",
-            f"one of {', '.join(names)}" if names else f"def {name}{SIGNATURE}",
-        )
-    return _checked(path, name, vars(module)[name], arguments)
+        allowed = f"one of {', '.join(names)}" if names else f"def {name}{SIGNATURE}"
+        why = f"{path or package} has no such function"
+        raise ConfigError(f"function: got {name}: {why}; {allowed}")
+    return _checked(path or package, name, vars(module)[name], arguments)
 
 
 def takes_batch(function: Callable[..., object]) -> bool:
@@ -119,30 +79,28 @@ def _checked(
     path: str, name: str, function: object, arguments: Mapping[str, Json]
 ) -> Callable[..., object]:
     if not callable(function):
-        raise BadFunction(
-            "RewardFunction", f"{name} = {type(function).__name__}", "not callable", "a function"
-        )
+        kind = type(function).__name__
+        raise ConfigError(f"function: got {name} = {kind}: not callable; a function")
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if isinstance(function, type) or is_generator:
         kind = "a generator" if is_generator else "a class"
-        why = "what a call of it gives is no score"
-        raise BadFunction("RewardFunction", f"{name}, {kind}", why, "a function that returns one")
+        raise ConfigError(
+            f"function: got {name}, {kind}: what a call of it gives is no score; "
+            "a function that returns one"
+        )
     for taken in sorted(_named(_OF_THE_ROW, function) & arguments.keys()):
-        raise BadFunction(
-            "RewardArguments",
-            f"{name} with {taken}",
-            "every call has it already, from the row",
-            "arguments of other names",
+        raise ConfigError(
+            f"arguments: got {name} with {taken}: every call has it already, from the row; "
+            "arguments of other names"
         )
     try:
         given = columns_of(function) | arguments.keys()
         inspect.signature(function).bind(**dict.fromkeys(given))
     except TypeError as error:
-        raise BadFunction(
-            "RewardFunction",
-            f"{name}{inspect.signature(function)}",
-            f"{path}: it cannot be called with {', '.join(sorted(given))}: {error}",
-            f"def {name}{BATCH_SIGNATURE if takes_batch(function) else SIGNATURE}",
+        told = ", ".join(sorted(given))
+        raise ConfigError(
+            f"function: got {name}{inspect.signature(function)}: {path}: it cannot be called with "
+            f"{told}: {error}; def {name}{BATCH_SIGNATURE if takes_batch(function) else SIGNATURE}"
         ) from None
     except ValueError:
         return function  # a builtin without a signature is found out by calling it

@@ -1,14 +1,10 @@
 """The reward functions of a job: what children load, and what counts of their answers."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.rewards.routing import SCORERS
-from ppojob_trainer.rewards.wire import FunctionSpec
 
 BUILT_IN_SECONDS = 60.0
 """Where rows are routed; the first call of a scorer may import a library in it."""
@@ -21,52 +17,34 @@ class Function:
     Attributes:
         label: how messages name it.
         name: how its values are named; of several functions of one name, the later are numbered.
-        spec: what the child loads.
-        weight: factor of its score.
-        seconds: time limit of a call.
-        error_score: what stands for a call that fails; None where it fails the job.
-        drops: whether a response at which a call fails is left out of training.
+        spec: as the job has it.
+        seconds: limit of a call.
     """
 
     label: str
     name: str
-    spec: FunctionSpec
-    weight: float
+    spec: RewardSpec
     seconds: float
-    error_score: float | None = None
-    drops: bool = False
+
+    @property
+    def drops(self) -> bool:
+        """Whether a response at which a call fails is left out of training."""
+        return self.spec.on_error == "drop"
 
 
 def functions_of(rewards: Sequence[RewardSpec], program_seconds: float) -> list[Function]:
     """What the children load: the job's functions, or every scorer where rows are routed."""
-    if not rewards:
-        return [
-            Function(
-                name,
-                name,
-                FunctionSpec(name, "", b"{}"),
-                1.0,
-                BUILT_IN_SECONDS + scorer.seconds(program_seconds, {}),
-            )
-            for name, scorer in SCORERS.items()
-        ]
-    names = _numbered([reward.function for reward in rewards])
+    routed = [RewardSpec(function=name, time_limit_seconds=BUILT_IN_SECONDS) for name in SCORERS]
+    specs = rewards or routed
+    names = _numbered([spec.function for spec in specs])
     return [
         Function(
-            f"spec.rewards[{position}].function",
+            f"spec.rewards[{position}].function" if rewards else name,
             name,
-            FunctionSpec(
-                reward.function,
-                (reward.source.file or "") if reward.source else "",
-                msgspec.json.encode(reward.arguments),
-                (reward.source.package or "") if reward.source else "",
-            ),
-            reward.weight,
-            reward.time_limit_seconds + _further_seconds(reward, program_seconds),
-            reward.error_score,
-            reward.on_error == "drop",
+            spec,
+            spec.time_limit_seconds + _further_seconds(spec, program_seconds),
         )
-        for position, (reward, name) in enumerate(zip(rewards, names, strict=True))
+        for position, (spec, name) in enumerate(zip(specs, names, strict=True))
     ]
 
 
@@ -78,9 +56,7 @@ def _further_seconds(reward: RewardSpec, program_seconds: float) -> float:
 
 def _numbered(names: list[str]) -> list[str]:
     """``score``, ``score.2``, ``score.3``: files may have functions of one name."""
-    counts: Counter[str] = Counter()
-    numbered = []
-    for name in names:
-        counts[name] += 1
-        numbered.append(name if counts[name] == 1 else f"{name}.{counts[name]}")
-    return numbered
+    before = [names[:position].count(name) for position, name in enumerate(names)]
+    return [
+        f"{name}.{count + 1}" if count else name for name, count in zip(names, before, strict=True)
+    ]

@@ -6,7 +6,7 @@ Lu et al. 2021, arXiv:2105.04165; the rule is that of verl's ``reward_score/geo3
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.boxed import last_boxed
 from ppojob_trainer.rewards.math_verify import compare
-from ppojob_trainer.rewards.records import NO_ANSWER, Verdict
+from ppojob_trainer.rewards.records import Verdict, scored
 
 
 def geometry3k(response: str, ground_truth: Json, *, format_score: float = 0.1) -> Verdict:
@@ -27,12 +27,8 @@ def geometry3k(response: str, ground_truth: Json, *, format_score: float = 0.1) 
         raise TypeError(f"ground_truth: got {ground_truth!r}: the answer as text")
     answer = last_boxed(response)
     is_right = answer is not None and compare(f"\\boxed{{{answer}}}", ground_truth)[1]
-    has_form = in_form(response)
-    return {
-        "score": (1.0 - format_score) * is_right + format_score * has_form,
-        "acc": float(is_right),
-        "pred": NO_ANSWER if answer is None else answer.strip(),
-    }
+    score = (1.0 - format_score) * is_right + format_score * in_form(response)
+    return scored(score, answer and answer.strip(), is_right=is_right)
 
 
 def in_form(response: str) -> bool:

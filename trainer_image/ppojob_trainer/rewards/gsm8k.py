@@ -32,13 +32,6 @@ def gsm8k(
     None of it says anything about the answer, so here commas and the full stop are dropped and
     U+2212 is a minus. And an answer of commas and full stops alone ("#### ,") is no answer here;
     verl gives it ``format_score``.
-
-    Args:
-        response: text of the response.
-        ground_truth: the number as text, without commas.
-        method: how the answer is found.
-        score: for the right answer.
-        format_score: for a wrong answer in the right form.
     """
     tail = response[-_READ_CHARACTERS:]
     prediction = _last_strict(tail) if method == "strict" else _last_number(tail)

@@ -8,7 +8,7 @@ import re
 
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.boxed import last_boxed
-from ppojob_trainer.rewards.records import NO_ANSWER, Verdict
+from ppojob_trainer.rewards.records import Verdict, scored
 
 _READ_CHARACTERS = 300
 _BOX_CHARACTERS = 100
@@ -55,11 +55,7 @@ def math_dapo(
         answers = _ANSWER.findall(response[-_READ_CHARACTERS:])
         prediction = minerva_form(answers[-1]) if answers else None
         is_right = prediction == minerva_form(ground_truth)
-    return {
-        "score": score if is_right else wrong_score,
-        "acc": float(is_right),
-        "pred": NO_ANSWER if prediction is None else prediction,
-    }
+    return scored(score if is_right else wrong_score, prediction, is_right=is_right)
 
 
 def minerva_form(text: str) -> str:

@@ -16,18 +16,12 @@ _UNIT = "\\text{ "
 def math_reward(
     response: str, ground_truth: Json, *, score: float = 1.0, format_score: float = 0.0
 ) -> Verdict:
-    r"""Score the last box by the form of its text; nothing is computed.
+    r"""Score the last box by the form of its text; nothing is computed. The truth has no box.
 
     The numbers are verl's. "0.5" is 1/2 and "2/4" is ``\frac{2}{4}``, but no fraction is reduced,
     no comma dropped, and of units only ``\text{ ...}``; ``math_verify`` computes. As in verl, a
     ``\boxed`` with a blank behind it goes before all others, and holds what stands before the next
     dollar sign.
-
-    Args:
-        response: text of the response.
-        ground_truth: the answer in LaTeX, without a box.
-        score: for an equal answer.
-        format_score: for another box.
     """
     if not isinstance(ground_truth, str):
         raise TypeError(f"ground_truth: got {ground_truth!r}: the answer as text")

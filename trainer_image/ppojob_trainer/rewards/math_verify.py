@@ -24,13 +24,7 @@ def math_verify(
     r"""Score the answer that the library finds in the response: a box, LaTeX, or a number.
 
     The numbers are those of verl's ``reward_score/math_verify.py``. An answer whose equality takes
-    more than 5 s of processor time (``9^{9^{9}}``) is a wrong one, as there.
-
-    Args:
-        response: text of the response.
-        ground_truth: the answer in LaTeX, without a box.
-        score: for an equal answer.
-        format_score: for another answer.
+    more than 5 s of processor time (``9^{9^{9}}``) is a wrong one, as there. The truth has no box.
     """
     if not isinstance(ground_truth, str):
         raise TypeError(f"ground_truth: got {ground_truth!r}: the answer as text")

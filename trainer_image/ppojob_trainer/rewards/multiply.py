@@ -22,12 +22,6 @@ def multiply(
     sign and ASCII digits, where Python's ``int()`` takes "4_2", "+42" and full-width digits too; a
     bad ground truth is reported when the data is read and not in the middle of a run. As there, a
     number of more than 4,300 digits is none.
-
-    Args:
-        response: text of the response.
-        ground_truth: the product, as text or number.
-        score: for the product.
-        format_score: for another integer.
     """
     if ground_truth_problem(ground_truth):
         raise TypeError(f"ground_truth: got {ground_truth!r}: the product")

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from ppojob_api.v1alpha1.code_source import source_field
 from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
@@ -31,7 +30,6 @@ from ppojob_trainer.rewards.routing import SCORERS, route
 from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
-    FunctionProblem,
     Loaded,
     LoadFunctions,
     Scored,
@@ -39,12 +37,6 @@ from ppojob_trainer.rewards.wire import (
 from ppojob_trainer.sandbox.settings import SandboxSettings
 
 DIED = "RewardDied"
-_FIELDS = {
-    "RewardModule": "source.path",
-    "RewardFunction": "function",
-    "RewardArguments": "arguments",
-}
-"""Fields of a reward that the reason codes of `BadFunction` are about."""
 TOLD_CHARACTERS = 2_000
 """Of a response that could not be scored."""
 BATCH_BYTES = 16 * 1024**2
@@ -60,11 +52,8 @@ class ScoringPool(Closeable):
 
     Args:
         rewards: ``spec.rewards``; empty for the built-in scorer of each row's data source.
-        sandbox: ``spec.sandbox``.
-        processes: children.
         memory_bytes: limit of each process's data.
         variables: names of environment variables that the functions see, where they are set.
-        log: where children's output goes.
 
     Raises:
         ConfigError: functions cannot be loaded; every problem, one line each.
@@ -86,7 +75,7 @@ class ScoringPool(Closeable):
         self._is_routed = not rewards
         self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
-        specs = [function.spec for function in self._functions]
+        specs = [function.spec.model_dump_json().encode() for function in self._functions]
         self._request = LoadFunctions(specs, settings, self._is_routed)
         self._batched = frozenset[int]()
         with _failures():
@@ -134,27 +123,18 @@ class ScoringPool(Closeable):
         self._children.close()
 
     def _load(self, child: BoundedProcess) -> None:
+        sources = [function.spec.source for function in self._functions]
         loaded = import_files(
             child,
             self._request,
             Loaded,
-            files=(function.path or function.package for function in self._request.functions),
+            files=(one.file or one.package or "" for one in sources if one is not None),
             where="spec.rewards",
             what="functions",
         )
         if loaded.problems:
-            raise ConfigError(
-                f"spec.rewards[{problem.position}].{self._field(problem)}: "
-                f"got {problem.got}: {problem.why}; {problem.allowed}"
-                for problem in loaded.problems
-            )
+            raise ConfigError(loaded.problems)
         self._batched = frozenset(loaded.batched)
-
-    def _field(self, problem: FunctionProblem) -> str:
-        function, field = self._request.functions[problem.position], _FIELDS[problem.reason_code]
-        if field != "source.path":
-            return field
-        return "source.package" if function.package else source_field(function.path)
 
     def _score_one(self, item: RewardItem, stop: threading.Event) -> dict[int, Scored]:
         """What the functions that take one response say of it, by their position."""
@@ -194,7 +174,7 @@ class ScoringPool(Closeable):
         Raises:
             RewardFailed: it failed, and nothing counts instead.
         """
-        if function.error_score is not None or function.drops:
+        if function.spec.error_score is not None or function.drops:
             return self._forgiven(function, items, answer)
         if answer.reason_code:
             stop.set()
@@ -205,7 +185,7 @@ class ScoringPool(Closeable):
         """What counts where failed calls have a score of their own; how many is a metric."""
         if not answer.reason_code:
             return Scored(answer.score, {**answer.extras, FAILED: 0.0})
-        score = function.error_score or 0.0
+        score = function.spec.error_score or 0.0
         counts = "it is left out" if function.drops else f"it counts as {score:g}"
         self._log.warning("%s; %s", _failure(function, items, answer), counts)
         return Scored(score, {FAILED: 1.0})
@@ -284,7 +264,7 @@ def _runs(items: Sequence[RewardItem]) -> Iterator[list[RewardItem]]:
 
 def _failure(function: Function, items: Sequence[RewardItem], answer: Scored) -> RewardFailed:
     """Why a call failed, which was for one response or for several."""
-    name = f"{function.label} {function.spec.name!r}"
+    name = f"{function.label} {function.spec.function!r}"
     why = f": {answer.why}" if answer.why else ""
     reason = f"{answer.reason_code}: got {answer.got}{why}"
     first = items[0]
@@ -310,7 +290,7 @@ def _combined(answers: list[tuple[Function, Scored]]) -> RewardResult:
     Values of one function keep their names; of several they are ``<function>/<name>``, with each
     function's own score as ``<function>/score``.
     """
-    score = sum(function.weight * answer.score for function, answer in answers)
+    score = sum(function.spec.weight * answer.score for function, answer in answers)
     extras: dict[str, float | str] = {}
     if len(answers) == 1:
         extras |= answers[0][1].extras

@@ -54,12 +54,7 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a scorer that needs more than response and truth is told of a row.
-
-    Attributes:
-        data_source: of the row.
-        extra_info: of the row.
-    """
+    """What a scorer that needs more than response and truth is told of its row."""
 
     data_source: str = ""
     extra_info: Mapping[str, Json] = field(default_factory=dict)
@@ -96,9 +91,11 @@ def verdict(
 ) -> Verdict:
     """Score 0 without an answer, ``format_score`` for a wrong one, ``score`` for the right one."""
     if prediction is None:
-        return {"score": 0.0, "acc": 0.0, "pred": NO_ANSWER}
-    return {
-        "score": score if is_right else format_score,
-        "acc": 1.0 if is_right else 0.0,
-        "pred": prediction,
-    }
+        return scored(0.0, None, is_right=False)
+    return scored(score if is_right else format_score, prediction, is_right=is_right)
+
+
+def scored(score: float, prediction: str | None, *, is_right: bool) -> Verdict:
+    """What a scorer says that has its own scores."""
+    shown = NO_ANSWER if prediction is None else prediction
+    return {"score": score, "acc": float(is_right), "pred": shown}

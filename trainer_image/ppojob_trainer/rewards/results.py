@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Protocol, SupportsFloat, runtime_checkable
+from typing import Any
 
 from ppojob_api.problem import printable
 
@@ -28,37 +28,11 @@ class BadResult(Exception):  # noqa: N818  the result is bad
         super().__init__(f"{reason_code}: got {got}: {why}")
 
 
-@runtime_checkable
-class _ZeroDimensional(Protocol):
-    """A numpy scalar or array, or a tensor."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def item(self) -> SupportsFloat: ...
-
-
-@runtime_checkable
-class _OnDevice(Protocol):
-    @property
-    def is_cuda(self) -> bool: ...
-
-
-@runtime_checkable
-class _Listed(Protocol):
-    """An array or a tensor."""
-
-    def tolist(self) -> object: ...
-
-
 def read_result(value: object) -> tuple[float, dict[str, float | str]]:
     """Take a number, or a mapping with one under "score" and named values besides.
 
     Numbers are Python's, numpy's and CPU tensors' scalars, and booleans. A value of None under
     another key is left out.
-
-    Returns:
-        The score, and what goes with it.
 
     Raises:
         BadResult: it is anything else.
@@ -79,13 +53,13 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
     return score, extras
 
 
-def read_results(value: object, count: int) -> list[object]:
+def read_results(value: Any, count: int) -> list[object]:
     """Take a list, or a one-dimensional array, of one result for each response.
 
     Raises:
         BadResult: it is anything else.
     """
-    listed = value.tolist() if isinstance(value, _Listed) else value
+    listed = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(listed, list | tuple):
         why = f"not a list: a list of {count} numbers, or dicts with a score"
         raise BadResult("BadRewardResult", f"{type(value).__name__} {shown(value)}", why)
@@ -116,11 +90,7 @@ def encodable(value: str) -> str:
 
 
 def read_number(value: object, wanted: str) -> float:
-    """A number that float32 can hold.
-
-    Args:
-        value: whatever was given.
-        wanted: what it should be, for messages.
+    """A number that float32 can hold; messages say what was wanted.
 
     Raises:
         BadResult: it is no such number.
@@ -139,10 +109,10 @@ def read_number(value: object, wanted: str) -> float:
     )
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> object:
     """The Python number in a zero-dimensional array or CPU tensor; anything else as it is."""
-    if isinstance(value, bool | int | float) or not isinstance(value, _ZeroDimensional):
+    if not (hasattr(value, "shape") and hasattr(value, "item")):
         return value
-    if isinstance(value, _OnDevice) and value.is_cuda:
+    if getattr(value, "is_cuda", False):
         raise BadResult("BadRewardResult", "a tensor on a GPU", "return result.item() instead")
     return value.item() if tuple(value.shape) == () else value

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.answer_tag import last_answer
-from ppojob_trainer.rewards.records import NO_ANSWER, Verdict, verdict
+from ppojob_trainer.rewards.records import Verdict, scored, verdict
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MANY_TAGS = 10
@@ -90,8 +90,7 @@ def search_r1_format(
         given = score - structure_format_score
     else:
         given = 0.0 if answer is None else final_format_score
-    prediction = NO_ANSWER if answer is None else answer
-    return {"score": given, "acc": float(is_right), "pred": prediction}
+    return scored(given, answer, is_right=is_right)
 
 
 def ground_truth_problem(ground_truth: Json) -> str | None:

@@ -5,61 +5,29 @@ import msgspec
 from ppojob_trainer.sandbox.settings import SandboxSettings
 
 
-class FunctionSpec(msgspec.Struct, frozen=True):
-    """One reward function.
-
-    Attributes:
-        name: of a built-in scorer, or of the function in ``path``.
-        path: Python file of the user; empty for a built-in scorer.
-        arguments: JSON object of keyword arguments.
-        package: module of an installed package, where the function is not in a file.
-    """
-
-    name: str
-    path: str
-    arguments: bytes
-    package: str = ""
-
-    @property
-    def is_built_in(self) -> bool:
-        """Whether it is a scorer of ours."""
-        return not self.path and not self.package
-
-
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
     """Load these; calls name them by position.
 
     Attributes:
-        functions: what to load.
-        sandbox: where code of responses runs.
+        rewards: JSON of a ``RewardSpec`` each.
         is_routed: these are all scorers that there are, and few will be called: each is got ready
             by its first call, and says then what it lacks.
     """
 
-    functions: list[FunctionSpec]
+    rewards: list[bytes]
     sandbox: SandboxSettings
     is_routed: bool
-
-
-class FunctionProblem(msgspec.Struct, frozen=True):
-    """Why a function cannot be used."""
-
-    position: int
-    reason_code: str
-    got: str
-    why: str
-    allowed: str
 
 
 class Loaded(msgspec.Struct, frozen=True):
     """Answer to ``LoadFunctions``.
 
     Attributes:
-        problems: empty when all is well.
+        problems: a line each, for the user; empty when all is well.
         batched: positions of the functions that take all responses at once.
     """
 
-    problems: list[FunctionProblem]
+    problems: list[str]
     batched: list[int] = []
 
 
@@ -69,11 +37,8 @@ class CallFunction(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         number: of the call; the answer repeats it.
         function: position in ``LoadFunctions``; one that is not batched takes one response.
-        data_sources: of the rows.
-        responses: texts to score.
         ground_truths: JSON list.
         extra_infos: JSON list of objects.
-        response_tokens: lengths of the responses.
         finish_reasons: ``stop`` or ``length``.
     """
 
@@ -91,11 +56,8 @@ class Scored(msgspec.Struct, frozen=True):
     """What a function said of a response, or of a whole call.
 
     Attributes:
-        score: what the function gave.
-        extras: what it gave besides.
         reason_code: empty where it gave a usable answer; else why not, with the two below.
         got: what it returned or raised, in one line.
-        why: what is wrong with it.
     """
 
     score: float = 0.0
@@ -109,7 +71,6 @@ class Called(msgspec.Struct, frozen=True):
     """Answer to ``CallFunction``.
 
     Attributes:
-        number: that of the call.
         scores: one for each response, in order; empty where the whole call gave no answer.
         failure: why not.
     """

@@ -5,7 +5,7 @@ import math
 import secrets
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -36,13 +36,7 @@ print("it reaches", ", ".join(reached) or "nothing")
 
 
 class SandboxRefused(Exception):  # noqa: N818  it says what happened
-    """This machine locks programs in less well than the job asks for.
-
-    Attributes:
-        got: the level that it has, and what is lacking.
-        why: why that is refused.
-        allowed: what would be taken.
-    """
+    """This machine locks programs in less well than the job asks for."""
 
     def __init__(self, got: str, least: Level) -> None:
         self.got = got
@@ -56,9 +50,7 @@ class Program:
     """Python code from somewhere.
 
     Attributes:
-        code: what nobody vouches for.
         prelude: our own code, which runs before it in the same module.
-        stdin: what it can read from there.
         function: an expression of our own that gives a function when the code has run; what it
             returns is handed out. Empty: the code is a whole program.
         arguments: of that function, a list in JSON.
@@ -72,15 +64,19 @@ class Program:
     arguments: str = "[]"
     integer_keys: bool = False
 
+    def told(self, nonce: str) -> dict[str, object]:
+        """What its process is told of it: all but what stands in stdin."""
+        message = {**asdict(self), "nonce": nonce}
+        del message["stdin"]
+        return message
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What came of a program.
 
     Attributes:
-        stdout: what it wrote there.
         answer: JSON of what the function returned; empty where there is none.
-        errors: its error output.
         is_well: whether it ended by itself, without an error, and within its limits.
         is_python: whether its code compiles, as far as its process says.
         stopped: the limit that it ran into: ``time``, ``output`` or ``threads``; empty if none.
@@ -160,13 +156,7 @@ def _tried(walls: Walls) -> Walls:
 
 def _run(walls: Walls, limits: Limits, program: Program) -> Outcome:
     nonce = secrets.token_hex(16)
-    message = {
-        "code": program.code,
-        "prelude": program.prelude,
-        "function": program.function,
-        "arguments": program.arguments,
-        "integer_keys": program.integer_keys,
-        "nonce": nonce,
+    message = program.told(nonce) | {
         "modules": [path for path in sys.path if _is_installed(Path(path))],
         "memory_bytes": limits.memory_bytes,
         "cpu_seconds": math.ceil(limits.seconds),

@@ -6,7 +6,6 @@ https://github.com/bytedance/SandboxFusion
 """
 
 import secrets
-from typing import Any
 
 from ppojob_trainer.http_calls import RETRIES, CallFailed, post_json
 from ppojob_trainer.json_value import Json
@@ -47,12 +46,7 @@ else:
 
 
 class FusionSandbox:
-    """Runs programs in the service.
-
-    Args:
-        url: of `/run_code`.
-        limits: of each program.
-    """
+    """Runs programs in the service."""
 
     def __init__(self, url: str, limits: Limits) -> None:
         self._url = url
@@ -70,7 +64,7 @@ class FusionSandbox:
             self._url,
             {
                 "language": "python",
-                "code": _wrapped(program, nonce),
+                "code": _WRAPPER.format(message=program.told(nonce), not_python=NOT_PYTHON),
                 "stdin": program.stdin,
                 "compile_timeout": self._limits.seconds,
                 "run_timeout": self._limits.seconds,
@@ -101,15 +95,3 @@ class FusionSandbox:
             is_python=code != NOT_PYTHON,
             stopped="time" if is_late else "",
         )
-
-
-def _wrapped(program: Program, nonce: str) -> str:
-    message: dict[str, Any] = {
-        "code": program.code,
-        "prelude": program.prelude,
-        "function": program.function,
-        "arguments": program.arguments,
-        "integer_keys": program.integer_keys,
-        "nonce": nonce,
-    }
-    return _WRAPPER.format(message=message, not_python=NOT_PYTHON)

@@ -1,6 +1,7 @@
 """``spec.sandbox`` on its way to the children that run code of responses."""
 
 import sys
+from functools import cache
 
 import msgspec
 
@@ -29,17 +30,19 @@ class SandboxSettings(msgspec.Struct, frozen=True):
         """What a program may take until its outcome is here."""
         return self.seconds + (ANSWER_SECONDS if self.url else 0.0)
 
-    def open(self) -> Runner:
-        """Open it, and print what stands around programs, which goes to the log of the pod.
 
-        Raises:
-            SandboxRefused: this machine locks programs in less well than that.
-        """
-        limits = Limits(self.seconds, self.memory_bytes)
-        opened: Runner
-        if self.url:
-            opened = FusionSandbox(self.url, limits)
-        else:
-            opened = Sandbox(limits, least=Level[self.level.upper()])
-        sys.stdout.write(f"{opened.description}\n")
-        return opened
+@cache
+def open_sandbox(settings: SandboxSettings) -> Runner:
+    """Open it once a process, and print what stands around programs, for the log of the pod.
+
+    Raises:
+        SandboxRefused: this machine locks programs in less well than that.
+    """
+    limits = Limits(settings.seconds, settings.memory_bytes)
+    opened: Runner
+    if settings.url:
+        opened = FusionSandbox(settings.url, limits)
+    else:
+        opened = Sandbox(limits, least=Level[settings.level.upper()])
+    sys.stdout.write(f"{opened.description}\n")
+    return opened

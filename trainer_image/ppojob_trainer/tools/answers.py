@@ -1,7 +1,7 @@
 """What a tool may return, and the text that a model gets of it, or of a call that failed."""
 
 import json
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal
 
 from ppojob_api.problem import printable
 from ppojob_trainer.rewards.results import BadResult, encodable, read_number, shown
@@ -20,20 +20,6 @@ FAILURES: Final = {
     "died": "Error: {name} ended without an answer.",
 }
 """What a model is told of a call that failed, by the word for it."""
-
-
-@runtime_checkable
-class _Response(Protocol):
-    """verl's `ToolResponse`."""
-
-    @property
-    def text(self) -> str | None: ...
-
-    @property
-    def image(self) -> object: ...
-
-    @property
-    def video(self) -> object: ...
 
 
 def read_answer(value: object) -> tuple[str, float]:
@@ -79,10 +65,10 @@ def told(failure: str, name: str, why: str = "") -> str:
     )
 
 
-def _text(response: object) -> str:
+def _text(response: Any) -> str:
     if isinstance(response, str):
         return str.__str__(response)
-    if isinstance(response, _Response):
+    if all(hasattr(response, name) for name in ("text", "image", "video")):
         if response.image or response.video:
             raise BadResult("BadAnswer", "a picture or a film", "a response is text here")
         return _text(response.text or "")

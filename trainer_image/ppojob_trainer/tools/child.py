@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -17,6 +18,7 @@ from typing import Final
 import msgspec
 
 from ppojob_api.problem import shown
+from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSource, ToolSpec
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.neighbours import Neighbours
 from ppojob_trainer.children.serving import answer_requests
@@ -24,11 +26,12 @@ from ppojob_trainer.children.user_code import raised
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
-from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
+from ppojob_trainer.sandbox.executor import SandboxRefused
+from ppojob_trainer.sandbox.settings import open_sandbox
 from ppojob_trainer.tools.answers import for_the_model, read_answer
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
-from ppojob_trainer.tools.custom import BadTool, Tool, load_tool
+from ppojob_trainer.tools.custom import Tool, load_tool
 from ppojob_trainer.tools.describe import describe_tools
 from ppojob_trainer.tools.http_tool import http_tool
 from ppojob_trainer.tools.mcp_tools import (
@@ -38,6 +41,7 @@ from ppojob_trainer.tools.mcp_tools import (
     describe_server,
     mcp_tool,
 )
+from ppojob_trainer.tools.schemas import tool_schema
 from ppojob_trainer.tools.users import REPLY_CHARACTERS, Heard, load_user, read_reply
 from ppojob_trainer.tools.wire import (
     CallTool,
@@ -45,8 +49,6 @@ from ppojob_trainer.tools.wire import (
     LoadTools,
     ServerCode,
     ToolCalled,
-    ToolCode,
-    ToolProblem,
     ToolRequest,
     ToolsDescribed,
     ToolsLoaded,
@@ -80,33 +82,34 @@ class Tools:
     def __init__(self) -> None:
         self._tools: list[_Loaded] = []
         self._servers: dict[str, tuple[McpServer, Mapping[str, Offered] | None]] = {}
-        self._settings: LoadTools
-        self._opened: Runner | None = None
+        self._request: LoadTools
+        self._agent: AgentSpec
         self._neighbours = Neighbours()
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
 
     def load(self, request: LoadTools) -> ToolsLoaded:
         """Load all; say what is wrong with each that cannot be used."""
-        self._settings = request
-        problems = self._open_servers(request)
+        self._request = request
+        self._agent = agent = AgentSpec.model_validate_json(request.agent)
+        problems = self._open_servers()
         modules: dict[str, ModuleType] = {}
-        for position, code in enumerate(request.tools):
-            if code.server and code.server not in self._servers:
-                continue  # which was told of the server
+        answering: list[tuple[str, ToolSpec | InteractionSpec]] = [
+            *((f"tools[{number}]", tool) for number, tool in enumerate(agent.tools)),
+            *((f"interactions[{number}]", user) for number, user in enumerate(agent.interactions)),
+        ]
+        for place, one in answering:
             try:
-                self._tools.append(self._load(code, modules))
-            except BadTool as bad:
-                where = f"{_place(position, request.tools)}.{bad.field}"
-                problems.append(ToolProblem(where, bad.got, bad.why, bad.allowed))
+                self._tools.append(self._load(one, modules))
+            except ConfigError as wrong:
+                problems += [f"spec.agent.{place}.{line}" for line in wrong.problems]
         return ToolsLoaded(problems)
 
     def describe(self, server: ServerCode) -> ToolsDescribed:
         """Say what tools a server has."""
         opened = McpServer(server, self._loop.run)
         if (wrong := opened.problem()) is not None:
-            problem = ToolProblem(server.name, wrong.got, wrong.why, wrong.allowed)
-            return ToolsDescribed([], [problem])
+            return ToolsDescribed([], [f"{server.name}: {wrong}"])
         try:
             return ToolsDescribed(describe_server(opened), [])
         except McpFailed as failed:
@@ -127,35 +130,40 @@ class Tools:
             text, where = raised(error, __file__)
             return ToolCalled(request.number, raised=text, where=where)
 
-    def _open_servers(self, request: LoadTools) -> list[ToolProblem]:
+    def _open_servers(self) -> list[str]:
         """Ask the servers what their tools take, if need be; what is wrong with each."""
-        problems = []
-        for position, code in enumerate(request.servers):
-            where, server = f"mcpServers[{position}]", McpServer(code, self._loop.run)
+        problems: list[str] = []
+        for position, one in enumerate(self._agent.mcp_servers):
+            code = ServerCode(one.name, one.url or "", list(one.command), one.key_variable or "")
+            where, server = f"spec.agent.mcpServers[{position}]", McpServer(code, self._loop.run)
             if (wrong := server.problem()) is not None:
-                problems.append(ToolProblem(where, wrong.got, wrong.why, wrong.allowed))
+                problems.append(f"{where}: {wrong}")
                 continue
             try:
-                offered = server.offered() if request.compares else None
+                offered = server.offered() if self._request.compares else None
             except McpFailed as failed:
                 problems.append(_away(where, code, failed))
                 continue
             self._servers[code.name] = server, offered
         return problems
 
-    def _load(self, code: ToolCode, modules: dict[str, ModuleType]) -> _Loaded:
-        folder = str(Path(code.path).resolve().parent) if code.path else ""
-        if folder:
-            self._neighbours.enter(folder)
-        if code.is_user:
-            user = load_user(code, modules) if folder else USERS[code.name].answer
+    def _load(self, one: ToolSpec | InteractionSpec, modules: dict[str, ModuleType]) -> _Loaded:
+        path = (one.source.file if one.source else None) or ""
+        name = (one.source.function if one.source else None) or one.name
+        folder = str(Path(path).resolve().parent) if path else ""
+        self._neighbours.enter(folder)
+        if isinstance(one, InteractionSpec):
+            user = load_user(path, name, one, modules) if path else USERS[name].answer
 
             def hear(request: CallTool) -> object:
                 heard, told = _decode_heard(request.arguments), _decode_json(request.created)
                 return user(heard, told, request.instance)
 
             return _Loaded(hear, _said, folder)
-        tool = load_tool(code, modules) if folder else self._without_file(code)
+        if path:
+            tool = load_tool(path, name, one, tool_schema(one), modules)
+        else:
+            tool = self._without_file(one)
 
         def call(request: CallTool) -> object:
             arguments, created = (_decode_json(one) for one in (request.arguments, request.created))
@@ -163,65 +171,53 @@ class Tools:
 
         return _Loaded(call, self._answered, folder)
 
-    def _without_file(self, code: ToolCode) -> Tool:
-        if code.server:
-            return mcp_tool(code, *self._servers[code.server])
-        if code.url:
-            return http_tool(code)
-        if code.is_elsewhere:
+    def _without_file(self, tool: ToolSpec) -> Tool:
+        source = tool.source or ToolSource()
+        if source.mcp_server is not None:
+            if source.mcp_server not in self._servers:
+                return _answered_elsewhere  # never called: the server was told of
+            server, offered = self._servers[source.mcp_server]
+            return mcp_tool(source.tool or tool.name, tool.parameters, server, offered)
+        if source.url is not None:
+            return http_tool(source.url, source.key_variable or "", tool.time_limit_seconds)
+        if tool.name in self._request.elsewhere:
             return _answered_elsewhere
-        return self._built_in(code)
+        return self._built_in(tool)
 
     def _answered(self, number: int, value: object) -> ToolCalled:
         text, reward = read_answer(value)
-        settings = self._settings
-        return ToolCalled(
-            number, for_the_model(text, settings.most_characters, settings.side), reward
+        most, side = (
+            self._agent.max_tool_response_characters,
+            self._agent.tool_response_truncate_side,
         )
+        return ToolCalled(number, for_the_model(text, most, side), reward)
 
-    def _built_in(self, code: ToolCode) -> Tool:
-        tool, config = TOOLS[code.name], _decode_json(code.config)
+    def _built_in(self, spec: ToolSpec) -> Tool:
+        tool, config = TOOLS[spec.name], spec.config
+        sandbox = partial(open_sandbox, self._request.sandbox)
         if tool.runs_code:
             try:
-                self._sandbox()
+                sandbox()
             except SandboxRefused as refused:
-                got = f"{code.name} with {refused.got}"
-                raise BadTool("name", got, refused.why, refused.allowed) from None
+                got = f"{spec.name} with {refused.got}"
+                raise ConfigError(f"name: got {got}: {refused.why}; {refused.allowed}") from None
         if tool.opens is not None:
-            try:
-                tool.opens(config)
-            except ConfigError as wrong:
-                field, _, what = str(wrong).partition(": got ")
-                got, _, why = what.partition(": ")
-                why, _, allowed = why.rpartition("; ")
-                raise BadTool(field, got, why, allowed) from None
+            tool.opens(config)
 
         def call(arguments: dict[str, Json], created: dict[str, Json], _: str) -> object:
-            return tool.answer(Call(arguments, created, config, self._sandbox))
+            return tool.answer(Call(arguments, created, config, sandbox))
 
         return call
-
-    def _sandbox(self) -> Runner:
-        """The same for all calls."""
-        if self._opened is None:
-            self._opened = self._settings.sandbox.open()
-        return self._opened
-
-
-def _place(position: int, codes: list[ToolCode]) -> str:
-    """Of a tool or user in `spec.agent`; users stand behind the tools."""
-    tools = sum(not code.is_user for code in codes)
-    return f"tools[{position}]" if position < tools else f"interactions[{position - tools}]"
 
 
 def _answered_elsewhere(*_: object) -> object:
     raise LookupError("another role answers it")
 
 
-def _away(where: str, server: ServerCode, failed: McpFailed) -> ToolProblem:
-    got = server.url or " ".join(server.command)
+def _away(where: str, server: ServerCode, failed: McpFailed) -> str:
+    got = shown(server.url or " ".join(server.command))
     why = f"the server does not say which tools it has: {failed}"
-    return ToolProblem(where, shown(got), why, "an MCP server that is up")
+    return f"{where}: got {got}: {why}; an MCP server that is up"
 
 
 def _said(number: int, value: object) -> ToolCalled:

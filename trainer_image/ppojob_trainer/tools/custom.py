@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
 
-import msgspec
-
 from ppojob_api.problem import shown
+from ppojob_api.v1alpha1.agent import ToolSpec
 from ppojob_api.v1alpha1.code_source import source_field
 from ppojob_trainer.children.user_code import UnusableModule, load_module, raised
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.tools import verl_names
-from ppojob_trainer.tools.wire import ToolCode
 
 Tool = Callable[[dict[str, Json], dict[str, Json], str], object]
 """(arguments, what the row says the tool is made with, name of the call) -> what `read_answer`
@@ -21,74 +20,64 @@ takes, or an awaitable of it."""
 _ALLOWED: Final = "a function, or a class with verl's execute"
 
 
-class BadTool(Exception):  # noqa: N818  the tool is bad
-    """A tool cannot be used.
-
-    Attributes:
-        field: of its spec that is to blame.
-        got: what is there.
-        why: what is wrong with it.
-        allowed: what to write instead.
-    """
-
-    def __init__(self, field: str, got: str, why: str, allowed: str) -> None:
-        super().__init__(f"{field}: got {got}: {why}; {allowed}")
-        self.field = field
-        self.got = got
-        self.why = why
-        self.allowed = allowed
-
-
-def load_tool(code: ToolCode, modules: dict[str, ModuleType]) -> Tool:
-    """Import a file and make a tool of what is in it.
+def load_tool(
+    path: str, name: str, tool: ToolSpec, schema: dict[str, Json], modules: dict[str, ModuleType]
+) -> Tool:
+    """Import a file and make a tool of the function or class of this name in it.
 
     Args:
-        code: the tool.
+        path: the file.
+        name: in it.
+        tool: as the job has it.
+        schema: what the model is told.
         modules: files that were imported already; a file is imported once for all of its tools.
 
     Raises:
-        BadTool: the file cannot be imported, or what is in it cannot be called so.
+        ConfigError: the file cannot be imported, or what is in it cannot be called so; the place is
+            in the tool (``source.path``).
     """
     verl_names.provide()
-    schema = msgspec.json.decode(code.schema)
-    found = named_in(code, modules, _ALLOWED)
+    found = named_in(path, name, modules, _ALLOWED)
     if isinstance(found, type):
-        return _of_class(code.function, found, msgspec.json.decode(code.config), schema)
-    refuse_config(code)
-    return _of_function(code.function, found, schema["function"]["parameters"])
+        return _of_class(name, found, tool.config, schema)
+    refuse_config(name, tool.config)
+    return _of_function(name, found, tool.parameters)
 
 
-def refuse_config(code: ToolCode) -> None:
+def refuse_config(name: str, config: Mapping[str, Json]) -> None:
     """A function has no settings.
 
     Raises:
-        BadTool: some are given.
+        ConfigError: some are given.
     """
-    config = msgspec.json.decode(code.config)
     if config:
-        why = f"{code.function} is a function, and settings are what a class is made with"
-        raise BadTool("config", shown(config), why, "remove it, or a class in verl's form")
+        raise ConfigError(
+            f"config: got {shown(config)}: {name} is a function, and settings are what a class is "
+            "made with; remove it, or a class in verl's form"
+        )
 
 
-def named_in(code: ToolCode, modules: dict[str, ModuleType], allowed: str) -> Callable[..., object]:
+def named_in(
+    path: str, name: str, modules: dict[str, ModuleType], allowed: str
+) -> Callable[..., object]:
     """What a file has by a name; the file is imported unless it was.
 
     Raises:
-        BadTool: it cannot be imported, or the name is that of nothing that can be called.
+        ConfigError: it cannot be imported, or the name is that of nothing that can be called.
     """
-    module = modules.get(code.path)
+    module = modules.get(path)
     if module is None:
         try:
-            module = load_module(code.path, f"ppojob_tools_{len(modules)}", pod="tools")
+            module = load_module(path, f"ppojob_tools_{len(modules)}", pod="tools")
         except UnusableModule as bad:
-            raise BadTool(source_field(code.path), bad.got, bad.why, bad.allowed) from None
-        modules[code.path] = module
-    found: object = vars(module).get(code.function)
+            raise ConfigError(f"{source_field(path)}: {bad}") from None
+        modules[path] = module
+    found: object = vars(module).get(name)
     if found is None:
-        raise BadTool("source.function", code.function, f"{code.path} has no such name", allowed)
+        raise ConfigError(f"source.function: got {name}: {path} has no such name; {allowed}")
     if not callable(found):
-        kind = type(found).__name__
-        raise BadTool("source.function", f"{code.function} = {kind}", "not callable", allowed)
+        got = f"{name} = {type(found).__name__}"
+        raise ConfigError(f"source.function: got {got}: not callable; {allowed}")
     return found
 
 
@@ -96,14 +85,16 @@ def made_of(name: str, make: Callable[[], object]) -> Any:
     """An object of a user's class.
 
     Raises:
-        BadTool: making one raises.
+        ConfigError: making one raises.
     """
     try:
         return make()
     except BaseException as error:  # the class is the user's
         text, where = raised(error, __file__)
-        why = f"making one raised {text} ({where})"
-        raise BadTool("source.function", name, why, "a class that takes its config") from None
+        raise ConfigError(
+            f"source.function: got {name}: making one raised {text} ({where}); "
+            "a class that takes its config"
+        ) from None
 
 
 def _of_function(name: str, function: Callable[..., object], parameters: Mapping[str, Any]) -> Tool:
@@ -111,9 +102,10 @@ def _of_function(name: str, function: Callable[..., object], parameters: Mapping
         signature = inspect.signature(function)
         signature.bind(**dict.fromkeys(parameters.get("properties") or {}))
     except TypeError as error:
-        got = f"{name}{signature}"
-        why = f"it cannot be called with the properties of parameters: {error}"
-        raise BadTool("parameters", got, why, "the arguments of the function") from None
+        raise ConfigError(
+            f"parameters: got {name}{signature}: it cannot be called with the properties of "
+            f"parameters: {error}; the arguments of the function"
+        ) from None
     except ValueError:
         pass  # a builtin without a signature is found out by calling it
     return lambda arguments, _created, _instance: function(**arguments)
@@ -123,7 +115,7 @@ def _of_class(name: str, kind: type, config: dict[str, Json], schema: dict[str, 
     missing = [one for one in ("create", "execute", "release") if not hasattr(kind, one)]
     if missing:
         why = f"the class has no {', '.join(missing)}"
-        raise BadTool("source.function", name, why, _ALLOWED)
+        raise ConfigError(f"source.function: got {name}: {why}; {_ALLOWED}")
 
     def make() -> object:
         forms = importlib.import_module("verl.tools.schemas")

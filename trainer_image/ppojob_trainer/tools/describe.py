@@ -22,7 +22,6 @@ from ppojob_trainer.tools.wire import (
     Described,
     DescribeTools,
     ServerCode,
-    ToolProblem,
     ToolsDescribed,
 )
 
@@ -68,9 +67,7 @@ def _asked(
         child.kill()
     described = msgspec.msgpack.decode(body, type=ToolsDescribed)
     if described.problems:
-        raise ConfigError(
-            f"{one.where}: got {one.got}: {one.why}; {one.allowed}" for one in described.problems
-        )
+        raise ConfigError(described.problems)
     return described.tools
 
 
@@ -80,17 +77,17 @@ def describe_tools(path: str) -> ToolsDescribed:
     try:
         module = load_module(path, _MODULE, pod="tools")
     except UnusableModule as bad:
-        return ToolsDescribed([], [ToolProblem(path, bad.got, bad.why, bad.allowed)])
-    tools, problems = [], []
+        return ToolsDescribed([], [f"{path}: {bad}"])
+    tools, problems = list[Described](), list[str]()
     for name, function, schema in _found(module):
         try:
             told = _plain(schema) if schema is not None else _schema(function)
             tools.append(_described(name, function, told))
         except Exception as error:
-            place, got = f"{path}: {function.__name__}", "what cannot be told to a model"
-            problems.append(ToolProblem(place, got, printable(str(error), 300), _FORM))
+            place, why = f"{path}: {function.__name__}", printable(str(error), 300)
+            problems.append(f"{place}: got what cannot be told to a model: {why}; {_FORM}")
     if not tools and not problems:
-        problems.append(ToolProblem(path, "no function", "no tool is in it", "public functions"))
+        problems.append(f"{path}: got no function: no tool is in it; public functions")
     return ToolsDescribed(tools, problems)
 
 

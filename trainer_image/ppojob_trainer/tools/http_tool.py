@@ -8,31 +8,31 @@ object of `text`, and `reward` if need be, is an answer with a reward.
 import json
 from typing import Final
 
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.http_calls import endpoint_problem, json_or_text, post
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.tools.custom import BadTool, Tool
-from ppojob_trainer.tools.wire import ToolCode
+from ppojob_trainer.tools.custom import Tool
 
 _WITH_REWARD: Final = frozenset({"text", "reward"})
 
 
-def http_tool(code: ToolCode) -> Tool:
+def http_tool(url: str, key_variable: str, seconds: float) -> Tool:
     """Make a tool of a service; nobody is asked yet.
 
     Raises:
-        BadTool: it cannot be asked.
+        ConfigError: it cannot be asked.
     """
-    wrong = endpoint_problem(code.url, code.key_variable, role="tools")
+    wrong = endpoint_problem(url, key_variable, role="tools")
     if wrong is not None:
-        raise BadTool("source", wrong.got, wrong.why, wrong.allowed)
+        raise ConfigError(f"source: {wrong}")
 
     def call(arguments: dict[str, Json], _created: dict[str, Json], _instance: str) -> object:
         answer = post(
-            code.url,
+            url,
             arguments,
             json_or_text,
-            key_variable=code.key_variable,
-            attempt_seconds=code.seconds,  # which ends all attempts, too
+            key_variable=key_variable,
+            attempt_seconds=seconds,  # which ends all attempts, too
         )
         return returned(answer)
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ppojob_api.problem import printable, shown
-from ppojob_trainer.errors import Wrong
+from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.http_calls import endpoint_problem
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
-from ppojob_trainer.tools.custom import BadTool, Tool
-from ppojob_trainer.tools.wire import Described, ServerCode, ToolCode
+from ppojob_trainer.tools.custom import Tool
+from ppojob_trainer.tools.wire import Described, ServerCode
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -43,14 +43,10 @@ class Offered:
 
 
 class McpServer:
-    """A server that is asked for its tools and calls.
-
-    Args:
-        code: where it is.
-        run: runs a coroutine to its end.
-    """
+    """A server that is asked for its tools and calls."""
 
     def __init__(self, code: ServerCode, run: Callable[..., Any]) -> None:
+        self.name = code.name
         self._code = code
         self._run = run
         self._key = os.environ.get(code.key_variable, "").strip() if code.key_variable else ""
@@ -145,28 +141,36 @@ class McpServer:
         return printable(text, _WHY_CHARACTERS)
 
 
-def mcp_tool(code: ToolCode, server: McpServer, offered: Mapping[str, Offered] | None) -> Tool:
+def mcp_tool(
+    name: str,
+    parameters: dict[str, Json],
+    server: McpServer,
+    offered: Mapping[str, Offered] | None,
+) -> Tool:
     """Make a tool of a server's.
 
     Args:
-        code: the tool as the job has it.
+        name: that it has there.
+        parameters: the schema that the model is told.
         server: has it.
         offered: what the server says of its tools; None where that was compared already.
 
     Raises:
-        BadTool: the server has no such tool, or one that takes other arguments.
+        ConfigError: the server has no such tool, or one that takes other arguments.
     """
-    name = code.function
     if offered is not None:
         if name not in offered:
-            why, allowed = f"{code.server} has no such tool", ", ".join(offered) or "none there"
-            raise BadTool("source", name, why, f"one of its own: {allowed}")
-        ours = plain(json.loads(code.schema)["function"]["parameters"])
-        place, mine, theirs = _difference(ours, offered[name].parameters, "parameters") or ("",) * 3
+            raise ConfigError(
+                f"source: got {name}: {server.name} has no such tool; "
+                f"one of its own: {', '.join(offered) or 'none there'}"
+            )
+        found = _difference(plain(parameters), offered[name].parameters, "parameters")
+        place, mine, theirs = found or ("",) * 3
         if place:
-            why = f"{code.server} says {theirs} of {name} now"
-            allowed = "what `ppojob tools --mcp` prints of it, where the model is to be told that"
-            raise BadTool(place, mine, why, allowed)
+            raise ConfigError(
+                f"{place}: got {mine}: {server.name} says {theirs} of {name} now; what "
+                "`ppojob tools --mcp` prints of it, where the model is to be told that"
+            )
 
     async def call(arguments: dict[str, Json], _created: object, _instance: str) -> str:
         return await server.call(name, arguments)

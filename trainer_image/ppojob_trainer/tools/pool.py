@@ -5,17 +5,11 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
-from ppojob_api.v1alpha1.agent import (
-    AgentSpec,
-    InteractionSpec,
-    McpServerSpec,
-    ToolSource,
-    ToolSpec,
-)
+from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
@@ -27,19 +21,13 @@ from ppojob_trainer.children.pool import (
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError, JobFailed
+from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.sandbox.settings import SandboxSettings
 from ppojob_trainer.tools.answers import MARK_CHARACTERS, cut, for_the_model, told
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
-from ppojob_trainer.tools.schemas import parameters_of, tool_schema
+from ppojob_trainer.tools.schemas import parameters_of
 from ppojob_trainer.tools.users import REPLY_CHARACTERS
-from ppojob_trainer.tools.wire import (
-    CallTool,
-    LoadTools,
-    ServerCode,
-    ToolCalled,
-    ToolCode,
-    ToolsLoaded,
-)
+from ppojob_trainer.tools.wire import CallTool, LoadTools, ToolCalled, ToolsLoaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +51,6 @@ class Wanted:
     to_user: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What a call gave.
-
-    Attributes:
-        text: for the model, no longer than the job allows.
-        reward: that the tool gave.
-        failure: empty, or a word of ``answers.FAILURES``.
-        seconds: that it took.
-        ends: the user ends the conversation.
-    """
-
-    text: str
-    reward: float = 0.0
-    failure: str = ""
-    seconds: float = 0.0
-    ends: bool = False
-
-
 class ToolPool(Closeable):
     """Children that call tools and ask users; each call has a limit that nothing can outlive.
 
@@ -91,13 +60,9 @@ class ToolPool(Closeable):
     or an earlier call have spoilt it.
 
     Args:
-        agent: ``spec.agent``.
-        sandbox: ``spec.sandbox``.
-        processes: children.
         memory_bytes: limit of each process's data.
         variables: names of environment variables that tools see, where they are set.
         elsewhere: names of tools that another role answers.
-        log: where children's output goes.
 
     Raises:
         ConfigError: tools cannot be loaded; every problem, one line each.
@@ -140,7 +105,7 @@ class ToolPool(Closeable):
         except NotStarted as problem:
             raise JobFailed(f"spec.agent.tools: {problem.reason}") from None
 
-    def start(self, calls: Sequence[Wanted]) -> Future[list[Made]]:
+    def start(self, calls: Sequence[Wanted]) -> Future[list[ToolAnswer]]:
         """Have calls made, one after the other; others are made beside them."""
         return self._children.submit(self._make_all, calls)
 
@@ -148,10 +113,10 @@ class ToolPool(Closeable):
         """End all children, at once also those that are at work. Idempotent."""
         self._children.close()
 
-    def _make_all(self, calls: Sequence[Wanted]) -> list[Made]:
+    def _make_all(self, calls: Sequence[Wanted]) -> list[ToolAnswer]:
         return [self._make(call) for call in calls]
 
-    def _make(self, call: Wanted) -> Made:
+    def _make(self, call: Wanted) -> ToolAnswer:
         """Make a call; what goes wrong becomes an answer."""
         began = time.monotonic()
         known = call.tools or tuple(self._positions)
@@ -166,9 +131,9 @@ class ToolPool(Closeable):
                 made = self._called(call, position, arguments)
             except WrongArguments as wrong:
                 made = self._failed("arguments", call, str(wrong))
-        return replace(made, seconds=time.monotonic() - began)
+        return msgspec.structs.replace(made, seconds=time.monotonic() - began)
 
-    def _called(self, call: Wanted, position: int, arguments: bytes) -> Made:
+    def _called(self, call: Wanted, position: int, arguments: bytes) -> ToolAnswer:
         limit = self._answering[position].time_limit_seconds
         try:
             answer = self._answer(call, position, arguments, limit)
@@ -186,7 +151,7 @@ class ToolPool(Closeable):
         limit_of_tools = self._agent.max_tool_response_characters
         most = (REPLY_CHARACTERS if call.to_user else limit_of_tools) + 2 * MARK_CHARACTERS
         text = cut(answer.text, most, self._agent.tool_response_truncate_side)
-        return Made(text, answer.reward, ends=answer.ends and call.to_user)
+        return ToolAnswer(text, answer.reward, ends=answer.ends and call.to_user)
 
     def _answer(self, call: Wanted, position: int, arguments: bytes, limit: float) -> ToolCalled:
         number = next(self._numbers)
@@ -200,74 +165,32 @@ class ToolPool(Closeable):
                 raise
             return self._children.call(request, left, ToolCalled)
 
-    def _failed(self, failure: str, call: Wanted, why: str = "") -> Made:
+    def _failed(self, failure: str, call: Wanted, why: str = "") -> ToolAnswer:
         agent = self._agent
         text = for_the_model(
             told(failure, call.name, why),
             agent.max_tool_response_characters,
             agent.tool_response_truncate_side,
         )
-        return Made(text, failure=failure)
+        return ToolAnswer(text, failure=failure)
 
     def _load(self, child: BoundedProcess) -> None:
         agent = self._agent
         request = LoadTools(
-            [
-                *(_code(tool, tool.name in self._elsewhere) for tool in agent.tools),
-                *map(_code_of_user, agent.interactions),
-            ],
-            [_server(one) for one in agent.mcp_servers],
+            agent.model_dump_json().encode(),
+            list(self._elsewhere),
             not self._is_compared,
             self._sandbox,
-            agent.max_tool_response_characters,
-            agent.tool_response_truncate_side,
         )
         loaded = import_files(
             child,
             request,
             ToolsLoaded,
-            files=(code.path for code in request.tools),
+            files=(one.source.file or "" for one in self._answering if one.source),
             where="spec.agent.tools",
             what="tools",
         )
         if loaded.problems:
-            raise ConfigError(
-                f"spec.agent.{problem.where}: got {problem.got}: {problem.why}; {problem.allowed}"
-                for problem in loaded.problems
-            )
+            raise ConfigError(loaded.problems)
         # A child that comes later, in the place of one that was killed, finds a job under way.
         self._is_compared = True
-
-
-def _code(tool: ToolSpec, is_elsewhere: bool) -> ToolCode:
-    source = tool.source or ToolSource()
-    return ToolCode(
-        tool.name,
-        source.file or "",
-        source.function or source.tool or tool.name,
-        msgspec.json.encode(tool_schema(tool)),
-        msgspec.json.encode(tool.config),
-        tool.time_limit_seconds,
-        source.url or "",
-        source.key_variable or "",
-        source.mcp_server or "",
-        is_elsewhere=is_elsewhere,
-    )
-
-
-def _code_of_user(user: InteractionSpec) -> ToolCode:
-    return ToolCode(
-        user.name,
-        (user.source.file if user.source else None) or "",
-        (user.source.function if user.source else None) or user.name,
-        msgspec.json.encode(None),
-        msgspec.json.encode(user.config),
-        user.time_limit_seconds,
-        is_user=True,
-    )
-
-
-def _server(server: McpServerSpec) -> ServerCode:
-    return ServerCode(
-        server.name, server.url or "", list(server.command), server.key_variable or ""
-    )

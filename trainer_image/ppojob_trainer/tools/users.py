@@ -14,11 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
+from ppojob_api.v1alpha1.agent import InteractionSpec
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, read_number, shown
 from ppojob_trainer.tools import verl_names
-from ppojob_trainer.tools.custom import BadTool, made_of, named_in, refuse_config
-from ppojob_trainer.tools.wire import ToolCode
+from ppojob_trainer.tools.custom import made_of, named_in, refuse_config
 
 Message = dict[str, Any]
 User = Callable[["Heard", dict[str, Json], str], object]
@@ -60,22 +61,23 @@ def read_reply(value: object) -> tuple[bool, str, float]:
     return ends, text, 0.0 if score is None else read_number(score, "a score is a number")
 
 
-def load_user(code: ToolCode, modules: dict[str, ModuleType]) -> User:
-    """Import a file and make a user of what is in it.
+def load_user(path: str, name: str, user: InteractionSpec, modules: dict[str, ModuleType]) -> User:
+    """Import a file and make a user of the function or class of this name in it.
 
     Args:
-        code: the user.
+        path: the file.
+        name: in it.
+        user: as the job has it.
         modules: files that were imported already; a file is imported once for all that is in it.
 
     Raises:
-        BadTool: the file cannot be imported, or what is in it is no user.
+        ConfigError: the file cannot be imported, or what is in it is no user.
     """
     verl_names.provide_interactions()
-    found = named_in(code, modules, _ALLOWED)
+    found = named_in(path, name, modules, _ALLOWED)
     if isinstance(found, type):
-        config = msgspec.json.decode(code.config)
-        return _of_class(code.function, found, {**config, "name": code.name})
-    refuse_config(code)
+        return _of_class(name, found, {**user.config, "name": user.name})
+    refuse_config(name, user.config)
     return _of_function(found)
 
 
@@ -93,7 +95,7 @@ def _of_class(name: str, kind: type, config: dict[str, Json]) -> User:
     missing = [one for one in _METHODS if not hasattr(kind, one)]
     if missing:
         why = f"the class has no {', '.join(missing)}"
-        raise BadTool("source.function", name, why, _ALLOWED)
+        raise ConfigError(f"source.function: got {name}: {why}; {_ALLOWED}")
     user = made_of(name, partial(kind, config=config))
 
     async def answer(heard: Heard, arguments: dict[str, Json], row: str) -> object:

@@ -59,12 +59,7 @@ class ToolResponse(_Form):
 
 
 class BaseTool:
-    """A tool: made once, created for a call, executed, released.
-
-    Args:
-        config: settings.
-        tool_schema: what the model is told.
-    """
+    """A tool: made once, created for a call, executed, released."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema) -> None:
         self.config = config
@@ -96,11 +91,7 @@ class BaseTool:
 
 
 class BaseInteraction:
-    """A simulated user: made once, started for a row, asked turn after turn, finalized.
-
-    Args:
-        config: settings, with its name.
-    """
+    """A simulated user: made once, started for a row, asked turn after turn, finalized."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config

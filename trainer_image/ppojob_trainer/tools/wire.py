@@ -3,46 +3,13 @@
 import msgspec
 
 from ppojob_trainer.sandbox.settings import SandboxSettings
-from ppojob_trainer.tools.answers import Side
-
-
-class ToolCode(msgspec.Struct, frozen=True):
-    """One tool, or one user.
-
-    Attributes:
-        name: as the model calls it.
-        path: Python file; empty where something else answers.
-        function: function or class in that file, or name of the tool at its server.
-        schema: JSON of what the model is told of it; null of a user.
-        config: JSON object that a class is made with.
-        seconds: limit of a call.
-        url: of the service that answers; empty where code does.
-        key_variable: environment variable with the key of the service; empty for none.
-        server: name of the MCP server that answers; empty where none does.
-        is_elsewhere: whether another role answers, and nothing is loaded.
-        is_user: it is no tool, but a user who answers the model.
-    """
-
-    name: str
-    path: str
-    function: str
-    schema: bytes
-    config: bytes
-    seconds: float
-    url: str = ""
-    key_variable: str = ""
-    server: str = ""
-    is_elsewhere: bool = False
-    is_user: bool = False
 
 
 class ServerCode(msgspec.Struct, frozen=True):
     """An MCP server.
 
     Attributes:
-        name: as the job calls it.
         url: of Streamable HTTP; empty where it is a command.
-        command: program and arguments.
         key_variable: environment variable with the key; empty for none.
     """
 
@@ -53,45 +20,25 @@ class ServerCode(msgspec.Struct, frozen=True):
 
 
 class LoadTools(msgspec.Struct, frozen=True, tag=True):
-    """Load these; calls name them by position.
+    """Load the tools and users of a job; calls name them by position, users behind the tools.
 
     Attributes:
-        tools: what to load.
-        servers: the MCP servers that they name.
-        compares: whether servers are asked what their tools take.
+        agent: JSON of ``spec.agent``.
+        elsewhere: names of tools that another role answers, and nothing is loaded for.
+        compares: whether MCP servers are asked what their tools take.
         sandbox: where code that a model has written runs.
-        most_characters: of an answer.
-        side: where a longer one is cut.
     """
 
-    tools: list[ToolCode]
-    servers: list[ServerCode]
+    agent: bytes
+    elsewhere: list[str]
     compares: bool
     sandbox: SandboxSettings
-    most_characters: int
-    side: Side
-
-
-class ToolProblem(msgspec.Struct, frozen=True):
-    """Why a tool, or a server of tools, cannot be used.
-
-    Attributes:
-        where: place in the file, or in ``spec.agent``.
-        got: what is there.
-        why: what is wrong with it.
-        allowed: what to write instead.
-    """
-
-    where: str
-    got: str
-    why: str
-    allowed: str
 
 
 class ToolsLoaded(msgspec.Struct, frozen=True):
-    """Answer to ``LoadTools``: empty when all is well."""
+    """Answer to ``LoadTools``: a line for the user each; empty when all is well."""
 
-    problems: list[ToolProblem]
+    problems: list[str]
 
 
 class CallTool(msgspec.Struct, frozen=True, tag=True):
@@ -113,12 +60,7 @@ class CallTool(msgspec.Struct, frozen=True, tag=True):
 
 
 class DescribeTools(msgspec.Struct, frozen=True, tag=True):
-    """Say which tools a Python file has, or an MCP server.
-
-    Attributes:
-        path: of the file; empty for a server.
-        server: where there is no file.
-    """
+    """Say which tools a Python file has, or an MCP server where there is no file."""
 
     path: str
     server: ServerCode | None = None
@@ -128,9 +70,7 @@ class Described(msgspec.Struct, frozen=True):
     """What a function, or a server of its tool, says of it.
 
     Attributes:
-        name: of the tool.
         function: of the function; of a server's tool its name there.
-        description: what it does.
         parameters: JSON schema of its arguments.
     """
 
@@ -141,21 +81,18 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class ToolsDescribed(msgspec.Struct, frozen=True):
-    """Answer to ``DescribeTools``."""
+    """Answer to ``DescribeTools``; problems as in ``ToolsLoaded``."""
 
     tools: list[Described]
-    problems: list[ToolProblem]
+    problems: list[str]
 
 
 class ToolCalled(msgspec.Struct, frozen=True):
     """Answer to ``CallTool``.
 
     Attributes:
-        number: that of the call.
-        text: for the model.
-        reward: that the tool gave.
         raised: empty, or what the tool raised instead of an answer.
-        where: it came from, for the log.
+        where: what was raised came from, for the log.
         ends: the user ends the conversation.
     """
 

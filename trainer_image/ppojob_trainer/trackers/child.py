@@ -1,7 +1,9 @@
 """The process of a tracker, which alone imports its library."""
 
 import os
+import re
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -11,10 +13,11 @@ from ppojob_trainer.children import guardian
 from ppojob_trainer.children.serving import answer_requests
 from ppojob_trainer.trackers.follower import Follower
 from ppojob_trainer.trackers.messages import Answer, Finish, Open, Request, keep
-from ppojob_trainer.trackers.redaction import without_secrets
 
 _NICENESS: Final = 10
 _LINE_CHARACTERS: Final = 400
+_SECRET_NAMES: Final = re.compile(r"KEY|TOKEN|PASSWORD|SECRET")
+_USER_IN_URL: Final = re.compile(r"(?<=://)[^\s/@]+@")
 
 
 class _Session:
@@ -43,6 +46,14 @@ class _Session:
             is_behind = self._follower.send()
         told = without_secrets(self._follower.told, os.environ)
         return Answer(self._follower.last_step, is_behind=is_behind, told=told)
+
+
+def without_secrets(text: str, environment: Mapping[str, str]) -> str:
+    """A text without keys, tokens and passwords of the environment, and without those in URLs."""
+    for name, value in environment.items():
+        if value and _SECRET_NAMES.search(name):
+            text = text.replace(value, "***")
+    return _USER_IN_URL.sub("***@", text)
 
 
 def serve(requests: int, answers: int) -> None:

@@ -37,9 +37,6 @@ class OpenRun(Protocol):
 class Follower:
     """One run, open in its tracker.
 
-    Args:
-        run: the job.
-
     Attributes:
         last_step: that the tracker was given; -1 for none.
         told: where people find the run.

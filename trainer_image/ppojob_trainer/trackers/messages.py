@@ -17,9 +17,7 @@ class TrackedRun(msgspec.Struct, frozen=True):
     Attributes:
         tracker: the word of `spec.loggers`.
         id: the same at every start of this run, and of no other.
-        name: of the job.
         folder: run folder, absolute.
-        config: the resolved configuration.
     """
 
     tracker: str

@@ -22,11 +22,7 @@ _STATUS: Final = {"Succeeded": "FINISHED", "Interrupted": "KILLED", "Failed": "F
 
 
 class MlflowRun:
-    """One run, found again at every start by a tag with its id.
-
-    Args:
-        run: the job.
-    """
+    """One run, found again at every start by a tag with its id."""
 
     def __init__(self, run: TrackedRun) -> None:
         from mlflow import MlflowClient, entities

@@ -8,7 +8,6 @@ log, and the process is started again.
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,21 +21,6 @@ from ppojob_trainer.trackers.messages import Answer, Finish, Open, Request, Send
 
 _log = logging.getLogger(__name__)
 _MODULE: Final = "ppojob_trainer.trackers.child"
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a tracker may take.
-
-    Attributes:
-        answer_seconds: for opening a run, or for some steps, before its process is replaced.
-        pause_seconds: from the end of a process to the start of the next one.
-        end_seconds: for all that it has not sent yet, once the job has ended.
-    """
-
-    answer_seconds: float = 300.0
-    pause_seconds: float = 60.0
-    end_seconds: float = 30.0
 
 
 class _Line(msgspec.Struct):
@@ -54,15 +38,26 @@ class TrackerSink:
 
     Args:
         run: the job.
-        patience: how long the tracker may take.
+        answer_seconds: for opening a run, or for some steps, before its process is replaced.
+        pause_seconds: from the end of a process to the start of the next one.
+        end_seconds: for all that it has not sent yet, once the job has ended.
 
     Attributes:
         last_step: that the tracker was given; -1 for none yet.
     """
 
-    def __init__(self, run: TrackedRun, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        run: TrackedRun,
+        *,
+        answer_seconds: float = 300.0,
+        pause_seconds: float = 60.0,
+        end_seconds: float = 30.0,
+    ) -> None:
         self._run = run
-        self._patience = patience or Patience()
+        self._answer_seconds = answer_seconds
+        self._pause_seconds = pause_seconds
+        self._end_seconds = end_seconds
         self._changed = threading.Event()
         self._closing = threading.Event()
         self._child: BoundedProcess | None = None
@@ -89,7 +84,7 @@ class TrackerSink:
         """Give the tracker some seconds to finish, then end its process."""
         self._closing.set()
         self._changed.set()
-        self._thread.join(self._patience.end_seconds)
+        self._thread.join(self._end_seconds)
         self._is_over = True
         while self._thread.is_alive():
             if self._child is not None:
@@ -107,7 +102,7 @@ class TrackerSink:
                 self._serve()
             except (_Failed, ChildDied, ChildTimeout, OSError) as problem:
                 self._tell(problem)
-                self._closing.wait(self._patience.pause_seconds)
+                self._closing.wait(self._pause_seconds)
 
     def _serve(self) -> None:
         tracker = self._run.tracker
@@ -131,7 +126,7 @@ class TrackerSink:
 
     def _ask(self, request: Request) -> Answer:
         assert self._child is not None
-        body = self._child.call(msgspec.msgpack.encode(request), self._patience.answer_seconds)
+        body = self._child.call(msgspec.msgpack.encode(request), self._answer_seconds)
         answer = msgspec.msgpack.decode(body, type=Answer)
         if answer.failure:
             raise _Failed(answer.failure)
@@ -142,14 +137,14 @@ class TrackerSink:
         """Say what went wrong, once: a server that is away is tried again and again."""
         if self._is_over:
             return  # it was ended; how far it got is about to be said
-        text = str(problem) or f"no answer within {self._patience.answer_seconds:g} s"
+        text = str(problem) or f"no answer within {self._answer_seconds:g} s"
         if text != self._problem:
             _log.warning(
                 "%s: %s; the job goes on without it, and metrics.jsonl has every step; "
                 "tried again every %g s",
                 self._run.tracker,
                 text,
-                self._patience.pause_seconds,
+                self._pause_seconds,
             )
         self._problem = text
 

@@ -17,9 +17,6 @@ class WandbRun:
     `WANDB_ENTITY`, `WANDB_RUN_GROUP`, `WANDB_MODE` and so on). The server says how far it is.
     Without a server nobody does: the folder of an offline run is made anew with all steps at every
     start, so that there is one, with the whole curve in it.
-
-    Args:
-        run: the job.
     """
 
     def __init__(self, run: TrackedRun) -> None:

@@ -15,7 +15,7 @@ from ppojob_trainer.agents.episode import Episode, Limits
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.agents.remote_tools import RemoteTools
-from ppojob_trainer.agents.turn_form import ChatForm, TurnForm
+from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.rollout.protocol import (
@@ -50,7 +50,7 @@ class Agent:
         stop_texts: do so, too.
     """
 
-    form: TurnForm
+    form: ChatForm
     limits: Limits
     has_users: bool
     tools: tuple[str, ...]

@@ -15,7 +15,7 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.tools.pool import Made, ToolPool, Wanted
+from ppojob_trainer.tools.pool import ToolPool, Wanted
 
 
 class ToolsWorker:
@@ -52,15 +52,11 @@ class ToolsWorker:
         return acted
 
 
-def _hand_on(made: "Future[list[Made]]", acted: "Future[Acted]") -> None:
+def _hand_on(made: "Future[list[ToolAnswer]]", acted: "Future[Acted]") -> None:
     if (error := made.exception()) is not None:
         acted.set_exception(error)
         return
-    answers = [
-        ToolAnswer(one.text, one.reward, one.failure, one.seconds, one.ends)
-        for one in made.result()
-    ]
-    acted.set_result(Acted(answers))
+    acted.set_result(Acted(made.result()))
 
 
 @contextmanager

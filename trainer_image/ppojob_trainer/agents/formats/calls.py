@@ -33,26 +33,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """Something that was to be a call, but names no tool.
-
-    Attributes:
-        why: what is wrong, in words that the model can be told.
-    """
+    """Something that was to be a call, but names no tool; the model can be told why."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """A turn of the model.
-
-    Attributes:
-        content: what it said beside its calls.
-        calls: in the order in which they stand.
-    """
-
-    content: str
-    calls: tuple[Call | BadCall, ...] = ()
+Calls = tuple[Call | BadCall, ...]
+"""Of a turn of the model, in the order in which they stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +47,7 @@ class Format:
     """How a family of models writes calls.
 
     Attributes:
-        parse: reads a turn; it never raises.
+        parse: the calls of a turn; it never raises.
         form: a call, for the docs.
         keeps_special_tokens: whether `parse` wants the turn decoded with its special tokens,
             since marks of the format are among them.
@@ -73,7 +60,7 @@ class Format:
             nothing, such a turn is the last.
     """
 
-    parse: Callable[[str, Tools], Spoken]
+    parse: Callable[[str, Tools], Calls]
     form: str
     keeps_special_tokens: bool = False
     stop_texts: tuple[str, ...] = ()
@@ -108,12 +95,7 @@ def value_of(text: str) -> Json:
 
 
 def named_call(text: str, keys: Sequence[str] = ("arguments",)) -> Call | BadCall:
-    """A call that is a JSON object with a name.
-
-    Args:
-        text: JSON.
-        keys: the first of them that is there holds the arguments.
-    """
+    """A call that is a JSON object with a name, and arguments under the first key that is there."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -155,16 +137,6 @@ def blocks(text: str, start: str, end: str, *, open_ended: bool = False) -> list
     return found
 
 
-def without_blocks(text: str, start: str, end: str) -> str:
-    """A text without its blocks and their marks."""
-    kept = []
-    behind = 0
-    while (at := text.find(start, behind)) >= 0 and (stop := text.find(end, at + len(start))) >= 0:
-        kept.append(text[behind:at])
-        behind = stop + len(end)
-    return "".join(kept) + text[behind:]
-
-
 def elements(text: str, start: str, head_end: str, end: str) -> Iterator[tuple[str, str]]:
     """Heads and bodies of elements, such as `<function=HEAD>BODY</function>`.
 
@@ -187,3 +159,36 @@ def elements(text: str, start: str, head_end: str, end: str) -> Iterator[tuple[s
             yield head.strip(), text[stop + len(head_end) : close]
             at = close + len(end)
         at = text.find(start, at)
+
+
+def names_of(tools: Tools) -> list[str]:
+    """Names of tools."""
+    return [str(_function(tool).get("name")) for tool in tools]
+
+
+def parameters_of(tools: Tools, name: str) -> dict[str, Mapping[str, Json]]:
+    """Schemas of a tool's arguments by name; none where there is no such tool."""
+    for tool in tools:
+        if _function(tool).get("name") == name:
+            properties = _object(_object(_function(tool).get("parameters")).get("properties"))
+            return {key: _object(value) for key, value in properties.items()}
+    return {}
+
+
+def required_of(tools: Tools) -> dict[str, set[str]]:
+    """Arguments that each tool needs, by its name."""
+    found = {}
+    for tool in tools:
+        required = _object(_function(tool).get("parameters")).get("required")
+        listed = required if isinstance(required, list) else []
+        found[str(_function(tool).get("name"))] = {str(one) for one in listed}
+    return found
+
+
+def _function(tool: Mapping[str, Json]) -> Mapping[str, Json]:
+    """The inner part of a schema; some leave the outer one out."""
+    return _object(tool["function"]) if "function" in tool else tool
+
+
+def _object(value: Json) -> Mapping[str, Json]:
+    return value if isinstance(value, dict) else {}

@@ -5,7 +5,7 @@ A parameter says whether its value is text: `<｜DSML｜parameter name="KEY" str
 
 import json
 
-from ppojob_trainer.agents.formats.calls import Call, Spoken, Tools, blocks, elements, encoded
+from ppojob_trainer.agents.formats.calls import Call, Calls, Tools, blocks, elements, encoded
 from ppojob_trainer.json_value import Json
 
 MARK = "\uff5cDSML\uff5c"
@@ -15,14 +15,10 @@ _START, _END = f"<{MARK}tool_calls>", f"</{MARK}tool_calls>"
 _END_TOKEN = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 
 
-def deepseek(text: str, _tools: Tools = ()) -> Spoken:
+def deepseek(text: str, _tools: Tools = ()) -> Calls:
     """Read a turn, decoded with its special tokens."""
     text = text.replace(_END_TOKEN, "")
-    if _START not in text:
-        return Spoken(_without_thoughts(text))
-    calls = [call for block in blocks(text, _START, _END) for call in _calls(block)]
-    said = _without_thoughts(text[: text.index(_START)])
-    return Spoken(said.removesuffix("\n\n"), tuple(calls))
+    return tuple(call for block in blocks(text, _START, _END) for call in _calls(block))
 
 
 def _calls(block: str) -> list[Call]:
@@ -45,8 +41,3 @@ def _json(text: str) -> Json:
     except (ValueError, RecursionError):
         return text
     return value
-
-
-def _without_thoughts(text: str) -> str:
-    """The prompt opened the thoughts, or closed them already."""
-    return text.rpartition("</think>")[2]

@@ -5,7 +5,7 @@ https://ai.google.dev/gemma/docs/capabilities/text/function-calling-gemma4
 
 import re
 
-from ppojob_trainer.agents.formats.calls import BadCall, Call, Spoken, Tools, blocks, encoded
+from ppojob_trainer.agents.formats.calls import BadCall, Call, Calls, Tools, blocks, encoded
 from ppojob_trainer.json_value import Json
 
 _START, _END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -18,10 +18,9 @@ _WORDS: dict[str, Json] = {"true": True, "false": False, "null": None}
 _DEEPEST = 100
 
 
-def gemma(text: str, _tools: Tools = ()) -> Spoken:
+def gemma(text: str, _tools: Tools = ()) -> Calls:
     """Read a turn, decoded with its special tokens."""
-    calls = tuple(_call(block) for block in blocks(text, _START, _END))
-    return Spoken(text[: text.find(_START)], calls) if calls else Spoken(text)
+    return tuple(_call(block) for block in blocks(text, _START, _END))
 
 
 def _call(block: str) -> Call | BadCall:

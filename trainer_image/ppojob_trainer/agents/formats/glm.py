@@ -6,7 +6,7 @@ Values are JSON where they can be, and text where not.
 from ppojob_trainer.agents.formats.calls import (
     BadCall,
     Call,
-    Spoken,
+    Calls,
     Tools,
     blocks,
     encoded,
@@ -18,15 +18,9 @@ _START, _END = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 
 
-def glm(text: str, _tools: Tools = ()) -> Spoken:
+def glm(text: str, _tools: Tools = ()) -> Calls:
     """Read a turn."""
-    if _START not in text or _END not in text:
-        return Spoken(text)
-    said = text[: text.find(_START)]
-    head, thought_ends, rest = said.partition("</think>")
-    if thought_ends and (not head.strip() or head.lstrip().startswith("<think>")):
-        said = rest
-    return Spoken(said, tuple(_call(block) for block in blocks(text, _START, _END)))
+    return tuple(_call(block) for block in blocks(text, _START, _END))
 
 
 def _call(block: str) -> Call | BadCall:

@@ -1,17 +1,10 @@
 """Hermes, Qwen2.5 and Qwen3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
-from ppojob_trainer.agents.formats.calls import (
-    Spoken,
-    Tools,
-    blocks,
-    named_call,
-    without_blocks,
-)
+from ppojob_trainer.agents.formats.calls import Calls, Tools, blocks, named_call
 
 _START, _END = "<tool_call>", "</tool_call>"
 
 
-def hermes(text: str, _tools: Tools = ()) -> Spoken:
+def hermes(text: str, _tools: Tools = ()) -> Calls:
     """Read a turn."""
-    calls = tuple(named_call(block) for block in blocks(text, _START, _END))
-    return Spoken(without_blocks(text, _START, _END), calls)
+    return tuple(named_call(block) for block in blocks(text, _START, _END))

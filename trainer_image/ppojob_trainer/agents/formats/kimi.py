@@ -5,25 +5,25 @@ import re
 from ppojob_trainer.agents.formats.calls import (
     BadCall,
     Call,
-    Spoken,
+    Calls,
     Tools,
     blocks,
     encoded,
+    names_of,
+    required_of,
     value_of,
 )
-from ppojob_trainer.agents.formats.schemas import names_of, required_of
 
 _SECTION = "<|tool_calls_section_begin|>"
 _START, _BODY, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 
 
-def kimi(text: str, tools: Tools = ()) -> Spoken:
+def kimi(text: str, tools: Tools = ()) -> Calls:
     """Read a turn, decoded with its special tokens."""
     if _SECTION not in text:
-        return Spoken(text)
-    calls = tuple(_call(block, tools) for block in blocks(text, _START, _END))
-    return Spoken(text[: text.find(_SECTION)], calls)
+        return ()
+    return tuple(_call(block, tools) for block in blocks(text, _START, _END))
 
 
 def _call(block: str, tools: Tools) -> Call | BadCall:

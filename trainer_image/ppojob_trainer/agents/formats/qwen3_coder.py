@@ -8,8 +8,15 @@ import ast
 import json
 from collections.abc import Mapping
 
-from ppojob_trainer.agents.formats.calls import BadCall, Call, Spoken, Tools, blocks, encoded
-from ppojob_trainer.agents.formats.schemas import parameters_of
+from ppojob_trainer.agents.formats.calls import (
+    BadCall,
+    Call,
+    Calls,
+    Tools,
+    blocks,
+    encoded,
+    parameters_of,
+)
 from ppojob_trainer.json_value import Json
 
 _START, _END = "<tool_call>", "</tool_call>"
@@ -17,16 +24,13 @@ _MAX_LITERAL = 1000
 """Characters of a Python literal; a longer one could be too deep for Python itself."""
 
 
-def qwen3_coder(text: str, tools: Tools = ()) -> Spoken:
+def qwen3_coder(text: str, tools: Tools = ()) -> Calls:
     """Read a turn."""
-    functions = [
-        function
+    return tuple(
+        _call(function, tools)
         for block in _found(text, _START, _END)
         for function in blocks(block, "<function=", "</function>", open_ended=True)
-    ]
-    if not functions:
-        return Spoken(text)
-    return Spoken(text[: text.find(_START)], tuple(_call(one, tools) for one in functions))
+    )
 
 
 def _call(function: str, tools: Tools) -> Call | BadCall:

@@ -4,7 +4,7 @@ The first of them that is whole counts, also within thoughts. A query is a call 
 `search`; an answer ends the row; a turn with neither is told that its action is invalid.
 """
 
-from ppojob_trainer.agents.formats.calls import BadCall, Call, Spoken, Tools, blocks, encoded
+from ppojob_trainer.agents.formats.calls import BadCall, Call, Calls, Tools, blocks, encoded
 
 INVALID = (
     "\nThat was neither a search nor an answer. A query stands between <search> and </search>, a "
@@ -19,7 +19,7 @@ def information(answer: str) -> str:
     return f"\n\n<information>{answer.strip()}</information>\n\n"
 
 
-def search_r1(text: str, _tools: Tools = ()) -> Spoken:
+def search_r1(text: str, _tools: Tools = ()) -> Calls:
     """Read a turn."""
     found = [
         (text.find(f"<{tag}>"), tag, inner[0].strip())
@@ -27,8 +27,8 @@ def search_r1(text: str, _tools: Tools = ()) -> Spoken:
         if (inner := blocks(text, f"<{tag}>", f"</{tag}>"))
     ]
     if not found:
-        return Spoken(text, (BadCall("neither <search>...</search> nor <answer>...</answer>"),))
-    start, tag, inside = min(found)
+        return (BadCall("neither <search>...</search> nor <answer>...</answer>"),)
+    _, tag, inside = min(found)
     if tag == "answer":
-        return Spoken(text)
-    return Spoken(text[:start], (Call("search", encoded({"query": inside})),))
+        return ()
+    return (Call("search", encoded({"query": inside})),)

@@ -3,7 +3,7 @@
 from ppojob_trainer.agents.formats.calls import (
     BadCall,
     Call,
-    Spoken,
+    Calls,
     Tools,
     blocks,
     elements,
@@ -14,12 +14,9 @@ from ppojob_trainer.agents.formats.calls import (
 _START, _END = "<seed:tool_call>", "</seed:tool_call>"
 
 
-def seed(text: str, _tools: Tools = ()) -> Spoken:
+def seed(text: str, _tools: Tools = ()) -> Calls:
     """Read a turn."""
-    if _START not in text or _END not in text:
-        return Spoken(text)
-    calls = tuple(_call(block) for block in blocks(text, _START, _END))
-    return Spoken(text[: text.find(_START)], calls)
+    return tuple(_call(block) for block in blocks(text, _START, _END))
 
 
 def _call(block: str) -> Call | BadCall:

@@ -15,7 +15,6 @@ class Call:
     Attributes:
         arguments: as the schema wants them.
         created: what the row says the tool is made with.
-        config: the settings of the tool.
         sandbox: opens the one for code that a model has written; the same for all calls.
     """
 
