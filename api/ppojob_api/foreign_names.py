@@ -157,7 +157,7 @@ top_k | spec.rollout.topK | -1: all
 rollout.dtype | spec.rollout.dtype
 gpu_memory_utilization | spec.rollout.kvCacheGib | an amount and no share
 data_parallel_size | spec.rollout.parallelism.data
-rollout.nnodes | spec.roles.rollout.replicas | where 0 is engines in the ranks that train
+rollout.nnodes | spec.roles.rollout.replicas | and for 0 no spec.roles.rollout
 rollout.n_gpus_per_node | spec.roles.rollout.gpusPerReplica
 val_kwargs.temperature | spec.rollout.validation.temperature
 val_kwargs.do_sample | spec.rollout.validation.temperature | where false is 0
@@ -296,7 +296,7 @@ off_policy_mask_threshold | spec.algorithm.offPolicyThreshold
 multi_objective_aggregation | spec.algorithm.type | where normalize_then_sum is gdpo
 use_bias_correction_kl | not yet
 use_vllm | spec.rollout.engine | where true is vllm
-vllm_mode | spec.roles.rollout | where colocate is an absent one
+vllm_mode | spec.roles.rollout | for server; none for colocate
 vllm_server_base_url vllm_server_host vllm_server_port | not yet | servers of others
 vllm_max_model_length | spec.rollout.maxModelTokens
 min_p repetition_penalty generation_kwargs | not yet | other ways of sampling

@@ -47,15 +47,12 @@ def with_number_types(spec: PPOJobSpec, *, native_bfloat16: bool | None) -> PPOJ
     """
     own = topology.model_pods(spec.roles)
     on_gpus = {role: pods.gpus_per_replica > 0 for role, pods in own.items()}
-    # A reward model is never computed under autocast.
-    trained = all(on_gpu for role, on_gpu in on_gpus.items() if role != "rewardModel")
-
-    policy, engines = on_gpus["actorRollout"], spec.roles.rollout
-    generation = policy if engines is None else engines.gpus_per_replica > 0
+    # All but a reward model are where the policy is: rows go from device to device.
+    policy = on_gpus["actorRollout"]
     update: dict[str, object] = {}
     for name, field, on_gpu, otherwise in (
-        ("training", "autocast", trained, "none"),
-        ("rollout", "dtype", generation, "float32"),
+        ("training", "autocast", policy, "none"),
+        ("rollout", "dtype", policy, "float32"),
         ("reward_model", "dtype", on_gpus.get("rewardModel", policy), "float32"),
     ):
         section, takes_bfloat16 = getattr(spec, name), on_gpu or native_bfloat16

@@ -140,6 +140,20 @@ def test_killed_anywhere(start, tiny_job, output: Path, once: Path, undisturbed,
     assert run_folders.result(output) == undisturbed
 
 
+def test_a_scorer_lost_among_rounds_leaves_the_rows_of_each(start, tiny_job, tiny_folder, tmp_path):
+    """Rounds that are kept, and one that is handed over and not yet scored."""
+    rounds = {"promptsPerRound": 3, "maxRounds": 4}
+    algorithm = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2}
+    common = {**SHORT, "algorithm": {**algorithm, "dynamicSampling": rounds}}
+    beside = finished(start, tiny_folder, tmp_path / "beside", **common)
+    job = tiny_job(**{**PATIENT, **common, "roles": {"rollout": {}}})
+    once, output = tmp_path / "once", tmp_path / "run"
+    points = ("rpc.score.answer.before@2=kill", "rpc.score.answer.after@3=kill")
+    start(job, output, **job_points.armed(once, *points)).succeed(600)
+    assert len(list(once.iterdir())) == len(points)
+    assert run_folders.result(output) == run_folders.result(beside)
+
+
 def test_lost_engines_cost_no_step_and_nobody_else(start, tiny_job, output: Path, tiny_folder):
     """Killed in the middle of steps: those who train keep their processes and their rows."""
     job = {**PATIENT, "roles": {"rollout": {}}, "steps": {"total": 8}, "checkpoint": {"every": 8}}

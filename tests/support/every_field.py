@@ -53,10 +53,10 @@ START: dict[str, Any] = {
             "agents": [{"name": "x", "tools": ["search"]}],
         },
         "roles": {
-            "actorRollout": {"replicas": 2},
-            "rollout": {"replicas": 2},
-            "reference": {"colocateWith": "none"},
-            "critic": {"colocateWith": "none"},
+            "actorRollout": {"replicas": 2, "gpusPerReplica": 1},
+            "rollout": {"replicas": 2, "gpusPerReplica": 1},
+            "reference": {"colocateWith": "none", "gpusPerReplica": 1},
+            "critic": {"colocateWith": "none", "gpusPerReplica": 1},
             "rewardModel": {"colocateWith": "none"},
         },
         "pods": [
@@ -74,7 +74,7 @@ START: dict[str, Any] = {
                 "topologySpread": [{"topologyKey": "zone"}],
             }
         ],
-        "scheduling": {"type": "kueue", "kueue": {"queueName": "q"}},
+        "scheduling": {"type": "volcano", "volcano": {"queue": "q"}},
         "rollout": {"validation": {"temperature": 0.5, "samples": 4}},
         "steps": {"total": 40, "validateEvery": 4},
         "checkpoint": {

@@ -19,6 +19,9 @@ from ppojob_api.v1alpha1.pod_settings import PodSettings, PodVolume
 _HIDDEN = ("/ppojob", "/dev", "/proc", "/sys", "/tmp", "/opt/ppojob", "/var/run/secrets")
 """What a volume may not hide: mounts of ours, those of the container, and the image's program."""
 
+_POD_SETS = 8
+"""A Workload of Kueue has at most so many."""
+
 _SCHEDULERS = {"volcano": "volcano", "workload": "default-scheduler"}
 
 
@@ -38,6 +41,15 @@ def without_pods(job: PPOJob) -> Iterator[Problem]:
                 place, why = f"{where}.roles[{index}]", "the role has no pods of its own"
                 allowed = f"roles with pods here are {', '.join(with_pods)}"
                 yield Problem(place, shown(role), why, allowed, ReasonCode.NO_EFFECT)
+
+
+def pod_sets(job: PPOJob) -> Iterator[Problem]:
+    """More roles in pods of their own than Kueue takes."""
+    roles = topology.build(job.metadata.name, job.spec).with_own_pods
+    if job.spec.scheduling.type == "kueue" and len(roles) > _POD_SETS:
+        why = f"{len(roles)} roles have pods of their own, and Kueue takes {_POD_SETS} at most"
+        allowed = "colocateWith: actorRollout for one of them, or another type"
+        yield Problem("spec.scheduling.type", shown("kueue"), why, allowed, ReasonCode.CONFLICT)
 
 
 def overrides(job: PPOJob) -> Iterator[Problem]:
@@ -96,14 +108,10 @@ def _is_free(volume: PodVolume) -> bool:
 
 
 _PODS = ("spec.pods",)
+_ROLES = tuple(f"spec.{part}" for part in ("roles", "algorithm", "rewards", "rewardModel", "agent"))
 POD_CHECKS = (
-    Check(
-        without_pods,
-        (
-            *_PODS,
-            *(f"spec.{part}" for part in ("roles", "algorithm", "rewards", "rewardModel", "agent")),
-        ),
-    ),
+    Check(without_pods, (*_PODS, *_ROLES)),
+    Check(pod_sets, ("spec.scheduling.type", *_ROLES)),
     Check(overrides, (*_PODS, "spec.scheduling.type")),
     Check(volumes, _PODS),
     Check(resources, _PODS),

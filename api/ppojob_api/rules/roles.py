@@ -30,8 +30,10 @@ _HAS_CRITIC_PART = present(_CRITIC_PART)
 _BATCHES = (
     (_PROMPTS, "actorRollout", given(_PROMPTS), ""),
     *((_PROMPTS, role, _in_own_pods(role), "") for role in _HOSTED),
+    (_PROMPTS, "rollout", f"{given('roles.rollout')} && {given(_PROMPTS)}", ""),
     (_PART, "actorRollout", given(_PART), ""),
     (_ROUND, "actorRollout", present(_ROUND), " | here"),
+    (_ROUND, "rollout", f"{given('roles.rollout')} && {present(_ROUND)}", " | here"),
     (
         _PART,
         "critic",
@@ -42,7 +44,26 @@ _BATCHES = (
     (_CRITIC_PART, "actorRollout", f"!({_CRITIC_IN_OWN_PODS}) && {_HAS_CRITIC_PART}", " | here"),
 )
 
+# Rows and weights go from GPU to GPU, or from processor to processor.
+_CHANNELS = (("rollout", given("roles.rollout")), *((r, _in_own_pods(r)) for r in _HOSTED[:2]))
+
 ROLE_RULES = (
+    *(
+        rule
+        for role, when in _CHANNELS
+        for rule in rules(
+            """
+            spec | roles.$ROLE.gpusPerReplica | Conflict
+                rows and weights go from GPU to GPU or from processor to processor; GPUs in
+                roles.actorRollout and here, or in neither
+            when: $WHEN
+            must: (self.roles.$ROLE.gpusPerReplica > 0) == ($POLICY > 0)
+            """,
+            ROLE=role,
+            WHEN=when,
+            POLICY="self.roles.actorRollout.gpusPerReplica",
+        )
+    ),
     *(
         rule
         for field, role, when, here in _BATCHES

@@ -36,7 +36,7 @@ CANNOT_BE_SET = {
     *(f"spec.agent.{kind}.source.configMap" for kind in ("tools", "interactions")),
     "spec.agent.mcpServers",
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
-    *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.volcano"),
+    *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.kueue"),
     *("spec.optimizer.warmupRatio", "spec.critic.optimizer.warmupRatio"),
     "spec.data.validation.weight",
     *("spec.data.seed", "spec.rollout.kvCacheGib", "spec.pods.tolerations.value"),

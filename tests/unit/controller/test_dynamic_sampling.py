@@ -160,7 +160,7 @@ class Rounds:
         self.scores = scores
         self.kept: list[int] = []
 
-    def generate(self, batch: Batch, step: int) -> None:
+    def generate(self, batch: Batch, step: int, timer: object) -> None:
         batch.lengths, batch.truncated = [1] * batch.num_rows, [False] * batch.num_rows
 
     def score(self, batch: Batch, step: int) -> None:

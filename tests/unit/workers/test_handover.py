@@ -8,6 +8,7 @@ from queue_link import QueueLink, Queues, all_at_once
 from ppojob_trainer.controller.batch import shares
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.rollout import HandOver, Interaction, PromptTokens
+from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.workers.handover import MadeRows, give_rows, take_rows
 
 SAMPLES = {"train": 2, "greedy": 1}
@@ -35,7 +36,8 @@ def made(purpose: str, first: int, last: int) -> MadeRows:
 @pytest.mark.parametrize("prompts", [2, 5, 12])
 def test_every_owner_gets_its_rows(makers: int, owners: int, prompts: int) -> None:
     runs = shares(prompts, makers)
-    request = HandOver("", list(SAMPLES), 0, runs, shares(prompts, owners))
+    names = [BatchName(0, 1, purpose) for purpose in SAMPLES]
+    request = HandOver("", names, runs, shares(prompts, owners))
 
     def take(link: QueueLink) -> list[MadeRows]:
         return take_rows(link, request, link.member, makers_from=owners)

@@ -47,7 +47,7 @@ class Batch:
         purpose: `train`, `validation`, or `greedy` for what training is compared with.
         prompts: in the order of the batch.
         samples: rows a prompt.
-        owners: ranks that generate; each owns the rows of one run of prompts.
+        owners: ranks that own rows, each those of one run of prompts.
         round: generation round of the step, from 0.
         lengths: (rows,) response tokens.
         truncated: (rows,) whether a response ran into the limit.

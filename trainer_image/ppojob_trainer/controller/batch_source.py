@@ -64,6 +64,5 @@ class OneRound:
         batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners)
         has_greedy = self.algorithm.estimator.has_greedy
         greedy = Batch("greedy", prompts, 1, owners) if has_greedy else None
-        with timer("gen"):
-            self.stages.generate(batch, step, greedy)
+        self.stages.generate(batch, step, greedy, timer)
         return Rows(batch, greedy)

@@ -75,8 +75,7 @@ class DynamicSampling:
             prompts = draw(self.settings.prompts_per_round)
         owners = len(self.stages.actor.ranks)
         batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners, round=number)
-        with timer("gen"):
-            self.stages.generate(batch, step)
+        self.stages.generate(batch, step, timer=timer)
         with timer("reward"):
             self.stages.score(batch, step)
         dropped = dropped_rows(batch, None, step) if self.drops else []

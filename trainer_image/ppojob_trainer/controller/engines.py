@@ -13,6 +13,11 @@ from ppojob_trainer.rpc.methods import BRING_WEIGHTS, HAND_OVER, RECALL
 from ppojob_trainer.rpc.wire import RequestId
 
 
+def runs(makers: RoleGroup, prompts: int) -> list[tuple[int, int]]:
+    """Runs `[first, last)` of so many prompts, one a rank that generates."""
+    return shares(prompts, len(makers.ranks))
+
+
 class Engines(Protocol):
     """The engines of a job."""
 
@@ -20,10 +25,6 @@ class Engines(Protocol):
     def group(self) -> RoleGroup:
         """The role whose ranks generate."""
         ...
-
-    def shares(self, prompts: int) -> list[tuple[int, int]]:
-        """Runs `[first, last)` of so many prompts, one a rank that generates."""
-        return shares(prompts, len(self.group.ranks))
 
     @property
     def attempt(self) -> int:
@@ -59,7 +60,7 @@ class Engines(Protocol):
 
 
 @dataclass(frozen=True)
-class HybridEngines(Engines):
+class HybridEngines:
     """The policy's ranks generate: weights are at hand, and rows are where they belong.
 
     Attributes:
@@ -81,7 +82,7 @@ class HybridEngines(Engines):
 
 
 @dataclass
-class StandaloneEngines(Engines):
+class StandaloneEngines:
     """Ranks of the role `rollout` generate.
 
     Attributes:
@@ -136,7 +137,7 @@ class StandaloneEngines(Engines):
     def deliver(self, batches: Sequence[Batch], step: int) -> None:
         """Move the rows, each run of prompts to the rank that owns it from now on."""
         first = batches[0]
-        makers = self.shares(len(first.prompts))
+        makers = runs(self.group, len(first.prompts))
         names = self._names(batches, step)
         self.channels.ask_both(
             self.group,

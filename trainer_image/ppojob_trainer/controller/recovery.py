@@ -1,10 +1,10 @@
 """How a job gets onto its feet: at its start, after its controller was killed, after a lost role.
 
-A stateless role that is lost (reward, reference) is started again and the step goes on: what the
-others did is answered from their memory. When a stateful role (actor-rollout, critic) is lost, it
-is started again and all stateful roles go back to the last commit; those that live keep their
-processes. A controller that comes back finds living ranks where the journal says they are, and
-goes on beside them without a step run again.
+A stateless role that is lost (reward, reference, rollout) is started again and the step goes on:
+what the others did is answered from their memory. When a stateful role (actor-rollout, critic) is
+lost, it is started again and all stateful roles go back to the last commit; those that live keep
+their processes. A controller that comes back finds living ranks where the journal says they are,
+and goes on beside them without a step run again.
 """
 
 import logging
@@ -103,7 +103,8 @@ class Recovery:
             self._check_data(position.progress)
             self.records.cut_metrics(position.progress)
             self._stands = True
-            self._start_missing()
+            if self._start_missing():
+                return self._rewind(position.progress.step, "a role was lost meanwhile")
             return position.progress
         for group in self._stateful:
             # Some ranks may wait for others that were never told of a collective.
@@ -127,7 +128,8 @@ class Recovery:
         self._start(group)
         if group.is_stateful or not self._stands:
             return self._rewind(progress.step, loss.reason)
-        self._start_missing()
+        if self._start_missing():
+            return self._rewind(progress.step, f"{loss.reason}; and with it a role with state")
         return progress
 
     def _count(self, loss: RoleLost, step: int) -> None:
@@ -168,11 +170,13 @@ class Recovery:
         )
         self.roles.supervisors.start(group, epoch)
 
-    def _start_missing(self) -> None:
-        """Start the roles that do not serve, and wait for all."""
-        for group in self.roles.supervisors.missing():
+    def _start_missing(self) -> bool:
+        """Start the roles that do not serve, and wait for all; answers whether one had state."""
+        missing = self.roles.supervisors.missing()
+        for group in missing:
             self._start(group)
         self.roles.supervisors.wait_ready(self.roles.groups, may_stop=not self._stands)
+        return any(group.is_stateful for group in missing)
 
     def _rewind(self, from_step: int, reason: str) -> Progress:
         self._stands = False

@@ -5,14 +5,14 @@ scores come here. What the tape has of a batch is taken from there.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import msgspec
 
 from ppojob_trainer.checkpoint.files import FileEntry
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.engines import Engines
+from ppojob_trainer.controller.engines import Engines, runs
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
@@ -66,23 +66,41 @@ class RolloutStages:
         self.keep(batch, step)
         return batch
 
-    def generate(self, batch: Batch, step: int, greedy: Batch | None = None) -> None:
+    def generate(
+        self,
+        batch: Batch,
+        step: int,
+        greedy: Batch | None = None,
+        timer: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> None:
         """Have the rows generated, for their owners; fills in lengths.
 
         Args:
             batch: the rows.
             step: of the loop.
             greedy: greedy responses to the same prompts, which the engine makes at the same time.
+            timer: takes the seconds of each stage.
         """
-        if self.tape.is_replayed(batch, step):
-            self._load(batch, step)
-            if greedy is not None and self.tape.is_replayed(greedy, step):
-                self._load(greedy, step)
-            return
         together = [batch] if greedy is None else [batch, greedy]
-        if self.engines.recall(together, step):
-            return
-        self.engines.prepare(step if batch.purpose == "validation" else step - 1, step)
+        with timer("gen"):
+            if self._are_there(together, step):
+                return
+        with timer("update_weights"):
+            self.engines.prepare(step if batch.purpose == "validation" else step - 1, step)
+        with timer("gen"):
+            self._generate(batch, step, greedy)
+            self.engines.deliver(together, step)
+
+    def _are_there(self, batches: list[Batch], step: int) -> bool:
+        """Whether rows need not be drawn; then they are with their owners, and known here."""
+        if not self.tape.is_replayed(batches[0], step):
+            return self.engines.recall(batches, step)
+        for batch in batches:
+            if self.tape.is_replayed(batch, step):
+                self._load(batch, step)
+        return True
+
+    def _generate(self, batch: Batch, step: int, greedy: Batch | None) -> None:
         makers = self.engines.group
         requests = [
             Generate(
@@ -95,7 +113,7 @@ class RolloutStages:
                 greedy=greedy is not None,
                 conversations=self._conversations(),
             )
-            for first, last in self.engines.shares(len(batch.prompts))
+            for first, last in runs(makers, len(batch.prompts))
         ]
         id_ = RequestId(0, step, f"{batch.label}/generate")
         ranks = range(len(requests))
@@ -103,7 +121,6 @@ class RolloutStages:
         batch.take_lengths(answers)
         if greedy is not None:
             greedy.take_lengths([answer.greedy for answer in answers if answer.greedy is not None])
-        self.engines.deliver(together, step)
 
     def _conversations(self) -> Conversations | None:
         if not self.has_turns:

@@ -242,7 +242,6 @@ class TrainingStep:
             id_ = RequestId(0, step, "sync_weights")
             weights = SyncWeights(step, refresh_reference=self._refreshes_after(step))
             self.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
-            self.stages.engines.prepare(step, step)
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | rows.metrics | self._penalties(batch)
         return StepResult(batch, advantaged, statistics, dropped)

@@ -5,7 +5,7 @@ for this step and the last, until the job is rewound. The others are questions t
 """
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -148,17 +148,18 @@ TOOLS_METHODS = (ACT,)
 """Of the roles `tools` and `retriever`."""
 
 
+_WITH_POINTS: tuple[Method[Any, Any], ...] = (
+    *ACTOR_ROLLOUT_METHODS,
+    *ROLLOUT_METHODS,
+    *REWARD_METHODS,
+    *REWARD_MODEL_METHODS,
+    *TOOLS_METHODS,
+)
 ANSWER_POINTS = {
-    method.name: (
-        failpoints.declare(f"rpc.{method.name}.answer.before"),
-        failpoints.declare(f"rpc.{method.name}.answer.after"),
+    name: (
+        failpoints.declare(f"rpc.{name}.answer.before"),
+        failpoints.declare(f"rpc.{name}.answer.after"),
     )
-    for method in (
-        *ACTOR_ROLLOUT_METHODS,
-        *ROLLOUT_METHODS,
-        *REWARD_METHODS,
-        *REWARD_MODEL_METHODS,
-        *TOOLS_METHODS,
-    )
+    for name in dict.fromkeys(method.name for method in _WITH_POINTS)
 }
 """The failpoints before and behind handing out the answer of one method's work."""

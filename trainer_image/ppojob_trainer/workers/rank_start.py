@@ -72,7 +72,7 @@ def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
 def role_dims(environment: PodEnvironment, role: str) -> ParallelDims:
     """The layout of a role that has pods of its own; engines are whole models, one a rank."""
     if role == "rollout":
-        return ParallelDims(shard=environment.config.topology.role("rollout").world_size)
+        return ParallelDims(replicate=environment.config.topology.role("rollout").world_size)
     pods = model_pods(environment.config.spec.roles)
     return next(
         ParallelDims.of(own.parallelism, world_size(own))
