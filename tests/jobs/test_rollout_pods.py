@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import job_points
@@ -168,3 +169,25 @@ def test_lost_engines_cost_no_step_and_nobody_else(start, tiny_job, output: Path
     journal = (output / "checkpoints" / "journal.jsonl").read_text()
     assert journal.count('"rewound"') == 1, "only the start counts as one"
     assert journal.count('"role":"rollout"') == 4
+
+
+def test_those_who_train_lost_while_engines_start_again(start, tiny_job, output, undisturbed):
+    """They are not taken for ranks that need no commit: the job goes back as for them alone."""
+    job = {**PATIENT, **SHORT, "algorithm": ROUNDS, "roles": {"rollout": {}}}
+    run = start(tiny_job(**job), output)
+    journal = output / "checkpoints" / "journal.jsonl"
+
+    run.wait_for_step(1)
+    controller = run_folders.rank_pids(output, "controller")["controller"]
+    trainer = run_folders.rank_pids(output, "actor-rollout")["rank"]
+    starts = journal.read_bytes().count(b'"role":"rollout"')
+    os.kill(run_folders.rank_pids(output, "rollout")["rank"], signal.SIGKILL)
+    while journal.read_bytes().count(b'"role":"rollout"') == starts:
+        time.sleep(0.0005)
+    # The controller is held where it has begun with the one, and has not heard of the other.
+    os.kill(controller, signal.SIGSTOP)
+    os.kill(trainer, signal.SIGKILL)
+    time.sleep(0.5)
+    os.kill(controller, signal.SIGCONT)
+    assert run.wait(600) == 0, run.logs()
+    assert run_folders.result(output) == undisturbed

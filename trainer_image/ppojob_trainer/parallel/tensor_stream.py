@@ -1,8 +1,7 @@
 """Named tensors from one member of a link to others, one bucket after the other.
 
 Only the sender knows what it sends (merged adapters, a model cut over ranks), so each bucket has a
-header before it. At either end no more than one bucket is in memory, or one tensor if that is
-larger.
+header before it. At either end a bucket or two are in memory, or one tensor if that is larger.
 """
 
 from __future__ import annotations

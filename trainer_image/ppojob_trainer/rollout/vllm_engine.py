@@ -327,7 +327,7 @@ def _check_device(device: Literal["cpu", "cuda"]) -> None:
     found = current_platform.device_type
     if found != device:
         raise ConfigError(
-            f"gpusPerReplica of the ranks that generate: got {device}: the installed vLLM "
+            f"spec.roles: got ranks that generate on {device}: the installed vLLM "
             f"{vllm.__version__} computes on {found or 'no device that it knows here'}; the "
             f"packages of requirements/{device}.txt"
         )

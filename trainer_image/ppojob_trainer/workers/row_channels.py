@@ -36,7 +36,7 @@ class RowChannels:
 
     Attributes:
         world: of this role.
-        owns_rows: whether rows are born in this role.
+        owns_rows: whether the ranks of this role own the rows.
         address: IP address of this pod.
         host: where to reach a pod by its name.
         costs: by which the consumers share the rows.

@@ -1,4 +1,4 @@
-"""The rows that a rank owns: born here from the engine's responses, kept flat."""
+"""The rows that a rank owns, made of what an engine drew, kept flat."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
