@@ -227,7 +227,7 @@ def test_a_model_without_numbers_is_named_by_its_request(behaviour: Facts) -> No
 
 def test_a_vllm_for_another_device_is_refused_in_a_line(facts: Facts) -> None:
     found = facts["other device"]
-    assert found.startswith("ConfigError: spec.roles.actorRollout.gpusPerReplica: got ranks on cud")
+    assert found.startswith("ConfigError: spec.roles: got ranks that generate on cud")
     assert found.endswith("computes on cpu; the packages of requirements/cuda.txt")
 
 
