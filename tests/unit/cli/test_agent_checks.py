@@ -35,6 +35,7 @@ def test_every_format_of_the_resource_is_in_the_table():
     assert get_args(ToolFormat) == tuple(FORMATS)
 
 
+@pytest.mark.processes
 def test_a_template_that_shows_no_tools_is_told(tmp_path: Path):
     errors, warnings = told(tmp_path)
     assert not errors
@@ -42,6 +43,7 @@ def test_a_template_that_shows_no_tools_is_told(tmp_path: Path):
     assert "a chat template that does not show tools" in warnings[0]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("format_", "template", "said"),
     [
