@@ -8,8 +8,9 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 
+from ppojob_api import foreign_names
 from ppojob_api import shape as shapes
-from ppojob_api.foreign_names import FIELDS, WORDS, Row
+from ppojob_api.foreign_names import WORDS, Row
 from ppojob_api.shape import Member
 
 _HEAD = """\
@@ -63,7 +64,7 @@ def _cells(path: str, member: Member) -> list[str]:
 
 
 def _foreign() -> Iterator[str]:
-    for name, rows in FIELDS.items():
+    for name, rows in foreign_names.fields().items():
         yield _table(f"{name} | PPOJob | remark", (_foreign_cells(row, row.here) for row in rows))
     words = [
         [f"`{field}`", *_foreign_cells(row, row.here)]

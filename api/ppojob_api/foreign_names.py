@@ -10,6 +10,7 @@ fields apart by spaces, `not yet` with what is not there, or `not needed` with w
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from ppojob_api import shape as shapes
@@ -232,11 +233,11 @@ def _sections(table: tuple[Row, ...]) -> Iterator[str]:
         yield from name.split(".")[:-1]
 
 
-# Only what the models do not say themselves, behind `verl: ` in the description of a field.
-VERL = (*_VERL, *_of_models(_VERL))
+@cache
+def sections() -> frozenset[str]:
+    """Names of verl's sections; what others hold is the author's, or is not here at all."""
+    return frozenset(_sections(_VERL))
 
-# What other sections hold is the author's, as reward_kwargs, or is not here at all.
-SECTIONS: Final = frozenset(_sections(_VERL))
 
 TRL = rows("""
 model_name_or_path | spec.model.path | a folder
@@ -402,8 +403,15 @@ wandb_run_name | metadata.name
 wandb_project wandb_group wandb_org | spec.pods[].env | WANDB_PROJECT, WANDB_RUN_GROUP, WANDB_ENTITY
 """)
 
-# A name that several frameworks have stands with the first of them.
-FIELDS: Final = {"verl": VERL, "TRL": TRL, "OpenRLHF": OPENRLHF}
+
+@cache
+def fields() -> dict[str, tuple[Row, ...]]:
+    """The rows by framework; a name that several have stands with the first of them.
+
+    verl's are those above and what the models say behind `verl: `, read when somebody asks.
+    """
+    return {"verl": (*_VERL, *_of_models(_VERL)), "TRL": TRL, "OpenRLHF": OPENRLHF}
+
 
 # Words that fields take: the field, the words apart by spaces, and as above.
 WORDS: Final = rows_by_field("""

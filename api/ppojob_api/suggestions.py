@@ -9,8 +9,9 @@ from functools import cache
 from itertools import chain
 from typing import Final, NamedTuple
 
+from ppojob_api import foreign_names
 from ppojob_api import shape as shapes
-from ppojob_api.foreign_names import FIELDS, NOT_NEEDED, NOT_YET, SECTIONS, WORDS, Row
+from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET, WORDS, Row
 from ppojob_api.problem import ReasonCode
 from ppojob_api.shape import PathKey, Shape
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -124,7 +125,7 @@ def _with_remark(text: str, row: Row) -> str:
 def _by_last_word() -> dict[str, list[tuple[list[str], Row]]]:
     """The rows by the last word of each name, with the words before it."""
     found: dict[str, list[tuple[list[str], Row]]] = {}
-    for row in chain(*FIELDS.values()):
+    for row in chain(*foreign_names.fields().values()):
         for name in row.names:
             *before, last = map(folded, name.split("."))
             found.setdefault(last, []).append((before, row))
@@ -151,4 +152,4 @@ def _leaves(path: PathKey, value: object) -> Iterable[tuple[PathKey, object]]:
 
 
 def _is_section(path: PathKey) -> bool:
-    return folded(str(path[-1]).rpartition(".")[2]) in map(folded, SECTIONS)
+    return folded(str(path[-1]).rpartition(".")[2]) in map(folded, foreign_names.sections())

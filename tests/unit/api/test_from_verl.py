@@ -127,7 +127,7 @@ def test_a_manifest_with_the_key_is_told_the_same(row: tuple[str, str, str]) -> 
 
 
 def test_fields_of_the_table_exist() -> None:
-    tables = [*foreign_names.FIELDS.values(), *foreign_names.WORDS.values()]
+    tables = [*foreign_names.fields().values(), *foreign_names.WORDS.values()]
     for row in (row for table in tables for row in table):
         said = re.findall(r"(?:spec|metadata)\.[\w.\[\]]*\w", " ".join((*row.here, row.remark)))
         assert {field.replace("[]", "") for field in said} <= FIELDS
@@ -139,7 +139,7 @@ def test_fields_of_the_table_exist() -> None:
 
 
 def test_a_name_stands_once() -> None:
-    tables = foreign_names.FIELDS.values()
+    tables = foreign_names.fields().values()
     names = [name for table in tables for row in table for name in row.names]
     assert sorted(set(names)) == sorted(names)
 
