@@ -182,6 +182,18 @@ def test_timer_by_hand():
     }
 
 
+def test_telling_of_a_stage_is_a_part_of_it():
+    clock = Clock()
+
+    def tell(_: str) -> None:
+        clock.now += 0.5
+
+    timer = StepTimer(clock, on_stage=tell)
+    with timer("gen"):
+        clock.now += 2.0
+    assert timer.finish().stages == {"gen": 2.5}
+
+
 def test_timer_counts_a_stage_that_fails():
     clock = Clock()
     timer = StepTimer(clock)

@@ -34,9 +34,9 @@ class StepTimer:
         """Time a stage, by its short name: that of ``timing_s/<stage>``."""
         assert self._running is None, f"stage {stage} begins inside {self._running}"
         self._running = stage
-        if self._on_stage is not None:
-            self._on_stage(stage)
         began = self._clock()
+        if self._on_stage is not None:
+            self._on_stage(stage)  # which is a part of the stage
         try:
             yield
         finally:
