@@ -12,13 +12,11 @@ import msgspec
 from ppojob_trainer.controller.role_group import RoleGroup
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.rpc.client import Call
-from ppojob_trainer.rpc.messages.rows import OpenChannel
+from ppojob_trainer.rpc.messages.rows import CHANNEL_SECONDS, OpenChannel
 from ppojob_trainer.rpc.methods import OPEN_CHANNEL, Method
 from ppojob_trainer.rpc.wire import Nothing, RequestId
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-TIMEOUT_SECONDS = 10.0
-"""Limit of an operation on a channel between sides that do nothing else meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class RoleChannels:
     owner: RoleGroup
     job_uid: str
 
-    def open(self, peer: RoleGroup, step: int, seconds: float = TIMEOUT_SECONDS) -> None:
+    def open(self, peer: RoleGroup, step: int, seconds: float = CHANNEL_SECONDS) -> None:
         """Open the channel between the present epochs of the owner and a peer, unless it is.
 
         Args:

@@ -74,7 +74,7 @@ def receive_tensors(link: Link, sender: int) -> Iterator[tuple[str, Tensor]]:
     decoder = msgspec.msgpack.Decoder(list[_Entry])
     while entries := decoder.decode(exchange_messages(link, {}, [sender])[sender]):
         size = sum(entry.size_bytes for entry in entries)
-        flat = link.exchange({}, {sender: size})[sender] if size else torch.empty(0)
+        flat = link.exchange({}, {sender: size})[sender]
         start = 0
         for entry in entries:
             part = flat[start : start + entry.size_bytes]
@@ -108,7 +108,7 @@ def _send(link: Link, receivers: Collection[int], bucket: list[tuple[str, Tensor
     header = msgspec.msgpack.encode(entries)
     exchange_messages(link, dict.fromkeys(receivers, header), ())
     parts = [_as_bytes(tensor) for _, tensor in bucket]
-    if any(part.numel() for part in parts):
+    if parts:
         link.exchange(dict.fromkeys(receivers, torch.cat(parts)), {})
 
 

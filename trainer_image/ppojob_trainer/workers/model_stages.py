@@ -13,10 +13,8 @@ from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.messages.rows import (
     BatchName,
-    CutChannel,
     MoveColumns,
     MoveRows,
-    OpenChannel,
 )
 from ppojob_trainer.rpc.messages.saving import Restore, Saved, SaveShards
 from ppojob_trainer.rpc.messages.training import Forward, Update
@@ -73,8 +71,7 @@ class ModelStages:
         return [
             Route(methods.BARRIER, lambda _: Nothing()),
             Route(methods.RESTORE, self._restore),
-            Route(methods.OPEN_CHANNEL, self._open_channel),
-            Route(methods.CUT_CHANNEL, self._cut_channel),
+            *self.channels.routes(),
             Route(methods.MOVE_ROWS, self._move_rows),
             Route(methods.MOVE_COLUMNS, self._move_columns),
             Route(methods.FORWARD, self._forward),
@@ -109,14 +106,6 @@ class ModelStages:
         # Behind what else is loaded: a learner restores the random state.
         for name, model in self.trained.items():
             model.learner.restore(folder, request.files, request.total_updates[name])
-        return Nothing()
-
-    def _open_channel(self, request: OpenChannel) -> Nothing:
-        self.channels.open(request)
-        return Nothing()
-
-    def _cut_channel(self, request: CutChannel) -> Nothing:
-        self.channels.cut(request.role)
         return Nothing()
 
     def _move_rows(self, request: MoveRows) -> Nothing:

@@ -20,7 +20,6 @@ from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.client import Caller
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import BringWeights, Generate, Generated, HandOver
-from ppojob_trainer.rpc.messages.rows import CutChannel, OpenChannel
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.generation import (
@@ -54,21 +53,12 @@ class RolloutWorker:
     def routes(self) -> list[Route]:
         """The methods of this role."""
         return [
+            *self.channels.routes(),
             Route(methods.BARRIER, lambda _: Nothing()),
-            Route(methods.OPEN_CHANNEL, self._open_channel),
-            Route(methods.CUT_CHANNEL, self._cut_channel),
             Route(methods.BRING_WEIGHTS, self._take_weights),
             Route(methods.GENERATE, self._generate),
             Route(methods.HAND_OVER, self._hand_over),
         ]
-
-    def _open_channel(self, request: OpenChannel) -> Nothing:
-        self.channels.open(request)
-        return Nothing()
-
-    def _cut_channel(self, request: CutChannel) -> Nothing:
-        self.channels.cut(request.role)
-        return Nothing()
 
     def _take_weights(self, request: BringWeights) -> Nothing:
         lost: list[ChannelLost] = []
@@ -93,8 +83,8 @@ class RolloutWorker:
     def _generate(self, request: Generate) -> Generated:
         batches = batches_of(request)
         made = self.generation.run(batches)
+        self._made = {k: kept for k, kept in self._made.items() if k[0] == request.step}
         for batch, rows in zip(batches, made, strict=True):
-            self._made = {k: kept for k, kept in self._made.items() if k[0] == batch.step}
             key = batch.step, batch.purpose, batch.round
             self._made[key] = MadeRows(batch.first, batch.prompts, batch.samples, rows)
         return generated(made)

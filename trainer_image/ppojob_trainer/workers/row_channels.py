@@ -11,7 +11,10 @@ from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.exchange import move_rows, return_columns
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rows.transfer import TransferPlan
-from ppojob_trainer.rpc.messages.rows import MoveColumns, OpenChannel, RowIndex
+from ppojob_trainer.rpc import methods
+from ppojob_trainer.rpc.messages.rows import CutChannel, MoveColumns, OpenChannel, RowIndex
+from ppojob_trainer.rpc.server import Route
+from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import GroupCosts
 
 
@@ -50,6 +53,21 @@ class RowChannels:
     costs: GroupCosts
     dims_of: Callable[[str], ParallelDims]
     _routes: dict[str, _Route] = field(default_factory=dict)
+
+    def routes(self) -> list[Route]:
+        """The methods of every rank that has channels."""
+        return [
+            Route(methods.OPEN_CHANNEL, self._open),
+            Route(methods.CUT_CHANNEL, self._cut),
+        ]
+
+    def _open(self, request: OpenChannel) -> Nothing:
+        self.open(request)
+        return Nothing()
+
+    def _cut(self, request: CutChannel) -> Nothing:
+        self.cut(request.role)
+        return Nothing()
 
     def open(self, request: OpenChannel) -> None:
         """Open a channel, unless it is open; one to an older epoch of that role is closed.

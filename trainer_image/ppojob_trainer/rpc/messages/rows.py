@@ -5,6 +5,8 @@ from typing import Literal
 import msgspec
 
 ValueKind = Literal["number", "text"]
+CHANNEL_SECONDS = 10.0
+"""Limit of an operation on a channel between sides that do nothing else meanwhile."""
 
 
 def batch_label(purpose: str, round_: int) -> str:
@@ -73,7 +75,7 @@ class OpenChannel(msgspec.Struct, frozen=True):
     consumers: int
     store_host: str
     store_key: str
-    seconds: float = 10.0
+    seconds: float = CHANNEL_SECONDS
 
 
 class MoveRows(msgspec.Struct, frozen=True):
