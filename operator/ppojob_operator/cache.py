@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ppojob_operator.build.kueue import placement
-from ppojob_operator.difference import covers, digest
+from ppojob_operator.build.metadata import covers, digest
 from ppojob_operator.kinds import child_key
 from ppojob_operator.reading import (
     JobKey,
@@ -271,7 +271,7 @@ class Cache:
         if name is not None and self._nodes.pop(name, None) is not None:
             self._wake_all(self._jobs_on(name))
 
-    def settle(self, key: JobKey, answer: Manifest, wanted: Manifest) -> None:
+    def see_answer(self, key: JobKey, answer: Manifest, wanted: Manifest) -> None:
         """Take in what the API server made of an object that we wrote."""
         self.see_child(answer)
         records = self._jobs[key]
@@ -284,7 +284,7 @@ class Cache:
 
     def refuse(self, job: Job, manifest: Manifest, why: str) -> None:
         """Keep why an object was not taken from us, for the status."""
-        records = self._jobs.get((job.namespace, job.name))
+        records = self._jobs.get(job.key)
         # A job that was forgotten meanwhile leaves nothing to the next of its name.
         if records is not None and records.manifest and records.uid == job.uid:
             records.refused[child_key(manifest)] = why

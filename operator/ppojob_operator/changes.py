@@ -5,13 +5,23 @@ from typing import Any, Literal
 
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build import kueue
-from ppojob_operator.build.config_map import PodConfig, config_map_name
 from ppojob_operator.build.gang import GANGS
-from ppojob_operator.build.metadata import ANNOTATION_GENERATION, ANNOTATION_TEMPLATE, gang_name
-from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
-from ppojob_operator.build.pod_sets import pod_sets
+from ppojob_operator.build.metadata import (
+    ANNOTATION_GENERATION,
+    ANNOTATION_TEMPLATE,
+    covers,
+    digest,
+    gang_name,
+)
+from ppojob_operator.build.objects import (
+    bindings,
+    key_templates,
+    pod_sets,
+    stateful_sets,
+    surroundings,
+)
+from ppojob_operator.build.pod_template import PodConfig, config_map_name
 from ppojob_operator.conditions import holds, inert, rfc3339
-from ppojob_operator.difference import covers, digest
 from ppojob_operator.kinds import GANG_KINDS, child_key, child_kind
 from ppojob_operator.policies.placing import NOT_ASKED
 from ppojob_operator.policies.startup import pods_ready

@@ -10,7 +10,7 @@ from ppojob_api.v1alpha1.schedule import LifecycleSpec
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import FailureRecord
 from ppojob_api.well_known import workload_name
-from ppojob_operator.build.config_map import PodConfig
+from ppojob_operator.build.pod_template import PodConfig
 from ppojob_operator.conditions import ObservedCondition, has_ended
 from ppojob_operator.policies.acceptance import INVALID
 from ppojob_operator.policies.completion import ending

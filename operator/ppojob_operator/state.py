@@ -66,6 +66,11 @@ class Job:
     problems: tuple[Problem, ...]
     status: PPOJobStatus
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Termination:
@@ -161,6 +166,15 @@ class Placement:
     tolerations: tuple[Manifest, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PodSet:
+    """The pods of a role, whose template a queue may add to."""
+
+    slug: str
+    count: int
+    template: Manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from ppojob_api.v1alpha1.scheduling import KueueSpec
 from ppojob_operator.build.metadata import gang_name, manifest
-from ppojob_operator.build.pod_sets import PodSet
-from ppojob_operator.state import Child, Job, Manifest, Observed, Placement
+from ppojob_operator.state import Child, Job, Manifest, Observed, Placement, PodSet
 
 KIND: Final = "Workload.kueue.x-k8s.io"
 

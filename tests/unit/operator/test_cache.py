@@ -89,7 +89,7 @@ def test_an_older_state_of_an_object_of_its_does_not_come_back() -> None:
         }
 
     seen = Watched()
-    seen.cache.settle(KEY, service(5, 80), service(5, 80))
+    seen.cache.see_answer(KEY, service(5, 80), service(5, 80))
     woken = len(seen.woken)
     seen.cache.see_child(service(5, 80))
     seen.cache.see_child(service(4, 81))

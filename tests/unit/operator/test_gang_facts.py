@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppojob_operator.build.pod_sets import PodSet, total_requests
+from ppojob_operator.build.gang import total_requests
 from ppojob_operator.cache import Cache, GangCache
-from ppojob_operator.state import GangFacts, GangKind, Placement
+from ppojob_operator.state import GangFacts, GangKind, Placement, PodSet
 
 
 def pods_of(count: int, **requests: str) -> PodSet:
