@@ -1,7 +1,7 @@
 """What must be made, changed and deleted so that a job has the objects it is to have. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Set
+from typing import Any
 
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build import kueue
@@ -50,7 +50,7 @@ Waves = tuple[tuple[Action, ...], ...]
 def changes(here: ReconcileContext, defaults: Settings) -> Waves:
     """The actions: first what pods need, then the pods, then what nobody needs any more."""
     gang = tuple(_gang_changes(here, defaults))
-    told = tuple(_told_to_queue(here))
+    told = tuple(_queue_changes(here))
     config = here.config
     if config is None or not here.wanted:
         return (tuple(_unwanted_sets(here)), gang, told)
@@ -217,7 +217,7 @@ def _gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action
             return
 
 
-def _told_to_queue(here: ReconcileContext) -> Iterator[Action]:
+def _queue_changes(here: ReconcileContext) -> Iterator[Action]:
     """What Kueue is told of the pods, and of the end."""
     child = kueue.own_workload(here.job, here.observed)
     if child is None:
@@ -232,36 +232,32 @@ def _told_to_queue(here: ReconcileContext) -> Iterator[Action]:
     if evicted and not here.observed.pods and not here.has_ended:
         yield ReleaseQuota(child.name, child.uid)
         return
-    told = _end(here) if here.has_ended else _readiness(here, answer)
+    if here.has_ended:
+        status = here.job.status
+        reason = "Succeeded" if holds(status, "Complete") else "Failed"
+        words = inert(f"{status.reason}: {status.message}")
+        told = {"Finished": kueue.QueueCondition("True", reason, words)}
+    else:
+        told = _readiness(here, answer)
     if told:
         manifest = kueue.conditions(here.job, told, rfc3339(here.now))
         yield ApplyStatus(manifest, child.uid)
 
 
-def _end(here: ReconcileContext) -> Mapping[str, kueue.Said]:
-    status = here.job.status
-    reason = "Succeeded" if holds(status, "Complete") else "Failed"
-    words = inert(f"{status.reason}: {status.message}")
-    return {"Finished": kueue.Said("True", reason, words)}
-
-
-def _readiness(here: ReconcileContext, answer: kueue.Answer) -> Mapping[str, kueue.Said]:
+def _readiness(here: ReconcileContext, answer: kueue.Answer) -> dict[str, kueue.QueueCondition]:
     """The condition by which Kueue takes quota back from a job whose pods never start."""
     if here.admission.claim.reason in NOT_ASKED:
         return {}
     is_ready = bool(here.admission.claim.holds and pods_ready(here.roles, here.observed, 0.0).holds)
     was = answer.conditions.get("PodsReady")
-    value: Literal["True", "False"] = "True" if is_ready else "False"
+    value = str(is_ready)
     if value == (was.status if was else "False"):
         return {}
-    is_back = was is not None and was.reason == "WaitForRecovery"
     if is_ready:
-        reason, words = "Recovered" if is_back else "Started", "all pods are ready"
-    else:
-        has_started = here.admission.claim.holds
-        reason = "WaitForRecovery" if has_started else "WaitForStart"
-        words = "not all pods are ready"
-    return {"PodsReady": kueue.Said(value, reason, words)}
+        reason = "Recovered" if was and was.reason == "WaitForRecovery" else "Started"
+        return {"PodsReady": kueue.QueueCondition(value, reason, "all pods are ready")}
+    reason = "WaitForRecovery" if here.admission.claim.holds else "WaitForStart"
+    return {"PodsReady": kueue.QueueCondition(value, reason, "not all pods are ready")}
 
 
 def _is_free(here: ReconcileContext, action: Action) -> bool:

@@ -11,10 +11,8 @@ from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import FailureRecord
 from ppojob_api.well_known import workload_name
 from ppojob_operator.build.pod_template import PodConfig
-from ppojob_operator.conditions import ObservedCondition, has_ended
-from ppojob_operator.policies.acceptance import INVALID
-from ppojob_operator.policies.completion import ending
-from ppojob_operator.policies.failure import Ending, judge, new_records
+from ppojob_operator.conditions import INVALID, ObservedCondition, has_ended
+from ppojob_operator.policies.ending import Ending, ending, ending_by_failures, new_records
 from ppojob_operator.policies.placing import GAVE_BACK, Admission, admission
 from ppojob_operator.policies.startup import RolePods, accepted_role_pods, wanted_role_pods
 from ppojob_operator.reading import JOBS_REMEMBERED
@@ -77,7 +75,7 @@ def reconcile_context(
     roles = wanted_role_pods(config.run.topology) if config is not None else accepted_role_pods(job)
     status = job.status
     failures = new_records(observed.pods, status, now)
-    failure = judge(failures, status, job.recovery.restarts_without_progress)
+    failure = ending_by_failures(failures, status, job.recovery.restarts_without_progress)
     found = ending(job, observed.controller, failure, now)
     is_over = has_ended(job.status)
     admitted = admission(job, observed, now)

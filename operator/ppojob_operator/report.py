@@ -14,7 +14,7 @@ from ppojob_operator.conditions import (
     rfc3339,
     set_conditions,
 )
-from ppojob_operator.policies.failure import ended, kept, losses, new_ends
+from ppojob_operator.policies.ending import ended, losses, new_ends, trim_records
 from ppojob_operator.policies.startup import pods_ready
 from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.state import Emit
@@ -44,7 +44,7 @@ def status_of(here: ReconcileContext, image: str) -> PPOJobStatus:
             "conditions": set_conditions(before.conditions, claims, here.job.generation, here.now),
             "roles": roles,
             "restarts": sum(role.restarts for role in roles),
-            "failures": kept((*before.failures, *here.failures)),
+            "failures": trim_records((*before.failures, *here.failures)),
             "image": image if here.wanted or here.observed.pods else "",
             "start_time": _start_time(here, phase),
             "finish_time": before.finish_time or (rfc3339(here.now) if here.ending else None),

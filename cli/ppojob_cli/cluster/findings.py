@@ -11,9 +11,14 @@ from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.status import Condition, FailureRecord, TrainingStatus
 from ppojob_api.well_known import workload_name
 from ppojob_cli.figures import duration, seconds_of
-from ppojob_operator.conditions import ConditionType, condition, from_rfc3339, holds
-from ppojob_operator.policies.acceptance import refusal
-from ppojob_operator.policies.completion import deadline_in
+from ppojob_operator.conditions import (
+    ConditionType,
+    acceptance,
+    condition,
+    from_rfc3339,
+    holds,
+)
+from ppojob_operator.policies.ending import deadline_in
 from ppojob_operator.policies.startup import (
     RolePods,
     accepted_role_pods,
@@ -192,7 +197,7 @@ def _accepted(job: Job) -> Iterator[Finding]:
     if accepted is not None and accepted.status != "True":
         yield _of_condition("Accepted", accepted)
     elif job.problems:
-        said = refusal(job.problems)
+        said = acceptance(job.problems)
         # What an operator has accepted is newer than this command line alone.
         if accepted is None or said.reason != "NewerSpec":
             yield Finding(said.reason, said.message, remedy("Accepted", said.reason))

@@ -28,9 +28,8 @@ class Gang:
     """One way to place all pods or none.
 
     Attributes:
-        kinds: of its objects, that which answers last.
+        kinds: of its objects; the last is the one with the answer.
         provider: what has to be installed for it.
-        objects: makes them, of the job, its pods, and what the cluster has for gangs.
     """
 
     kinds: tuple[GangKind, ...]

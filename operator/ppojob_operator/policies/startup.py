@@ -85,45 +85,18 @@ def missing_pods(role: RolePods, observed: Observed) -> list[str]:
 def obstacles(roles: tuple[RolePods, ...], observed: Observed) -> Iterable[tuple[str, list[str]]]:
     """Every reason that may hold pods up, in that order, with a line for each pod that it holds."""
     pods = [pod for pod in observed.pods if not pod.is_ready]
-    yield (
-        "NodeLost",
-        [_of(pod, f"node {pod.node} is silent") for pod in pods if _lost(pod, observed)],
-    )
-    yield (
-        "ImageUnavailable",
-        [
-            _of(pod, f"{pod.waiting_reason}: {pod.waiting_message}")
-            for pod in pods
-            if pod.waiting_reason in IMAGE_REASONS
-        ],
-    )
-    yield "Unschedulable", [_of(pod, pod.unschedulable) for pod in pods if pod.unschedulable]
-    yield (
-        "ContainerWaits",
-        [
-            _of(pod, f"{pod.waiting_reason}: {pod.waiting_message}")
-            for pod in pods
-            if pod.waiting_reason not in IMAGE_REASONS | _STARTING
-        ],
-    )
-    yield (
-        "PodFailed",
-        [_of(pod, f"{pod.reason}: {pod.message}") for pod in pods if pod.phase == "Failed"],
-    )
-    yield (
-        "PodsMissing",
-        [
-            f"{role.role}: pod {name}: not made yet"
-            for role in roles
-            for name in missing_pods(role, observed)
-        ],
-    )
+    silent = [pod for pod in pods if observed.silent_since(pod)]
+    yield "NodeLost", [_line(pod, f"node {pod.node} is silent") for pod in silent]
+    waiting = [pod for pod in pods if pod.waiting_reason not in _STARTING]
+    lines = {pod: _line(pod, f"{pod.waiting_reason}: {pod.waiting_message}") for pod in waiting}
+    yield "ImageUnavailable", [lines[one] for one in lines if one.waiting_reason in IMAGE_REASONS]
+    yield "Unschedulable", [_line(pod, pod.unschedulable) for pod in pods if pod.unschedulable]
+    yield "ContainerWaits", [lines[one] for one in lines if one.waiting_reason not in IMAGE_REASONS]
+    failed = [pod for pod in pods if pod.phase == "Failed"]
+    yield "PodFailed", [_line(pod, f"{pod.reason}: {pod.message}") for pod in failed]
+    missing = [(role.role, name) for role in roles for name in missing_pods(role, observed)]
+    yield "PodsMissing", [f"{role}: pod {name}: not made yet" for role, name in missing]
 
 
-def _of(pod: Pod, words: str) -> str:
+def _line(pod: Pod, words: str) -> str:
     return f"{pod.role}: pod {pod.name}: {words}"
-
-
-def _lost(pod: Pod, observed: Observed) -> bool:
-    node = observed.nodes.get(pod.node)
-    return node is not None and node.silent_since is not None

@@ -1,16 +1,19 @@
 """A job whose pods are placed together: what is made for it, what is said, and what is kept."""
 
 import dataclasses
+from fractions import Fraction
 from typing import Any
 
 import pytest
 from gang_plans import FOUR_READY, KUEUE, VOLCANO, WORKLOAD, admission_of, child, four_pods, seen
+from hypothesis import given
+from hypothesis import strategies as st
 from operator_jobs import make_job
 from operator_plans import actions, kinds, look, made, status_after, status_of
 
 from ppojob_api.v1alpha1.status import PPOJobStatus
-from ppojob_operator.build.gang import GANGS
-from ppojob_operator.state import Child, Delete, Job, Observed
+from ppojob_operator.build.gang import GANGS, total_requests
+from ppojob_operator.state import Child, Delete, Job, Observed, PodSet
 
 
 def gang_of(job: Job) -> list[Child]:
@@ -140,3 +143,31 @@ def test_what_pods_read_does_not_name_who_places_them(scheduling: dict[str, Any]
     placed = look(make_job(scheduling=scheduling), Observed(pods=four_pods()))
     (one,), (other,) = (made(planned, "ConfigMap") for planned in (placed, look(make_job())))
     assert one["metadata"]["name"] == other["metadata"]["name"]
+
+
+def pods_of(count: int, **requests: str) -> PodSet:
+    container = {"name": "trainer", "resources": {"requests": requests}}
+    return PodSet("reward", count, {"spec": {"containers": [container]}})
+
+
+@pytest.mark.parametrize(
+    ("sets", "total"),
+    [
+        ((pods_of(3, cpu="2"), pods_of(1, cpu="100m")), {"cpu": "6100m"}),
+        ((pods_of(2, cpu="500m"),), {"cpu": "1"}),
+        ((pods_of(2, memory="1536Mi"), pods_of(1, memory="1G")), {"memory": "4221225472"}),
+        ((pods_of(4, memory="512Ki"),), {"memory": "2097152"}),
+        ((pods_of(8, gpu="2"), pods_of(1, cpu="1")), {"cpu": "1", "gpu": "16"}),
+        ((), {}),
+    ],
+)
+def test_what_all_pods_ask_for(sets: tuple[PodSet, ...], total: dict[str, str]) -> None:
+    assert total_requests(sets) == total
+
+
+@given(st.lists(st.tuples(st.integers(1, 99), st.integers(1, 10**6)), min_size=1, max_size=5))
+def test_no_thousandth_is_lost(asked: list[tuple[int, int]]) -> None:
+    sets = tuple(pods_of(count, cpu=f"{milli}m") for count, milli in asked)
+    text = total_requests(sets)["cpu"]
+    total = Fraction(text.removesuffix("m")) / (1000 if text.endswith("m") else 1)
+    assert total == Fraction(sum(count * milli for count, milli in asked), 1000)
