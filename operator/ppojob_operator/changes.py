@@ -14,11 +14,11 @@ from ppojob_operator.build.metadata import (
     gang_name,
 )
 from ppojob_operator.build.objects import (
+    base_objects,
     bindings,
     key_templates,
     pod_sets,
     stateful_sets,
-    surroundings,
 )
 from ppojob_operator.build.pod_template import PodConfig, config_map_name
 from ppojob_operator.conditions import holds, inert, rfc3339
@@ -59,7 +59,7 @@ def changes(here: ReconcileContext, defaults: Settings) -> Waves:
     config_name = config_map_name(here.job, config)
     around = [
         action
-        for wanted in surroundings(here.job, config)
+        for wanted in base_objects(here.job, config)
         if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here, config)
         for action in _object_actions(here, wanted)
     ]
@@ -80,9 +80,8 @@ def made(waves: Waves) -> Set[tuple[ChildKind, str]]:
 
 
 def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) -> list[Action]:
-    roles = tuple(config.run.topology.role(one.role) for one in here.wanted)
-    placements = here.admission.placements
-    rendered = stateful_sets(here.job, config, roles, here.pods, defaults, placements)
+    roles = (config.run.topology.role(one.role) for one in here.wanted)
+    rendered = stateful_sets(here.job, config, roles, defaults, here.admission.placements)
     return [action for wanted in rendered for action in _object_actions(here, wanted)]
 
 
@@ -171,7 +170,7 @@ def _object_actions(here: ReconcileContext, wanted: dict[str, Any]) -> Iterable[
         return
     else:
         if kind == "StatefulSet" and _is_kept(child, wanted):
-            wanted = _as_begun(child, wanted)
+            wanted = _as_first_made(child, wanted)
         if not covers(child.manifest, wanted) and child.settled_digest != digest(wanted):
             yield Apply(wanted, child.uid)
 
@@ -187,7 +186,7 @@ def _is_kept(child: Child, wanted: Manifest) -> bool:
     return same_job and theirs.get(ANNOTATION_TEMPLATE) != ours[ANNOTATION_TEMPLATE]
 
 
-def _as_begun(child: Child, wanted: Manifest) -> dict[str, Any]:
+def _as_first_made(child: Child, wanted: Manifest) -> dict[str, Any]:
     """A StatefulSet as the other operator made it: with pods, where somebody has scaled it to 0."""
     spec = child.manifest["spec"]
     replicas = spec["replicas"] or wanted["spec"]["replicas"]
@@ -209,7 +208,7 @@ def _gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action
         return
     if not here.observed.gangs.served.issuperset(gang.kinds):
         return
-    sets = pod_sets(here.job, here.config, here.pods, defaults)
+    sets = pod_sets(here.job, here.config, defaults)
     for one in gang.objects(here.job, sets, here.observed.gangs):
         yield from (action for action in _object_actions(here, one) if _is_free(here, action))
         if (child_kind(one), one["metadata"]["name"]) not in here.observed.children:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.schedule import LifecycleSpec
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import FailureRecord
@@ -37,7 +36,6 @@ class ReconcileContext:
     accepted: ObservedCondition
     config: PodConfig | None
     roles: tuple[RolePods, ...]
-    pods: tuple[PodSettings, ...]
     observed: Observed
     now: Time
     failures: tuple[FailureRecord, ...]
@@ -94,7 +92,6 @@ def reconcile_context(
         accepted=accepted,
         config=config,
         roles=roles,
-        pods=manifest.spec.pods if manifest is not None else (),
         observed=observed,
         now=now,
         failures=tuple(failures),
@@ -179,4 +176,4 @@ def _pod_config(given: _VeryManifest, uid: str) -> PodConfig:
     spec = config.spec.model_copy(
         update={"lifecycle": LifecycleSpec(), "pods": (), "scheduling": SchedulingSpec()}
     )
-    return PodConfig.of(config.model_copy(update={"spec": spec, "uid": uid}))
+    return PodConfig.of(config.model_copy(update={"spec": spec, "uid": uid}), config.spec.pods)

@@ -2,12 +2,11 @@
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
-from ppojob_api.v1alpha1.pod_settings import PodSettings, settings_of
 from ppojob_api.well_known import (
     ANNOTATION_CONFIG_DIGEST,
     GROUP,
@@ -43,7 +42,7 @@ KeyPairs = Mapping[RoleName, tuple[str, str]]
 """Role -> public and secret key, each 40 letters of Z85."""
 
 
-def surroundings(job: Job, config: PodConfig) -> list[dict[str, Any]]:
+def base_objects(job: Job, config: PodConfig) -> list[dict[str, Any]]:
     """What must be there before the first pod, Secrets aside."""
     roles = [role.role for role in config.run.topology.with_own_pods]
     return [
@@ -104,14 +103,10 @@ def read_pairs(controllers: Manifest) -> KeyPairs:
         raise ValueError(f"the controller's Secret holds no {_PAIRS}") from problem
 
 
-def pod_sets(
-    job: Job, config: PodConfig, settings: tuple[PodSettings, ...], defaults: Settings
-) -> tuple[PodSet, ...]:
+def pod_sets(job: Job, config: PodConfig, defaults: Settings) -> tuple[PodSet, ...]:
     """The pods of all roles, the controller's too: without any one of them nothing trains."""
     return tuple(
-        PodSet(
-            ROLE_SLUGS[role.role], len(role.pods), _template(job, config, role, settings, defaults)
-        )
+        PodSet(ROLE_SLUGS[role.role], len(role.pods), pod_template(job, config, role, defaults))
         for role in config.run.topology.with_own_pods
     )
 
@@ -119,28 +114,17 @@ def pod_sets(
 def stateful_sets(
     job: Job,
     config: PodConfig,
-    roles: tuple[RoleTopology, ...],
-    settings: tuple[PodSettings, ...],
+    roles: Iterable[RoleTopology],
     defaults: Settings,
     placements: Mapping[str, Placement],
 ) -> list[dict[str, Any]]:
     """The StatefulSets of some roles; `placements` is what a queue adds, by the role's slug."""
     sets = []
     for role in roles:
-        template = _template(job, config, role, settings, defaults)
+        template = pod_template(job, config, role, defaults)
         placement = placements.get(ROLE_SLUGS[role.role])
         sets.append(_stateful_set(job, role, member(job, template, placement)))
     return sets
-
-
-def _template(
-    job: Job,
-    config: PodConfig,
-    role: RoleTopology,
-    settings: tuple[PodSettings, ...],
-    defaults: Settings,
-) -> dict[str, Any]:
-    return pod_template(job, config, role, settings_of(settings, role.role), defaults)
 
 
 def _config_map(job: Job, config: PodConfig) -> dict[str, Any]:

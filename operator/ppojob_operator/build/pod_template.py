@@ -12,7 +12,12 @@ from ppojob_api import contract
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.code_source import CODE_FOLDER
-from ppojob_api.v1alpha1.pod_settings import EnvironmentVariable, PodSettings, PodVolume
+from ppojob_api.v1alpha1.pod_settings import (
+    EnvironmentVariable,
+    PodSettings,
+    PodVolume,
+    settings_of,
+)
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build.metadata import controller_name, labels, selector
 from ppojob_operator.build.pods import environment
@@ -38,17 +43,18 @@ _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, slots=True)
 class PodConfig:
-    """What the pods of a job run, with its canonical JSON and the SHA-256 of that."""
+    """What the pods of a job run, its canonical JSON, the SHA-256 of that, and their settings."""
 
     run: RunConfig
     text: str
     digest: str
+    settings: tuple[PodSettings, ...]
 
     @classmethod
-    def of(cls, run: RunConfig) -> "PodConfig":
+    def of(cls, run: RunConfig, settings: tuple[PodSettings, ...]) -> "PodConfig":
         """Write out a run configuration."""
         text = run.to_json()
-        return cls(run, text.decode("ascii"), hashlib.sha256(text).hexdigest())
+        return cls(run, text.decode("ascii"), hashlib.sha256(text).hexdigest(), settings)
 
 
 def config_map_name(job: Job, config: PodConfig) -> str:
@@ -57,9 +63,10 @@ def config_map_name(job: Job, config: PodConfig) -> str:
 
 
 def pod_template(
-    job: Job, config: PodConfig, role: RoleTopology, settings: PodSettings, defaults: Settings
+    job: Job, config: PodConfig, role: RoleTopology, defaults: Settings
 ) -> dict[str, Any]:
     """The template of a role's pods; `defaults` is for what the job says nothing of."""
+    settings = settings_of(config.settings, role.role)
     is_controller = role.role == "controller"
     spec: dict[str, Any] = {
         "automountServiceAccountToken": is_controller,

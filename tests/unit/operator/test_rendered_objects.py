@@ -15,8 +15,7 @@ from operator_jobs import CONFIG_DIGEST, UID, config_digest, make_job
 from ppojob_api import validation
 from ppojob_api.manifest import to_yaml
 from ppojob_api.problem import ReasonCode
-from ppojob_api.v1alpha1.pod_settings import PodSettings
-from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
+from ppojob_operator.build.objects import base_objects, bindings, key_templates, stateful_sets
 from ppojob_operator.build.pod_template import pod_template
 from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
@@ -31,8 +30,8 @@ def rendered(job: Job) -> list[dict[str, Any]]:
     config = pod_config(job, job.manifest)
     keys = [dict(one) for one in key_templates(job, config).values()]
     roles = config.run.topology.with_own_pods
-    sets = stateful_sets(job, config, roles, job.manifest.spec.pods, DEFAULTS, {})
-    return [*surroundings(job, config), *bindings(job), *keys, *sets]
+    sets = stateful_sets(job, config, roles, DEFAULTS, {})
+    return [*base_objects(job, config), *bindings(job), *keys, *sets]
 
 
 def pod_specs(*items: dict[str, Any], **sections: Any) -> dict[str, dict[str, Any]]:
@@ -47,10 +46,9 @@ def pod_specs(*items: dict[str, Any], **sections: Any) -> dict[str, dict[str, An
 
 def template_with(settings: dict[str, Any], **sections: Any) -> dict[str, Any]:
     """The pod template of `actorRollout`."""
-    job = make_job(**sections)
+    job = make_job(pods=[settings], **sections)
     config = pod_config(job, job.manifest)
-    role = config.run.topology.role("actorRollout")
-    return pod_template(job, config, role, PodSettings.model_validate(settings), DEFAULTS)
+    return pod_template(job, config, config.run.topology.role("actorRollout"), DEFAULTS)
 
 
 def test_objects_of_a_job_word_for_word() -> None:
@@ -192,11 +190,17 @@ def test_the_pull_policy_of_the_operator_is_for_its_own_image() -> None:
 
 
 def test_overrides_never_replace_our_labels() -> None:
-    spoofed = {"metadata": {"labels": {"team": "a", "ppojob.dev/job-uid": "another"}}}
-    template = template_with({"podOverrides": {**spoofed, "spec": {"schedulerName": "mine"}}})
-    assert template["metadata"]["labels"]["team"] == "a"
-    assert template["metadata"]["labels"]["ppojob.dev/job-uid"] == make_job().uid
-    assert template["spec"]["schedulerName"] == "mine"
+    """Those of the prefix ppojob.dev/ are refused before."""
+    theirs = {"team": "a", "app.kubernetes.io/managed-by": "another"}
+    template = template_with({"podOverrides": {"metadata": {"labels": theirs}}})
+    assert (
+        template["metadata"]["labels"].items()
+        >= {
+            "team": "a",
+            "app.kubernetes.io/managed-by": "ppojob-operator",
+            "ppojob.dev/job-uid": UID,
+        }.items()
+    )
 
 
 @pytest.mark.parametrize(
