@@ -1,4 +1,4 @@
-"""Everything that is known of the cluster at this moment, by job.
+"""What is known of the cluster now, by job.
 
 Reflectors and kopf's stream fill it; `observe` reads it. It holds trimmed records only: a pod
 takes about a kilobyte, an object made for a job less than two.

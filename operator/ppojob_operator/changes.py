@@ -187,7 +187,7 @@ def _is_kept(child: Child, wanted: Manifest) -> bool:
 
 
 def _as_first_made(child: Child, wanted: Manifest) -> dict[str, Any]:
-    """A StatefulSet as the other operator made it: with pods, where somebody has scaled it to 0."""
+    """A StatefulSet as the other operator made it; one that was scaled to 0 gets its pods back."""
     spec = child.manifest["spec"]
     replicas = spec["replicas"] or wanted["spec"]["replicas"]
     return {**child.manifest, "spec": {**spec, "replicas": replicas}}
@@ -217,7 +217,7 @@ def _gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action
 
 
 def _queue_changes(here: ReconcileContext) -> Iterator[Action]:
-    """What Kueue is told of the pods, and of the end."""
+    """What Kueue gets to know: whether the pods are ready, and how the job ended."""
     child = kueue.own_workload(here.job, here.observed)
     if child is None:
         return

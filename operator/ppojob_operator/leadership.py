@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 _RENEWALS = 4
 """Renewals in the time that a Lease lasts."""
 _LOOKS = 4
-"""Looks of whoever waits for it in the time of one renewal: a fail-over lasts as long as the Lease,
-and the time until it is seen that it was renewed last, and that it was not again."""
+"""Reads of a waiting replica in the time between two renewals. A fail-over takes as long as the
+Lease lasts, and the time until a waiting replica has seen the last renewal and missed the next."""
 _SAFE_SHARE = 0.8
 """Share of that time in which a holder that could not renew still writes."""
 

@@ -44,7 +44,7 @@ def wanted_role_pods(topology: Topology) -> tuple[RolePods, ...]:
 
 
 def accepted_role_pods(job: Job) -> tuple[RolePods, ...]:
-    """The roles that a job had when its spec was accepted last: the status has kept them."""
+    """The roles of the last spec that was accepted, as the status has them."""
     found = ((cast("RoleName", one.name), one.replicas) for one in job.status.roles)
     return tuple(
         RolePods(role, tuple(pod_name(job.name, role, index) for index in range(replicas)))

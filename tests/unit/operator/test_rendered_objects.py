@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_specs import changed_job
 from operator_jobs import CONFIG_DIGEST, UID, config_digest, make_job
 
-from ppojob_api import validation
 from ppojob_api.manifest import to_yaml
-from ppojob_api.problem import ReasonCode
 from ppojob_operator.build.objects import base_objects, bindings, key_templates, stateful_sets
 from ppojob_operator.build.pod_template import pod_template
 from ppojob_operator.reconcile_context import pod_config
@@ -156,27 +153,6 @@ def test_the_claim_of_the_run_folder_is_mounted_a_second_time_from_one_volume() 
     assert "readOnly" not in mounts["/ppojob/run"]
 
 
-def test_settings_of_pods_reach_the_template() -> None:
-    template = template_with(
-        {
-            "sharedMemory": "4Gi",
-            "nodeSelector": {"pool": "gpu"},
-            "tolerations": [{"key": "gpu", "operator": "Exists"}],
-            "priorityClassName": "high",
-            "topologySpread": [{"topologyKey": "zone"}],
-            "env": [{"name": "HF_TOKEN", "secret": {"name": "hub", "key": "token"}}],
-        }
-    )
-    spec = template["spec"]
-    assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"pool": "gpu"}, "high")
-    assert {"key": "gpu", "operator": "Exists"} in spec["tolerations"]
-    assert spec["topologySpreadConstraints"][0]["topologyKey"] == "zone"
-    secret = {"secretKeyRef": {"name": "hub", "key": "token"}}
-    assert {"name": "HF_TOKEN", "valueFrom": secret} in spec["containers"][0]["env"]
-    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "4Gi"}}
-    assert shm in spec["volumes"]
-
-
 def test_the_pull_policy_of_the_operator_is_for_its_own_image() -> None:
     """What Kubernetes does with `:latest` is right for a job's; `Never` may not fit it at all."""
 
@@ -290,6 +266,9 @@ def test_a_later_item_of_the_pods_stands_over_an_earlier_one() -> None:
         ],
         "volumes": [{"claimName": "b", "mountPath": "/data/"}],
         "topologySpread": [{**zone, "maxSkew": 3}, soft],
+        "nodeSelector": {"pool": "gpu"},
+        "priorityClassName": "high",
+        "sharedMemory": "4Gi",
         "podOverrides": {
             "metadata": {"annotations": {"note": "b"}},
             "spec": {"schedulerName": "mine", "dnsConfig": {"searches": ["b.example"]}},
@@ -313,6 +292,9 @@ def test_a_later_item_of_the_pods_stands_over_an_earlier_one() -> None:
     assert (controller["dnsConfig"], controller.get("schedulerName")) == (dns, None)
     assert reward["dnsConfig"] == {**dns, "searches": ["b.example"]}
     assert reward["schedulerName"] == "mine"
+    assert (reward["nodeSelector"], reward["priorityClassName"]) == ({"pool": "gpu"}, "high")
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "4Gi"}}
+    assert shm in reward["volumes"]
     # What is said twice alike stands once.
     assert reward["imagePullSecrets"] == [{"name": "hub"}]
     assert [one["key"] for one in reward["tolerations"]].count("gpu") == 1
@@ -329,17 +311,3 @@ def claims(spec: dict[str, Any]) -> list[str]:
 def spread(spec: dict[str, Any]) -> list[tuple[str, int, str]]:
     found = spec["topologySpreadConstraints"]
     return [(one["topologyKey"], one["maxSkew"], one["whenUnsatisfiable"]) for one in found]
-
-
-def test_one_item_may_spread_over_a_topology_in_both_ways_and_in_none_twice() -> None:
-    soft = {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
-    item: dict[str, Any] = {"topologySpread": [{"topologyKey": "zone"}, soft]}
-    job = changed_job([])
-    job["spec"]["pods"] = [item]
-    assert not isinstance(validation.validate(job), list)
-    item["topologySpread"].append({**soft, "maxSkew": 2})
-    problems = validation.validate(job)
-    assert isinstance(problems, list)
-    assert [(one.where, one.reason_code) for one in problems] == [
-        (f"spec.pods[0].topologySpread[{index}]", ReasonCode.DUPLICATE) for index in (1, 2)
-    ]
