@@ -80,7 +80,7 @@ def made(waves: Waves) -> Set[tuple[ChildKind, str]]:
 
 
 def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) -> list[Action]:
-    roles = (config.run.topology.role(one.role) for one in here.wanted)
+    roles = (config.run.topology.role(role) for role in here.wanted)
     rendered = stateful_sets(here.job, config, roles, defaults, here.admission.placements)
     return [action for wanted in rendered for action in _object_actions(here, wanted)]
 
@@ -88,7 +88,7 @@ def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) 
 def _is_in_use(here: ReconcileContext, config: PodConfig) -> bool:
     """Whether a pod mounts this very configuration, or the next one will."""
     is_mounted = any(pod.config_digest == config.digest for pod in here.observed.pods)
-    return is_mounted or any(_mounts(here, role.role, config) for role in here.wanted)
+    return is_mounted or any(_mounts(here, role, config) for role in here.wanted)
 
 
 def _is_stuck(here: ReconcileContext) -> bool:
@@ -100,8 +100,8 @@ def _is_stuck(here: ReconcileContext) -> bool:
 
 
 def _unwanted_sets(here: ReconcileContext) -> Iterable[Action]:
-    keep = {workload_name(here.job.name, role.role) for role in here.wanted}
-    known = {workload_name(here.job.name, role.role) for role in here.roles}
+    keep = {workload_name(here.job.name, role) for role in here.wanted}
+    known = {workload_name(here.job.name, role) for role in here.roles}
     asked = _configs_of_controllers(here) if here.wanted else set()
     for (kind, name), child in here.observed.children.items():
         if kind != "StatefulSet" or name in keep or child.is_deleting:
@@ -121,7 +121,7 @@ def _configs_of_controllers(here: ReconcileContext) -> set[str]:
 
 def _unused_configs(here: ReconcileContext, config: PodConfig) -> Iterable[Action]:
     """Configurations of before; a pod that is still there may mount its own again."""
-    if not all(_mounts(here, role.role, config) for role in here.wanted):
+    if not all(_mounts(here, role, config) for role in here.wanted):
         return
     used = {pod.config_digest for pod in here.observed.pods} | {config.digest}
     for (kind, name), child in here.observed.children.items():

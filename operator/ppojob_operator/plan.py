@@ -62,7 +62,7 @@ def _again_in(here: ReconcileContext, settings: Settings, *waits: float | None) 
     candidates = [*waits, here.admission.again_in]
     if here.ending is None:
         candidates.append(deadline_in(here.job, here.now))
-        if any(missing_pods(role, here.observed) for role in here.wanted):
+        if missing_pods(here.wanted, here.observed):
             candidates.append(MISSING_SECONDS)
         if any(pod.waiting_reason == "ContainerCreating" for pod in here.observed.pods):
             candidates.append(settings.node_silence_seconds)

@@ -207,17 +207,17 @@ def _main_claim(claims: tuple[ObservedCondition, ...]) -> ObservedCondition:
 
 def _role_status(here: ReconcileContext, before: PPOJobStatus) -> Iterator[RoleStatus]:
     old = {role.name: role for role in before.roles}
-    for role in here.roles:
-        was = old.get(role.role)
-        pods = here.observed.pods_of(role.role)
-        lost, step = _losses(here, was, role.role)
+    for role, names in here.roles.items():
+        was = old.get(role)
+        pods = here.observed.pods_of(role)
+        lost, step = _losses(here, was, role)
         yield RoleStatus(
-            name=role.role,
-            replicas=len(role.pods),
+            name=role,
+            replicas=len(names),
             ready=sum(pod.is_ready and not pod.is_deleting for pod in pods),
             epoch=was.epoch if was else 0,
-            restarts=(was.restarts if was else 0) + _restarts(here, role.role),
-            ended=ended(role.role, here.observed.pods),
+            restarts=(was.restarts if was else 0) + _restarts(here, role),
+            ended=ended(role, here.observed.pods),
             losses=lost,
             losses_step=step,
         )
