@@ -12,11 +12,11 @@ from typing import Any
 from cluster_client import ClusterClient
 from fake_nodes import LABEL, TAINT
 
-from ppojob_operator.build.keys import secret
-from ppojob_operator.execute import key_pair
+from ppojob_operator.build.objects import secret
 from ppojob_operator.kinds import CHILD_KINDS, JOB
 from ppojob_operator.plan import plan
 from ppojob_operator.reading import read_job
+from ppojob_operator.reconcile import key_pair
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import Create, MakeKeys, Manifest, Observed
 

@@ -25,15 +25,7 @@ from ppojob_api.run_layout import LOGS_FOLDER
 from ppojob_cli import gpus
 from ppojob_cli.addresses import Addresses
 from ppojob_cli.local_fork_server import forked_roles, server_of_others, start_fork_server
-from ppojob_operator.build.pods import (
-    CONFIG_FILE,
-    InMount,
-    Literal,
-    Pod,
-    PodAddress,
-    PodOrdinal,
-    pods,
-)
+from ppojob_operator.build.pods import CONFIG_FILE, Pod, environment, pods
 from ppojob_trainer import stop_signal
 from ppojob_trainer.rpc.keys import write_key_folders
 from ppojob_trainer.rpc.messages.pods import PodStatus
@@ -103,10 +95,10 @@ class LocalPods:
         roles_forked = forked_roles(self._config.topology)
         forked_by = self._find_fork_server() if roles_forked else None
         for pod in planned:
-            environment = {contract.ENV_VISIBLE_GPUS: devices[pod.name]}
+            of_this_machine = {contract.ENV_VISIBLE_GPUS: devices[pod.name]}
             if pod.role in roles_forked:
-                environment[contract.ENV_FORK_SERVER] = str(forked_by)
-            self._start_pod(pod, addresses[pod.host], book, environment)
+                of_this_machine[contract.ENV_FORK_SERVER] = str(forked_by)
+            self._start_pod(pod, addresses[pod.host], book, of_this_machine)
 
     def dead(self) -> list[RunningPod]:
         """Pods whose supervisor has ended, which none does by itself."""
@@ -152,35 +144,26 @@ class LocalPods:
     ) -> None:
         scratch = self._mounts / "scratch" / pod.name
         scratch.mkdir(parents=True)
-        folders = {
-            "config": self._mounts / "config",
-            "keys": self._mounts / "keys" / pod.role,
-            "run": self._run_folder.absolute(),
-            "scratch": scratch,
+        mounts = {
+            "config": str(self._mounts / "config"),
+            "keys": str(self._mounts / "keys" / pod.role),
+            "run": str(self._run_folder.absolute()),
+            "scratch": str(scratch),
         }
-        environment = {**os.environ}
-        environment.pop(contract.ENV_FORK_SERVER, None)
-        for name, value in pod.environment.items():
-            match value:
-                case Literal(text):
-                    environment[name] = text
-                case InMount(mount, path):
-                    environment[name] = str(folders[mount] / path)
-                case PodAddress():
-                    environment[name] = address
-                case PodOrdinal(index):
-                    environment[name] = str(index)
-        environment[contract.ENV_ADDRESS_BOOK] = str(book)
-        environment[contract.ENV_DIE_WITH_PARENT] = str(os.getpid())
-        environment |= of_this_machine
-        python, *arguments = pod.argv
+        variables = {**os.environ}
+        variables.pop(contract.ENV_FORK_SERVER, None)
+        variables |= environment(pod.role, mounts, str(pod.index), address, str)
+        variables[contract.ENV_ADDRESS_BOOK] = str(book)
+        variables[contract.ENV_DIE_WITH_PARENT] = str(os.getpid())
+        variables |= of_this_machine
+        python, *arguments = contract.SUPERVISE_COMMAND
         assert python == "python"
         log_path = self._run_folder / LOGS_FOLDER / f"{pod.name}.log"
         with log_path.open("ab") as log, stop_signal.held_back():
             # One process group for all pods, not the terminal's: Ctrl-C is the runner's to handle.
             process = subprocess.Popen(
                 [sys.executable, *arguments],
-                env=environment,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import KIND, RoleName
 from ppojob_cli.figures import counted
 from ppojob_operator.build.gang import GANGS
-from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
+from ppojob_operator.build.objects import base_objects, bindings, key_templates, stateful_sets
 from ppojob_operator.plan import cluster_problems
 from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
@@ -42,11 +42,11 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
         status=PPOJobStatus(),
     )
     written, roles = pod_config(job, manifest), config.topology.with_own_pods
-    sets = stateful_sets(job, written, roles, config.spec.pods, Settings(), {})
+    sets = stateful_sets(job, written, roles, Settings(), {})
     for role, rendered in zip(roles, sets, strict=True):
         yield _pods_line(role.role, rendered)
     keys = key_templates(job, written).values()
-    objects = [*surroundings(job, written), *bindings(job), *keys, *sets]
+    objects = [*base_objects(job, written), *bindings(job), *keys, *sets]
     names: dict[str, list[str]] = {}
     for one in objects:
         names.setdefault(one["kind"], []).append(one["metadata"]["name"])

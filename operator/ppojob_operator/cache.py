@@ -1,4 +1,4 @@
-"""Everything that is known of the cluster at this moment, by job.
+"""What is known of the cluster now, by job.
 
 Reflectors and kopf's stream fill it; `observe` reads it. It holds trimmed records only: a pod
 takes about a kilobyte, an object made for a job less than two.
@@ -6,12 +6,12 @@ takes about a kilobyte, an object made for a job less than two.
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from ppojob_operator.build.kueue import placement
-from ppojob_operator.difference import covers, digest
+from ppojob_operator.build.metadata import covers, digest
 from ppojob_operator.kinds import child_key
 from ppojob_operator.reading import (
     JobKey,
@@ -44,16 +44,11 @@ _OVER = frozenset({"Succeeded", "Failed", "Suspended"})
 
 @dataclass(frozen=True, slots=True)
 class _PackedChild:
-    """A child whose manifest is packed."""
+    """A child without its manifest, and that packed."""
 
     child: Child
     packed: bytes
     version: int
-
-    def unpacked(self, settled_digest: str) -> Child:
-        return dataclasses.replace(
-            self.child, manifest=unpack(self.packed), settled_digest=settled_digest
-        )
 
 
 @dataclass(slots=True)
@@ -99,25 +94,25 @@ class GangCache:
 
     def see_flavor(self, manifest: Manifest) -> None:
         """A ResourceFlavor."""
-        metadata, spec = manifest["metadata"], manifest.get("spec") or {}
-        self._flavors[metadata["uid"]] = metadata["name"], placement(spec)
-        self._renew()
+        metadata = manifest["metadata"]
+        self._flavors[metadata["uid"]] = metadata["name"], placement(manifest.get("spec") or {})
+        self._update()
 
     def see_priority(self, manifest: Manifest) -> None:
         """A WorkloadPriorityClass."""
         metadata = manifest["metadata"]
         self._priorities[metadata["uid"]] = metadata["name"], int(manifest["value"])
-        self._renew()
+        self._update()
 
     def lose(self, uid: str) -> None:
         """A ResourceFlavor or a WorkloadPriorityClass is gone."""
         self._flavors.pop(uid, None)
         self._priorities.pop(uid, None)
-        self._renew()
+        self._update()
 
-    def _renew(self) -> None:
+    def _update(self) -> None:
         facts = GangFacts(
-            flavors=dict(self._flavors.values()), priorities=dict(self._priorities.values())
+            frozenset(), dict(self._flavors.values()), dict(self._priorities.values())
         )
         if facts != self._facts:
             self._facts = facts
@@ -133,7 +128,7 @@ class Cache:
         self._nodes: dict[str, Node] = {}
         self._node_names: dict[str, str] = {}
         self._keys: dict[str, JobKey] = {}
-        self.gangs = GangCache(lambda: self._wake_all(iter(self.job_keys())))
+        self.gangs = GangCache(lambda: self._wake_all(self.job_keys()))
 
     def job_keys(self) -> tuple[JobKey, ...]:
         """All jobs that are there."""
@@ -158,14 +153,21 @@ class Cache:
         """What is there for a job."""
         records = self._jobs.get(key) or _JobRecords()
         pods = tuple(pod for pod in records.pods.values() if pod.job_uid == job_uid)
+        report = records.report
+        # Of a controller whose pod is gone the report is no news; the next one reports itself.
+        is_current = report and any(pod.uid == report.pod_uid for pod in pods)
         return Observed(
             pods=tuple(sorted(pods, key=lambda pod: pod.name)),
             children={
-                (one.child.kind, one.child.name): one.unpacked(records.settled.get(uid, ""))
+                (one.child.kind, one.child.name): dataclasses.replace(
+                    one.child,
+                    manifest=unpack(one.packed),
+                    settled_digest=records.settled.get(uid, ""),
+                )
                 for uid, one in records.children.items()
             },
             nodes={pod.node: self._nodes[pod.node] for pod in pods if pod.node in self._nodes},
-            controller=_of_these(records.report, pods),
+            controller=report if is_current else None,
             refused=dict(records.refused),
             gangs=self.gangs.facts(key[0]),
         )
@@ -203,7 +205,7 @@ class Cache:
         records.uid = metadata["uid"]
         records.phase = (manifest.get("status") or {}).get("phase", "Pending")
         self._keys[metadata["uid"]] = key
-        if before is None or _telling(before) != _telling(trimmed):
+        if before is None or _relevant(before) != _relevant(trimmed):
             self._wake(key)
 
     def lose_job(self, uid: str) -> None:
@@ -271,7 +273,7 @@ class Cache:
         if name is not None and self._nodes.pop(name, None) is not None:
             self._wake_all(self._jobs_on(name))
 
-    def settle(self, key: JobKey, answer: Manifest, wanted: Manifest) -> None:
+    def see_answer(self, key: JobKey, answer: Manifest, wanted: Manifest) -> None:
         """Take in what the API server made of an object that we wrote."""
         self.see_child(answer)
         records = self._jobs[key]
@@ -284,7 +286,7 @@ class Cache:
 
     def refuse(self, job: Job, manifest: Manifest, why: str) -> None:
         """Keep why an object was not taken from us, for the status."""
-        records = self._jobs.get((job.namespace, job.name))
+        records = self._jobs.get(job.key)
         # A job that was forgotten meanwhile leaves nothing to the next of its name.
         if records is not None and records.manifest and records.uid == job.uid:
             records.refused[child_key(manifest)] = why
@@ -296,13 +298,15 @@ class Cache:
             records.refused = {one: why for one, why in records.refused.items() if one in wanted}
             self._wake(key)
 
-    def _jobs_on(self, node: str) -> Iterator[JobKey]:
-        for key, records in self._jobs.items():
-            if any(pod.node == node for pod in records.pods.values()):
-                yield key
+    def _jobs_on(self, node: str) -> list[JobKey]:
+        return [
+            key
+            for key, records in self._jobs.items()
+            if any(pod.node == node for pod in records.pods.values())
+        ]
 
-    def _wake_all(self, keys: Iterator[JobKey]) -> None:
-        for key in tuple(keys):
+    def _wake_all(self, keys: Iterable[JobKey]) -> None:
+        for key in keys:
             self._wake(key)
 
     def _drop_if_empty(self, key: JobKey) -> None:
@@ -311,18 +315,13 @@ class Cache:
             del self._jobs[key]
 
 
-def _of_these(report: ControllerReport | None, pods: tuple[Pod, ...]) -> ControllerReport | None:
-    """A report, unless its pod is gone: another controller goes on, and will tell by itself."""
-    return report if report and any(pod.uid == report.pod_uid for pod in pods) else None
-
-
 def _is_older(metadata: Manifest, than: Manifest) -> bool:
     """Whether one state of an object was before another: versions are ordered since 1.35."""
     same = metadata["uid"] == than["uid"]
     return bool(same and int(metadata["resourceVersion"]) < int(than["resourceVersion"]))
 
 
-def _telling(manifest: dict[str, Any]) -> dict[str, Any]:
+def _relevant(manifest: dict[str, Any]) -> dict[str, Any]:
     """What of a job a plan depends on: of its training, where it is, and not how far."""
     status = dict(manifest.get("status") or {})
     training = status.pop("training", None) or {}

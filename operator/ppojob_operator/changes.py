@@ -1,17 +1,27 @@
 """What must be made, changed and deleted so that a job has the objects it is to have. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Set
+from typing import Any
 
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build import kueue
-from ppojob_operator.build.config_map import PodConfig, config_map_name
 from ppojob_operator.build.gang import GANGS
-from ppojob_operator.build.metadata import ANNOTATION_GENERATION, ANNOTATION_TEMPLATE, gang_name
-from ppojob_operator.build.objects import bindings, key_templates, stateful_sets, surroundings
-from ppojob_operator.build.pod_sets import pod_sets
+from ppojob_operator.build.metadata import (
+    ANNOTATION_GENERATION,
+    ANNOTATION_TEMPLATE,
+    covers,
+    digest,
+    gang_name,
+)
+from ppojob_operator.build.objects import (
+    base_objects,
+    bindings,
+    key_templates,
+    pod_sets,
+    stateful_sets,
+)
+from ppojob_operator.build.pod_template import PodConfig, config_map_name
 from ppojob_operator.conditions import holds, inert, rfc3339
-from ppojob_operator.difference import covers, digest
 from ppojob_operator.kinds import GANG_KINDS, child_key, child_kind
 from ppojob_operator.policies.placing import NOT_ASKED
 from ppojob_operator.policies.startup import pods_ready
@@ -40,7 +50,7 @@ Waves = tuple[tuple[Action, ...], ...]
 def changes(here: ReconcileContext, defaults: Settings) -> Waves:
     """The actions: first what pods need, then the pods, then what nobody needs any more."""
     gang = tuple(_gang_changes(here, defaults))
-    told = tuple(_told_to_queue(here))
+    told = tuple(_queue_changes(here))
     config = here.config
     if config is None or not here.wanted:
         return (tuple(_unwanted_sets(here)), gang, told)
@@ -49,7 +59,7 @@ def changes(here: ReconcileContext, defaults: Settings) -> Waves:
     config_name = config_map_name(here.job, config)
     around = [
         action
-        for wanted in surroundings(here.job, config)
+        for wanted in base_objects(here.job, config)
         if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here, config)
         for action in _object_actions(here, wanted)
     ]
@@ -70,16 +80,15 @@ def made(waves: Waves) -> Set[tuple[ChildKind, str]]:
 
 
 def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) -> list[Action]:
-    roles = tuple(config.run.topology.role(one.role) for one in here.wanted)
-    placements = here.admission.placements
-    rendered = stateful_sets(here.job, config, roles, here.pods, defaults, placements)
+    roles = (config.run.topology.role(role) for role in here.wanted)
+    rendered = stateful_sets(here.job, config, roles, defaults, here.admission.placements)
     return [action for wanted in rendered for action in _object_actions(here, wanted)]
 
 
 def _is_in_use(here: ReconcileContext, config: PodConfig) -> bool:
     """Whether a pod mounts this very configuration, or the next one will."""
     is_mounted = any(pod.config_digest == config.digest for pod in here.observed.pods)
-    return is_mounted or any(_mounts(here, role.role, config) for role in here.wanted)
+    return is_mounted or any(_mounts(here, role, config) for role in here.wanted)
 
 
 def _is_stuck(here: ReconcileContext) -> bool:
@@ -91,8 +100,8 @@ def _is_stuck(here: ReconcileContext) -> bool:
 
 
 def _unwanted_sets(here: ReconcileContext) -> Iterable[Action]:
-    keep = {workload_name(here.job.name, role.role) for role in here.wanted}
-    known = {workload_name(here.job.name, role.role) for role in here.roles}
+    keep = {workload_name(here.job.name, role) for role in here.wanted}
+    known = {workload_name(here.job.name, role) for role in here.roles}
     asked = _configs_of_controllers(here) if here.wanted else set()
     for (kind, name), child in here.observed.children.items():
         if kind != "StatefulSet" or name in keep or child.is_deleting:
@@ -112,7 +121,7 @@ def _configs_of_controllers(here: ReconcileContext) -> set[str]:
 
 def _unused_configs(here: ReconcileContext, config: PodConfig) -> Iterable[Action]:
     """Configurations of before; a pod that is still there may mount its own again."""
-    if not all(_mounts(here, role.role, config) for role in here.wanted):
+    if not all(_mounts(here, role, config) for role in here.wanted):
         return
     used = {pod.config_digest for pod in here.observed.pods} | {config.digest}
     for (kind, name), child in here.observed.children.items():
@@ -161,7 +170,7 @@ def _object_actions(here: ReconcileContext, wanted: dict[str, Any]) -> Iterable[
         return
     else:
         if kind == "StatefulSet" and _is_kept(child, wanted):
-            wanted = _as_begun(child, wanted)
+            wanted = _as_first_made(child, wanted)
         if not covers(child.manifest, wanted) and child.settled_digest != digest(wanted):
             yield Apply(wanted, child.uid)
 
@@ -177,8 +186,8 @@ def _is_kept(child: Child, wanted: Manifest) -> bool:
     return same_job and theirs.get(ANNOTATION_TEMPLATE) != ours[ANNOTATION_TEMPLATE]
 
 
-def _as_begun(child: Child, wanted: Manifest) -> dict[str, Any]:
-    """A StatefulSet as the other operator made it: with pods, where somebody has scaled it to 0."""
+def _as_first_made(child: Child, wanted: Manifest) -> dict[str, Any]:
+    """A StatefulSet as the other operator made it; one that was scaled to 0 gets its pods back."""
     spec = child.manifest["spec"]
     replicas = spec["replicas"] or wanted["spec"]["replicas"]
     return {**child.manifest, "spec": {**spec, "replicas": replicas}}
@@ -199,7 +208,7 @@ def _gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action
         return
     if not here.observed.gangs.served.issuperset(gang.kinds):
         return
-    sets = pod_sets(here.job, here.config, here.pods, defaults)
+    sets = pod_sets(here.job, here.config, defaults)
     for one in gang.objects(here.job, sets, here.observed.gangs):
         yield from (action for action in _object_actions(here, one) if _is_free(here, action))
         if (child_kind(one), one["metadata"]["name"]) not in here.observed.children:
@@ -207,8 +216,8 @@ def _gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action
             return
 
 
-def _told_to_queue(here: ReconcileContext) -> Iterator[Action]:
-    """What Kueue is told of the pods, and of the end."""
+def _queue_changes(here: ReconcileContext) -> Iterator[Action]:
+    """What Kueue gets to know: whether the pods are ready, and how the job ended."""
     child = kueue.own_workload(here.job, here.observed)
     if child is None:
         return
@@ -222,36 +231,32 @@ def _told_to_queue(here: ReconcileContext) -> Iterator[Action]:
     if evicted and not here.observed.pods and not here.has_ended:
         yield ReleaseQuota(child.name, child.uid)
         return
-    told = _end(here) if here.has_ended else _readiness(here, answer)
+    if here.has_ended:
+        status = here.job.status
+        reason = "Succeeded" if holds(status, "Complete") else "Failed"
+        words = inert(f"{status.reason}: {status.message}")
+        told = {"Finished": kueue.QueueCondition("True", reason, words)}
+    else:
+        told = _readiness(here, answer)
     if told:
         manifest = kueue.conditions(here.job, told, rfc3339(here.now))
         yield ApplyStatus(manifest, child.uid)
 
 
-def _end(here: ReconcileContext) -> Mapping[str, kueue.Said]:
-    status = here.job.status
-    reason = "Succeeded" if holds(status, "Complete") else "Failed"
-    words = inert(f"{status.reason}: {status.message}")
-    return {"Finished": kueue.Said("True", reason, words)}
-
-
-def _readiness(here: ReconcileContext, answer: kueue.Answer) -> Mapping[str, kueue.Said]:
+def _readiness(here: ReconcileContext, answer: kueue.Answer) -> dict[str, kueue.QueueCondition]:
     """The condition by which Kueue takes quota back from a job whose pods never start."""
     if here.admission.claim.reason in NOT_ASKED:
         return {}
     is_ready = bool(here.admission.claim.holds and pods_ready(here.roles, here.observed, 0.0).holds)
     was = answer.conditions.get("PodsReady")
-    value: Literal["True", "False"] = "True" if is_ready else "False"
+    value = str(is_ready)
     if value == (was.status if was else "False"):
         return {}
-    is_back = was is not None and was.reason == "WaitForRecovery"
     if is_ready:
-        reason, words = "Recovered" if is_back else "Started", "all pods are ready"
-    else:
-        has_started = here.admission.claim.holds
-        reason = "WaitForRecovery" if has_started else "WaitForStart"
-        words = "not all pods are ready"
-    return {"PodsReady": kueue.Said(value, reason, words)}
+        reason = "Recovered" if was and was.reason == "WaitForRecovery" else "Started"
+        return {"PodsReady": kueue.QueueCondition(value, reason, "all pods are ready")}
+    reason = "WaitForRecovery" if here.admission.claim.holds else "WaitForStart"
+    return {"PodsReady": kueue.QueueCondition(value, reason, "not all pods are ready")}
 
 
 def _is_free(here: ReconcileContext, action: Action) -> bool:

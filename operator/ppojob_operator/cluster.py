@@ -25,6 +25,7 @@ _WATCH_SECONDS = 300
 _LINE_BYTES = 4 << 20
 _APPLY = "application/apply-patch+yaml"
 _JSON = "application/json"
+_METHODS = {"create": "POST", "patch": "PATCH", "update": "PUT", "delete": "DELETE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Cluster:
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
         """Read one object."""
-        return await self._request("get", "GET", kind, kind.path(namespace, name))
+        return await self._request("get", kind, kind.path(namespace, name))
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Make an object that must not be there: an object of others is never taken over.
@@ -90,11 +91,7 @@ class Cluster:
         Raises:
             ConflictError: the name is taken.
         """
-        kind, namespace, _ = _place(manifest)
-        query = {"fieldManager": FIELD_MANAGER}
-        return await self._request(
-            "create", "POST", kind, kind.path(namespace), query=query, body=manifest
-        )
+        return await self._write("create", manifest)
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest:
         """Server-side apply to the very object with this uid, fields of others included.
@@ -103,18 +100,15 @@ class Cluster:
             ConflictError: the object is another one now.
         """
         metadata = {**manifest["metadata"], "uid": uid}
-        return await self._apply({**manifest, "metadata": metadata})
+        return await self._write("patch", {**manifest, "metadata": metadata})
 
     async def apply_status(self, manifest: Manifest) -> Manifest:
         """Server-side apply of a status, of the version and the uid that the metadata has."""
-        return await self._apply(manifest, "/status")
+        return await self._write("patch", manifest, "/status")
 
     async def replace(self, manifest: Manifest, subresource: str = "") -> Manifest:
         """Write an object, or its `/status`, whole; conditional on `metadata.resourceVersion`."""
-        kind, namespace, name = _place(manifest)
-        query = {"fieldManager": FIELD_MANAGER}
-        path = kind.path(namespace, name) + subresource
-        return await self._request("update", "PUT", kind, path, query=query, body=manifest)
+        return await self._write("update", manifest, subresource)
 
     async def delete(
         self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None
@@ -128,7 +122,7 @@ class Cluster:
         }
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        await self._request("delete", "DELETE", kind, kind.path(namespace, name), body=options)
+        await self._request("delete", kind, kind.path(namespace, name), body=options)
 
     async def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Page]:
         """List objects page by page; an empty namespace means all, an empty selector every."""
@@ -136,7 +130,7 @@ class Cluster:
         head = {"kind": kind.name, "apiVersion": kind.api_version}
         query = {"limit": str(PAGE_SIZE), **_selected(selector)}
         while True:
-            answer = await self._request("list", "GET", kind, kind.path(namespace), query=query)
+            answer = await self._request("list", kind, kind.path(namespace), query=query)
             metadata = answer["metadata"]
             items = tuple({**item, **head} for item in answer.get("items") or ())
             yield Page(items, metadata["resourceVersion"])
@@ -183,25 +177,23 @@ class Cluster:
         token = self._connection.token()
         return {"Authorization": f"Bearer {token}"} if token else {}
 
-    async def _apply(self, manifest: Manifest, subresource: str = "") -> Manifest:
-        kind, namespace, name = _place(manifest)
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        path = kind.path(namespace, name) + subresource
-        return await self._request(
-            "patch", "PATCH", kind, path, query=query, body=manifest, content_type=_APPLY
-        )
+    async def _write(self, verb: str, manifest: Manifest, subresource: str = "") -> Manifest:
+        kind, metadata = kind_of(manifest), manifest["metadata"]
+        query = {"fieldManager": FIELD_MANAGER} | ({"force": "true"} if verb == "patch" else {})
+        name = None if verb == "create" else metadata["name"]
+        path = kind.path(metadata["namespace"], name) + subresource
+        return await self._request(verb, kind, path, query=query, body=manifest)
 
     async def _request(
         self,
         verb: str,
-        method: str,
         kind: Kind,
         path: str,
         *,
         query: Mapping[str, str] | None = None,
         body: Manifest | None = None,
-        content_type: str = _JSON,
     ) -> Manifest:
+        method, content_type = _METHODS.get(verb, "GET"), _APPLY if verb == "patch" else _JSON
         if method != "GET":
             self._check()
         started, code = time.monotonic(), "none"
@@ -211,7 +203,7 @@ class Cluster:
                 path,
                 params=query,
                 data=None if body is None else json.dumps(body).encode(),
-                headers={**self._headers(), "Content-Type": content_type, "Accept": _JSON},
+                headers=self._headers() | {"Content-Type": content_type, "Accept": _JSON},
                 timeout=aiohttp.ClientTimeout(total=_REQUEST_SECONDS),
             ) as answer:
                 code = str(answer.status)
@@ -224,11 +216,6 @@ class Cluster:
         finally:
             API_REQUESTS.labels(verb, kind.name, code).inc()
             API_SECONDS.labels(verb).observe(time.monotonic() - started)
-
-
-def _place(manifest: Manifest) -> tuple[Kind, str, str]:
-    metadata = manifest["metadata"]
-    return kind_of(manifest), metadata["namespace"], metadata["name"]
 
 
 def _selected(selector: str) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """Conditions of a job: every claim that a person may ask about, set once a reconcile, pure."""
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.v1alpha1.status import Condition, PPOJobStatus
 from ppojob_operator.state import Time
 
@@ -19,6 +20,7 @@ ConditionType = Literal[
     "Failed",
 ]
 
+INVALID = "InvalidSpec"
 MESSAGE_LIMIT = 1_024
 """Characters of a message: what a log or a model says may be a megabyte long."""
 
@@ -58,6 +60,26 @@ def inert(text: str) -> str:
     if not line.isprintable():
         line = "".join(letter if letter.isprintable() else "?" for letter in line)
     return line if len(line) <= MESSAGE_LIMIT else line[: MESSAGE_LIMIT - 3] + "..."
+
+
+def acceptance(problems: tuple[Problem, ...]) -> ObservedCondition:
+    """The condition Accepted: a spec is right, wrong, or newer than this operator.
+
+    The API server drops fields that its schema does not have, and writes defaults of those that it
+    has. So a field that is unknown here is of a newer resource, as in the middle of an upgrade, and
+    so may be whatever else seems wrong: another operator will judge.
+    """
+    if not problems:
+        return ObservedCondition("Accepted", True, "Valid")
+    newer = tuple(
+        replace(one, why="it is newer than this operator", allowed="wait, or upgrade the operator")
+        for one in problems
+        if one.reason_code is ReasonCode.UNKNOWN_FIELD
+    )
+    message = inert("; ".join(str(one) for one in newer or problems))
+    if newer:
+        return ObservedCondition("Accepted", None, "NewerSpec", message)
+    return ObservedCondition("Accepted", False, INVALID, message)
 
 
 def set_conditions(

@@ -4,7 +4,6 @@ import base64
 import os
 import ssl
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 from ruamel.yaml import YAML
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_TOKEN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +28,6 @@ class Connection:
     token: Callable[[], str]
 
 
-class _FileToken:
-    """A token that is replaced on disk before it ends, read again once a minute."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._token = ""
-        self._until = 0.0
-
-    def __call__(self) -> str:
-        if time.monotonic() >= self._until:
-            self._token = self._path.read_text().strip()
-            self._until = time.monotonic() + _TOKEN_SECONDS
-        return self._token
-
-
 def connect(environment: Mapping[str, str] = os.environ) -> Connection:
     """The connection of a pod, else that of `KUBECONFIG` or `~/.kube/config`.
 
@@ -56,7 +39,9 @@ def connect(environment: Mapping[str, str] = os.environ) -> Connection:
         address = f"[{host}]" if ":" in host else host
         port = environment.get("KUBERNETES_SERVICE_PORT", "443")
         context = ssl.create_default_context(cafile=str(_ACCOUNT / "ca.crt"))
-        return Connection(f"https://{address}:{port}", context, _FileToken(_ACCOUNT / "token"))
+        # The token is replaced on the disk before it ends.
+        token = (_ACCOUNT / "token").read_text
+        return Connection(f"https://{address}:{port}", context, lambda: token().strip())
     path = Path(environment.get("KUBECONFIG") or Path.home() / ".kube" / "config")
     return from_kubeconfig(path)
 

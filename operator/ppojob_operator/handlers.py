@@ -21,10 +21,10 @@ from ppojob_operator.operation import Operation, running
 from ppojob_operator.settings import Settings, read_settings
 
 
-class _NothingHandled(kopf.DiffBaseStorage):  # type: ignore[misc]
-    """What kopf remembers of a job that it has handled: nothing, for it is asked for events alone.
+class _NoState(kopf.DiffBaseStorage):  # type: ignore[misc]
+    """Stores nothing about handled jobs, since kopf only delivers events here.
 
-    Left alone it copies every job twice an event, to find changes that nobody asks for.
+    kopf's own storage copies every job twice per event, to find changes that nobody asks for.
     """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
@@ -60,7 +60,7 @@ class Program:
         """Begin to operate, before the first event comes."""
         # Events are ours to write, and kopf's own logs go to the log alone.
         settings.posting.enabled = False
-        settings.persistence.diffbase_storage = _NothingHandled()
+        settings.persistence.diffbase_storage = _NoState()
         settings.networking.request_timeout = 30
         settings.watching.inactivity_timeout = 80
         settings.process.ultimate_exiting_timeout = 20

@@ -14,31 +14,25 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 60.0
 
-Look = Callable[[JobKey], Awaitable[float | None]]
-"""Reconciles a job; answers the seconds until it wants to be looked at again, or None."""
+_REST_SECONDS = 0.2
+"""A job that was looked at is left alone for so long. Its own writes and the pods that they make
+come back as a burst of events; one look is enough for all."""
+_LONGEST_REST_SECONDS = 1.0
+"""A job that does not come to rest is left alone twice as long each time, up to this: its pods
+become ready one by one, and each look may cost a write."""
 
 
 class JobQueue:
     """A queue of jobs.
 
     Args:
-        rest_seconds: a job that was looked at is left alone for so long. Its own writes and the
-            pods that they make come back as a burst of events; one look is enough for all.
-        longest_rest_seconds: a job that does not come to rest is left alone twice as long each
-            time, up to this: its pods become ready one by one, and each look may cost a write.
+        look: reconciles a job; answers in how many seconds it is to be looked at again, or None.
+        workers: jobs that are looked at the same time.
     """
 
-    def __init__(
-        self,
-        look: Look,
-        workers: int,
-        rest_seconds: float = 0.2,
-        longest_rest_seconds: float = 1.0,
-    ) -> None:
+    def __init__(self, look: Callable[[JobKey], Awaitable[float | None]], workers: int) -> None:
         self._look = look
         self._workers = workers
-        self._rest_seconds = rest_seconds
-        self._longest_rest_seconds = longest_rest_seconds
         self._rests: dict[JobKey, float] = {}
         self._due: dict[JobKey, float] = {}
         self._busy: set[JobKey] = set()
@@ -79,8 +73,8 @@ class JobQueue:
             again = await self._look_once(key)
             loop = asyncio.get_running_loop()
             if again is not None:
-                self._timers[key] = loop.call_later(again, self._ring, key)
-            loop.call_later(self._rests.get(key, self._rest_seconds), self._rested, key)
+                self._timers[key] = loop.call_later(again, self._wake_again, key)
+            loop.call_later(self._rests.get(key, _REST_SECONDS), self._end_rest, key)
 
     async def _look_once(self, key: JobKey) -> float | None:
         try:
@@ -101,15 +95,15 @@ class JobQueue:
         asked = problem.retry_after if isinstance(problem, UnavailableError) else None
         return max(asked or 0.0, pause * random.uniform(0.5, 1.0))
 
-    def _rested(self, key: JobKey) -> None:
+    def _end_rest(self, key: JobKey) -> None:
         self._busy.discard(key)
         if key in self._due:
-            rest = 2 * self._rests.get(key, self._rest_seconds)
-            self._rests[key] = min(rest, self._longest_rest_seconds)
+            rest = 2 * self._rests.get(key, _REST_SECONDS)
+            self._rests[key] = min(rest, _LONGEST_REST_SECONDS)
             self._ready.release()
         else:
             self._rests.pop(key, None)
 
-    def _ring(self, key: JobKey) -> None:
+    def _wake_again(self, key: JobKey) -> None:
         self._timers.pop(key, None)
         self.wake(key)

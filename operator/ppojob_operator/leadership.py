@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 _RENEWALS = 4
 """Renewals in the time that a Lease lasts."""
 _LOOKS = 4
-"""Looks of whoever waits for it in the time of one renewal: a fail-over lasts as long as the Lease,
-and the time until it is seen that it was renewed last, and that it was not again."""
+"""Reads of a waiting replica in the time between two renewals. A fail-over takes as long as the
+Lease lasts, and the time until a waiting replica has seen the last renewal and missed the next."""
 _SAFE_SHARE = 0.8
 """Share of that time in which a holder that could not renew still writes."""
 
@@ -35,7 +35,7 @@ class Leadership:
 
     Args:
         settings: where and of what name it is, who this replica is, and how long the Lease lasts.
-        gained: called whenever this replica begins to lead.
+        on_lead: called whenever this replica begins to lead.
         clock: seconds that only grow, of this machine.
     """
 
@@ -43,19 +43,18 @@ class Leadership:
         self,
         cluster: Cluster,
         settings: Settings,
-        gained: Callable[[], None],
+        on_lead: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
-        self._namespace = settings.namespace
-        self._name = settings.lease
+        self._settings = settings
         self._identity = settings.identity
         self._seconds = settings.lease_seconds
-        self._gained = gained
+        self._on_lead = on_lead
         self._clock = clock
         self._held_until = 0.0
         self._seen: tuple[str, float] = ("", 0.0)
-        self._left: Manifest | None = None
+        self._written: Manifest | None = None
 
     @property
     def is_held(self) -> bool:
@@ -91,7 +90,7 @@ class Leadership:
             return
         asked = self._clock()
         try:
-            lease = await self._cluster.get(LEASE, self._namespace, self._name)
+            lease = await self._read()
         except MissingError:
             await self._write(self._cluster.create, None)
             return
@@ -109,10 +108,13 @@ class Leadership:
         except ConflictError:
             self._held_until = 0.0
 
+    async def _read(self) -> Manifest:
+        return await self._cluster.get(LEASE, self._settings.namespace, self._settings.lease)
+
     async def _renew(self) -> bool:
-        """Renew the Lease without another look at it; answers whether it is as it was left."""
+        """Renew the Lease without reading it first; False where somebody has written to it."""
         try:
-            await self._write(self._cluster.replace, self._left)
+            await self._write(self._cluster.replace, self._written)
         except (ConflictError, MissingError):
             return False
         return True
@@ -120,21 +122,18 @@ class Leadership:
     async def _write(
         self, write: Callable[[Manifest], Awaitable[Manifest]], before: Manifest | None
     ) -> None:
-        asked = self._clock()
-        self._left = await write(self._lease(before))
-        self._hold(asked)
-
-    def _hold(self, asked: float) -> None:
-        """Lead for a while from when the Lease was written.
+        """Write the Lease, and lead for a while from when that was asked for.
 
         Whoever led before, and was slow to renew, begins anew as well: what was to be looked at
         in the meantime was put aside.
         """
+        asked = self._clock()
+        self._written = await write(self._lease(before))
         has_led = self.is_held
         self._held_until = asked + _SAFE_SHARE * self._seconds
         if self.is_held and not has_led:
             _log.info("%s leads", self._identity)
-            self._gained()
+            self._on_lead()
 
     def _lease(self, before: Manifest | None) -> dict[str, Any]:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -147,11 +146,11 @@ class Leadership:
             "leaseDurationSeconds": max(1, round(self._seconds)),
             "renewTime": now,
         }
-        head = before["metadata"] if before else {"name": self._name, "namespace": self._namespace}
+        place = {"name": self._settings.lease, "namespace": self._settings.namespace}
         return {
             "apiVersion": LEASE.api_version,
             "kind": LEASE.name,
-            "metadata": dict(head),
+            "metadata": dict(before["metadata"]) if before else place,
             "spec": spec,
         }
 
@@ -162,7 +161,7 @@ class Leadership:
             return
         self._held_until = 0.0
         try:
-            lease = await self._cluster.get(LEASE, self._namespace, self._name)
+            lease = await self._read()
             if lease["spec"].get("holderIdentity") == self._identity:
                 spec = {**lease["spec"], "holderIdentity": ""}
                 await self._cluster.replace({**lease, "kind": LEASE.name, "spec": spec})

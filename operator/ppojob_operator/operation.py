@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import get_args
 
 from ppojob_api.v1alpha1.status import Phase
 from ppojob_api.well_known import LABEL_JOB
@@ -37,15 +38,6 @@ _log = logging.getLogger(__name__)
 _DEAF_SECONDS = 180.0
 _STUCK_SECONDS = 120.0
 _COUNT_SECONDS = 5.0
-_PHASES: tuple[Phase, ...] = (
-    "Pending",
-    "Starting",
-    "Running",
-    "Recovering",
-    "Suspended",
-    "Succeeded",
-    "Failed",
-)
 
 
 class Operation:
@@ -83,6 +75,9 @@ class Operation:
                 group.create_task(self._supervisors.run())
                 group.create_task(self._resync())
                 group.create_task(self._count())
+        except Exception:
+            # The liveness probe does the rest.
+            _log.exception("the operator has ended")
         finally:
             self._has_ended = True
 
@@ -157,15 +152,9 @@ class Operation:
     async def _count(self) -> None:
         while True:
             counts = self.cache.phases()
-            for phase in _PHASES:
+            for phase in get_args(Phase):
                 JOBS.labels(phase).set(counts.get(phase, 0))
             await asyncio.sleep(_COUNT_SECONDS)
-
-
-def _tell(task: asyncio.Task[None]) -> None:
-    """Log why an operation ended that nobody has ended; the liveness probe does the rest."""
-    if not task.cancelled() and (problem := task.exception()) is not None:
-        _log.error("the operator has ended", exc_info=problem)
 
 
 @asynccontextmanager
@@ -173,7 +162,6 @@ async def running(cluster: Cluster, settings: Settings) -> AsyncIterator[Operati
     """An operator that runs inside a `with`, and has given up its Lease behind it."""
     operation = Operation(cluster, settings)
     task = asyncio.create_task(operation.run())
-    task.add_done_callback(_tell)
     try:
         yield operation
     finally:

@@ -8,11 +8,15 @@ from dataclasses import replace
 
 from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_operator.changes import Waves, changes, made
-from ppojob_operator.conditions import ObservedCondition, condition, rfc3339, set_conditions
-from ppojob_operator.policies.acceptance import acceptance
-from ppojob_operator.policies.completion import deadline_in, expiry_in
-from ppojob_operator.policies.failure import crashed_pods, lost_pods
+from ppojob_operator.changes import changes, made
+from ppojob_operator.conditions import (
+    ObservedCondition,
+    acceptance,
+    condition,
+    rfc3339,
+    set_conditions,
+)
+from ppojob_operator.policies.ending import crashed_pods, deadline_in, expiry_in, lost_pods
 from ppojob_operator.policies.startup import MISSING_SECONDS, missing_pods
 from ppojob_operator.reconcile_context import ReconcileContext, reconcile_context
 from ppojob_operator.report import events, status_of
@@ -34,30 +38,31 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
         return _refusal(job, accepted, now, expiry)
     here = reconcile_context(job, None if problems else job.manifest, accepted, observed, now)
     image = job.status.image or settings.trainer_image
-    lost, lost_wait = lost_pods(observed, settings.node_silence_seconds, now)
-    crashed, crash_wait = crashed_pods(observed.pods, job.status, now)
-    waves = changes(here, replace(settings, trainer_image=image))
-    status = status_of(_asked_for(here, waves), image)
-    told: tuple[Action, ...] = tuple(events(here, status))
-    return Plan(
-        waves=tuple(wave for wave in (*waves, (*lost, *crashed, *told)) if wave),
-        status=status if status != job.status else None,
-        again_in=_again_in(here, settings, lost_wait, crash_wait, expiry),
+    lost = (
+        *lost_pods(observed, settings.node_silence_seconds, now),
+        *crashed_pods(observed.pods, job.status, now),
     )
-
-
-def _asked_for(here: ReconcileContext, waves: Waves) -> ReconcileContext:
-    """The context without refusals of objects that are not asked for any more."""
+    waves = changes(here, replace(settings, trainer_image=image))
+    # An object that is not asked for any more may have been refused before: that is no news.
     wanted = made(waves)
-    refused = {one: why for one, why in here.observed.refused.items() if one in wanted}
-    return replace(here, observed=replace(here.observed, refused=refused))
+    refused = {one: why for one, why in observed.refused.items() if one in wanted}
+    status = status_of(replace(here, observed=replace(observed, refused=refused)), image)
+    last: tuple[Action, ...] = (
+        *(deletion for deletion, left in lost if left <= 0),
+        *events(here, status),
+    )
+    return Plan(
+        waves=tuple(wave for wave in (*waves, last) if wave),
+        status=status if status != job.status else None,
+        again_in=_again_in(here, settings, expiry, *(left for _, left in lost if left > 0)),
+    )
 
 
 def _again_in(here: ReconcileContext, settings: Settings, *waits: float | None) -> float | None:
     candidates = [*waits, here.admission.again_in]
     if here.ending is None:
         candidates.append(deadline_in(here.job, here.now))
-        if any(missing_pods(role, here.observed) for role in here.wanted):
+        if missing_pods(here.wanted, here.observed):
             candidates.append(MISSING_SECONDS)
         if any(pod.waiting_reason == "ContainerCreating" for pod in here.observed.pods):
             candidates.append(settings.node_silence_seconds)

@@ -40,7 +40,7 @@ about 60 kB each, which spare a millisecond a look."""
 _UNREACHABLE = "node.kubernetes.io/unreachable"
 # Of a job's metadata: an API server keeps what it likes beside that, more with each version.
 _AUTHORS_METADATA = tuple(sorted(members(Metadata).keys() - {"uid"}))
-_KEPT_METADATA = ("annotations", "labels", "name", "ownerReferences")
+_KEPT_METADATA = ("annotations", "labels", "name", "namespace", "ownerReferences")
 
 
 def job_key(manifest: Manifest) -> JobKey:
@@ -139,10 +139,8 @@ def read_pod(manifest: Manifest) -> Pod | None:
     container: dict[str, Any] = containers.get(CONTAINER, {})
     state = container.get("state") or {}
     waiting = state.get("waiting") or {}
-    scheduled, disruption = (
-        conditions.get("PodScheduled", {}),
-        conditions.get("DisruptionTarget", {}),
-    )
+    scheduled = conditions.get("PodScheduled", {})
+    disruption = conditions.get("DisruptionTarget", {})
     is_unplaced = scheduled.get("status") == "False"
     is_disrupted = disruption.get("status") == "True"
     return Pod(
@@ -207,25 +205,22 @@ def read_node(manifest: Manifest) -> Node:
     return Node(manifest["metadata"]["name"], silent)
 
 
-def trimmed_child(manifest: Manifest) -> dict[str, Any]:
-    """What of an object somebody may have changed by hand, and what a queue answers in it."""
-    metadata = manifest["metadata"]
+def read_child(manifest: Manifest) -> Child:
+    """An object that was made for a job.
+
+    Kept of it is what somebody may have changed by hand, and what a queue answers in it.
+    """
+    metadata, kind = manifest["metadata"], child_kind(manifest)
     skipped = {"metadata"} | ({"data"} if manifest.get("immutable") else set())
-    if child_kind(manifest) not in GANG_KINDS:
+    if kind not in GANG_KINDS:
         skipped.add("status")
     content = {key: value for key, value in manifest.items() if key not in skipped}
     head = {key: metadata[key] for key in _KEPT_METADATA if key in metadata}
-    return {**content, "metadata": {**head, "namespace": metadata["namespace"]}}
-
-
-def read_child(manifest: Manifest) -> Child:
-    """An object that was made for a job, its manifest trimmed."""
-    metadata = manifest["metadata"]
     return Child(
-        kind=child_kind(manifest),
+        kind=kind,
         name=metadata["name"],
         uid=metadata["uid"],
         owner_uid=_owner_uid(metadata),
         is_deleting="deletionTimestamp" in metadata,
-        manifest=trimmed_child(manifest),
+        manifest={**content, "metadata": head},
     )

@@ -1,23 +1,35 @@
-"""One job, brought nearer to what it is to be."""
+"""One job, brought nearer to what it is to be: its plan is made and carried out.
 
+Every action may be carried out twice, or by half.
+"""
+
+import asyncio
 import datetime
+import hashlib
 import time
 
+import zmq
+
 from ppojob_api.v1alpha1.status import PPOJobStatus
+from ppojob_api.well_known import API_VERSION, KIND, RoleName
+from ppojob_operator.build import kueue
+from ppojob_operator.build.objects import KeyPairs, read_pairs, secret
 from ppojob_operator.cache import Cache
-from ppojob_operator.cluster import Cluster
-from ppojob_operator.conditions import ConditionType, holds
+from ppojob_operator.changes import made
+from ppojob_operator.cluster import FIELD_MANAGER, Cluster
+from ppojob_operator.conditions import ConditionType, holds, rfc3339
 from ppojob_operator.errors import (
     ClusterError,
     ConflictError,
     MissingError,
     NotLeaderError,
+    RefusedError,
     UnavailableError,
 )
-from ppojob_operator.execute import Executor
-from ppojob_operator.kinds import JOB
+from ppojob_operator.kinds import GANG_KINDS, JOB, POD, kind_of, kind_of_child
 from ppojob_operator.metrics import (
     FIRST_STEP_SECONDS,
+    POD_DELETIONS,
     PODS_READY_SECONDS,
     RECONCILE_SECONDS,
     RECONCILES,
@@ -26,7 +38,25 @@ from ppojob_operator.metrics import (
 from ppojob_operator.plan import plan
 from ppojob_operator.reading import JobKey
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import Create, Job, Plan
+from ppojob_operator.state import (
+    Action,
+    Apply,
+    ApplyStatus,
+    Create,
+    Delete,
+    DeleteJob,
+    DeletePod,
+    Emit,
+    Job,
+    MakeKeys,
+    Manifest,
+    Plan,
+    ReleaseQuota,
+    Time,
+)
+
+_MAKING = MakeKeys | Create | Apply
+"""Actions that need what the waves before them make."""
 
 
 class Reconciler:
@@ -34,7 +64,6 @@ class Reconciler:
 
     def __init__(self, cluster: Cluster, cache: Cache, settings: Settings) -> None:
         self._cluster = cluster
-        self._executor = Executor(cluster, cache)
         self._cache = cache
         self._settings = settings
         self._begun: set[str] = set()
@@ -65,7 +94,7 @@ class Reconciler:
                 self._cache.forget_job(key)
                 return None
             # 4. Execute.
-            failed = await self._executor.execute(job, planned, now)
+            failed = await self._execute(job, planned, now)
             # 5. One status write, also when something failed: it may say why.
             if self._is_new(job) and _makes(planned) and not failed:
                 # A write of a job costs the API server as much as five of its objects. So that of a
@@ -73,9 +102,9 @@ class Reconciler:
                 self._begun.add(job.uid)
                 outcome = "changed"
                 return 0.0
-            await self._executor.write_status(job, planned)
+            await self._write_status(job, planned)
             self._begun.discard(job.uid)
-            _count(job, planned)
+            _observe_metrics(job, planned)
             if failed:
                 raise failed[0]
             outcome = "changed" if planned.waves or planned.status else "unchanged"
@@ -105,6 +134,166 @@ class Reconciler:
         metadata = found["metadata"]
         return bool(metadata["uid"] == job.uid and "deletionTimestamp" not in metadata)
 
+    async def _execute(self, job: Job, plan: Plan, now: Time) -> list[ClusterError]:
+        """Carry out the waves of a plan; answers what failed.
+
+        Behind a wave that failed nothing more is made. What is to go goes all the same: an object
+        that is not taken must not keep a job from stopping, nor a dead node's pods where they are.
+        """
+        self._cache.keep_refusals(job.key, made(plan.waves))
+        failed: list[ClusterError] = []
+        for wave in plan.waves:
+            due = [one for one in wave if not failed or not isinstance(one, _MAKING)]
+            ends = await asyncio.gather(*(self._attempt(job, action, now) for action in due))
+            failed += [end for end in ends if end is not None]
+        return failed
+
+    async def _write_status(self, job: Job, plan: Plan) -> None:
+        """Write the status, unless somebody has written to the job since it was read.
+
+        Raises:
+            ClusterError: it could not be written.
+        """
+        if plan.status is None:
+            return
+        head = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
+        answer = await self._cluster.apply_status(
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                # The fence against a write that was planned long ago, by whoever.
+                "metadata": {**head, "resourceVersion": job.resource_version},
+                "status": plan.status.model_dump(
+                    mode="json", by_alias=True, exclude_none=True, exclude={"training"}
+                ),
+            }
+        )
+        self._cache.see_job(answer)
+
+    async def _attempt(self, job: Job, action: Action, now: Time) -> ClusterError | None:
+        try:
+            await self._act(job, action, now)
+        except MissingError:
+            # What was to be changed or deleted is gone; the cache will say so.
+            return None
+        except ClusterError as problem:
+            if isinstance(problem, RefusedError) and isinstance(action, Create | Apply):
+                self._cache.refuse(job, action.manifest, str(problem))
+            return problem
+        return None
+
+    async def _act(self, job: Job, action: Action, now: Time) -> None:
+        match action:
+            case Create(manifest):
+                answer = await self._create(job, manifest)
+                self._cache.see_answer(job.key, answer, manifest)
+            case Apply(manifest, uid):
+                answer = await self._cluster.apply(manifest, uid)
+                self._cache.see_answer(job.key, answer, manifest)
+            case ApplyStatus(manifest, uid):
+                metadata = {**manifest["metadata"], "uid": uid}
+                answer = await self._cluster.apply_status({**manifest, "metadata": metadata})
+                self._cache.see_child(answer)
+            case ReleaseQuota(name, uid):
+                await self._release_quota(job, name, uid, now)
+            case Delete(kind, name, uid):
+                await self._cluster.delete(kind_of_child(kind), job.namespace, name, uid)
+            case DeletePod(name, uid, force):
+                POD_DELETIONS.labels(str(force).lower()).inc()
+                grace = 0 if force else None
+                await self._cluster.delete(POD, job.namespace, name, uid, grace)
+            case DeleteJob():
+                await self._cluster.delete(JOB, job.namespace, job.name, job.uid)
+            case MakeKeys(templates):
+                await self._make_keys(job, dict(templates))
+            case Emit():
+                await self._emit(job, action, now)
+
+    async def _release_quota(self, job: Job, name: str, uid: str, now: Time) -> None:
+        """Take the admission out of a Workload: written by others, so read and written whole."""
+        found = await self._cluster.get(GANG_KINDS[kueue.KIND], job.namespace, name)
+        if found["metadata"]["uid"] == uid:
+            released = kueue.released(found, rfc3339(now))
+            self._cache.see_child(await self._cluster.replace(released, "/status"))
+
+    async def _create(self, job: Job, manifest: Manifest) -> Manifest:
+        """Make an object; answers it, or the one of this job that is there already."""
+        try:
+            return await self._cluster.create(manifest)
+        except ConflictError:
+            # A write whose answer was lost, a cache that lags, or an object of somebody else.
+            return await self._own_object(job, manifest)
+        except MissingError as problem:
+            # What it refers to: an API server does not know at once of a Role that it has taken.
+            raise UnavailableError(str(problem)) from problem
+
+    async def _own_object(self, job: Job, manifest: Manifest) -> Manifest:
+        """The object that has the name already, if it is this job's.
+
+        Raises:
+            UnavailableError: it is what an earlier job of this name left, and will go, or has
+                gone since its name was taken.
+            RefusedError: it is somebody else's.
+        """
+        kind, name = kind_of(manifest), manifest["metadata"]["name"]
+        try:
+            found = await self._cluster.get(kind, job.namespace, name)
+        except MissingError as problem:
+            raise UnavailableError(f"{kind.name} {name} was there, and is gone") from problem
+        owners = found["metadata"].get("ownerReferences") or ()
+        if any(owner["uid"] == job.uid for owner in owners):
+            return found
+        if any((owner["kind"], owner["name"]) == (KIND, job.name) for owner in owners):
+            raise UnavailableError(f"{kind.name} {name} of an earlier job is not gone yet")
+        raise RefusedError(f"{kind.name} {name} is there already and is not this job's")
+
+    async def _make_keys(self, job: Job, templates: dict[RoleName, Manifest]) -> None:
+        """Make the Secrets that are missing; the first write decides the keys of all."""
+        controllers = templates.pop("controller")
+        # Made here, so that no pod needs a right to make Secrets.
+        pairs: KeyPairs = {role: key_pair() for role in ("controller", *templates)}
+        pairs = read_pairs(await self._create(job, secret(controllers, "controller", pairs)))
+        await asyncio.gather(
+            *(self._create(job, secret(one, role, pairs)) for role, one in templates.items())
+        )
+
+    async def _emit(self, job: Job, event: Emit, now: Time) -> None:
+        told = f"{job.uid}/{job.resource_version}/{event.reason}/{event.message}"
+        name = f"{job.name}.{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        time = rfc3339(now)
+        try:
+            await self._cluster.create(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Event",
+                    "metadata": {"name": name, "namespace": job.namespace},
+                    "involvedObject": {
+                        "apiVersion": API_VERSION,
+                        "kind": KIND,
+                        "namespace": job.namespace,
+                        "name": job.name,
+                        "uid": job.uid,
+                    },
+                    "type": event.type,
+                    "reason": event.reason,
+                    "message": event.message,
+                    "source": {"component": FIELD_MANAGER},
+                    "reportingComponent": FIELD_MANAGER,
+                    "firstTimestamp": time,
+                    "lastTimestamp": time,
+                    "count": 1,
+                }
+            )
+        except ConflictError:
+            # Told before, by a reconcile whose status write failed.
+            return
+
+
+def key_pair() -> tuple[str, str]:
+    """A fresh public and secret key of CURVE, 40 letters of Z85 each."""
+    public, secret_key = zmq.curve_keypair()
+    return public.decode("ascii"), secret_key.decode("ascii")
+
 
 def _makes(planned: Plan) -> bool:
     """Whether objects are to be made that are not there."""
@@ -125,7 +314,7 @@ def _begins(job: Job, after: PPOJobStatus, name: ConditionType) -> bool:
     return is_new and job.status.phase in {"Pending", "Starting"}
 
 
-def _count(job: Job, planned: Plan) -> None:
+def _observe_metrics(job: Job, planned: Plan) -> None:
     after = planned.status
     if after is None:
         return

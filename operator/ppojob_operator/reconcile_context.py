@@ -5,18 +5,15 @@ from dataclasses import dataclass
 
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.schedule import LifecycleSpec
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.status import FailureRecord
-from ppojob_api.well_known import workload_name
-from ppojob_operator.build.config_map import PodConfig
-from ppojob_operator.conditions import ObservedCondition, has_ended
-from ppojob_operator.policies.acceptance import INVALID
-from ppojob_operator.policies.completion import ending
-from ppojob_operator.policies.failure import Ending, judge, new_records
+from ppojob_api.well_known import RoleName, workload_name
+from ppojob_operator.build.pod_template import PodConfig
+from ppojob_operator.conditions import INVALID, ObservedCondition, has_ended
+from ppojob_operator.policies.ending import Ending, ending, ending_by_failures, new_records
 from ppojob_operator.policies.placing import GAVE_BACK, Admission, admission
-from ppojob_operator.policies.startup import RolePods, accepted_role_pods, wanted_role_pods
+from ppojob_operator.policies.startup import PodNames, accepted_pods, wanted_pods
 from ppojob_operator.reading import JOBS_REMEMBERED
 from ppojob_operator.state import Job, Observed, Time
 
@@ -38,15 +35,14 @@ class ReconcileContext:
     job: Job
     accepted: ObservedCondition
     config: PodConfig | None
-    roles: tuple[RolePods, ...]
-    pods: tuple[PodSettings, ...]
+    roles: PodNames
     observed: Observed
     now: Time
     failures: tuple[FailureRecord, ...]
     admission: Admission
     ending: Ending | None
     runs: bool
-    wanted: tuple[RolePods, ...]
+    wanted: PodNames
 
     @property
     def has_ended(self) -> bool:
@@ -74,10 +70,10 @@ def reconcile_context(
     A new ending is written down before the pods go, since it is known from them alone.
     """
     config = pod_config(job, manifest) if manifest is not None else None
-    roles = wanted_role_pods(config.run.topology) if config is not None else accepted_role_pods(job)
+    roles = wanted_pods(config.run.topology) if config is not None else accepted_pods(job)
     status = job.status
     failures = new_records(observed.pods, status, now)
-    failure = judge(failures, status, job.recovery.restarts_without_progress)
+    failure = ending_by_failures(failures, status, job.recovery.restarts_without_progress)
     found = ending(job, observed.controller, failure, now)
     is_over = has_ended(job.status)
     admitted = admission(job, observed, now)
@@ -96,7 +92,6 @@ def reconcile_context(
         accepted=accepted,
         config=config,
         roles=roles,
-        pods=manifest.spec.pods if manifest is not None else (),
         observed=observed,
         now=now,
         failures=tuple(failures),
@@ -107,9 +102,7 @@ def reconcile_context(
     )
 
 
-def _wanted_roles(
-    roles: tuple[RolePods, ...], observed: Observed, *, runs: bool, commits: bool
-) -> tuple[RolePods, ...]:
+def _wanted_roles(roles: PodNames, observed: Observed, *, runs: bool, commits: bool) -> PodNames:
     """Which roles have pods now: all, all but the controller while it commits, or none.
 
     A job that is to stop loses its controller first. Told to end, it ends its step and commits, and
@@ -117,19 +110,19 @@ def _wanted_roles(
     controller finds the commit.
     """
     if runs:
-        return tuple(role for role in roles if not _is_leaving(role, observed))
+        return {role: roles[role] for role in roles if not _is_leaving(role, observed)}
     if commits and _is_committing(observed):
-        return tuple(role for role in roles if role.role != "controller")
-    return ()
+        return {role: roles[role] for role in roles if role != "controller"}
+    return {}
 
 
-def _is_leaving(role: RolePods, observed: Observed) -> bool:
+def _is_leaving(role: RoleName, observed: Observed) -> bool:
     """Whether pods of a StatefulSet that is gone are still on their way out.
 
     They have the names of those to come. A new StatefulSet would wait for them as well, but ask
     less and less often; pods that somebody has orphaned are no reason to wait, it adopts them.
     """
-    pods = observed.pods_of(role.role)
+    pods = observed.pods_of(role)
     sets = {child.uid for (kind, _), child in observed.children.items() if kind == "StatefulSet"}
     return any(pod.owner_uid and pod.owner_uid not in sets for pod in pods)
 
@@ -144,14 +137,14 @@ def _is_committing(observed: Observed) -> bool:
     )
 
 
-def _is_made(job: Job, roles: tuple[RolePods, ...], observed: Observed) -> bool:
+def _is_made(job: Job, roles: PodNames, observed: Observed) -> bool:
     """Whether all roles have what makes their pods: without one of them nothing trains."""
     there = {
         name
         for (kind, name), child in observed.children.items()
         if kind == "StatefulSet" and child.owner_uid == job.uid and not child.is_deleting
     }
-    return there.issuperset(workload_name(job.name, one.role) for one in roles)
+    return there.issuperset(workload_name(job.name, role) for role in roles)
 
 
 def pod_config(job: Job, manifest: PPOJob) -> PodConfig:
@@ -181,4 +174,4 @@ def _pod_config(given: _VeryManifest, uid: str) -> PodConfig:
     spec = config.spec.model_copy(
         update={"lifecycle": LifecycleSpec(), "pods": (), "scheduling": SchedulingSpec()}
     )
-    return PodConfig.of(config.model_copy(update={"spec": spec, "uid": uid}))
+    return PodConfig.of(config.model_copy(update={"spec": spec, "uid": uid}), config.spec.pods)

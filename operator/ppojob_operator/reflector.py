@@ -1,4 +1,4 @@
-"""A kind of object, mirrored: listed page by page, then followed, and never silently behind.
+"""Mirrors a kind of object: lists it page by page, then follows it, and notices every gap.
 
 What goes wrong with a stream ends here: an expired place (410) means listing again, and an object
 that a list no longer shows is reported as gone; an overloaded server (429, 5xx) is left alone for
@@ -81,13 +81,13 @@ class Reflector:
                 self._version = ""
             except ClusterError as problem:
                 if self._is_optional and isinstance(problem, RefusedError | MissingError):
-                    self._go_without(problem)
-                await self._rest(problem)
+                    self._continue_without(problem)
+                await self._pause_after(problem)
 
-    def _go_without(self, problem: ClusterError) -> None:
-        """Whoever may not look, or has nothing to look at, works without."""
+    def _continue_without(self, problem: ClusterError) -> None:
+        """Go on without a kind that is not served, or that this operator may not read."""
         self.is_synced.set()
-        self._hear()
+        self._note_answer()
         self._pause = _ABSENT_PAUSE_SECONDS
         self._served(False)
         # Only a list says that it is served again, and finds what went in the meantime.
@@ -98,7 +98,7 @@ class Reflector:
                 self._gone(uid)
             self._known = set()
 
-    async def _rest(self, problem: ClusterError) -> None:
+    async def _pause_after(self, problem: ClusterError) -> None:
         asked = problem.retry_after if isinstance(problem, UnavailableError) else None
         pause = max(asked or 0.0, self._pause * random.uniform(0.5, 1.0))
         _log.warning("%s: %s; again in %.1f s", self.kind.plural, problem, pause)
@@ -115,7 +115,7 @@ class Reflector:
                 self._known.add(item["metadata"]["uid"])
                 self._seen(item)
             version = page.resource_version
-            self._hear()
+            self._note_answer()
         for uid in self._known - there:
             self._gone(uid)
         self._known = there
@@ -126,7 +126,7 @@ class Reflector:
 
     async def _follow(self) -> None:
         async for change in self._cluster.watch(*self._scope, self._version):
-            self._hear()
+            self._note_answer()
             metadata = change.manifest["metadata"]
             if change.type == "DELETED":
                 self._known.discard(metadata["uid"])
@@ -136,7 +136,7 @@ class Reflector:
                 self._seen(change.manifest)
             self._version = metadata["resourceVersion"]
 
-    def _hear(self) -> None:
+    def _note_answer(self) -> None:
         self.last_heard = time.monotonic()
         self._pause = _FIRST_PAUSE_SECONDS
         self._last_heard.set_to_current_time()

@@ -14,18 +14,18 @@ from ppojob_operator.conditions import (
     rfc3339,
     set_conditions,
 )
-from ppojob_operator.policies.failure import ended, kept, losses, new_ends
+from ppojob_operator.policies.ending import ended, losses, new_ends, trim_records
 from ppojob_operator.policies.startup import pods_ready
 from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.state import Emit
 
-_TOLD_WHEN_TRUE: dict[ConditionType, str] = {
+_EVENTS_WHEN_TRUE: dict[ConditionType, str] = {
     "PodsReady": "all pods are ready",
     "Training": "the first step is under way",
     "Suspended": "the job is committed and its pods are gone",
 }
 
-_NO_NEWS = ("PodsLeaving", "PodsMissing", "Starting", "Stopped")
+_WITHOUT_EVENT = ("PodsLeaving", "PodsMissing", "Starting", "Stopped")
 """Reasons of PodsReady that every job passes through."""
 
 
@@ -34,17 +34,17 @@ def status_of(here: ReconcileContext, image: str) -> PPOJobStatus:
     before = here.job.status
     claims = _claims(here)
     roles = tuple(_role_status(here, before))
-    phase, telling = _phase(here, claims), _telling(claims)
+    phase, main = _phase(here, claims), _main_claim(claims)
     return before.model_copy(
         update={
             "observed_generation": here.job.generation,
             "phase": phase,
-            "reason": telling.reason,
-            "message": inert(telling.message),
+            "reason": main.reason,
+            "message": inert(main.message),
             "conditions": set_conditions(before.conditions, claims, here.job.generation, here.now),
             "roles": roles,
             "restarts": sum(role.restarts for role in roles),
-            "failures": kept((*before.failures, *here.failures)),
+            "failures": trim_records((*before.failures, *here.failures)),
             "image": image if here.wanted or here.observed.pods else "",
             "start_time": _start_time(here, phase),
             "finish_time": before.finish_time or (rfc3339(here.now) if here.ending else None),
@@ -58,7 +58,7 @@ def events(here: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
     was, now = condition(before, "Accepted"), here.accepted
     if not now.holds and (was is None or (was.reason, was.message) != (now.reason, now.message)):
         yield Emit("Warning", now.reason, now.message)
-    for name, words in _TOLD_WHEN_TRUE.items():
+    for name, words in _EVENTS_WHEN_TRUE.items():
         if holds(after, name) and not holds(before, name):
             yield Emit("Normal", name, words)
     if holds(after, "Complete") and not holds(before, "Complete"):
@@ -67,7 +67,7 @@ def events(here: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
         yield Emit("Warning", after.reason, after.message)
     yield from _admission_events(here)
     were, are = condition(before, "PodsReady"), condition(after, "PodsReady")
-    if are and are.status == "False" and are.reason not in {were and were.reason, *_NO_NEWS}:
+    if are and are.status == "False" and are.reason not in {were and were.reason, *_WITHOUT_EVENT}:
         yield Emit("Warning", are.reason, are.message)
     for record in here.failures:
         words = f"{record.role}: pod {record.pod} ended: {record.reason}: {record.message}"
@@ -192,8 +192,8 @@ def _phase(here: ReconcileContext, claims: tuple[ObservedCondition, ...]) -> Pha
     return "Starting" if here.wanted else "Pending"
 
 
-def _telling(claims: tuple[ObservedCondition, ...]) -> ObservedCondition:
-    """The one claim that says why the job is where it is."""
+def _main_claim(claims: tuple[ObservedCondition, ...]) -> ObservedCondition:
+    """The claim that best says why the job is in its phase."""
     by_type = {claim.type: claim for claim in claims}
     for name in ("Failed", "Complete", "Suspended"):
         claim = by_type[name]
@@ -207,17 +207,17 @@ def _telling(claims: tuple[ObservedCondition, ...]) -> ObservedCondition:
 
 def _role_status(here: ReconcileContext, before: PPOJobStatus) -> Iterator[RoleStatus]:
     old = {role.name: role for role in before.roles}
-    for role in here.roles:
-        was = old.get(role.role)
-        pods = here.observed.pods_of(role.role)
-        lost, step = _losses(here, was, role.role)
+    for role, names in here.roles.items():
+        was = old.get(role)
+        pods = here.observed.pods_of(role)
+        lost, step = _losses(here, was, role)
         yield RoleStatus(
-            name=role.role,
-            replicas=len(role.pods),
+            name=role,
+            replicas=len(names),
             ready=sum(pod.is_ready and not pod.is_deleting for pod in pods),
             epoch=was.epoch if was else 0,
-            restarts=(was.restarts if was else 0) + _restarts(here, role.role),
-            ended=ended(role.role, here.observed.pods),
+            restarts=(was.restarts if was else 0) + _restarts(here, role),
+            ended=ended(role, here.observed.pods),
             losses=lost,
             losses_step=step,
         )

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import get_args
+from typing import Any, get_args
 
 from ppojob_api.v1alpha1.scheduling import SchedulingType
 
@@ -72,7 +72,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         ValueError: a variable is no setting, or not of its form; all of them at once.
     """
     kinds = {PREFIX + one.name.upper(): one for one in fields(Settings)}
-    values: dict[str, str | int | float] = {}
+    values: dict[str, Any] = {}
     problems: list[str] = []
     for name, text in environment.items():
         if not name.startswith(PREFIX):
@@ -86,16 +86,12 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
             values[kinds[name].name] = kind(text)
         except ValueError:
             problems.append(f"{name}: got {text!r}: not a number; {kind.__name__}")
-    problems += _unknown_gangs(str(values.get("gangs", "")))
-    if problems:
-        raise ValueError("\n".join(problems))
-    return Settings(**values)  # type: ignore[arg-type]
-
-
-def _unknown_gangs(text: str) -> list[str]:
     known = [name for name in get_args(SchedulingType) if name != "none"]
-    return [
+    problems += [
         f"{PREFIX}GANGS: got {name!r}: nothing of that name places pods; of {', '.join(known)}"
-        for name in _names(text)
+        for name in _names(values.get("gangs", ""))
         if name not in known
     ]
+    if problems:
+        raise ValueError("\n".join(problems))
+    return Settings(**values)

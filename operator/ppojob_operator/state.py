@@ -45,9 +45,7 @@ class Job:
     """A PPOJob as the cluster holds it.
 
     Attributes:
-        uid: tells it from another job of the same name.
-        generation: of the spec.
-        resource_version: of the whole object; what a status write is conditional on.
+        resource_version: of the whole object; a status write is conditional on it.
         lifecycle, recovery, scheduling: what counts also where the rest of the spec is wrong.
         manifest: the job as validated; None where `problems` says why not.
     """
@@ -65,6 +63,11 @@ class Job:
     manifest: PPOJob | None
     problems: tuple[Problem, ...]
     status: PPOJobStatus
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +87,14 @@ class Termination:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod, trimmed to what decisions need.
+    """A pod, trimmed to what decisions need; what is not known is empty.
 
     Attributes:
         owner_uid: of its StatefulSet; empty for a pod that was orphaned.
-        phase: `Pending`, `Running`, `Succeeded` or `Failed`.
-        node: where it was placed, or empty.
         config_digest: of the run configuration that it mounts.
-        unschedulable: the scheduler's words, or empty.
-        waiting_reason: the kubelet's word for why the container does not run, or empty.
-        disruption: why it was or is being disrupted, or empty.
+        unschedulable: the scheduler's words.
+        waiting_reason: the kubelet's word for why the container does not run.
+        disruption: why it was or is being disrupted.
     """
 
     namespace: str
@@ -135,10 +136,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """An object that was made for a job.
+    """An object that was made for a job, which its owner should be.
 
     Attributes:
-        owner_uid: of the job that owns it.
         manifest: the parts that somebody may change by hand.
         settled_digest: digest of the manifest that we applied last, where the API server or a
             webhook made something else of it: applying it again would change nothing.
@@ -164,6 +164,15 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class PodSet:
+    """The pods of a role, whose template a queue may add to."""
+
+    slug: str
+    count: int
+    template: Manifest
+
+
+@dataclass(frozen=True, slots=True)
 class GangFacts:
     """What the cluster has for gangs, whichever job asks.
 
@@ -180,11 +189,7 @@ class GangFacts:
 
 @dataclass(frozen=True, slots=True)
 class ControllerReport:
-    """What the controller pod's supervisor says of it; docs/contract.md.
-
-    Attributes:
-        phase: `idle`, `starting`, `ready`, `lost` or `done`.
-    """
+    """What the controller pod's supervisor says of it; docs/contract.md has the phases."""
 
     pod_uid: str
     phase: str
@@ -197,8 +202,6 @@ class Observed:
     """Everything seen that concerns one job, its own object aside.
 
     Attributes:
-        pods: all pods that carry the job's uid.
-        controller: what the controller's supervisor says, where it answers.
         refused: kind and name of objects that the API server did not take from us, and why.
     """
 
@@ -209,6 +212,11 @@ class Observed:
     refused: Mapping[tuple[ChildKind, str], str] = field(default_factory=dict)
     gangs: GangFacts = GangFacts()
 
+    def silent_since(self, pod: Pod) -> Time | None:
+        """Since when the kubelet of a pod's node is not heard; None while it is."""
+        node = self.nodes.get(pod.node)
+        return node.silent_since if node else None
+
     def pods_of(self, role: RoleName) -> tuple[Pod, ...]:
         """The pods of one role."""
         return tuple(pod for pod in self.pods if pod.role == role)
@@ -218,8 +226,7 @@ class Observed:
 class MakeKeys:
     """Make the Secrets of a job where they are not there yet; keys in use are never replaced.
 
-    Attributes:
-        templates: by role, the controller's first: its Secret without the keys.
+    The templates are those Secrets without the keys, the controller's first.
     """
 
     templates: Mapping[RoleName, Manifest]
@@ -267,11 +274,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """End a pod; its StatefulSet makes another.
-
-    Attributes:
-        force: without waiting for its node, which does not answer.
-    """
+    """End a pod; its StatefulSet makes another. `force`: without waiting for its silent node."""
 
     name: str
     uid: str

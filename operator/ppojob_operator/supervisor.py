@@ -1,4 +1,4 @@
-"""How the controllers of jobs are, asked of their pods' supervisors (docs/contract.md, port 7403).
+"""Asks the supervisors of controller pods for their state (docs/contract.md, port 7403).
 
 Asking costs no request to the API server, and wakes a job only when the answer is a new one.
 """

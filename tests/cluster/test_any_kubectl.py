@@ -120,7 +120,7 @@ def gone_after(cluster: Cluster) -> Iterator[None]:
 @pytest.mark.parametrize("way", WAYS)
 def test_the_cluster_has_the_job_of_the_plan(cluster, crd, gone_after, plan, file, way, tmp_path):
     WAYS[way](cluster, file, tmp_path)
-    (found,) = json.loads(cluster.kubectl("get", "ppojobs", "--output=json"))["items"]
+    (found,) = cluster.get("ppojobs")["items"]
     job = read_job(found)
     assert job.manifest is not None, job.problems
     planned = RunConfig.from_json(plan)
@@ -140,8 +140,6 @@ def test_a_null_is_no_field_or_refused_by_its_path(cluster, crd, gone_after, way
         assert "spec.rollout.kvCacheGib" in cluster.refused(*command, stdin=json.dumps(manifest))
         return
     cluster.kubectl(*command, stdin=json.dumps(manifest))
-    rollout = json.loads(cluster.kubectl("get", "ppojob", "every-field", "--output=json"))["spec"][
-        "rollout"
-    ]
+    rollout = cluster.get("ppojob", "every-field")["spec"]["rollout"]
     assert rollout["topP"] == 1.0
     assert "kvCacheGib" not in rollout

@@ -78,8 +78,8 @@ def is_named(where: str, refusal: str) -> bool:
 
 
 def status_of(cluster: Cluster, name: str) -> dict[str, Any]:
-    found = json.loads(cluster.kubectl("get", "ppojob", name, "--output=json"))
-    return found.get("status", {})
+    status: dict[str, Any] = cluster.get("ppojob", name).get("status", {})
+    return status
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -152,12 +152,10 @@ def test_what_a_controller_says_is_shown(operated: Operated) -> None:
     assert wanted.items() <= shown.items()
     assert shown["CHECKPOINT"] == "6"
     eventually(lambda: operated.condition("sums", "Checkpointed") == "True")
-    fields = operated.cluster.kubectl(
-        "get", "ppojob", "sums", "--output=json", "--show-managed-fields"
-    )
+    found = operated.cluster.get("ppojob", "sums", "--show-managed-fields")
     owned = {
         one["manager"]: set(one["fieldsV1"].get("f:status", {}))
-        for one in json.loads(fields)["metadata"]["managedFields"]
+        for one in found["metadata"]["managedFields"]
         if one.get("subresource") == "status"
     }
     assert owned["ppojob-controller"] == {"f:training"}

@@ -51,23 +51,18 @@ def gang(name: str, scheduling: dict[str, Any], **spec: Any) -> dict[str, Any]:
 def nodes(cluster: Cluster, name: str) -> list[str]:
     """Where the pods of a job are; empty for those that wait."""
     selector = f"--selector=ppojob.dev/job={name}"
-    items = json.loads(cluster.kubectl("get", "pods", selector, "--output=json"))["items"]
-    return [item["spec"].get("nodeName", "") for item in items]
+    return [item["spec"].get("nodeName", "") for item in cluster.get("pods", selector)["items"]]
 
 
-def condition(cluster: Cluster, name: str, kind: str = "Admitted") -> dict[str, str]:
-    text = cluster.kubectl("get", "ppojob", name, "--output=json")
-    conditions = json.loads(text).get("status", {}).get("conditions", ())
-    return next((one for one in conditions if one["type"] == kind), {})
-
-
-def read(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
-    return json.loads(cluster.kubectl("get", kind, name, "--output=json"))
+def admitted(cluster: Cluster, name: str) -> dict[str, str]:
+    """The condition Admitted of a job."""
+    conditions = cluster.get("ppojob", name).get("status", {}).get("conditions", ())
+    return next((one for one in conditions if one["type"] == "Admitted"), {})
 
 
 def write_status(cluster: Cluster, kind: str, name: str, **status: Any) -> None:
     """Write what the queue would; conditions by type, others as they are."""
-    there = read(cluster, kind, name).get("status", {})
+    there = cluster.get(kind, name).get("status", {})
     conditions = {one["type"]: one for one in there.get("conditions", ())}
     for one in status.pop("conditions", ()):
         time = {"lastTransitionTime": "2026-01-02T03:04:05Z"}
@@ -85,14 +80,14 @@ def test_a_gang_that_does_not_fit_binds_no_pod_and_all_when_it_does(cluster, ope
         cluster.apply(whole)
         wait_for_pods(cluster, "whole", 5)
         says(cluster, "whole", "GangWaits")
-        eventually(lambda: "unschedulable" in condition(cluster, "whole")["message"].lower())
+        eventually(lambda: "unschedulable" in admitted(cluster, "whole")["message"].lower())
         # One of the two actors would find a place, and so would all other roles.
         assert nodes(cluster, "whole") == [""] * 5
         assert cluster.read("ppojob", "whole", "{.status.phase}") == "Starting"
     with node_gpus.offered(cluster, 2, resource=GPU):
         eventually(lambda: all(nodes(cluster, "whole")))
-        eventually(lambda: condition(cluster, "whole")["status"] == "True")
-        assert condition(cluster, "whole")["reason"] == "Placed"
+        eventually(lambda: admitted(cluster, "whole")["status"] == "True")
+        assert admitted(cluster, "whole")["reason"] == "Placed"
         # The group is for those that come back as well.
         cluster.kubectl("delete", "pod", "whole-reward-0", "--wait=false")
         eventually(lambda: len(nodes(cluster, "whole")) == 5 and all(nodes(cluster, "whole")))
@@ -144,7 +139,7 @@ def kueue(cluster: Cluster, operator: Operator) -> Iterator[None]:
 
 def finished(cluster: Cluster) -> dict[str, str]:
     """What the queue is told of the end."""
-    conditions = read(cluster, KUEUE, "ppojob-queued")["status"]["conditions"]
+    conditions = cluster.get(KUEUE, "ppojob-queued")["status"]["conditions"]
     return next((one for one in conditions if one["type"] == "Finished"), {})
 
 
@@ -163,7 +158,7 @@ def test_a_queue_of_kueue_admits_and_evicts(cluster: Cluster, kueue: None):
         },
     )
     says(cluster, "queued", "Queued")
-    workload = read(cluster, KUEUE, "ppojob-queued")
+    workload = cluster.get(KUEUE, "ppojob-queued")
     assert workload["spec"]["priority"] == 7
     assert workload["metadata"]["ownerReferences"][0]["kind"] == "PPOJob"
     counts = {one["name"]: one["count"] for one in workload["spec"]["podSets"]}
@@ -180,20 +175,20 @@ def test_a_queue_of_kueue_admits_and_evicts(cluster: Cluster, kueue: None):
     yes = [{"type": name, "status": "True"} for name in ("QuotaReserved", "Admitted")]
     write_status(cluster, KUEUE, "ppojob-queued", conditions=yes, admission=admission)
     wait_for_pods(cluster, "queued", 4)
-    pod = read(cluster, "pod", "queued-reward-1")
+    pod = cluster.get("pod", "queued-reward-1")
     assert pod["spec"]["nodeSelector"] == {"queue": "a"}
     assert taint in pod["spec"]["tolerations"]
-    eventually(lambda: condition(cluster, "queued")["status"] == "True")
+    eventually(lambda: admitted(cluster, "queued")["status"] == "True")
 
     evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "for two"}
     write_status(cluster, KUEUE, "ppojob-queued", conditions=[evicted])
     wait_for_pods(cluster, "queued", 0)
-    eventually(lambda: "admission" not in read(cluster, KUEUE, "ppojob-queued")["status"])
-    after = read(cluster, KUEUE, "ppojob-queued")
+    eventually(lambda: "admission" not in cluster.get(KUEUE, "ppojob-queued")["status"])
+    after = cluster.get(KUEUE, "ppojob-queued")
     said = {one["type"]: one["status"] for one in after["status"]["conditions"]}
     assert after["metadata"]["uid"] == workload["metadata"]["uid"], "its place in the queue stays"
     assert (said["QuotaReserved"], said["Admitted"], said["Requeued"]) == ("False", "False", "True")
-    assert condition(cluster, "queued")["reason"] == "Preempted"
+    assert admitted(cluster, "queued")["reason"] == "Preempted"
     assert cluster.read("ppojob", "queued", "{.status.phase}") == "Pending"
 
     no = {"type": "Evicted", "status": "False", "reason": "QuotaReserved"}
@@ -215,18 +210,18 @@ def test_a_group_of_volcano_is_told_of_by_every_pod(cluster: Cluster, operator: 
         cluster.establish(VOLCANO)
         cluster.apply(gang("lava", {"type": "volcano", "volcano": {"queue": "research"}}))
         wait_for_pods(cluster, "lava", 4)
-        group = read(cluster, VOLCANO, "ppojob-lava")
+        group = cluster.get(VOLCANO, "ppojob-lava")
         assert group["spec"]["minMember"] == 4
         assert group["spec"]["queue"] == "research"
         assert group["spec"]["minResources"] == {"cpu": "40m"}
-        pod = read(cluster, "pod", "lava-controller-0")
+        pod = cluster.get("pod", "lava-controller-0")
         assert pod["spec"]["schedulerName"] == "volcano"
         assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "ppojob-lava"
         words = {"reason": "NotEnoughResources", "message": "4/4 tasks in gang unschedulable"}
         short = {"type": "Unschedulable", "status": "True", **words}
         write_status(cluster, VOLCANO, "ppojob-lava", conditions=[short])
-        eventually(lambda: words["message"] in condition(cluster, "lava")["message"])
-        assert condition(cluster, "lava")["reason"] == "GangWaits"
+        eventually(lambda: words["message"] in admitted(cluster, "lava")["message"])
+        assert admitted(cluster, "lava")["reason"] == "GangWaits"
         cluster.kubectl("delete", "ppojob", "lava")
         eventually(lambda: "NotFound" in cluster.outcome("get", VOLCANO, "ppojob-lava"))
     finally:

@@ -1,6 +1,5 @@
 """The operator against a real API server, scheduler and kubelet; its pods pass `restricted`."""
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,12 +31,12 @@ def operator(cluster: Cluster, crd: None, logs: Path) -> Iterator[Operator]:
 
 def children(cluster: Cluster, name: str) -> dict[tuple[str, str], Any]:
     """The objects of a job by kind and name, without what the API server numbers."""
-    listed = cluster.kubectl("get", KINDS, f"--selector=ppojob.dev/job={name}", "--output=json")
+    listed = cluster.get(KINDS, f"--selector=ppojob.dev/job={name}")
     return {
         (item["kind"], item["metadata"]["name"]): {
             key: value for key, value in item.items() if key not in {"metadata", "status"}
         }
-        for item in json.loads(listed)["items"]
+        for item in listed["items"]
     }
 
 

@@ -99,21 +99,17 @@ def granted(cluster: Cluster) -> set[Right]:
     subject = "ppojob-operator"
     bound = {
         one["roleRef"]["name"]
-        for one in items(cluster, "rolebindings")
+        for one in cluster.get("rolebindings")["items"]
         if any(each["name"] == subject for each in one.get("subjects", ()))
     }
     return {
         (resource, verb)
-        for role in items(cluster, "roles")
+        for role in cluster.get("roles")["items"]
         if role["metadata"]["name"] in bound
         for rule in role["rules"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-
-
-def items(cluster: Cluster, kind: str) -> list[dict[str, Any]]:
-    return json.loads(cluster.kubectl("get", kind, "--output=json"))["items"]
 
 
 def requests(cluster: Cluster) -> Iterator[tuple[Right, int]]:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import patience
 import pytest
@@ -49,6 +50,10 @@ class Cluster:
 
     def apply(self, *objects: Mapping[str, object]) -> None:
         self.kubectl("apply", "--server-side", "--filename=-", stdin=as_list(objects))
+
+    def get(self, *what: str) -> Any:
+        """An object, or a list of objects, as it is."""
+        return json.loads(self.kubectl("get", *what, "--output=json"))
 
     def read(self, kind: str, name: str, path: str) -> str:
         """One field of an object by its JSON path; empty where there is none."""

@@ -11,16 +11,21 @@ from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.status import Condition, FailureRecord, TrainingStatus
 from ppojob_api.well_known import workload_name
 from ppojob_cli.figures import duration, seconds_of
-from ppojob_operator.conditions import ConditionType, condition, from_rfc3339, holds
-from ppojob_operator.policies.acceptance import refusal
-from ppojob_operator.policies.completion import deadline_in
+from ppojob_operator.conditions import (
+    ConditionType,
+    acceptance,
+    condition,
+    from_rfc3339,
+    holds,
+)
+from ppojob_operator.policies.ending import deadline_in
 from ppojob_operator.policies.startup import (
-    RolePods,
-    accepted_role_pods,
+    PodNames,
+    accepted_pods,
     missing_pods,
     obstacles,
     pods_ready,
-    wanted_role_pods,
+    wanted_pods,
 )
 from ppojob_operator.state import ControllerReport, Job, Node, Observed, Pod, Time
 
@@ -192,7 +197,7 @@ def _accepted(job: Job) -> Iterator[Finding]:
     if accepted is not None and accepted.status != "True":
         yield _of_condition("Accepted", accepted)
     elif job.problems:
-        said = refusal(job.problems)
+        said = acceptance(job.problems)
         # What an operator has accepted is newer than this command line alone.
         if accepted is None or said.reason != "NewerSpec":
             yield Finding(said.reason, said.message, remedy("Accepted", said.reason))
@@ -233,10 +238,10 @@ def _pods(seen: Seen) -> Iterator[Finding]:
         yield Finding("Starting", claim.message, remedy("PodsReady", "Starting"))
 
 
-def _words_about_missing(seen: Seen, roles: tuple[RolePods, ...]) -> str:
+def _words_about_missing(seen: Seen, roles: PodNames) -> str:
     """Why pods are not made, as whoever refused them has told the StatefulSet."""
     observed = Observed(pods=seen.pods or ())
-    short = {workload_name(seen.job.name, one.role) for one in roles if missing_pods(one, observed)}
+    short = {workload_name(seen.job.name, role) for role, _ in missing_pods(roles, observed)}
     words = [
         one.message
         for one in seen.warnings
@@ -329,10 +334,10 @@ def _deadline(seen: Seen) -> Iterator[Finding]:
     yield Finding("DeadlineNear", what, remedy("Found", "DeadlineNear"))
 
 
-def _roles(job: Job) -> tuple[RolePods, ...]:
+def _roles(job: Job) -> PodNames:
     if job.manifest is None:
-        return accepted_role_pods(job)
-    return wanted_role_pods(resolve(job.manifest).topology)
+        return accepted_pods(job)
+    return wanted_pods(resolve(job.manifest).topology)
 
 
 def _of_condition(name: ConditionType, said: Condition) -> Finding:

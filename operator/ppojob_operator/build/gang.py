@@ -1,17 +1,26 @@
 """By whom the pods of a job are placed together, one row for each; `none` has no objects. Pure."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final
 
 from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingType, VolcanoSpec
 from ppojob_api.well_known import GROUP, KIND
 from ppojob_operator.build import kueue
 from ppojob_operator.build.metadata import gang_name, manifest
-from ppojob_operator.build.pod_sets import PodSet, total_requests
-from ppojob_operator.state import GangFacts, GangKind, Job, Manifest, Placement
+from ppojob_operator.state import GangFacts, GangKind, Job, Manifest, Placement, PodSet
 
 _VOLCANO_GROUP: Final = "PodGroup.scheduling.volcano.sh"
+_SUFFIXES: Final = {
+    "": Fraction(1),
+    "m": Fraction(1, 1000),
+    **{letter: Fraction(1000**power) for power, letter in enumerate("kMGT", 1)},
+    **{f"{letter}i": Fraction(1024**power) for power, letter in enumerate("KMGT", 1)},
+}
+"""Those that `PodSettings` allows, https://kubernetes.io/docs/reference/kubernetes-api/
+common-definitions/quantity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +28,8 @@ class Gang:
     """One way to place all pods or none.
 
     Attributes:
-        kinds: of its objects, that which answers last.
+        kinds: of its objects; the last is the one with the answer.
         provider: what has to be installed for it.
-        objects: makes them, of the job, its pods, and what the cluster has for gangs.
     """
 
     kinds: tuple[GangKind, ...]
@@ -50,6 +58,20 @@ def _volcano_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[d
     if spec.priority_class_name is not None:
         content["priorityClassName"] = spec.priority_class_name
     return [manifest(_VOLCANO_GROUP, job, gang_name(job), spec=content)]
+
+
+def total_requests(sets: tuple[PodSet, ...]) -> dict[str, str]:
+    """What all pods together ask for, by resource."""
+    totals: dict[str, Fraction] = defaultdict(Fraction)
+    for one in sets:
+        for container in one.template["spec"]["containers"]:
+            for name, text in container["resources"]["requests"].items():
+                digits = text.rstrip("mkKMGTi")
+                totals[name] += one.count * int(digits) * _SUFFIXES[text[len(digits) :]]
+    return {
+        name: str(total) if total.denominator == 1 else f"{total * 1000}m"
+        for name, total in sorted(totals.items())
+    }
 
 
 def _own_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[str, Any]]:

@@ -6,13 +6,12 @@ given back behind the last pod of an evicted job. https://kueue.sigs.k8s.io
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ppojob_api.v1alpha1.scheduling import KueueSpec
 from ppojob_operator.build.metadata import gang_name, manifest
-from ppojob_operator.build.pod_sets import PodSet
-from ppojob_operator.state import Child, Job, Manifest, Observed, Placement
+from ppojob_operator.state import Child, Job, Manifest, Observed, Placement, PodSet
 
 KIND: Final = "Workload.kueue.x-k8s.io"
 
@@ -23,8 +22,8 @@ _REQUEUED = frozenset({"Preempted", "NodeFailures"})
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A condition as Kueue wrote it."""
+class QueueCondition:
+    """A condition of a Workload."""
 
     status: str
     reason: str
@@ -33,17 +32,15 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What Kueue says of a Workload.
+    """What Kueue says of a Workload: conditions by type, flavors and updates by pod set.
 
     Attributes:
-        conditions: by type.
         cluster_queue: that has reserved quota for it, or empty.
-        flavors: of each pod set, by its name.
-        updates: what admission checks add to each pod set, by its name.
+        updates: what admission checks add to pods.
         waits_for: messages of admission checks that are not passed yet.
     """
 
-    conditions: Mapping[str, Said]
+    conditions: Mapping[str, QueueCondition]
     cluster_queue: str
     flavors: Mapping[str, tuple[str, ...]]
     updates: Mapping[str, tuple[Placement, ...]]
@@ -102,7 +99,9 @@ def answer(child: Child) -> Answer:
         updates[one["name"]] = (*updates.get(one["name"], ()), placement(one))
     return Answer(
         conditions={
-            one["type"]: Said(one["status"], one.get("reason", ""), one.get("message", ""))
+            one["type"]: QueueCondition(
+                one["status"], one.get("reason", ""), one.get("message", "")
+            )
             for one in status.get("conditions") or ()
         },
         cluster_queue=admission.get("clusterQueue", ""),
@@ -129,19 +128,12 @@ def placement(update: Manifest) -> Placement:
     )
 
 
-def conditions(job: Job, told: Mapping[str, Said], time: str) -> dict[str, Any]:
+def conditions(job: Job, told: Mapping[str, QueueCondition], time: str) -> dict[str, Any]:
     """Conditions of ours in the Workload: `PodsReady` and `Finished`."""
     applied = manifest(KIND, job, gang_name(job))
     head = {key: applied["metadata"][key] for key in ("name", "namespace")}
     status = [
-        {
-            "type": name,
-            "status": one.status,
-            "reason": one.reason,
-            "message": one.message,
-            "lastTransitionTime": time,
-        }
-        for name, one in told.items()
+        {"type": name, **asdict(one), "lastTransitionTime": time} for name, one in told.items()
     ]
     return {**applied, "metadata": head, "status": {"conditions": status}}
 

@@ -1,5 +1,7 @@
-"""Who owns an object of a job, and the labels by which it is found. Pure."""
+"""Who owns an object of a job, by which labels it is found, and whether it is as wanted. Pure."""
 
+import hashlib
+import json
 from typing import Any, Final
 
 from ppojob_api.well_known import (
@@ -44,22 +46,12 @@ def role_of(labels_of_object: Manifest) -> RoleName | None:
     return _ROLE_OF_SLUG.get(str(labels_of_object.get(LABEL_ROLE, "")))
 
 
-def owner_reference(job: Job) -> dict[str, Any]:
-    """The reference by which the garbage collector deletes the object after the job."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": job.name,
-        "uid": job.uid,
-        "controller": True,
-    }
-
-
 def manifest(
     kind: ChildKind, job: Job, name: str, role: RoleName | None = None, **content: Any
 ) -> dict[str, Any]:
-    """An object of the job: its head, and `content` below it."""
+    """An object of the job, collected after it: its head and `content`."""
     whole = kind_of_child(kind)
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
     return {
         "apiVersion": whole.api_version,
         "kind": whole.name,
@@ -67,7 +59,7 @@ def manifest(
             "name": name,
             "namespace": job.namespace,
             "labels": labels(job, role),
-            "ownerReferences": [owner_reference(job)],
+            "ownerReferences": [{**owner, "controller": True}],
         },
         **content,
     }
@@ -81,3 +73,37 @@ def gang_name(job: Job) -> str:
 def controller_name(job: Job) -> str:
     """Name of the controller's service account and of what gives it its rights."""
     return workload_name(job.name, "controller")
+
+
+def digest(manifest: Manifest) -> str:
+    """SHA-256 of an object's canonical JSON."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def covers(actual: Manifest, wanted: Manifest) -> bool:
+    """Whether everything that we want is so, whatever else the API server has filled in.
+
+    The content of an immutable object is not compared: its name stands for it.
+    """
+    skipped = {"apiVersion", "kind"} | ({"data"} if wanted.get("immutable") else set())
+    return all(
+        _covers(actual.get(key), value) for key, value in wanted.items() if key not in skipped
+    )
+
+
+def _covers(actual: object, wanted: object) -> bool:
+    # Most parts are the very same, which is soon told; only the others are gone through.
+    if actual == wanted:
+        return True
+    # Plain JSON on both sides; the abstract types would take three times as long to ask for.
+    if isinstance(wanted, dict):
+        if not isinstance(actual, dict):
+            return not wanted
+        return all(_covers(actual.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        if not isinstance(actual, list) or len(actual) != len(wanted):
+            return not wanted and not actual
+        return all(map(_covers, actual, wanted))
+    # The API server leaves out what is empty or false.
+    return actual is None and not wanted

@@ -1,34 +1,52 @@
 """All objects of a job, in the order in which they must be there. Pure."""
 
-from collections.abc import Mapping
-from typing import Any
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from ppojob_api import contract
 from ppojob_api.topology import RoleTopology
-from ppojob_api.v1alpha1.pod_settings import PodSettings, settings_of
-from ppojob_api.well_known import GROUP, PLURAL, ROLE_SLUGS, RoleName, workload_name
+from ppojob_api.well_known import (
+    ANNOTATION_CONFIG_DIGEST,
+    GROUP,
+    PLURAL,
+    ROLE_SLUGS,
+    RoleName,
+    workload_name,
+)
 from ppojob_operator.build import protection
-from ppojob_operator.build.config_map import PodConfig, config_map
 from ppojob_operator.build.gang import member
-from ppojob_operator.build.keys import secret_template
 from ppojob_operator.build.metadata import (
     ANNOTATION_GENERATION,
     ANNOTATION_TEMPLATE,
     controller_name,
+    digest,
     manifest,
     selector,
 )
-from ppojob_operator.build.pod_template import pod_template
-from ppojob_operator.difference import digest
+from ppojob_operator.build.pod_template import (
+    PUBLIC_FILE,
+    SECRET_FILE,
+    PodConfig,
+    config_map_name,
+    pod_template,
+)
+from ppojob_operator.build.pods import CONFIG_FILE
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import Job, Manifest, Placement
+from ppojob_operator.state import Job, Manifest, Placement, PodSet
+
+_PAIRS: Final = "pairs.json"
+
+KeyPairs = Mapping[RoleName, tuple[str, str]]
+"""Role -> public and secret key, each 40 letters of Z85."""
 
 
-def surroundings(job: Job, config: PodConfig) -> list[dict[str, Any]]:
+def base_objects(job: Job, config: PodConfig) -> list[dict[str, Any]]:
     """What must be there before the first pod, Secrets aside."""
     roles = [role.role for role in config.run.topology.with_own_pods]
     return [
-        config_map(job, config),
+        _config_map(job, config),
         _service_account(job),
         _role(job),
         *protection.network_policies(job, roles, config.run.spec.agent),
@@ -43,27 +61,78 @@ def bindings(job: Job) -> list[dict[str, Any]]:
 
 
 def key_templates(job: Job, config: PodConfig) -> dict[RoleName, Manifest]:
-    """The Secrets without their keys, the controller's first."""
+    """The Secrets without their keys, which only the `Reconciler` knows; the controller's first.
+
+    Each role has one of its own. The controller's also holds the pairs of all roles, of which its
+    pod mounts only its own: so one write decides all keys at once, and the other Secrets can be
+    made from it at any later time.
+    """
     return {
-        role.role: secret_template(job, role.role) for role in config.run.topology.with_own_pods
+        role.role: manifest(
+            "Secret",
+            job,
+            workload_name(job.name, role.role),
+            role.role,
+            type="Opaque",
+            immutable=True,
+        )
+        for role in config.run.topology.with_own_pods
     }
+
+
+def secret(template: Manifest, role: RoleName, pairs: KeyPairs) -> dict[str, Any]:
+    """The Secret of a role."""
+    public = {name: pair[0] for name, pair in pairs.items()}
+    files = {SECRET_FILE: pairs[role][1], PUBLIC_FILE: json.dumps(public, sort_keys=True)}
+    if role == "controller":
+        files[_PAIRS] = json.dumps({name: list(pair) for name, pair in pairs.items()})
+    data = {name: base64.b64encode(text.encode()).decode() for name, text in files.items()}
+    return {**template, "data": data}
+
+
+def read_pairs(controllers: Manifest) -> KeyPairs:
+    """The pairs of all roles, from the controller's Secret.
+
+    Raises:
+        ValueError: it does not hold them.
+    """
+    try:
+        pairs = json.loads(base64.b64decode(controllers["data"][_PAIRS]))
+        return {role: (str(public), str(private)) for role, (public, private) in pairs.items()}
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(f"the controller's Secret holds no {_PAIRS}") from problem
+
+
+def pod_sets(job: Job, config: PodConfig, defaults: Settings) -> tuple[PodSet, ...]:
+    """The pods of all roles, the controller's too: without any one of them nothing trains."""
+    return tuple(
+        PodSet(ROLE_SLUGS[role.role], len(role.pods), pod_template(job, config, role, defaults))
+        for role in config.run.topology.with_own_pods
+    )
 
 
 def stateful_sets(
     job: Job,
     config: PodConfig,
-    roles: tuple[RoleTopology, ...],
-    settings: tuple[PodSettings, ...],
+    roles: Iterable[RoleTopology],
     defaults: Settings,
     placements: Mapping[str, Placement],
 ) -> list[dict[str, Any]]:
     """The StatefulSets of some roles; `placements` is what a queue adds, by the role's slug."""
     sets = []
     for role in roles:
-        template = pod_template(job, config, role, settings_of(settings, role.role), defaults)
+        template = pod_template(job, config, role, defaults)
         placement = placements.get(ROLE_SLUGS[role.role])
         sets.append(_stateful_set(job, role, member(job, template, placement)))
     return sets
+
+
+def _config_map(job: Job, config: PodConfig) -> dict[str, Any]:
+    """The run configuration; immutable, so what a pod has mounted is what it was started with."""
+    name, data = config_map_name(job, config), {CONFIG_FILE: config.text}
+    rendered = manifest("ConfigMap", job, name, immutable=True, data=data)
+    rendered["metadata"]["annotations"] = {ANNOTATION_CONFIG_DIGEST: config.digest}
+    return rendered
 
 
 def _service_account(job: Job) -> dict[str, Any]:

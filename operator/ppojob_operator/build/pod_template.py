@@ -3,31 +3,33 @@
 Every pod passes Pod Security `restricted`: no root, no capability, a read-only root file system.
 """
 
+import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ppojob_api import contract
+from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.code_source import CODE_FOLDER
-from ppojob_api.v1alpha1.pod_settings import EnvironmentVariable, PodSettings, PodVolume
-from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
-from ppojob_operator.build.config_map import PodConfig, config_map_name
-from ppojob_operator.build.keys import PUBLIC_FILE, SECRET_FILE
-from ppojob_operator.build.metadata import controller_name, labels, selector
-from ppojob_operator.build.pods import (
-    EnvironmentValue,
-    InMount,
-    Literal,
-    PodAddress,
-    PodOrdinal,
-    pod_of,
+from ppojob_api.v1alpha1.pod_settings import (
+    EnvironmentVariable,
+    PodSettings,
+    PodVolume,
+    settings_of,
 )
+from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
+from ppojob_operator.build.metadata import controller_name, labels, selector
+from ppojob_operator.build.pods import environment
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import Job
 
 CONTAINER: Final = "trainer"
 ROOT: Final = "/ppojob"
 """Everything of ours is mounted below it."""
+SECRET_FILE: Final = "role.key"
+PUBLIC_FILE: Final = "public.json"
+"""Names of the key files that a pod of a role mounts; docs/contract.md."""
 
 _USER: Final = 1000
 _MOUNTS: Final = {name: f"{ROOT}/{name}" for name in ("config", "keys", "run", "scratch")}
@@ -39,10 +41,32 @@ _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes mounts what `automountServiceAccountToken` asks for."""
 
 
+@dataclass(frozen=True, slots=True)
+class PodConfig:
+    """What the pods of a job run, its canonical JSON, the SHA-256 of that, and their settings."""
+
+    run: RunConfig
+    text: str
+    digest: str
+    settings: tuple[PodSettings, ...]
+
+    @classmethod
+    def of(cls, run: RunConfig, settings: tuple[PodSettings, ...]) -> "PodConfig":
+        """Write out a run configuration."""
+        text = run.to_json()
+        return cls(run, text.decode("ascii"), hashlib.sha256(text).hexdigest(), settings)
+
+
+def config_map_name(job: Job, config: PodConfig) -> str:
+    """`<job>-config-<digest>`: another configuration is another object."""
+    return f"{job.name}-config-{config.digest[:10]}"
+
+
 def pod_template(
-    job: Job, config: PodConfig, role: RoleTopology, settings: PodSettings, defaults: Settings
+    job: Job, config: PodConfig, role: RoleTopology, defaults: Settings
 ) -> dict[str, Any]:
     """The template of a role's pods; `defaults` is for what the job says nothing of."""
+    settings = settings_of(config.settings, role.role)
     is_controller = role.role == "controller"
     spec: dict[str, Any] = {
         "automountServiceAccountToken": is_controller,
@@ -118,19 +142,12 @@ def _placement(job: Job, role: RoleName, settings: PodSettings) -> dict[str, Any
 def _container(
     config: PodConfig, role: RoleTopology, settings: PodSettings, defaults: Settings
 ) -> dict[str, Any]:
-    pod = pod_of(role, role.pods[0])
     probe = {"httpGet": {"path": "/healthz", "port": "health"}, "timeoutSeconds": 5}
     return {
         "name": CONTAINER,
         **_image(settings, defaults),
-        "command": list(pod.argv),
-        "env": [
-            *({"name": name, **_value(config, value)} for name, value in pod.environment.items()),
-            *_home(settings),
-            *_api_access(role.role),
-            *_variables_of_code(role.role, settings),
-            *(_variable(one) for one in settings.env),
-        ],
+        "command": list(contract.SUPERVISE_COMMAND),
+        "env": _environment(config, role.role, settings),
         "ports": _ports(role.role),
         "resources": _resources(role, settings, settings.gpu_resource or defaults.gpu_resource),
         "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": 120},
@@ -163,25 +180,31 @@ def _image(settings: PodSettings, defaults: Settings) -> dict[str, str]:
     return {"image": defaults.trainer_image, "imagePullPolicy": defaults.image_pull_policy}
 
 
-def _home(settings: PodSettings) -> list[dict[str, Any]]:
-    """A folder that can be written, for libraries that ask for one, unless the job has its own."""
-    is_theirs = any(one.name == "HOME" for one in settings.env)
-    return [] if is_theirs else [{"name": "HOME", "value": _MOUNTS["scratch"]}]
+def _environment(config: PodConfig, role: RoleName, settings: PodSettings) -> list[dict[str, Any]]:
+    # Jobs may share a claim, so each has a folder of its own in it.
+    mounts = _MOUNTS | {"run": f"{_MOUNTS['run']}/{config.run.name}"}
+    index = _field("metadata.labels['apps.kubernetes.io/pod-index']")
+    values = environment(role, mounts, index, _field("status.podIP"), _text)
+    own = {one.name for one in settings.env}
+    if "HOME" not in own:
+        # A folder that can be written, for libraries that ask for one.
+        values["HOME"] = _text(_MOUNTS["scratch"])
+    if role == "controller":
+        values[contract.ENV_SERVICE_ACCOUNT] = _text(_SERVICE_ACCOUNT)
+    if own and role in contract.VARIABLES_OF_CODE:
+        # Which variables reward functions, or tools, see; of ours they see none.
+        names = " ".join(one.name for one in settings.env)
+        values[contract.VARIABLES_OF_CODE[role]] = _text(names)
+    ours = [{"name": name, **value} for name, value in values.items()]
+    return [*ours, *map(_variable, settings.env)]
 
 
-def _api_access(role: RoleName) -> list[dict[str, Any]]:
-    """Where the controller finds its token; no other pod has one."""
-    if role != "controller":
-        return []
-    return [{"name": contract.ENV_SERVICE_ACCOUNT, "value": _SERVICE_ACCOUNT}]
+def _text(text: str) -> dict[str, Any]:
+    return {"value": text}
 
 
-def _variables_of_code(role: RoleName, settings: PodSettings) -> list[dict[str, Any]]:
-    """Which variables are for reward functions, or tools; of ours they see none."""
-    told_by = contract.VARIABLES_OF_CODE.get(role)
-    if told_by is None or not settings.env:
-        return []
-    return [{"name": told_by, "value": " ".join(one.name for one in settings.env)}]
+def _field(path: str) -> dict[str, Any]:
+    return {"valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
 def _ports(role: RoleName) -> list[dict[str, Any]]:
@@ -191,22 +214,6 @@ def _ports(role: RoleName) -> list[dict[str, Any]]:
     return [
         {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in named.items()
     ]
-
-
-def _value(config: PodConfig, value: EnvironmentValue) -> dict[str, Any]:
-    match value:
-        case Literal(text):
-            return {"value": text}
-        case PodAddress():
-            return {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-        case PodOrdinal():
-            label = "metadata.labels['apps.kubernetes.io/pod-index']"
-            return {"valueFrom": {"fieldRef": {"fieldPath": label}}}
-        case InMount("run", path):
-            # Jobs may share a claim, so each has a folder of its own in it.
-            return {"value": "/".join(filter(None, (_MOUNTS["run"], config.run.name, path)))}
-        case InMount(mount, path):
-            return {"value": "/".join(filter(None, (_MOUNTS[mount], path)))}
 
 
 def _variable(variable: EnvironmentVariable) -> dict[str, Any]:
@@ -226,10 +233,8 @@ def _resources(role: RoleTopology, settings: PodSettings, gpu: str) -> dict[str,
         limits["memory"] = settings.memory
     if role.gpus_per_pod:
         limits[gpu] = str(role.gpus_per_pod)
-    cores = str(role.ranks_per_pod * role.threads_per_rank)
-    if role.role == "controller":
-        cores = "100m"
-    cores = limits.pop("cpu", cores)
+    threads = str(role.ranks_per_pod * role.threads_per_rank)
+    cores = limits.pop("cpu", "100m" if role.role == "controller" else threads)
     resources: dict[str, Any] = {"requests": {"cpu": cores, **limits}}
     return resources | ({"limits": limits} if limits else {})
 

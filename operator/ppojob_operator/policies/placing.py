@@ -1,18 +1,17 @@
-"""Whether a job may have pods, by the words of whoever places them together. Pure.
+"""Whether a job may have pods, as Kueue, Volcano or the scheduler of gangs says. Pure.
 
 Three answers beside `none`: Kueue admits before there are pods; Volcano and Kubernetes' own gangs
 place pods that are there, all of them or none.
 
-What is held in part is given back after a time, whoever placed it: two jobs that each hold half of
-the GPUs would wait for each other for ever. So a job that was not placed as a whole within its
-deadline lets go, and tries again after the same time.
+Two jobs that each hold half of the GPUs would wait for each other for ever. So a job that was not
+placed as a whole within its deadline gives back what it has, and tries again after the same time.
 """
 
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingSpec
+from ppojob_api.v1alpha1.scheduling import KueueSpec
 from ppojob_operator.build import kueue
 from ppojob_operator.build.gang import GANGS, Gang
 from ppojob_operator.conditions import ObservedCondition, condition, from_rfc3339, inert
@@ -55,7 +54,10 @@ def admission(job: Job, observed: Observed, now: Time) -> Admission:
             return _not_admitted(GAVE_BACK, was.message, again_in=max(left, 1.0))
         return asked
     ready = condition(job.status, "PodsReady")
-    is_short = asked.claim.holds and _holds_a_part(scheduling, observed)
+    unplaced = [pod.unschedulable for pod in observed.pods if pod.unschedulable]
+    placed = sum(bool(pod.node) for pod in observed.pods)
+    # Kueue's quota counts as much as places of pods.
+    is_short = asked.claim.holds and unplaced and (placed or scheduling.type == "kueue")
     if ready is None or ready.status == "True" or not is_short:
         return asked
     # From when it lacked pods, so a job that has trained for days gets the whole time as well; but
@@ -65,23 +67,11 @@ def admission(job: Job, observed: Observed, now: Time) -> Admission:
     left = (since + limit - now).total_seconds()
     if left > 0:
         return replace(asked, again_in=left)
-    words = _held_in_part(scheduling, observed)
-    return _not_admitted(GAVE_BACK, words, again_in=limit.total_seconds())
-
-
-def _holds_a_part(scheduling: SchedulingSpec, observed: Observed) -> bool:
-    """Whether some pods hold a place, or all of them quota, while others find no place."""
-    is_short = any(pod.unschedulable for pod in observed.pods)
-    return is_short and (scheduling.type == "kueue" or any(pod.node for pod in observed.pods))
-
-
-def _held_in_part(scheduling: SchedulingSpec, observed: Observed) -> str:
-    placed = sum(bool(pod.node) for pod in observed.pods)
-    why = next(pod.unschedulable for pod in observed.pods if pod.unschedulable)
-    return (
+    words = (
         f"{placed} of {len(observed.pods)} pods had a place after"
-        f" {scheduling.start_deadline_seconds} s; tried again after as long: {why}"
+        f" {scheduling.start_deadline_seconds} s; tried again after as long: {unplaced[0]}"
     )
+    return _not_admitted(GAVE_BACK, words, again_in=limit.total_seconds())
 
 
 def _placing(job: Job, observed: Observed) -> Admission:

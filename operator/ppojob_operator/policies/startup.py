@@ -4,8 +4,7 @@ The words of the scheduler and of the kubelet are copied, with the role and the 
 "why is it not running" must never need a second command.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 from ppojob_api.topology import Topology
@@ -28,42 +27,34 @@ MISSING_SECONDS = 15.0
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 
-@dataclass(frozen=True, slots=True)
-class RolePods:
-    """A role with pods of its own, and their names by ordinal."""
-
-    role: RoleName
-    pods: tuple[str, ...]
+PodNames = Mapping[RoleName, tuple[str, ...]]
+"""Names of pods by ordinal, of each role with pods of its own."""
 
 
-def wanted_role_pods(topology: Topology) -> tuple[RolePods, ...]:
-    """The roles that a job is to have."""
-    return tuple(
-        RolePods(role.role, tuple(pod.name for pod in role.pods)) for role in topology.with_own_pods
-    )
+def wanted_pods(topology: Topology) -> PodNames:
+    """The pods that a job is to have."""
+    return {role.role: tuple(pod.name for pod in role.pods) for role in topology.with_own_pods}
 
 
-def accepted_role_pods(job: Job) -> tuple[RolePods, ...]:
-    """The roles that a job had when its spec was accepted last: the status has kept them."""
+def accepted_pods(job: Job) -> PodNames:
+    """The pods by the last spec that was accepted, as the status has it."""
     found = ((cast("RoleName", one.name), one.replicas) for one in job.status.roles)
-    return tuple(
-        RolePods(role, tuple(pod_name(job.name, role, index) for index in range(replicas)))
+    return {
+        role: tuple(pod_name(job.name, role, index) for index in range(replicas))
         for role, replicas in found
         if role in ROLE_SLUGS
-    )
+    }
 
 
-def pods_ready(
-    roles: tuple[RolePods, ...], observed: Observed, seconds: float
-) -> ObservedCondition:
+def pods_ready(roles: PodNames, observed: Observed, seconds: float) -> ObservedCondition:
     """The condition PodsReady, some seconds after the start of the job.
 
     It names the first reason in the order of how much a person must do.
     """
-    wanted = sum(len(role.pods) for role in roles)
-    there = (pod for role in roles for pod in observed.pods_of(role.role))
+    wanted = sum(map(len, roles.values()))
+    there = (pod for pod in observed.pods if pod.role in roles)
     ready = sum(pod.is_ready and not pod.is_deleting for pod in there)
-    if ready >= wanted and not any(missing_pods(role, observed) for role in roles):
+    if ready >= wanted and not missing_pods(roles, observed):
         return ObservedCondition(
             "PodsReady", True, "EveryPodReady", f"{wanted} of {wanted} pods are ready"
         )
@@ -76,54 +67,27 @@ def pods_ready(
     return ObservedCondition("PodsReady", False, "Starting", head)
 
 
-def missing_pods(role: RolePods, observed: Observed) -> list[str]:
-    """Names of the role's pods that are not there."""
+def missing_pods(wanted: PodNames, observed: Observed) -> list[tuple[RoleName, str]]:
+    """Role and name of each pod that is not there."""
     there = {pod.name for pod in observed.pods}
-    return [name for name in role.pods if name not in there]
+    return [(role, name) for role, names in wanted.items() for name in names if name not in there]
 
 
-def obstacles(roles: tuple[RolePods, ...], observed: Observed) -> Iterable[tuple[str, list[str]]]:
+def obstacles(roles: PodNames, observed: Observed) -> Iterable[tuple[str, list[str]]]:
     """Every reason that may hold pods up, in that order, with a line for each pod that it holds."""
     pods = [pod for pod in observed.pods if not pod.is_ready]
-    yield (
-        "NodeLost",
-        [_of(pod, f"node {pod.node} is silent") for pod in pods if _lost(pod, observed)],
-    )
-    yield (
-        "ImageUnavailable",
-        [
-            _of(pod, f"{pod.waiting_reason}: {pod.waiting_message}")
-            for pod in pods
-            if pod.waiting_reason in IMAGE_REASONS
-        ],
-    )
-    yield "Unschedulable", [_of(pod, pod.unschedulable) for pod in pods if pod.unschedulable]
-    yield (
-        "ContainerWaits",
-        [
-            _of(pod, f"{pod.waiting_reason}: {pod.waiting_message}")
-            for pod in pods
-            if pod.waiting_reason not in IMAGE_REASONS | _STARTING
-        ],
-    )
-    yield (
-        "PodFailed",
-        [_of(pod, f"{pod.reason}: {pod.message}") for pod in pods if pod.phase == "Failed"],
-    )
-    yield (
-        "PodsMissing",
-        [
-            f"{role.role}: pod {name}: not made yet"
-            for role in roles
-            for name in missing_pods(role, observed)
-        ],
-    )
+    silent = [pod for pod in pods if observed.silent_since(pod)]
+    yield "NodeLost", [_line(pod, f"node {pod.node} is silent") for pod in silent]
+    waiting = [pod for pod in pods if pod.waiting_reason not in _STARTING]
+    lines = {pod: _line(pod, f"{pod.waiting_reason}: {pod.waiting_message}") for pod in waiting}
+    yield "ImageUnavailable", [lines[one] for one in lines if one.waiting_reason in IMAGE_REASONS]
+    yield "Unschedulable", [_line(pod, pod.unschedulable) for pod in pods if pod.unschedulable]
+    yield "ContainerWaits", [lines[one] for one in lines if one.waiting_reason not in IMAGE_REASONS]
+    failed = [pod for pod in pods if pod.phase == "Failed"]
+    yield "PodFailed", [_line(pod, f"{pod.reason}: {pod.message}") for pod in failed]
+    missing = missing_pods(roles, observed)
+    yield "PodsMissing", [f"{role}: pod {name}: not made yet" for role, name in missing]
 
 
-def _of(pod: Pod, words: str) -> str:
+def _line(pod: Pod, words: str) -> str:
     return f"{pod.role}: pod {pod.name}: {words}"
-
-
-def _lost(pod: Pod, observed: Observed) -> bool:
-    node = observed.nodes.get(pod.node)
-    return node is not None and node.silent_since is not None

@@ -14,8 +14,8 @@ import images
 import machine
 import node
 import programs
+from machine import ClusterError
 from places import Places
-from shell import ClusterError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

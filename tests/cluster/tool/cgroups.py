@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from shell import ClusterError
+from machine import ClusterError
 
 MOUNT = Path("/sys/fs/cgroup")
 # The processes of the node; those of pods lie beside it, where the kubelet puts them.

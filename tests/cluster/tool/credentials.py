@@ -4,7 +4,7 @@ import base64
 import json
 from pathlib import Path
 
-from shell import call
+from machine import call
 
 # Each process that calls the API server, and the name (and group) that its rights hang on.
 CALLERS = {

@@ -11,8 +11,8 @@ import layout
 import machine
 import plan
 import programs
+from machine import ClusterError, call, step
 from places import Places
-from shell import ClusterError, call, step
 
 SUITE = "bookworm"
 PACKAGES = (

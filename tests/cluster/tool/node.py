@@ -15,8 +15,8 @@ import images
 import machine
 import plan
 import programs
+from machine import ClusterError, call, step
 from places import TOOL, Places
-from shell import ClusterError, call, step
 
 LINK = "ppojob0"
 PATIENCE_S = 120.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import machine
+from machine import call, step
 from places import TOOL, Places
-from shell import call, step
 
 SOURCES = TOOL / "programs"
 

@@ -46,6 +46,6 @@ def test_another_program_is_no_pod(answer: bytes, address: str) -> None:
     ):
         thread = threading.Thread(target=serve, args=(listener,), daemon=True)
         thread.start()
-        pod = Pod("p", "p", "reward", 0, argv=(), environment={}, gpus=0)
+        pod = Pod("p", "p", "reward", 0, gpus=0)
         assert RunningPod(pod, address, process).status() is None
         thread.join()

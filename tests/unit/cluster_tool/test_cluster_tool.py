@@ -123,8 +123,8 @@ def test_a_program_is_known_by_its_locks_and_flags() -> None:
 
 def test_without_go_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import programs
+    from machine import ClusterError
     from places import Places
-    from shell import ClusterError
 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ClusterError, match=r"^no go on PATH: .*install Go"):

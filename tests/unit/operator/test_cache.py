@@ -4,9 +4,17 @@ from typing import Any
 
 from operator_jobs import NOW, UID, job_manifest
 
-from ppojob_operator.cache import Cache
+from ppojob_operator.cache import Cache, GangCache
 from ppojob_operator.reading import JobKey
-from ppojob_operator.state import ControllerReport, Job, Pod, Termination
+from ppojob_operator.state import (
+    ControllerReport,
+    GangFacts,
+    GangKind,
+    Job,
+    Placement,
+    Pod,
+    Termination,
+)
 
 KEY = ("lab", "sum")
 LABELS = {"ppojob.dev/job": "sum", "ppojob.dev/job-uid": UID, "ppojob.dev/role": "controller"}
@@ -89,7 +97,7 @@ def test_an_older_state_of_an_object_of_its_does_not_come_back() -> None:
         }
 
     seen = Watched()
-    seen.cache.settle(KEY, service(5, 80), service(5, 80))
+    seen.cache.see_answer(KEY, service(5, 80), service(5, 80))
     woken = len(seen.woken)
     seen.cache.see_child(service(5, 80))
     seen.cache.see_child(service(4, 81))
@@ -140,24 +148,17 @@ def container(name: str, restarts: int, waiting: str, **end: Any) -> dict[str, A
     }
 
 
-def test_what_a_kubelet_says_of_a_pod() -> None:
-    end = {"exitCode": 137, "reason": "OOMKilled", "message": "too\x00 much"}
-    target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
-    trainer = container("trainer", 3, "CrashLoopBackOff", **end)
-    one = Watched().pod(containerStatuses=[trainer], conditions=[target])
-    assert (one.restarts, one.waiting_reason) == (3, "CrashLoopBackOff")
-    assert (one.disruption, one.owner_uid, one.node) == ("EvictionByEvictionAPI", "set", "n")
-    assert one.last == Termination(137, "OOMKilled", "too? much", NOW)
-
-
 def test_a_sidecar_speaks_for_itself_alone() -> None:
     """A kubelet sorts containers by name, and those that webhooks add come before ours."""
     seen = Watched()
     sidecar = container("istio-proxy", 5, "ErrorBackOff", exitCode=2, reason="Error")
-    trainer = container("trainer", 1, "OOMBackOff", exitCode=137, reason="OOMKilled")
-    one = seen.pod(containerStatuses=[sidecar, trainer])
-    assert (one.restarts, one.waiting_reason) == (1, "OOMBackOff")
-    assert one.last == Termination(137, "OOMKilled", "", NOW)
+    end = {"exitCode": 137, "reason": "OOMKilled", "message": "too\x00 much"}
+    trainer = container("trainer", 3, "CrashLoopBackOff", **end)
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    one = seen.pod(containerStatuses=[sidecar, trainer], conditions=[target])
+    assert (one.restarts, one.waiting_reason) == (3, "CrashLoopBackOff")
+    assert (one.disruption, one.owner_uid, one.node) == ("EvictionByEvictionAPI", "set", "n")
+    assert one.last == Termination(137, "OOMKilled", "too? much", NOW)
     one = seen.pod(containerStatuses=[sidecar])
     assert (one.restarts, one.waiting_reason, one.last) == (0, "", None)
 
@@ -174,3 +175,38 @@ def test_a_silent_node_wakes_the_jobs_on_it() -> None:
     seen.cache.see_node(node("Unknown", "2026-01-02T03:04:05Z"))
     assert seen.woken[woken:] == [KEY]
     assert seen.cache.observed(KEY, UID).nodes["n"].silent_since == NOW
+
+
+def test_jobs_are_woken_by_what_is_new_alone() -> None:
+    woken: list[GangFacts] = []
+    cache = GangCache(lambda: woken.append(cache.facts("lab")))
+    flavor = {"metadata": {"uid": "1", "name": "h200"}, "spec": {"nodeLabels": {"gpu": "h200"}}}
+    urgent = {"metadata": {"uid": "2", "name": "urgent"}, "value": 7}
+    for _ in range(2):
+        cache.see_flavor(flavor)
+        cache.see_priority(urgent)
+        cache.see_served("PodGroup", "lab", True)
+    assert len(woken) == 3
+    assert cache.facts("lab") == GangFacts(
+        frozenset({"PodGroup"}), {"h200": Placement({"gpu": "h200"})}, {"urgent": 7}
+    )
+    cache.lose("1")
+    cache.lose("2")
+    cache.see_served("PodGroup", "lab", False)
+    assert cache.facts("lab") == GangFacts()
+    assert len(woken) == 6
+
+
+def test_what_may_be_read_in_one_namespace_is_no_matter_of_another() -> None:
+    cache = Cache(lambda _: None)
+
+    def served(namespace: str) -> frozenset[GangKind]:
+        return cache.observed((namespace, "sum"), "uid").gangs.served
+
+    for namespace in ("lab", "other"):
+        cache.gangs.see_served("PodGroup", namespace, True)
+    cache.gangs.see_served("PodGroup", "other", False)
+    assert served("lab") == {"PodGroup"}
+    assert not served("other")
+    cache.gangs.see_served("Workload", "", True)
+    assert served("other") == {"Workload"}

@@ -1,4 +1,4 @@
-"""What goes over the wire to an API server, and what its answers mean."""
+"""What goes over the wire to an API server and a supervisor, and what their answers mean."""
 
 import asyncio
 import contextlib
@@ -6,8 +6,10 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
+from operator_plans import pod
 
 from ppojob_operator.cluster import Cluster
 from ppojob_operator.connection import Connection
@@ -21,6 +23,8 @@ from ppojob_operator.errors import (
     UnavailableError,
 )
 from ppojob_operator.kinds import CHILD_KINDS, NODE, POD
+from ppojob_operator.state import ControllerReport
+from ppojob_operator.supervisor import controller_report
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CONFIG = {
@@ -32,27 +36,26 @@ CONFIG = {
 
 
 @contextlib.asynccontextmanager
-async def served(handler: Handler, **options: Any) -> AsyncIterator[Cluster]:
-    """A server whose every request `handler` answers."""
+async def server(handler: Handler) -> AsyncIterator[int]:
+    """A server whose every request `handler` answers; its port."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    connection = Connection(f"http://{host}:{port}", None, lambda: "secret")
     try:
-        async with Cluster(connection, **options) as cluster:
-            yield cluster
+        yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
 
 
-def failing(status: int, headers: dict[str, str] | None = None) -> Handler:
-    async def handler(_: web.Request) -> web.Response:
-        return web.json_response({"message": "why"}, status=status, headers=headers)
-
-    return handler
+@contextlib.asynccontextmanager
+async def served(handler: Handler, **options: Any) -> AsyncIterator[Cluster]:
+    """The API server that `handler` is."""
+    async with server(handler) as port:
+        connection = Connection(f"http://127.0.0.1:{port}", None, lambda: "secret")
+        async with Cluster(connection, **options) as cluster:
+            yield cluster
 
 
 async def test_apply_is_server_side_forced_and_for_one_uid() -> None:
@@ -110,17 +113,15 @@ async def test_a_forced_deletion_waits_for_no_node() -> None:
     ],
 )
 async def test_a_status_is_an_error_of_its_kind(status: int, error: type[ClusterError]) -> None:
-    async with served(failing(status)) as cluster:
+    async def handler(_: web.Request) -> web.Response:
+        return web.json_response({"message": "why"}, status=status, headers={"Retry-After": "7"})
+
+    async with served(handler) as cluster:
         with pytest.raises(error, match="why") as raised:
             await cluster.create(CONFIG)
     assert raised.value.status == status
-
-
-async def test_a_server_says_how_long_to_wait() -> None:
-    async with served(failing(429, {"Retry-After": "7"})) as cluster:
-        with pytest.raises(UnavailableError) as raised:
-            await cluster.create(CONFIG)
-    assert raised.value.retry_after == 7.0
+    if isinstance(raised.value, UnavailableError):
+        assert raised.value.retry_after == 7.0
 
 
 async def test_no_answer_is_unavailable() -> None:
@@ -205,3 +206,35 @@ async def test_an_error_event_is_an_error(code: int, error: type[ClusterError]) 
 async def test_a_watch_that_says_nothing_is_broken_off() -> None:
     with pytest.raises(UnavailableError):
         await watched(stream([], stalls=True), stall_seconds=0.2)
+
+
+CONTROLLER = pod("sum-controller-0", phase="Running", address="127.0.0.1")
+
+
+async def asked(answer: web.Response | None) -> ControllerReport | None:
+    """Ask a supervisor that answers so; None: nobody is there."""
+
+    async def handler(_: web.Request) -> web.Response:
+        return answer
+
+    async with server(handler) as port, aiohttp.ClientSession() as session:
+        return await controller_report(session, CONTROLLER, port if answer else 1)
+
+
+def said(**fields: Any) -> web.Response:
+    """As `ppojob_trainer.supervisor.health` writes it."""
+    whole = {"role": "controller", "pod": 0, "epoch": 1, "ranks": [], "restarts": 0, **fields}
+    return web.Response(text=json.dumps(whole), content_type="application/json")
+
+
+async def test_how_it_ended_or_that_it_runs() -> None:
+    ended = await asked(said(phase="done", reason="no\x1b row", exit_code=2))
+    assert ended == ControllerReport("uid-sum-controller-0", "done", "no? row", 2)
+    runs = await asked(said(phase="ready", reason="", exit_code=None))
+    assert runs == ControllerReport("uid-sum-controller-0", "ready")
+
+
+@pytest.mark.parametrize("answer", [None, (500, ""), (200, "{"), (200, "[]")])
+async def test_what_is_no_answer(answer: tuple[int, str] | None) -> None:
+    response = answer and web.Response(status=answer[0], text=answer[1])
+    assert await asked(response or None) is None

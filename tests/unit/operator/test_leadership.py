@@ -16,7 +16,7 @@ from ppojob_operator.state import Manifest
 
 pytestmark = pytest.mark.virtual_time
 SECONDS = 15.0
-LEASE = "ppojob-operator"
+LEASE = "team-a-ppojob-operator"
 
 
 def now() -> float:
@@ -25,12 +25,9 @@ def now() -> float:
 
 @contextlib.asynccontextmanager
 async def replica(
-    cluster: SimulatedCluster,
-    name: str,
-    gained: list[str],
-    lease: str = LEASE,
+    cluster: SimulatedCluster, name: str, gained: list[str]
 ) -> AsyncIterator[tuple[Leadership, "asyncio.Task[None]"]]:
-    settings = Settings(namespace="system", lease=lease, identity=name, lease_seconds=SECONDS)
+    settings = Settings(namespace="system", lease=LEASE, identity=name, lease_seconds=SECONDS)
     one = Leadership(cluster, settings, lambda: gained.append(name), now)
     async with beside(one.run()) as task:
         yield one, task
@@ -63,15 +60,6 @@ async def test_clocks_of_machines_are_not_compared(cluster: SimulatedCluster, re
     async with replica(cluster, "b", []) as (second, _):
         await until(lambda: second.is_held)
     assert now() - begun >= SECONDS
-
-
-async def test_two_releases_in_one_namespace_both_lead(cluster: SimulatedCluster) -> None:
-    """Each serves namespaces of its own, so they share no Lease."""
-    async with (
-        replica(cluster, "a", [], "team-a-ppojob-operator") as (one, _),
-        replica(cluster, "b", [], "team-b-ppojob-operator") as (other, _),
-    ):
-        await until(lambda: one.is_held and other.is_held)
 
 
 class SlowCluster(SimulatedCluster):

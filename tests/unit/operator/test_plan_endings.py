@@ -1,14 +1,23 @@
-"""How a job ends, and what comes after."""
+"""How a job ends, and what is done about ends of containers, by class and within a budget."""
 
+import datetime
 from typing import Any
 
 import pytest
-from operator_jobs import make_job, observed
-from operator_plans import NOTHING, READY, UP, all_pods, kinds, look, status_of
+from operator_jobs import NOW, make_job, observed
+from operator_plans import NOTHING, READY, UP, actions, all_pods, kinds, look, pod, status_of
 
-from ppojob_api.v1alpha1.status import PPOJobStatus
-from ppojob_operator.conditions import holds
-from ppojob_operator.state import ControllerReport, DeleteJob, Observed, Plan
+from ppojob_api.v1alpha1.status import PPOJobStatus, TrainingStatus
+from ppojob_operator.conditions import holds, rfc3339
+from ppojob_operator.state import (
+    ControllerReport,
+    DeleteJob,
+    DeletePod,
+    Observed,
+    Plan,
+    Pod,
+    Termination,
+)
 
 GONE = ((DeleteJob(),),)
 
@@ -92,3 +101,183 @@ def test_a_running_job_that_was_edited_wrongly_stays() -> None:
     wrong = {"steps": {}, "lifecycle": {"ttlSecondsAfterFinished": 0}}
     planned = look(make_job(status_of(make_job()), **wrong), observed(pods=all_pods()))
     assert (kinds(planned), planned.again_in) == (["Emit"], None)
+
+
+IN_BACK_OFF = "CrashLoopBackOff"
+
+
+def crashed(exit_code: int, **fields: Any) -> Pod:
+    return pod("sum-reward-0", last=Termination(exit_code, "Error", "boom", NOW), **fields)
+
+
+def after_crash(one: Pod, status: PPOJobStatus) -> PPOJobStatus:
+    return status_of(make_job(status), observed(pods=(*READY[:2], one)))
+
+
+@pytest.mark.parametrize("code", [2, 127])
+def test_a_configuration_that_cannot_work_fails_at_once(code: int) -> None:
+    assert after_crash(crashed(code, restarts=1), PPOJobStatus()).reason == "InvalidConfiguration"
+
+
+def test_the_same_failure_at_the_same_step_twice_is_the_end() -> None:
+    once = after_crash(crashed(1, restarts=1), PPOJobStatus())
+    assert (once.phase != "Failed", once.restarts) == (True, 1)
+    assert after_crash(crashed(1, restarts=1), once).restarts == 1, "it is written down"
+    assert after_crash(crashed(1, restarts=2), once).reason == "RepeatedFailure"
+
+
+def test_a_role_that_is_lost_as_a_whole_is_one_loss() -> None:
+    def lost(restarts: int, seconds: float) -> list[Pod]:
+        ends = [NOW + datetime.timedelta(seconds=seconds + i / 2) for i in range(40)]
+        return [
+            pod(
+                f"sum-reward-{number % 2}",
+                uid=f"uid-{number}",
+                restarts=restarts,
+                last=Termination(137, "OOMKilled", "", end),
+            )
+            for number, end in enumerate(ends)
+        ]
+
+    status = PPOJobStatus()
+    for pods in (lost(1, 0.0)[:13], lost(1, 0.0), lost(1, 0.0)):
+        status = status_of(make_job(status), observed(pods=(*READY[:2], *pods)))
+    assert (status.phase, status.restarts, len(status.failures)) == ("Starting", 40, 1)
+    status = status_of(make_job(status), observed(pods=(*READY[:2], *lost(2, 60.0))))
+    assert (status.phase, status.restarts, len(status.failures)) == ("Starting", 80, 2)
+
+
+def test_a_crashing_pod_is_replaced_after_our_wait_not_the_kubelets() -> None:
+    one = crashed(1, restarts=1, waiting_reason=IN_BACK_OFF)
+    job, seen = make_job(after_crash(one, PPOJobStatus())), observed(pods=(*READY[:2], one))
+    assert "DeletePod" not in kinds(look(job, seen, 0.5))
+    assert "DeletePod" in kinds(look(job, seen, 1.0))
+
+
+class Life:
+    """A job whose pods end, each a minute after the one before; the operator looks at each turn."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.seconds = 0.0
+        self.status = PPOJobStatus()
+        self.pods = {one.name: one for one in READY}
+
+    def look(self) -> set[str]:
+        """What the operator makes of it; names of pods that it deletes."""
+        job = make_job(self.status, recovery={"restartsWithoutProgress": self.budget})
+        planned = look(job, observed(pods=tuple(self.pods.values())), self.seconds)
+        self.status = planned.status or self.status
+        return {one.name for one in actions(planned, DeletePod)}
+
+    def killed(self) -> Termination:
+        return Termination(137, "OOMKilled", "", NOW + datetime.timedelta(seconds=self.seconds))
+
+    def end(self, name: str, **fields: Any) -> None:
+        """A container is killed once more, and started again at once."""
+        self.seconds += 60
+        restarts = self.pods[name].restarts + 1
+        self.pods[name] = pod(name, restarts=restarts, last=self.killed(), **fields)
+        self.look()
+
+    def at_step(self, step: int) -> None:
+        training = TrainingStatus(step=step, stage="Training")
+        self.status = self.status.model_copy(update={"training": training})
+
+
+@pytest.mark.parametrize("budget", [0, 3, 8, 9, 30])
+def test_a_budget_is_enforced_whatever_its_size(budget: int) -> None:
+    life = Life(budget)
+    for _ in range(budget):
+        life.end("sum-reward-0")
+    assert life.status.phase != "Failed"
+    life.end("sum-reward-0")
+    assert life.status.reason == "RestartBudgetSpent"
+    words = f"{budget + 1} times without a step in between, allowed are {budget}"
+    assert words in life.status.message
+    assert len(life.status.failures) <= 8
+
+
+def test_losses_of_others_and_disruptions_take_no_place_in_it() -> None:
+    life = Life(4)
+    for number in range(4):
+        life.end("sum-reward-0")
+        for _ in range(9):
+            life.end("sum-reward-1", disruption="EvictionByEvictionAPI")
+        if number % 2:
+            life.end("sum-controller-0")
+    assert (life.status.phase != "Failed", life.status.restarts) == (True, 6)
+    life.end("sum-reward-0")
+    assert life.status.reason == "RestartBudgetSpent"
+    assert "reward: pod sum-reward-0" in life.status.message
+
+
+def test_a_step_refills_the_budget_of_every_role() -> None:
+    life = Life(9)
+    for step in range(3):
+        life.at_step(step)
+        for _ in range(9):
+            life.end("sum-reward-0")
+            life.end("sum-controller-0")
+    assert (life.status.phase != "Failed", life.status.restarts) == (True, 54)
+    life.end("sum-controller-0")
+    assert life.status.reason == "RestartBudgetSpent"
+
+
+def test_the_last_words_of_a_role_are_kept() -> None:
+    """A pod that crashes is replaced once its end is written down, so that may not go again."""
+    life = Life(100)
+    life.end("sum-reward-0")
+    for _ in range(20):
+        life.end("sum-controller-0")
+    kept = [(one.role, one.restart) for one in life.status.failures]
+    assert kept == [("reward", 1), *(("controller", number) for number in range(14, 21))]
+
+
+def test_the_wait_behind_the_last_of_very_many_losses_is_a_minute() -> None:
+    life = Life(1_000_000)
+    life.end("sum-reward-0", waiting_reason=IN_BACK_OFF)
+    roles = tuple(one.model_copy(update={"losses": 5_000}) for one in life.status.roles)
+    life.status = life.status.model_copy(update={"roles": roles})
+    life.seconds += 59
+    assert life.look() == set()
+    life.seconds += 1
+    assert life.look() == {"sum-reward-0"}
+
+
+def test_no_pod_is_replaced_before_its_end_is_written_down() -> None:
+    """An end that leaves a pod waiting is counted before the kubelet counts it.
+
+    The kubelet's first restart of a pod is at once, the next one waits.
+    """
+    life, made, ends = Life(3), 1, 0
+    while life.status.phase != "Failed":
+        life.seconds, ends = life.seconds + 5, ends + 1
+        assert ends <= 4, "more ends than the budget has"
+        before = life.pods["sum-reward-0"]
+        again = {"waiting_reason": IN_BACK_OFF} if before.last else {}
+        life.pods["sum-reward-0"] = ended = pod(
+            "sum-reward-0", uid=f"uid-{made}", restarts=1, last=life.killed(), **again
+        )
+        finished = life.killed().finished
+        for _ in range(3):
+            if "sum-reward-0" in life.look():
+                written = {(one.uid, one.time) for one in life.status.failures}
+                assert (ended.uid, rfc3339(finished)) in written
+                made += 1
+                life.pods["sum-reward-0"] = pod("sum-reward-0", uid=f"uid-{made}")
+            life.seconds += 60
+    assert (life.status.reason, ends) == ("RestartBudgetSpent", 4)
+
+
+def test_the_end_of_a_pod_behind_that_of_one_that_is_gone() -> None:
+    """The sum of ends stands still when one pod is replaced while another ends."""
+    life = Life(100)
+    life.end("sum-reward-0")
+    life.seconds += 300
+    life.pods["sum-reward-0"] = pod("sum-reward-0", uid="another")
+    life.pods["sum-reward-1"] = pod("sum-reward-1", last=life.killed(), waiting_reason=IN_BACK_OFF)
+    for _ in range(3):
+        written = {one.uid for one in life.status.failures}
+        assert life.look() <= {one.name for one in life.pods.values() if one.uid in written}
+        life.seconds += 300

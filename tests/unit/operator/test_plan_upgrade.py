@@ -9,7 +9,7 @@ from operator_plans import actions, claim, deleted, look, pod, status_after, sta
 
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST
-from ppojob_operator.difference import digest
+from ppojob_operator.build.metadata import digest
 from ppojob_operator.state import Apply, Child, ChildKind, ControllerReport, Job, Observed, Pod
 
 OLD = "of-before"

@@ -1,4 +1,4 @@
-"""A job that was accepted and is edited so that its spec is refused: it goes on, and can end."""
+"""A spec that is refused after it was accepted, or is newer than the operator."""
 
 from typing import Any
 
@@ -14,10 +14,11 @@ from gang_plans import (
     seen,
 )
 from operator_bench import Bench, up
-from operator_jobs import CHILDREN, NOW, make_job, observed
+from operator_jobs import CHILDREN, NO_STATUS, NOW, job_manifest, make_job, observed, with_status
 from operator_plans import (
     READY,
     UP,
+    actions,
     claim,
     deleted,
     kinds,
@@ -29,7 +30,8 @@ from operator_plans import (
 )
 
 from ppojob_api.v1alpha1.status import PPOJobStatus
-from ppojob_operator.conditions import holds
+from ppojob_operator.conditions import condition
+from ppojob_operator.reading import read_job
 from ppojob_operator.state import (
     ChildKind,
     ControllerReport,
@@ -85,19 +87,6 @@ def test_it_ends(code: int, phase: str, reason: str) -> None:
     assert deleted(look(refused_job(status), there)) == EVERY_SET
 
 
-def test_it_is_suspended_and_its_controller_commits_first() -> None:
-    job = refused_job(lifecycle={"suspend": True})
-    planned = look(job, UP)
-    assert deleted(planned) == ["sum-controller"]
-    assert status_after(planned).reason == "Suspending"
-    leaving = (READY[0], pod("sum-controller-0", is_deleting=True), *READY[2:])
-    assert deleted(look(job, observed(pods=leaving))) == ["sum-controller"]
-    assert deleted(look(job, observed(pods=(READY[0], *READY[2:])))) == EVERY_SET
-    status = status_of(job)
-    assert (status.phase, status.reason) == ("Suspended", "Asked")
-    assert not holds(status, "Accepted")
-
-
 def test_its_deadline_counts() -> None:
     job = refused_job(lifecycle={"activeDeadlineSeconds": 60})
     early = look(job, UP, 59)
@@ -105,26 +94,17 @@ def test_its_deadline_counts() -> None:
     assert status_of(job, UP, 60).reason == "DeadlineExceeded"
 
 
-def test_its_pods_are_ended_where_they_crash_or_are_lost() -> None:
-    end = Termination(1, "Error", "boom", NOW)
+def test_losses_of_its_pods_count() -> None:
+    end = Termination(137, "OOMKilled", "", NOW)
     crashed = pod("sum-reward-0", restarts=1, last=end, waiting_reason="CrashLoopBackOff")
-    there = observed(pods=(*READY[:2], crashed, READY[3]))
+    silent = pod("sum-reward-1", node="n")
+    there = observed(pods=(*READY[:2], crashed, silent), nodes={"n": Node("n", NOW)})
     status = status_of(refused_job(), there)
     assert [one.pod for one in status.failures] == ["sum-reward-0"]
-    planned = look(refused_job(status), there, 2)
-    assert (DeletePod("sum-reward-0", "uid-sum-reward-0"),) in planned.waves
-    lost = pod("sum-reward-1", node="n")
-    there = observed(pods=(*READY[:3], lost), nodes={"n": Node("n", NOW)})
-    planned = look(refused_job(status), there, 30)
-    assert "DeletePod" in kinds(planned)
-
-
-def test_its_budget_counts() -> None:
-    end = Termination(137, "OOMKilled", "", NOW)
-    killed = pod("sum-reward-0", restarts=1, last=end)
-    there = observed(pods=(*READY[:2], killed, READY[3]))
-    status = status_of(refused_job(recovery={"restartsWithoutProgress": 0}), there)
-    assert status.reason == "RestartBudgetSpent"
+    deletions = actions(look(refused_job(status), there, 30), DeletePod)
+    assert {one.name for one in deletions} == {"sum-reward-0", "sum-reward-1"}
+    spent = status_of(refused_job(recovery={"restartsWithoutProgress": 0}), there)
+    assert spent.reason == "RestartBudgetSpent"
 
 
 def test_what_is_missing_is_not_made() -> None:
@@ -238,3 +218,67 @@ async def test_in_a_cluster_it_goes_on_and_ends_and_is_corrected(bench: Bench) -
     await bench.settle()
     assert bench.status["phase"] == "Succeeded"
     assert not bench.cluster.of("Pod")
+
+
+def newer_job(status: PPOJobStatus = NO_STATUS, **changes: Any) -> Job:
+    """A job into which an API server wrote the default of a field that is not known here."""
+    manifest = job_manifest(**changes)
+    manifest["spec"]["checkpoint"]["compression"] = "none"
+    return read_job(with_status(manifest, status))
+
+
+def accepted(status: PPOJobStatus) -> tuple[str, str]:
+    found = claim(status, "Accepted")
+    return found.status, found.reason
+
+
+def test_a_new_job_waits_for_an_operator_that_knows_its_fields() -> None:
+    planned = look(newer_job())
+    status = status_after(planned)
+    assert kinds(planned) == ["Emit"]
+    assert (status.phase, status.reason, status.finish_time) == ("Pending", "NewerSpec", None)
+    assert accepted(status) == ("Unknown", "NewerSpec")
+    assert status.message == claim(status, "Accepted").message
+    assert "spec.checkpoint.compression: " in status.message
+    assert "upgrade the operator" in status.message
+    assert condition(status, "Failed") is None
+    assert look(newer_job(status)).status is None
+
+
+def test_it_goes_on_with_one_that_does() -> None:
+    waiting = status_of(newer_job())
+    status = status_of(make_job(waiting))
+    assert (status.phase, accepted(status)[0]) == ("Starting", "True")
+
+
+def test_what_else_is_wrong_is_for_the_newer_one_to_judge() -> None:
+    algorithm = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 1}
+    status = status_of(newer_job(algorithm=algorithm))
+    assert (status.phase, status.reason) == ("Pending", "NewerSpec")
+    assert "samplesPerPrompt" not in status.message
+
+
+def test_a_running_job_goes_on_as_it_was_accepted() -> None:
+    running = status_of(make_job(), UP)
+    planned = look(newer_job(running), UP)
+    status = status_after(planned)
+    assert kinds(planned) == ["Emit"]
+    assert (status.phase, status.start_time) == (running.phase, running.start_time)
+    assert accepted(status) == ("Unknown", "NewerSpec")
+
+
+def test_a_job_that_has_failed_stays_so() -> None:
+    status = status_of(make_job(steps={}))
+    for _ in range(2):
+        status = look(newer_job(status)).status or status
+        assert (status.phase, status.reason) == ("Failed", "InvalidSpec")
+        assert accepted(status)[1] == "NewerSpec"
+
+
+def test_fields_of_a_newer_status_are_read_over() -> None:
+    """A default that an API server writes into a status stops no operator of before."""
+    running = status_of(make_job(), UP)
+    manifest = with_status(job_manifest(), running)
+    manifest["status"]["ofLaterVersions"] = 1
+    manifest["status"]["roles"][0]["ofLaterVersions"] = {"any": 1}
+    assert read_job(manifest).status == running

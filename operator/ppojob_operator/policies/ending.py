@@ -1,6 +1,6 @@
-"""What the end of a container is a sign of, and whether the job goes on. Pure.
+"""How a job ends, and what becomes of it then; what the end of a container is a sign of. Pure.
 
-Classes:
+Classes of ends:
     configuration   the same input fails for ever: the job fails at once
     application     our code or the user's ended: the same twice at one step fails the job
     transient       killed, out of memory: started again, after longer and longer waits
@@ -10,14 +10,16 @@ Budgets are those of `spec.recovery`: a role that is lost more often than
 `restartsWithoutProgress` without a step done in between fails the job.
 """
 
+import datetime
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from ppojob_api import contract
 from ppojob_api.v1alpha1.status import FailureKind, FailureRecord, PPOJobStatus, RoleStatus
 from ppojob_api.well_known import RoleName
-from ppojob_operator.conditions import from_rfc3339, inert, rfc3339
-from ppojob_operator.state import DeletePod, Observed, Pod, Termination, Time
+from ppojob_operator.conditions import from_rfc3339, holds, inert, rfc3339
+from ppojob_operator.state import ControllerReport, DeletePod, Job, Observed, Pod, Termination, Time
 
 RECORDS_KEPT = 8
 FIRST_WAIT_SECONDS = 1.0
@@ -38,6 +40,65 @@ class Ending:
     phase: Literal["Succeeded", "Failed"]
     reason: str
     message: str
+
+
+def ending(
+    job: Job, report: ControllerReport | None, failure: Ending | None, now: Time
+) -> Ending | None:
+    """How the job ended; None while it goes on. What was written down once stays."""
+    status = job.status
+    if holds(status, "Complete"):
+        return Ending("Succeeded", status.reason, status.message)
+    if holds(status, "Failed"):
+        return Ending("Failed", status.reason, status.message)
+    if report is not None and report.phase == "done":
+        return _reported(report)
+    if failure is not None:
+        return failure
+    left = deadline_in(job, now)
+    if left is not None and left <= 0:
+        limit = job.lifecycle.active_deadline_seconds
+        return Ending(
+            "Failed",
+            "DeadlineExceeded",
+            f"spec.lifecycle.activeDeadlineSeconds: it ran for {limit} s without reaching its end",
+        )
+    return None
+
+
+def deadline_in(job: Job, now: Time) -> float | None:
+    """Seconds until the job has run for too long; None: never."""
+    return _left(job.status.start_time, job.lifecycle.active_deadline_seconds, now)
+
+
+def expiry_in(job: Job, observed: Observed, now: Time) -> float | None:
+    """Seconds until an ended job is to be deleted; None: never, or not before its pods are gone.
+
+    The controller of one whose deadline is over may be committing.
+    """
+    if observed.pods:
+        return None
+    return _left(job.status.finish_time, job.lifecycle.ttl_seconds_after_finished, now)
+
+
+def _left(since: str | None, seconds: int | None, now: Time) -> float | None:
+    if since is None or seconds is None:
+        return None
+    return (from_rfc3339(since) + datetime.timedelta(seconds=seconds) - now).total_seconds()
+
+
+def _reported(report: ControllerReport) -> Ending | None:
+    code = report.exit_code
+    if code == contract.EXIT_DONE:
+        return Ending("Succeeded", "TrainingDone", "every step is done and committed")
+    if code == contract.EXIT_INTERRUPTED:
+        # Somebody asked it to end; its pod is on its way out, and another goes on.
+        return None
+    if code == contract.EXIT_INVALID:
+        return Ending("Failed", "InvalidInput", report.reason)
+    if code is None or code < 0:
+        return Ending("Failed", "ControllerLost", report.reason)
+    return Ending("Failed", "TrainingFailed", report.reason)
 
 
 def classify(pod: Pod, end: Termination) -> FailureKind:
@@ -131,7 +192,7 @@ def _last_record(role: str, records: tuple[FailureRecord, ...]) -> FailureRecord
     return next((one for one in reversed(records) if one.role == role), None)
 
 
-def kept(records: tuple[FailureRecord, ...]) -> tuple[FailureRecord, ...]:
+def trim_records(records: tuple[FailureRecord, ...]) -> tuple[FailureRecord, ...]:
     """The records that a status has room for: the latest, and the last of each role."""
     last = {one.role: one for one in records}
     others = [one for one in records if one is not last[one.role]]
@@ -146,7 +207,9 @@ def losses(role: RoleStatus | None, record: FailureRecord) -> int:
     return 1 + (role.losses if role is not None and role.losses_step == record.step else 0)
 
 
-def judge(new: list[FailureRecord], status: PPOJobStatus, budget: int) -> Ending | None:
+def ending_by_failures(
+    new: list[FailureRecord], status: PPOJobStatus, budget: int
+) -> Ending | None:
     """Whether these ends are the end of the job."""
     roles = {role.name: role for role in status.roles}
     for record in new:
@@ -164,32 +227,26 @@ def judge(new: list[FailureRecord], status: PPOJobStatus, budget: int) -> Ending
 
 def crashed_pods(
     pods: tuple[Pod, ...], status: PPOJobStatus, now: Time
-) -> tuple[tuple[DeletePod, ...], float | None]:
-    """Pods that the kubelet lets wait longer than we would, and seconds until the next.
+) -> Iterator[tuple[DeletePod, float]]:
+    """Pods to replace that the kubelet lets wait longer than we would, and in how many seconds.
 
     Our wait is 1 s, doubled by every loss of the role without progress, at most a minute; the
-    kubelet's grows to five minutes and never knows of progress. Only a loss that is written down
-    is acted on, so that a pod never goes before its story.
+    kubelet's grows to five minutes and never knows of progress. Only a loss that is in the status
+    counts, so a pod is never deleted before its failure is recorded.
     """
-    deletions: list[DeletePod] = []
-    waits: list[float] = []
     roles = {role.name: role for role in status.roles}
     for pod in pods:
         record = _last_record(pod.role, status.failures)
         if pod.waiting_reason != "CrashLoopBackOff" or pod.is_deleting or record is None:
             continue
-        if new_ends(pod.role, pods, status) or not _is_told(pod, record, now):
+        if new_ends(pod.role, pods, status) or not _is_recorded(pod, record, now):
             continue
         wait = _wait(roles.get(pod.role), record)
         left = wait - (now - from_rfc3339(record.time)).total_seconds()
-        if left > 0:
-            waits.append(left)
-        else:
-            deletions.append(DeletePod(pod.name, pod.uid))
-    return tuple(deletions), min(waits, default=None)
+        yield DeletePod(pod.name, pod.uid), left
 
 
-def _is_told(pod: Pod, record: FailureRecord, now: Time) -> bool:
+def _is_recorded(pod: Pod, record: FailureRecord, now: Time) -> bool:
     """Whether a record is of the pod's last end, or of the loss that this belongs to."""
     is_its = (record.uid, record.restart) == (pod.uid, pod.ends)
     return is_its or _is_same_loss(pod, record, now)
@@ -209,22 +266,15 @@ def _is_again(record: FailureRecord, other: FailureRecord) -> bool:
 
 def lost_pods(
     observed: Observed, silence_seconds: float, now: Time
-) -> tuple[tuple[DeletePod, ...], float | None]:
-    """Pods on nodes that do not answer, and seconds until the next one is to be deleted.
+) -> Iterator[tuple[DeletePod, float]]:
+    """Pods to delete on nodes that do not answer, and in how many seconds.
 
     A StatefulSet would wait for them for ever, so they are deleted without waiting for their node.
     Safe although the pod may still run: its role's next epoch refuses whatever it says, and only
     the epoch of the commit can write one.
     """
-    deletions: list[DeletePod] = []
-    waits: list[float] = []
     for pod in observed.pods:
-        node = observed.nodes.get(pod.node)
-        if node is None or node.silent_since is None:
-            continue
-        wait = silence_seconds - (now - node.silent_since).total_seconds()
-        if wait > 0:
-            waits.append(wait)
-        else:
-            deletions.append(DeletePod(pod.name, pod.uid, force=True))
-    return tuple(deletions), min(waits, default=None)
+        since = observed.silent_since(pod)
+        if since is not None:
+            left = silence_seconds - (now - since).total_seconds()
+            yield DeletePod(pod.name, pod.uid, force=True), left
