@@ -19,7 +19,6 @@ from ppojob_cli.machine_checks import engine_facts
 from ppojob_cli.overrides import set_option
 from ppojob_cli.preflight import check_run
 from ppojob_cli.run_folder import locked, usable
-from ppojob_cli.run_state import PodState
 from ppojob_cli.summary import Ending, finished_summary
 from ppojob_cli.validate import load_job
 from ppojob_cli.view import View, open_view
@@ -146,7 +145,7 @@ def _follow(pods: LocalPods, folder: Path, view: View, interrupts: Interrupts) -
         if dead:
             return Ending(contract.EXIT_FAILED, f"pod {dead[0]}: it ended", dead)
         status = pods.controller.status()
-        view.refresh(lambda: _pod_states(pods))
+        view.refresh(lambda: _pod_phases(pods))
         if status is not None and status.phase == "done":
             return _controller_ending(pods, status.exit_code, status.reason)
         time.sleep(_POLL_SECONDS)
@@ -167,13 +166,14 @@ def _controller_ending(pods: LocalPods, exit_code: int | None, reason: str) -> E
         return Ending(exit_code)
     if exit_code == contract.EXIT_INVALID:
         return Ending(exit_code, reason)
-    lost = tuple(pod.name for pod in _pod_states(pods) if pod.phase in {"lost", "not up"})
+    lost = tuple(name for name, phase in _pod_phases(pods).items() if phase in {"lost", "not up"})
     return Ending(contract.EXIT_FAILED, reason, lost or (pods.controller.pod.name,))
 
 
-def _pod_states(pods: LocalPods) -> list[PodState]:
-    statuses = [(running.pod.name, running.status()) for running in pods.pods]
-    return [PodState(name, status.phase if status else "not up") for name, status in statuses]
+def _pod_phases(pods: LocalPods) -> dict[str, str]:
+    """What their supervisors say, by pod: `idle`, `starting`, `ready`, `lost`, `done`."""
+    statuses = {running.pod.name: running.status() for running in pods.pods}
+    return {name: status.phase if status else "not up" for name, status in statuses.items()}
 
 
 def write_job(folder: Path, config: RunConfig) -> None:

@@ -83,11 +83,11 @@ def finished_summary(folder: Path, config: RunConfig) -> RunSummary | None:
     return summary if summary.phase == "Succeeded" else None
 
 
-def ending_lines(ending: Ending, status: TrainingStatus | None, folder: Path) -> list[str]:
+def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[str]:
     """What a person is told at the end of a run, failed or not."""
     reason = ending.reason
     # Why a controller failed is told best by itself.
-    if status is not None and status.phase == "Failed" and status.message:
+    if status.phase == "Failed" and status.message:
         reason = status.message
     if not ending.reason:
         summary = read_summary(folder)

@@ -1,17 +1,16 @@
 """`kubectl ppojob suspend` and `resume`: stop a job behind a commit, and let it go on."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from ppojob_api import contract
 from ppojob_api.problem import printable
+from ppojob_cli.cluster.connection import ClusterConnection
+from ppojob_cli.cluster.jobs import as_job, find_job, poll_job
 from ppojob_cli.cluster.options import on_cluster
 from ppojob_cli.input_error import InputError
-
-if TYPE_CHECKING:
-    from ppojob_cli.cluster.connection import ClusterConnection
-    from ppojob_operator.state import Job
+from ppojob_operator.conditions import has_ended
+from ppojob_operator.kinds import JOB
+from ppojob_operator.state import Job
 
 _POLL_SECONDS = 1.0
 
@@ -19,7 +18,7 @@ _POLL_SECONDS = 1.0
 @click.command()
 @on_cluster
 @click.option("--wait", is_flag=True, help="Until its pods are gone.")
-def suspend(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
+def suspend(connection: ClusterConnection, name: str, *, wait: bool) -> None:
     """Let a job finish its step, commit and give its pods back.
 
     With --wait the exit status is 3 if the job ends instead.
@@ -30,7 +29,7 @@ def suspend(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
 @click.command()
 @on_cluster
 @click.option("--wait", is_flag=True, help="Until it makes steps again.")
-def resume(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
+def resume(connection: ClusterConnection, name: str, *, wait: bool) -> None:
     """Let a suspended job go on from its commit, bit for bit.
 
     With --wait the exit status is 3 if the job fails.
@@ -38,34 +37,26 @@ def resume(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
     _set(connection, name, is_suspended=False, wait=wait)
 
 
-def _set(connection: "ClusterConnection", name: str, *, is_suspended: bool, wait: bool) -> None:
-    from ppojob_cli.cluster.jobs import as_job, find_job
-    from ppojob_operator.conditions import has_ended
-    from ppojob_operator.kinds import JOB
-
+def _set(connection: ClusterConnection, name: str, *, is_suspended: bool, wait: bool) -> None:
     job = find_job(connection, name)
     if has_ended(job.status):
         phase = job.status.phase
         raise InputError(f'NAME: got "{name}": it has ended, {phase}; one that goes on')
-    asked = "suspended" if is_suspended else "resumed"
     if job.lifecycle.suspend == is_suspended:
         click.echo(f"{name}: {'suspended' if is_suspended else 'not suspended'} already")
     else:
         change = {"spec": {"lifecycle": {"suspend": is_suspended}}}
         job = as_job(connection.patch(JOB.path(connection.namespace, name), change))
-        click.echo(f"{name}: is to be {asked}")
+        click.echo(f"{name}: is to be {'suspended' if is_suspended else 'resumed'}")
     if wait:
         _wait(connection, job, is_suspended=is_suspended)
 
 
-def _wait(connection: "ClusterConnection", job: "Job", *, is_suspended: bool) -> None:
+def _wait(connection: ClusterConnection, job: Job, *, is_suspended: bool) -> None:
     """Tell each turn that the job takes until it is where it is to be, or over."""
-    from ppojob_cli.cluster.jobs import looks
-    from ppojob_operator.conditions import has_ended
-
     told, wanted = "", "Suspended" if is_suspended else "Running"
     generation = job.generation
-    for now in looks(connection, job, _POLL_SECONDS):
+    for now in poll_job(connection, job, _POLL_SECONDS):
         status = now.status
         if (status.observed_generation or 0) >= generation:
             line = printable(": ".join(filter(None, (status.phase, status.reason, status.message))))

@@ -15,13 +15,13 @@ from ppojob_api.v1alpha1.status import (
     TrainingStatus,
 )
 from ppojob_api.well_known import RoleName
-from ppojob_cli.cluster.explain import explanation
 from ppojob_cli.cluster.findings import (
     UNKNOWN,
     Finding,
     Seen,
     SeenLease,
     ToldWarning,
+    explanation,
     findings,
     remedy,
     tables,
