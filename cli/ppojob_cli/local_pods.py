@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -22,9 +23,10 @@ import msgspec
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import LOGS_FOLDER
+from ppojob_api.topology import Topology
+from ppojob_api.well_known import RoleName
 from ppojob_cli import gpus
 from ppojob_cli.addresses import Addresses
-from ppojob_cli.local_fork_server import forked_roles, server_of_others, start_fork_server
 from ppojob_operator.build.pods import (
     CONFIG_FILE,
     InMount,
@@ -37,6 +39,8 @@ from ppojob_operator.build.pods import (
 from ppojob_trainer import stop_signal
 from ppojob_trainer.rpc.keys import write_key_folders
 from ppojob_trainer.rpc.messages.pods import PodStatus
+from ppojob_trainer.supervisor.forked_process import listen, suits
+from ppojob_trainer.supervisor.rank_variables import rank_variables
 
 MOUNTS_FOLDER = ".pods"
 """Keys, addresses and scratch of the pods that run now; made anew by each run."""
@@ -100,7 +104,7 @@ class LocalPods:
         book.write_text(json.dumps(addresses))
         (self._run_folder / LOGS_FOLDER).mkdir(exist_ok=True)
         devices = gpus.devices(planned, gpus.visible_gpus(os.environ))
-        roles_forked = forked_roles(self._config.topology)
+        roles_forked = _forked_roles(self._config.topology)
         forked_by = self._find_fork_server() if roles_forked else None
         for pod in planned:
             environment = {contract.ENV_VISIBLE_GPUS: devices[pod.name]}
@@ -139,7 +143,7 @@ class LocalPods:
 
     def _find_fork_server(self) -> Path:
         """The folder of the server for all ranks that are forked; started where none is shared."""
-        if shared := server_of_others():
+        if shared := _server_of_others():
             return shared
         folder = self._mounts / "fork-server"
         log = self._run_folder / LOGS_FOLDER / "fork-server.log"
@@ -194,3 +198,58 @@ class LocalPods:
         if self._group is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._group, signal.SIGKILL)
+
+
+def _forked_roles(topology: Topology) -> frozenset[RoleName]:
+    """Roles whose processes are forked: CUDA does not outlive a fork, nor numpy's threads.
+
+    The libraries are loaded for ranks that hold models; where none is forked nobody is. Nobody is
+    either where the kernel has no descriptors of processes (Linux 5.3).
+    """
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return frozenset()
+    roles = [role for role in topology.with_own_pods if role.device == "cpu"]
+    if not any(role.holds_models for role in roles):
+        return frozenset()
+    return frozenset(role.role for role in roles) - {"retriever"}  # which multiplies with numpy
+
+
+def _environment_of_ranks(inherited: Mapping[str, str]) -> dict[str, str]:
+    """What ranks of models on processors load their libraries with, in any job."""
+    return {**inherited, **rank_variables(threads=1), contract.ENV_VISIBLE_GPUS: ""}
+
+
+def _server_of_others() -> Path | None:
+    """The folder of a server that the environment names, where it suits ranks of ours."""
+    folder = os.environ.get(contract.ENV_FORK_SERVER)
+    with contextlib.suppress(OSError):  # it may be gone
+        if folder and suits(Path(folder), _environment_of_ranks(os.environ)):
+            return Path(folder)
+    return None
+
+
+def start_fork_server(
+    folder: Path, log: Path, inherited: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the server that forks the processes of all pods on this machine.
+
+    It can be asked at once and answers once it has loaded. Call from the main thread: it ends with
+    the thread that started it.
+
+    Args:
+        folder: made for its socket.
+        log: what it has to say is added here.
+        inherited: environment that the jobs of its ranks are started with.
+    """
+    environment = _environment_of_ranks(inherited)
+    with listen(folder, environment) as listener, log.open("ab") as output, stop_signal.held_back():
+        return subprocess.Popen(
+            [sys.executable, "-m", "ppojob_trainer", "fork-server"],
+            env={**environment, contract.ENV_DIE_WITH_PARENT: str(os.getpid())},
+            stdin=listener.fileno(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )

@@ -7,10 +7,8 @@ import tiny_jobs
 from run_progress import progress_behind
 
 from ppojob_api.run_config import RunConfig, resolve
-from ppojob_cli.commit_checks import check_commits, uncommitted_warning
-from ppojob_cli.output_checks import check_output
-from ppojob_cli.run import write_job
-from ppojob_cli.run_folder import locked, usable
+from ppojob_cli.output_checks import check_commits, check_output, uncommitted_warning
+from ppojob_cli.run import locked, usable, write_job
 from ppojob_cli.validate import load_job
 from ppojob_trainer.checkpoint.journal import (
     JOURNAL_NAME,

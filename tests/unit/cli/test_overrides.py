@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from ppojob_api.problem import Problem
 from ppojob_api.run_config import RunConfig
-from ppojob_cli.overrides import override, parse_override
+from ppojob_cli.overrides import Overrides, parse_override
 from ppojob_cli.plan import plan
 from ppojob_cli.validate import load_job, validate, validate_file
 from ppojob_trainer.errors import ConfigError
@@ -115,7 +115,7 @@ def test_the_terminal_is_safe_from_what_is_given(file: str) -> None:
 
 def test_the_files_values_stay() -> None:
     value: JsonValue = {"spec": {"a": [1, {"b": 2}]}}
-    laid = override(value, ["spec.a[1].b=3", "spec.a[0]=null", "spec.c.d=[1]"])
+    laid = Overrides(value, ["spec.a[1].b=3", "spec.a[0]=null", "spec.c.d=[1]"])
     assert laid.value == {"spec": {"a": [None, {"b": 3}], "c": {"d": [1]}}}
     assert value == {"spec": {"a": [1, {"b": 2}]}}
 
