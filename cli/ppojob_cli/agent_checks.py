@@ -49,12 +49,7 @@ def _check(
 
 
 def text_prompt_warning(spec: PPOJobSpec, place: str) -> Iterator[Problem]:
-    """Tell that prompts which are text show no tools.
-
-    Args:
-        spec: the job.
-        place: of such a prompt; empty where there is none.
-    """
+    """Tell that prompts which are text show no tools; `place` is of one, or empty."""
     agent = spec.agent
     if place and agent is not None and agent.tools and FORMATS[agent.format].answer is None:
         yield Problem(

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,7 +27,6 @@ from ppojob_api.run_layout import LOGS_FOLDER
 from ppojob_api.topology import Topology
 from ppojob_api.well_known import RoleName
 from ppojob_cli import gpus
-from ppojob_cli.addresses import Addresses
 from ppojob_operator.build.pods import (
     CONFIG_FILE,
     InMount,
@@ -37,6 +37,7 @@ from ppojob_operator.build.pods import (
     pods,
 )
 from ppojob_trainer import stop_signal
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.keys import write_key_folders
 from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.supervisor.forked_process import listen, suits
@@ -45,10 +46,76 @@ from ppojob_trainer.supervisor.rank_variables import rank_variables
 MOUNTS_FOLDER = ".pods"
 """Keys, addresses and scratch of the pods that run now; made anew by each run."""
 
+_LAST_ADDRESS = 254
 _END_SECONDS = 10.0
 _HTTP_SECONDS = 2.0
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """The pods are on this machine, whatever proxy its environment names."""
+
+
+class Addresses:
+    """Takes addresses in 127.0.1.0/24 that no other runner of this machine has.
+
+    Each pod has its own, so that ports are the same; each rank listens on a port of its own.
+
+    An address is taken by a name in the kernel's list of sockets. That list belongs to the
+    network, as the addresses do: it is the same for all users of the machine, and another one in a
+    container. The kernel drops the name when the runner ends.
+    """
+
+    def __init__(self, ranks_per_pod: int = 1) -> None:
+        self._ports: tuple[int, ...] = (
+            contract.PORT_SUPERVISOR,
+            contract.PORT_STORE,
+            contract.PORT_HEALTH,
+            contract.PORT_METRICS,
+            *range(contract.PORT1_RANK, contract.PORT1_RANK + ranks_per_pod),
+        )
+        self._taken: list[socket.socket] = []
+        self._next = 1
+
+    def take(self) -> str:
+        """One more address; a `ConfigError` where all are taken."""
+        busy_port = None
+        while self._next <= _LAST_ADDRESS:
+            address = f"127.0.1.{self._next}"
+            self._next += 1
+            name = socket.socket(socket.AF_UNIX)
+            try:
+                name.bind(f"\0ppojob/{address}")
+            except OSError:
+                name.close()
+                continue
+            # No runner has it, yet some other program may listen there.
+            busy_port = self._busy_port(address)
+            if busy_port is None:
+                self._taken.append(name)
+                return address
+            name.close()
+        if busy_port is not None:
+            raise ConfigError(
+                f"roles: got port {busy_port} taken at the addresses for pods on this machine, up "
+                f"to 127.0.1.{_LAST_ADDRESS}: a program listens there; end it, see ss -ltnp"
+            )
+        raise ConfigError(
+            f"roles: all {_LAST_ADDRESS} addresses for pods on this machine are taken; "
+            "fewer replicas, or wait for another run to end"
+        )
+
+    def close(self) -> None:
+        """Give all back."""
+        for name in self._taken:
+            name.close()
+        self._taken.clear()
+
+    def _busy_port(self, address: str) -> int | None:
+        """A port on which a pod could not listen."""
+        for port in self._ports:
+            try:
+                socket.create_server((address, port)).close()
+            except OSError:
+                return port
+        return None
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def check_output(config: RunConfig, folder: Path, parameters: int | None) -> Ite
     """
     if why := _written_over(config, folder):
         yield Problem(_WHERE, str(folder), why, "another folder", ReasonCode.CONFLICT)
-    ground = _ground(folder)
+    ground = _nearest_existing(folder)
     if not ground.is_dir():
         yield Problem(_WHERE, str(folder), f"{ground} is a file", _WRITABLE, ReasonCode.UNREADABLE)
         return
@@ -67,7 +67,7 @@ def check_output(config: RunConfig, folder: Path, parameters: int | None) -> Ite
 
 def volatile_warning(folder: Path) -> Iterator[Problem]:
     """A run folder in memory, which does not outlive the machine."""
-    ground = _ground(folder)
+    ground = _nearest_existing(folder)
     if _file_system(ground) in {"tmpfs", "ramfs"}:
         yield Problem(
             _WHERE,
@@ -94,8 +94,8 @@ def _written_over(config: RunConfig, folder: Path) -> str | None:
     return None
 
 
-def _ground(folder: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
+def _nearest_existing(folder: Path) -> Path:
+    """The folder itself, or the nearest above it that exists."""
     path = Path(os.path.abspath(folder))
     while not os.path.exists(path) and path != path.parent:
         path = path.parent

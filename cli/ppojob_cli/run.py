@@ -183,11 +183,7 @@ def write_job(folder: Path, config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def usable(folder: Path) -> Iterator[None]:
-    """Do something with a run folder that the system may refuse.
-
-    Raises:
-        ConfigError: it did.
-    """
+    """Do something with a run folder; what the system refuses is a `ConfigError`."""
     try:
         yield
     except OSError as problem:

@@ -37,11 +37,7 @@ class LineStream:
         self._host = host
 
     def __iter__(self) -> Iterator[str]:
-        """The lines, without their ends.
-
-        Raises:
-            UnavailableError: the connection broke.
-        """
+        """The lines, without their ends; an `UnavailableError` where the connection breaks."""
         with _broken_is_no_answer(self._host):
             try:
                 for line in self._response:
@@ -171,15 +167,10 @@ def _broken_is_no_answer(host: str) -> Iterator[None]:
 def connect(
     context: str | None, namespace: str | None, kubeconfig: str | None = None
 ) -> ClusterConnection:
-    """The cluster of a kubeconfig.
+    """The cluster that a kubeconfig names.
 
-    Args:
-        context: of the kubeconfig; None: the current one.
-        namespace: of the job; None: that of the context.
-        kubeconfig: a file; None: that of `KUBECONFIG`, or `~/.kube/config`.
-
-    Raises:
-        InputError: there is no usable kubeconfig, or no such context in it.
+    By default of its current context, with the namespace of that context, by the file that
+    `KUBECONFIG` names, or `~/.kube/config`.
     """
     from kubernetes import client, config  # noqa: TID251
     from yaml import YAMLError  # type: ignore[import-untyped]

@@ -173,9 +173,7 @@ def tables() -> dict[str, dict[str, str]]:
 def remedy(heading: str, reason: str) -> str:
     """What to do about a reason; an operator may be newer than the page.
 
-    Args:
-        heading: A condition; `Found` for what is in none; `Ended` for the class of a failure.
-        reason: The word.
+    `heading` is a condition, `Found` for what is in none, or `Ended` for the class of a failure.
     """
     # A job may fail by the reason of another condition: one that was never accepted.
     places = (tables().get(heading, {}), *tables().values())
@@ -190,11 +188,11 @@ def findings(seen: Seen) -> list[Finding]:
     if seen.job.is_deleting:
         return [_found("Deleting", "the job is being deleted")]
     if holds(status, "Failed"):
-        return [*_told(seen, "Failed"), *_losses(seen, every=True)]
+        return [*_of_condition(seen, "Failed"), *_losses(seen, every=True)]
     found = [*_operator(seen), *_accepted(seen)]
     suspended = condition(status, "Suspended")
     if suspended is not None and suspended.reason != "NotAsked":
-        return [*found, *_told(seen, "Suspended")]
+        return [*found, *_of_condition(seen, "Suspended")]
     return [
         *found,
         *_admitted(seen),
@@ -210,7 +208,7 @@ def _found(reason: str, what: str, heading: str = "Found") -> Finding:
     return Finding(reason, what, remedy(heading, reason))
 
 
-def _told(seen: Seen, name: ConditionType) -> Iterator[Finding]:
+def _of_condition(seen: Seen, name: ConditionType) -> Iterator[Finding]:
     """What a condition says itself."""
     said = condition(seen.job.status, name)
     if said is not None:
@@ -243,7 +241,7 @@ def _operator(seen: Seen) -> Iterator[Finding]:
 def _accepted(seen: Seen) -> Iterator[Finding]:
     accepted, problems = condition(seen.job.status, "Accepted"), seen.job.problems
     if accepted is not None and accepted.status != "True":
-        yield from _told(seen, "Accepted")
+        yield from _of_condition(seen, "Accepted")
     elif problems:
         said = refusal(problems)
         # What an operator has accepted is newer than this command line alone.
@@ -257,7 +255,7 @@ def _admitted(seen: Seen) -> Iterator[Finding]:
     # A job without pods whose spec is refused says why twice.
     is_told = admitted is not None and accepted is not None and accepted.reason == admitted.reason
     if admitted is not None and admitted.status == "False" and not is_told:
-        yield from _told(seen, "Admitted")
+        yield from _of_condition(seen, "Admitted")
 
 
 def _pods(seen: Seen) -> Iterator[Finding]:
@@ -265,7 +263,7 @@ def _pods(seen: Seen) -> Iterator[Finding]:
     ready, roles = condition(seen.job.status, "PodsReady"), _roles(seen.job)
     known = _SEEN_IN_PODS if seen.pods is not None and roles else frozenset()
     if ready is not None and ready.status == "False" and ready.reason not in {*known, "Stopped"}:
-        yield from _told(seen, "PodsReady")
+        yield from _of_condition(seen, "PodsReady")
     # Before the operator has seen the job nobody is to have made any.
     is_due = holds(seen.job.status, "Admitted")
     if seen.pods is None or not roles or not (seen.pods or is_due):
@@ -345,7 +343,7 @@ def _rendezvous(seen: Seen) -> Iterator[Finding]:
     if late:
         yield _found("RanksMissing", _first(late))
     elif holds(seen.job.status, "PodsReady"):
-        yield from _told(seen, "Rendezvoused")
+        yield from _of_condition(seen, "Rendezvoused")
 
 
 def _stale_step(seen: Seen) -> Iterator[Finding]:

@@ -1,18 +1,47 @@
-"""`kubectl ppojob suspend` and `resume`: stop a job behind a commit, and let it go on."""
+"""`kubectl ppojob status`, `suspend` and `resume`: how a job is, and whether it goes on."""
+
+import sys
+from contextlib import nullcontext
 
 import click
+from rich.console import Console
+from rich.live import Live
 
 from ppojob_api import contract
 from ppojob_api.problem import printable
 from ppojob_cli.cluster.connection import ClusterConnection
 from ppojob_cli.cluster.jobs import as_job, find_job, poll_job
 from ppojob_cli.cluster.options import on_cluster
+from ppojob_cli.cluster.picture import drawing, plain_lines
 from ppojob_cli.input_error import InputError
 from ppojob_operator.conditions import has_ended
 from ppojob_operator.kinds import JOB
 from ppojob_operator.state import Job
 
 _POLL_SECONDS = 1.0
+_WATCH_SECONDS = 2.0
+
+
+@click.command()
+@on_cluster
+@click.option("--watch", is_flag=True, help="Until the job is over, or Ctrl-C.")
+def status(connection: ClusterConnection, name: str, *, watch: bool) -> None:
+    """Phase, progress, roles, conditions and last failures of a job."""
+    job, console, shown = find_job(connection, name), Console(), None
+    live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+    is_drawn = sys.stdout.isatty() and not console.is_dumb_terminal
+    with live if is_drawn else nullcontext():
+        for one in poll_job(connection, job, _WATCH_SECONDS):
+            if is_drawn:
+                live.update(drawing(one, connection.now, console), refresh=True)
+            elif one.status != shown:
+                if shown is not None:
+                    click.echo()
+                for line in plain_lines(one, connection.now):
+                    click.echo(line)
+            shown = one.status
+            if not watch or has_ended(one.status):
+                return
 
 
 @click.command()
