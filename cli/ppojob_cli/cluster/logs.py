@@ -61,14 +61,13 @@ def logs(
             "--follow: got --previous with it: containers that have ended say nothing new; "
             "one of the two"
         )
-    job = find_job(connection, name)
+    job, chosen = find_job(connection, name), _role(role)
     wanted = {
         "previous": "true" if previous else None,
         "sinceSeconds": _seconds(since),
         "tailLines": tail,
     }
     query = {key: str(value) for key, value in wanted.items() if value is not None}
-    chosen = _role(role)
     pods = [pod for pod in _pods(connection, job, chosen) if pod.restarts or not previous]
     if not pods and not follow:
         what = "no container that was started again" if previous else "no pods now"
