@@ -69,7 +69,7 @@ class Addresses:
             contract.PORT_STORE,
             contract.PORT_HEALTH,
             contract.PORT_METRICS,
-            *range(contract.PORT1_RANK, contract.PORT1_RANK + ranks_per_pod),
+            *range(contract.PORT_FIRST_RANK, contract.PORT_FIRST_RANK + ranks_per_pod),
         )
         self._taken: list[socket.socket] = []
         self._next = 1
