@@ -46,10 +46,7 @@ class Clock:
 class Engine:
     """Runs so many sequences at a time, first come first served; how long a turn is its seed says.
 
-    Attributes:
-        clock: advanced by every step.
-        sequences: that run at a time.
-        turns: of a row; all but the last end with a call.
+    Every step advances the clock. All turns of a row but the last end with a call.
     """
 
     clock: Clock
@@ -95,14 +92,7 @@ class Engine:
 
 @dataclass
 class Tools:
-    """Calls that take their time, so many at once.
-
-    Attributes:
-        clock: waits for an answer advance it.
-        parallel: calls at once.
-        shortest: seconds of a call.
-        longest: likewise; between them they are long-tailed.
-    """
+    """Calls of long-tailed seconds, so many at once; a wait for an answer advances the clock."""
 
     clock: Clock
     parallel: int

@@ -5,7 +5,8 @@
 The files are those of `long_tail_update.py` and `long_tail_trl.py`; `given` is ours with 60 %
 of the responses written by tools. Prints one line of JSON.
 Refused where TRL got too little of its threads (the machine was busy, which flatters us) or where
-the norms of the gradients say that the work was not the same.
+the norms of the gradients say that the work was not the same. It loads neither torch nor ours, for
+TRL's side reads the batch by it too.
 """
 
 from __future__ import annotations
@@ -18,8 +19,19 @@ from typing import Any
 
 from step_speed import LEAST_CPU_SHARE
 
+LEARNING_RATE = 1e-6
+"""Of both: small, so that each repetition does nearly the same work on the same weights."""
 SAME_WORK = 0.02
 """Relative distance of the norms; bfloat16 products in another order differ by less."""
+
+
+def rows_file(folder: Path) -> Path:
+    return folder / "rows.jsonl"
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """One dict a row: group, prompt and response token ids, reward."""
+    return [json.loads(line) for line in rows_file(folder).read_text().splitlines()]
 
 
 def problems(reports: dict[str, dict[str, Any]]) -> list[str]:

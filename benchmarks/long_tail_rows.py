@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 import torch
-from long_tail_batch import rows_file
+from long_tail_ratio import rows_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from long_tail_batch import LEARNING_RATE, read_rows
+from long_tail_ratio import LEARNING_RATE, read_rows
 from trl_peer import StepClock, grpo_config, step_lines, timed_trainer
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from long_tail_batch import LEARNING_RATE, read_rows
+from long_tail_ratio import LEARNING_RATE, read_rows
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from update_phase import our_update
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,35 +16,22 @@ _READING = frozenset({"list", "watch"})
 
 
 class OperatorProcess:
-    """One replica, which serves one namespace.
+    """One replica, which serves one namespace and keeps its Lease there.
 
     Args:
-        kubeconfig: of the cluster.
-        namespace: that it serves, and where it keeps its Lease.
-        name: of the replica.
         port: of its metrics; the next one is that of its probes.
         log: takes what it says.
-        command: that runs it, with the module's name last.
-        settings: what is not as by default.
     """
 
-    def __init__(
-        self,
-        kubeconfig: Path,
-        namespace: str,
-        name: str,
-        port: int,
-        log: Path,
-        command: tuple[str, ...] = (sys.executable, "-m"),
-        **settings: Any,
-    ) -> None:
+    def __init__(self, kubeconfig: Path, namespace: str, name: str, port: int, log: Path) -> None:
         given = {
             "NAMESPACE": namespace,
             "WATCH_NAMESPACES": namespace,
             "IDENTITY": name,
             "METRICS_PORT": port,
             "LIVENESS_PORT": port + 1,
-            **{key.upper(): value for key, value in settings.items()},
+            # The addresses of fake pods answer nobody, so nobody is asked.
+            "POLL_SECONDS": 36_000,
         }
         environment: Mapping[str, str] = {
             **{key: text for key, text in os.environ.items() if "proxy" not in key.lower()},
@@ -55,7 +41,7 @@ class OperatorProcess:
         self._port = port
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                [*command, "ppojob_operator"],
+                [sys.executable, "-m", "ppojob_operator"],
                 env=environment,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -79,10 +65,13 @@ class OperatorProcess:
         found = {line.split(":")[0]: line.split() for line in lines}
         return tuple(int(found[name][1]) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
-    async def samples(self, session: aiohttp.ClientSession) -> dict[str, float]:
+    async def samples(self) -> dict[str, float]:
         """Every series as `name|value|...`, labels by their names; none without an answer."""
         try:
-            async with session.get(f"http://127.0.0.1:{self._port}/metrics") as answer:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"http://127.0.0.1:{self._port}/metrics") as answer,
+            ):
                 text = await answer.text()
         except aiohttp.ClientError:
             return {}

@@ -36,14 +36,10 @@ Echo = Callable[[int], object]
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What is to be done."""
-
     items: list[int]
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What came of it."""
-
     count: int
 
 
@@ -70,10 +66,7 @@ def serve_bare(port: int, secret: bytes | None) -> None:
         socket.curve_secretkey = secret
     socket.bind(f"tcp://{ADDRESS}:{port}")
     while True:
-        connection, header, body = socket.recv(), socket.recv(), socket.recv()
-        socket.send(connection, zmq.SNDMORE)
-        socket.send(header, zmq.SNDMORE)
-        socket.send(body)
+        socket.send_multipart(socket.recv_multipart())
 
 
 @contextlib.contextmanager
@@ -88,21 +81,10 @@ def bare_echo(port: int, ring: KeyRing | None) -> Iterator[Echo]:
         socket.connect(f"tcp://{ADDRESS}:{port}")
 
         def echo(_number: int) -> None:
-            socket.send(FRAMES[0], zmq.SNDMORE)
-            socket.send(FRAMES[1])
-            socket.recv()
-            socket.recv()
+            socket.send_multipart(FRAMES)
+            socket.recv_multipart()
 
         yield echo
-
-
-@contextlib.contextmanager
-def our_caller(ring: KeyRing) -> Iterator[Caller]:
-    caller = Caller(ring, epoch=1)
-    try:
-        yield caller
-    finally:
-        caller.close()
 
 
 @contextlib.contextmanager
@@ -138,7 +120,7 @@ def measure(calls: int) -> dict[str, float]:
         stack.enter_context(running(serve, theirs))
         stack.enter_context(running(serve_bare, BARE_PORT, None))
         stack.enter_context(running(serve_bare, CURVE_PORT, theirs.secret))
-        caller = stack.enter_context(our_caller(ours))
+        caller = stack.enter_context(contextlib.closing(Caller(ours, epoch=1)))
         peer = Peer("rank 0", ADDRESS, PORT, SERVER)
 
         def ask(_number: int) -> Nothing:
@@ -159,9 +141,8 @@ def measure(calls: int) -> dict[str, float]:
         figures[f"{name}_p50_us"] = times[len(times) // 2]
         figures[f"{name}_p99_us"] = times[int(0.99 * len(times))]
     for name in ("question", "work"):
-        figures[f"{name}_over_bare_curve"] = (
-            figures[f"{name}_p50_us"] / figures["bare_curve_p50_us"]
-        )
+        ratio = figures[f"{name}_p50_us"] / figures["bare_curve_p50_us"]
+        figures[f"{name}_over_bare_curve"] = ratio
     return {name: round(figure, 2) for name, figure in figures.items()}
 
 

@@ -1,18 +1,26 @@
-"""Jobs by the hundred: submitted, and their objects written by a bare client for comparison."""
+"""Jobs by the hundred, on fake nodes, and the least that a client must do to make them.
+
+A bare client sends bytes, drops the answers and counts objects.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import json
+import os
+import subprocess
 from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from cluster_client import ClusterClient
-from fake_nodes import LABEL, TAINT
+import aiohttp
 
 from ppojob_operator.build.objects import secret
+from ppojob_operator.connection import from_kubeconfig
 from ppojob_operator.kinds import CHILD_KINDS, JOB
 from ppojob_operator.plan import plan
 from ppojob_operator.reading import read_job
@@ -21,10 +29,120 @@ from ppojob_operator.settings import Settings
 from ppojob_operator.state import Create, MakeKeys, Manifest, Observed
 
 CLAIM = "runs"
+TAINT = "kwok.x-k8s.io/node"
+"""Annotation by which kwok knows its nodes, and taint that keeps the pods of others away."""
+
+LABEL = {"type": "kwok"}
+_CONNECTIONS = 64
+_PODS_A_NODE = 1_000
 _AT_ONCE = 16
 _OTHER_PODS = 5
 _UID = "00000000-0000-0000-0000-000000000000"
 _NAME = "job-00000"
+
+
+class ClusterClient:
+    """A client that makes nothing of what it is answered; use as an async context manager."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._place = from_kubeconfig(kubeconfig)
+
+    async def __aenter__(self) -> ClusterClient:
+        connector = aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self._place.ssl or True)
+        token = self._place.token()
+        self._session = aiohttp.ClientSession(
+            self._place.server,
+            connector=connector,
+            headers={"Content-Type": "application/json"}
+            | ({"Authorization": f"Bearer {token}"} if token else {}),
+            raise_for_status=True,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def send(self, path: str, body: bytes) -> bytes:
+        """Make an object of prepared bytes; answers the API server's."""
+        async with self._session.post(path, data=body) as answer:
+            return await answer.read()
+
+    async def create(self, path: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Make an object."""
+        made: dict[str, Any] = json.loads(await self.send(path, json.dumps(manifest).encode()))
+        return made
+
+    async def apply(self, path: str, manifest: Mapping[str, Any]) -> None:
+        """Apply an object, whoever made it."""
+        query = {"fieldManager": "ppojob-benchmarks", "force": "true"}
+        headers = {"Content-Type": "application/apply-patch+yaml"}
+        body = json.dumps(manifest).encode()
+        async with self._session.patch(path, params=query, headers=headers, data=body) as answer:
+            await answer.read()
+
+    async def read(self, path: str) -> dict[str, Any]:
+        """Read an object or a list."""
+        async with self._session.get(path) as answer:
+            read: dict[str, Any] = await answer.json()
+            return read
+
+    async def delete(self, path: str) -> None:
+        """Delete an object, or a whole collection."""
+        async with self._session.delete(path) as answer:
+            await answer.read()
+
+    async def count(self, path: str) -> int:
+        """How many objects a collection has, at the cost of reading one of them."""
+        listed = await self.read(f"{path}?limit=1")
+        return len(listed["items"]) + int(listed["metadata"].get("remainingItemCount") or 0)
+
+
+@contextlib.asynccontextmanager
+async def fake_nodes(
+    client: ClusterClient, folder: Path, log: Path, pods: int
+) -> AsyncIterator[None]:
+    """Nodes that only the API server knows, for so many pods: kwok plays their kubelets.
+
+    `folder` is `.cluster`, where kwok is. The nodes are gone behind the `with`.
+    """
+    names = [f"scale-{i}" for i in range(-(-pods // _PODS_A_NODE) + 1)]
+    with log.open("wb") as out:
+        kwok = subprocess.Popen(
+            [
+                folder / "bin" / "kwok",
+                f"--kubeconfig={folder}/kubeconfig",
+                f"--config={folder}/bin/kwok-stages.yaml",
+                f"--manage-nodes-with-annotation-selector={TAINT}=fake",
+                "--node-lease-duration-seconds=40",
+            ],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={key: text for key, text in os.environ.items() if "proxy" not in key.lower()},
+        )
+    try:
+        for name in names:
+            await client.create("/api/v1/nodes", _node(name))
+        yield
+    finally:
+        for name in names:
+            # Deleting what is not there is no deed either.
+            with contextlib.suppress(aiohttp.ClientResponseError):
+                await client.delete(f"/api/v1/nodes/{name}")
+        # kwok ends the last pods, so it goes behind them.
+        await asyncio.sleep(1.0)
+        kwok.terminate()
+        kwok.wait(30)
+
+
+def _node(name: str) -> dict[str, object]:
+    room = {"cpu": "100k", "memory": "1Pi", "pods": str(_PODS_A_NODE)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "annotations": {TAINT: "fake"}, "labels": LABEL},
+        "spec": {"taints": [{"key": TAINT, "value": "fake", "effect": "NoSchedule"}]},
+        "status": {"allocatable": room, "capacity": room, "phase": "Running"},
+    }
 
 
 def job(name: str, pods: int) -> dict[str, Any]:
@@ -57,17 +175,26 @@ def job(name: str, pods: int) -> dict[str, Any]:
     }
 
 
-def job_name(index: int) -> str:
-    return f"job-{index:05d}"
+async def submit(
+    client: ClusterClient, namespace: str, jobs: int, pods: int, prepared: Prepared | None = None
+) -> None:
+    """Make the jobs, as quickly as they are taken.
 
-
-async def submit(client: ClusterClient, namespace: str, jobs: int, pods: int) -> None:
-    """Make the jobs, as quickly as they are taken."""
+    Where they are prepared, make all their objects as well, without looking at anything.
+    """
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def one(index: int) -> None:
+        name = f"job-{index:05d}"
         async with slots:
-            await client.create(JOB.path(namespace), job(job_name(index), pods))
+            made = await client.create(JOB.path(namespace), job(name, pods))
+            new = name.encode(), made["metadata"]["uid"].encode()
+            for wave in prepared.waves if prepared else ():
+                bodies = (
+                    (path, body.replace(_NAME.encode(), new[0]).replace(_UID.encode(), new[1]))
+                    for path, body in wave
+                )
+                await asyncio.gather(*(client.send(*each) for each in bodies))
 
     await asyncio.gather(*map(one, range(jobs)))
 
@@ -119,31 +246,6 @@ def prepare(namespace: str, pods: int) -> Prepared:
 
 def _bytes(manifest: Manifest) -> bytes:
     return json.dumps(manifest, separators=(",", ":")).encode()
-
-
-async def write_bare(
-    client: ClusterClient, namespace: str, jobs: int, pods: int, prepared: Prepared
-) -> None:
-    """Make the jobs and all their objects, without looking at anything."""
-    slots = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(index: int) -> None:
-        async with slots:
-            name = job_name(index)
-            made = await client.create(JOB.path(namespace), job(name, pods))
-            uid = made["metadata"]["uid"].encode()
-            for wave in prepared.waves:
-                await asyncio.gather(
-                    *(
-                        client.send(
-                            path,
-                            body.replace(_NAME.encode(), name.encode()).replace(_UID.encode(), uid),
-                        )
-                        for path, body in wave
-                    )
-                )
-
-    await asyncio.gather(*map(one, range(jobs)))
 
 
 async def children(client: ClusterClient, namespace: str, kinds: Counter[str]) -> Counter[str]:

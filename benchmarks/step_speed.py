@@ -11,7 +11,6 @@ one JSON object, which `bench.py` reads.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import statistics
@@ -29,34 +28,10 @@ STAGES = {
 """Stage -> our metric, the peer's."""
 LEAST_CPU_SHARE = 0.6
 """Share of its threads that the peer must have got; below, the machine was busy with other work."""
-TOKENS = ("response_length/mean", "mean_response_tokens")
 
 
 class UnusableError(ValueError):
     """The measurements cannot be compared; the text says where, what and why."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Seconds of one stage on both sides, step by step.
-
-    Attributes:
-        ours: seconds of our steps.
-        peer: seconds of the peer's steps, of the same step numbers.
-    """
-
-    ours: tuple[float, ...]
-    peer: tuple[float, ...]
-
-    @property
-    def ratio(self) -> float:
-        """Peer's median over ours: above 1 means that ours is quicker."""
-        return statistics.median(self.peer) / statistics.median(self.ours)
-
-    @property
-    def worst_ratio(self) -> float:
-        """The peer's quickest step over our slowest."""
-        return min(self.peer) / max(self.ours)
 
 
 def read_steps(path: Path) -> dict[int, Line]:
@@ -78,15 +53,11 @@ def common_steps(ours: Mapping[int, Line], peer: Mapping[int, Line]) -> list[int
     return common
 
 
-def compare(ours: Sequence[Line], peer: Sequence[Line]) -> dict[str, Comparison]:
-    """Stage -> seconds of the same steps on both sides."""
-    comparisons = {}
-    for stage, (of_ours, of_peer) in STAGES.items():
-        seconds = Comparison(figure_of(ours, of_ours), figure_of(peer, of_peer))
-        if not all(math.isfinite(s) and s > 0 for s in (*seconds.ours, *seconds.peer)):
-            raise UnusableError(f"{stage}: got a time that is not above 0: not a measurement")
-        comparisons[stage] = seconds
-    return comparisons
+def figure_of(lines: Sequence[Line], key: str) -> list[float]:
+    for line in lines:
+        if key not in line:
+            raise UnusableError(f"step {line['step']}: got no {key}: not comparable")
+    return [line[key] for line in lines]
 
 
 def refuse_a_busy_machine(peer: Sequence[Line]) -> None:
@@ -99,33 +70,16 @@ def refuse_a_busy_machine(peer: Sequence[Line]) -> None:
         )
 
 
-def figure_of(lines: Sequence[Line], key: str) -> tuple[float, ...]:
-    for line in lines:
-        if key not in line:
-            raise UnusableError(f"step {line['step']}: got no {key}: not comparable")
-    return tuple(line[key] for line in lines)
-
-
-def figures(
-    comparisons: Mapping[str, Comparison], ours: Sequence[Line], peer: Sequence[Line]
-) -> dict[str, Any]:
-    """Ratio, medians, spread, load and work of both sides."""
-    rows: dict[str, Any] = {"ratio": round(comparisons["whole step"].ratio, 3)}
-    for stage, seconds in comparisons.items():
-        rows[stage] = {
-            "ratio": round(seconds.ratio, 3),
-            "worst ratio": round(seconds.worst_ratio, 3),
-            "ours": summary(seconds.ours),
-            "peer": summary(seconds.peer),
-        }
-    rows["steps"] = len(comparisons["whole step"].ours)
-    rows["peer's load average"] = summary(figure_of(peer, "load_average"))
-    rows["peer's share of its threads"] = summary(figure_of(peer, "cpu_share"))
-    rows["response tokens a row"] = {
-        "ours": summary(figure_of(ours, TOKENS[0])),
-        "peer": summary(figure_of(peer, TOKENS[1])),
+def compare(stage: str, ours: list[float], peer: list[float]) -> dict[str, Any]:
+    """Ratios of the seconds of a stage, above 1 where ours is quicker; medians and spread."""
+    if not all(math.isfinite(s) and s > 0 for s in (*ours, *peer)):
+        raise UnusableError(f"{stage}: got a time that is not above 0: not a measurement")
+    return {
+        "ratio": round(statistics.median(peer) / statistics.median(ours), 3),
+        "worst ratio": round(min(peer) / max(ours), 3),  # the peer's quickest over our slowest
+        "ours": summary(ours),
+        "peer": summary(peer),
     }
-    return rows
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -134,15 +88,35 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in named.items()}
 
 
-def table(comparisons: Mapping[str, Comparison]) -> str:
-    def spread(values: tuple[float, ...]) -> str:
-        return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+def figures(ours: Sequence[Line], peer: Sequence[Line]) -> dict[str, Any]:
+    """Ratio, medians, spread, load and work of both sides, over the same steps."""
+    stages = {
+        stage: compare(stage, figure_of(ours, our_key), figure_of(peer, peer_key))
+        for stage, (our_key, peer_key) in STAGES.items()
+    }
+    return {
+        "ratio": stages["whole step"]["ratio"],
+        **stages,
+        "steps": len(ours),
+        "peer's load average": summary(figure_of(peer, "load_average")),
+        "peer's share of its threads": summary(figure_of(peer, "cpu_share")),
+        "response tokens a row": {
+            "ours": summary(figure_of(ours, "response_length/mean")),
+            "peer": summary(figure_of(peer, "mean_response_tokens")),
+        },
+    }
+
+
+def table(report: Mapping[str, Any]) -> str:
+    def spread(of: Mapping[str, float]) -> str:
+        return f"{of['median']:.2f} ({of['min']:.2f} to {of['max']:.2f})"
 
     rows = [f"{'stage':<12}{'ours, s':>26}{'TRL, s':>26}{'ratio':>8}{'worst':>8}"]
-    for stage, seconds in comparisons.items():
+    for stage in STAGES:
+        found = report[stage]
         rows.append(
-            f"{stage:<12}{spread(seconds.ours):>26}{spread(seconds.peer):>26}"
-            f"{seconds.ratio:>8.2f}{seconds.worst_ratio:>8.2f}"
+            f"{stage:<12}{spread(found['ours']):>26}{spread(found['peer']):>26}"
+            f"{found['ratio']:>8.2f}{found['worst ratio']:>8.2f}"
         )
     return "\n".join(rows)
 
@@ -159,12 +133,11 @@ def main(arguments: list[str] | None = None) -> int:
         steps = common_steps(all_ours, all_peer)
         ours, peer = [all_ours[step] for step in steps], [all_peer[step] for step in steps]
         refuse_a_busy_machine(peer)
-        comparisons = compare(ours, peer)
-        report = figures(comparisons, ours, peer)
+        report = figures(ours, peer)
     except UnusableError as problem:
         print(problem, file=sys.stderr)
         return 2
-    print(table(comparisons))
+    print(table(report))
     print(json.dumps(report))
     return 0
 

@@ -54,19 +54,6 @@ class Settings:
     autocast: str
     threads: int
 
-    @property
-    def rows_per_step(self) -> int:
-        return self.prompts_per_step * self.samples_per_prompt
-
-
-@dataclasses.dataclass(frozen=True)
-class Choices:
-    """What is TRL's own affair."""
-
-    steps: int
-    micro_batch: int
-    cached_casts: bool
-
 
 @dataclasses.dataclass
 class StepClock:
@@ -130,18 +117,19 @@ def grpo_config(folder: str, autocast: str, **own: Any) -> Any:
     )
 
 
-def config_of(settings: Settings, choices: Choices, folder: str) -> Any:
+def config_of(settings: Settings, options: argparse.Namespace, folder: str) -> Any:
+    rows = settings.prompts_per_step * settings.samples_per_prompt
     return grpo_config(
         folder,
         settings.autocast,
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.gradient_clip,
-        per_device_train_batch_size=choices.micro_batch,
-        gradient_accumulation_steps=settings.rows_per_step // choices.micro_batch,
+        per_device_train_batch_size=options.micro_batch,
+        gradient_accumulation_steps=rows // options.micro_batch,
         num_generations=settings.samples_per_prompt,
         max_completion_length=settings.max_response_tokens,
-        max_steps=choices.steps,
+        max_steps=options.steps,
         epsilon=settings.clip_low,
         epsilon_high=settings.clip_high,
         temperature=settings.temperature,
@@ -238,7 +226,9 @@ def write_line(output: TextIO, line: dict[str, Any]) -> None:
     print(text, flush=True)
 
 
-def run(settings: Settings, choices: Choices, rows: list[dict[str, Any]], output: TextIO) -> None:
+def run(
+    settings: Settings, options: argparse.Namespace, rows: list[dict[str, Any]], output: TextIO
+) -> None:
     import torch
     import transformers
     import trl
@@ -246,20 +236,21 @@ def run(settings: Settings, choices: Choices, rows: list[dict[str, Any]], output
 
     torch.set_num_threads(settings.threads)
     tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model, padding_side="left")
-    num_rows = choices.steps * settings.prompts_per_step
+    num_rows = options.steps * settings.prompts_per_step
     dataset = Dataset.from_list(training_rows(rows, num_rows, tokenizer))
     versions = {module.__name__: module.__version__ for module in (trl, torch, transformers)}
-    facts = {"settings": dataclasses.asdict(settings), "choices": dataclasses.asdict(choices)}
+    choices = {name: vars(options)[name] for name in ("steps", "micro_batch", "cached_casts")}
+    facts = {"settings": dataclasses.asdict(settings), "choices": choices}
     write_line(output, {"peer": versions, **facts})
     model = transformers.AutoModelForCausalLM.from_pretrained(
         settings.model, dtype=torch.float32, attn_implementation="sdpa"
     )
     clock = StepClock()
     with tempfile.TemporaryDirectory(prefix="trl-peer-") as folder:
-        trainer = timed_trainer(clock, cached_casts=choices.cached_casts)(
+        trainer = timed_trainer(clock, cached_casts=options.cached_casts)(
             model=model,
             reward_funcs=reward_function(clock),
-            args=config_of(settings, choices, folder),
+            args=config_of(settings, options, folder),
             train_dataset=dataset,
             processing_class=tokenizer,
             callbacks=[step_lines(clock, output, settings.threads)],
@@ -280,17 +271,15 @@ def main() -> int:
     parser.add_argument("--cached-casts", action="store_true", help="see above; not TRL's own")
     options = parser.parse_args()
     settings, rows = read_work(options.work)
-    replaced = {"model": options.model, "threads": options.threads}
-    settings = dataclasses.replace(
-        settings, **{name: value for name, value in replaced.items() if value is not None}
-    )
-    choices = Choices(options.steps, options.micro_batch, options.cached_casts)
+    given = {"model": options.model, "threads": options.threads}
+    changes = {name: value for name, value in given.items() if value is not None}
+    settings = dataclasses.replace(settings, **changes)
     # Read when torch is first imported, so set before.
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     os.environ["HF_HUB_OFFLINE"] = "1"
     with options.output.open("w") as output:
         try:
-            run(settings, choices, rows, output)
+            run(settings, options, rows, output)
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2

@@ -23,12 +23,14 @@ from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM
-from update_phase import demo_config, demo_experience, our_update
+from update_phase import MICRO_BATCH_TOKENS, demo_config, demo_experience, our_update
 
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.parallel.world import MeetingPoint, open_world
+
+REPEATS = 3
 
 
 def peak_gib() -> float:
@@ -45,13 +47,13 @@ def run_rank(arguments: argparse.Namespace) -> dict[str, Any]:
     with open_world(rank, size, torch.device("cpu"), address=address, meeting=meeting) as world:
         model = load_model(arguments.model, world=world)
         loaded_gib = peak_gib()
-        training = TrainingSpec(micro_batch_tokens=arguments.micro_batch_tokens)
+        training = TrainingSpec(micro_batch_tokens=MICRO_BATCH_TOKENS)
         torch.manual_seed(0)
-        rows = demo_experience(arguments.groups, arguments.samples, model.config.vocab_size)
+        rows = demo_experience(model.config.vocab_size)
         mine = rows.select((rows.row_groups % size == rank).nonzero()[:, 0])
         update = our_update(model, mine, training, OptimizerSpec(), world)
         seconds, cpu_seconds = [], []
-        for _ in range(arguments.repeats + 1):
+        for _ in range(REPEATS + 1):
             start, cpu_start = time.perf_counter(), time.process_time()
             norm = update()
             seconds.append(time.perf_counter() - start)
@@ -90,10 +92,6 @@ def slowest(ranks: list[dict[str, Any]], key: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--groups", type=int, default=16)
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--micro-batch-tokens", type=int, default=16384)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)

@@ -23,6 +23,9 @@ from ppojob_trainer.parallel.world import World
 from ppojob_trainer.processor import has_native_bfloat16
 from ppojob_trainer.rows.experience import Experience
 
+GROUPS, SAMPLES = 16, 8
+MICRO_BATCH_TOKENS = 16384
+REPEATS = 5
 PROMPT_TOKENS = 55
 RESPONSE_TOKENS = (20, 32)
 OWN_AUTOCAST = "bfloat16" if has_native_bfloat16() else "none"
@@ -43,16 +46,16 @@ def demo_config() -> LlamaConfig:
     )
 
 
-def demo_experience(groups: int, samples: int, vocab: int) -> Experience:
+def demo_experience(vocab: int) -> Experience:
     """Random rows with a signal in every group."""
-    rows = groups * samples
+    rows = GROUPS * SAMPLES
     low, high = RESPONSE_TOKENS
     lengths = torch.randint(low, high + 1, (rows,))
     tokens = int(lengths.sum())
     row_advantages = torch.randn(rows)
     return Experience(
-        prompts=list(torch.randint(vocab, (groups, PROMPT_TOKENS))),
-        row_groups=torch.arange(groups).repeat_interleave(samples),
+        prompts=list(torch.randint(vocab, (GROUPS, PROMPT_TOKENS))),
+        row_groups=torch.arange(GROUPS).repeat_interleave(SAMPLES),
         response_tokens=torch.randint(vocab, (tokens,)),
         lengths=lengths,
         mask=torch.ones(tokens, dtype=torch.bool),
@@ -72,7 +75,7 @@ def our_update(
     head = PolicyHead(LogprobSettings(entropy="value"))
     engine = TrainEngine(model, head, training, optimizer, 100, world)
     # The loss does not ask how many there are of each.
-    algorithm = AlgorithmSpec(type="grpo", prompts_per_step=16, samples_per_prompt=8)
+    algorithm = AlgorithmSpec(type="grpo", prompts_per_step=GROUPS, samples_per_prompt=SAMPLES)
     objective = PolicyObjective.of(algorithm)
     return lambda: engine.update(rows, objective).values["actor/grad_norm"]
 
@@ -80,27 +83,21 @@ def our_update(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--groups", type=int, default=16)
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--micro-batch-tokens", type=int, default=16384)
     parser.add_argument("--autocast", default=OWN_AUTOCAST)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     model = LlamaForCausalLM(demo_config())
-    training = TrainingSpec(
-        autocast=arguments.autocast, micro_batch_tokens=arguments.micro_batch_tokens
-    )
-    rows = demo_experience(arguments.groups, arguments.samples, model.config.vocab_size)
+    training = TrainingSpec(autocast=arguments.autocast, micro_batch_tokens=MICRO_BATCH_TOKENS)
+    rows = demo_experience(model.config.vocab_size)
     update = our_update(model, rows, training, OptimizerSpec(learning_rate=2e-5))
     seconds = []
-    for _ in range(arguments.repeats + 1):
+    for _ in range(REPEATS + 1):
         start = time.perf_counter()
         update()
         seconds.append(time.perf_counter() - start)
     median = statistics.median(seconds[1:])
-    real_tokens = sum(int(p.numel()) for p in rows.prompts) * arguments.samples + rows.num_tokens
+    real_tokens = sum(int(p.numel()) for p in rows.prompts) * SAMPLES + rows.num_tokens
     report = {
         "seconds": [round(value, 3) for value in seconds],
         "median_seconds": round(median, 3),

@@ -40,21 +40,32 @@ def _check(
     if form.answer is not None and not has_users:  # it says itself what stands between two turns
         return errors, []
     if not chat.has_template:
-        return [*errors, _no_template(place, agent.format)], []
+        no_template = Problem(
+            place,
+            shown(agent.format),
+            "answers stand behind a turn as the chat template says, and the model has none",
+            "spec.model.chatTemplate, or format search_r1",
+            ReasonCode.REQUIRED,
+        )
+        return [*errors, no_template], []
     schemas = tool_schemas(agent)
     found = check_template(template, schemas, parallel=agent.max_parallel_calls, users=has_users)
     if found.refusal:
         errors.append(found.refusal)
-    return errors, [_tools_untold(chat)] if schemas and not found.shows_tools else []
+    if not schemas or found.shows_tools:
+        return errors, []
+    warning = Problem(
+        chat.template[1],
+        "a chat template that does not show tools",
+        "the model is not told of spec.agent.tools",
+        "fine where the prompts tell it",
+        ReasonCode.NO_EFFECT,
+    )
+    return errors, [warning]
 
 
 def text_prompt_warning(spec: PPOJobSpec, place: str) -> Iterator[Problem]:
-    """Tell that prompts which are text show no tools.
-
-    Args:
-        spec: the job.
-        place: of such a prompt; empty where there is none.
-    """
+    """Tell that prompts which are text show no tools; `place` is of one, or empty."""
     agent = spec.agent
     if place and agent is not None and agent.tools and FORMATS[agent.format].answer is None:
         yield Problem(
@@ -78,23 +89,3 @@ def _unknown_tokens(place: str, name: str, chat: ChatTokenizer) -> Iterator[Prob
                 "the format that the model was trained with",
                 ReasonCode.CONFLICT,
             )
-
-
-def _no_template(place: str, name: str) -> Problem:
-    return Problem(
-        place,
-        shown(name),
-        "answers stand behind a turn as the chat template says, and the model has none",
-        "spec.model.chatTemplate, or format search_r1",
-        ReasonCode.REQUIRED,
-    )
-
-
-def _tools_untold(chat: ChatTokenizer) -> Problem:
-    return Problem(
-        chat.template[1],
-        "a chat template that does not show tools",
-        "the model is not told of spec.agent.tools",
-        "fine where the prompts tell it",
-        ReasonCode.NO_EFFECT,
-    )

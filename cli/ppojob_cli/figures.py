@@ -57,12 +57,9 @@ def seconds_of(text: str) -> int | None:
 
 
 def sparkline(values: Sequence[float], width: int, blocks: Sequence[str] = BLOCKS) -> str:
-    """A curve in one line, from the smallest value to the largest.
+    """A curve in one line; where there are more values than fit, neighbours are averaged.
 
-    Args:
-        values: In their order; where there are more than fit, neighbours are averaged.
-        width: Characters at most.
-        blocks: Characters from low to high.
+    `blocks` are characters from low to high: of the smallest value and of the largest.
     """
     if not values or width < 1:
         return ""

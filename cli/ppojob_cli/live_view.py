@@ -12,10 +12,10 @@ from rich.text import Text
 
 from ppojob_api.problem import printable
 from ppojob_cli import run_state
-from ppojob_cli.figures import duration, number, sparkline
-from ppojob_cli.panel import LABEL_WIDTH, Canvas, labelled, progress, titled
-from ppojob_cli.run_state import PodState, RunState, StepRecord
-from ppojob_cli.view import Kind, PodStates, View
+from ppojob_cli.figures import ASCII_BLOCKS, BLOCKS, duration, number, sparkline
+from ppojob_cli.panel import BORDER_WIDTH, LABEL_WIDTH, labelled, panel_width, progress, titled
+from ppojob_cli.run_state import RunState, StepRecord
+from ppojob_cli.view import AskPods, Kind, View
 
 _STYLES: Final[Mapping[Kind, str]] = {"note": "yellow", "error": "red", "sample": "dim"}
 _VALUE_WIDTH: Final = 8
@@ -31,7 +31,7 @@ class LiveView(View):
     def __init__(self, name: str, folder: Path, console: Console, **options: Any) -> None:
         super().__init__(name, folder, **options)
         self._console = console
-        self._pods: tuple[PodState, ...] = ()
+        self._pods: Mapping[str, str] = {}
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
 
     def __enter__(self) -> Self:
@@ -48,11 +48,11 @@ class LiveView(View):
         with contextlib.suppress(OSError):
             self._live.stop()
 
-    def refresh(self, pod_states: PodStates) -> None:
+    def refresh(self, ask_pods: AskPods) -> None:
         """See `View`."""
         self.look()
         self.show_new()
-        self._pods = tuple(pod_states()) if self.state.is_waiting else ()
+        self._pods = ask_pods() if self.state.is_waiting else {}
         self._draw()
 
     def write(self, lines: Iterable[str], kind: Kind = "") -> None:
@@ -66,39 +66,39 @@ class LiveView(View):
         """The table shows it."""
 
     def _draw(self) -> None:
-        canvas = Canvas.of(self._console)
-        drawn = frame(self.name, self.state, self._pods, now=self.clock(), canvas=canvas)
+        drawn = frame(self.name, self.state, self._pods, self.clock(), self._console)
         with contextlib.suppress(OSError):
             self._live.update(drawn, refresh=True)
 
 
 def frame(
-    name: str, state: RunState, pods: Sequence[PodState], *, now: float, canvas: Canvas
+    name: str, state: RunState, pods: Mapping[str, str], now: float, console: Console
 ) -> RenderableType:
-    """Everything about a run that moves, as one table; pure, `now` is in Unix seconds."""
+    """Everything about a run that moves, as one table; `now` is in Unix seconds."""
     left = state.remaining_seconds(now)
+    width = panel_width(console) - BORDER_WIDTH
+    blocks = ASCII_BLOCKS if console.options.ascii_only else BLOCKS
+    done, total = state.done_steps, state.status.total_steps
     sections: list[RenderableType | None] = [
-        progress(state.done_steps, state.total_steps, duration(left) if left is not None else ""),
+        progress(done, total, duration(left) if left is not None else ""),
         _now_line(state, now),
         _message_line(state),
         _pods_line(pods),
-        _curves(state, canvas),
+        _curves(state, width, blocks),
         _stages_line(state),
-        _validations(state, canvas),
+        _validations(state, width, blocks),
     ]
     present = [section for section in sections if section is not None]
-    return titled(name, state.phase, present, canvas)
+    return titled(name, state.status.phase, present, console)
 
 
 def _now_line(state: RunState, now: float) -> RenderableType | None:
-    status = state.status
-    if status is None:
-        return labelled("now", Text("starting pods"))
-    text = Text()
+    status, text = state.status, Text()
     if state.is_waiting:
-        text.append(f"waiting for pods, {duration(now - status.since)}")
+        waited = f"waiting for pods, {duration(now - status.since)}"
+        text.append(waited if status.since else "starting pods")
     elif status.stage:
-        step = f"step {status.step}: " if status.step and state.phase == "Training" else ""
+        step = f"step {status.step}: " if status.step and status.phase == "Training" else ""
         text.append(f"{step}{printable(status.stage)}, {duration(now - status.since)}")
     if status.restarts:
         text.append(f"{'  ' if text else ''}restarts: {status.restarts}", style="yellow")
@@ -106,27 +106,25 @@ def _now_line(state: RunState, now: float) -> RenderableType | None:
 
 
 def _message_line(state: RunState) -> RenderableType | None:
-    message = state.status.message if state.status else ""
-    if not message:
+    if not state.status.message:
         return None
-    short = printable(message.splitlines()[0])[:_MESSAGE_CHARACTERS]
+    short = printable(state.status.message.splitlines()[0])[:_MESSAGE_CHARACTERS]
     return labelled("message", Text(short, style="yellow"))
 
 
-def _pods_line(pods: Sequence[PodState]) -> RenderableType | None:
+def _pods_line(pods: Mapping[str, str]) -> RenderableType | None:
     if not pods:
         return None
     lines = Table.grid(padding=(0, 2, 0, 0))
     lines.add_column()
     lines.add_column(no_wrap=True)
-    for pod in pods:
-        style = {"ready": "green", "lost": "red", "not up": "dim"}.get(pod.phase, "yellow")
-        lines.add_row(Text(printable(pod.name)), Text(printable(pod.phase), style=style))
+    for name, phase in pods.items():
+        style = {"ready": "green", "lost": "red", "not up": "dim"}.get(phase, "yellow")
+        lines.add_row(Text(printable(name)), Text(printable(phase), style=style))
     return labelled("pods", lines)
 
 
-def _curves(state: RunState, canvas: Canvas) -> RenderableType | None:
-    width = canvas.inner_width - LABEL_WIDTH - _VALUE_WIDTH - 3
+def _curves(state: RunState, width: int, blocks: Sequence[str]) -> RenderableType | None:
     series = state.figure_series()
     if not series:
         return None
@@ -136,7 +134,8 @@ def _curves(state: RunState, canvas: Canvas) -> RenderableType | None:
     table.add_column(no_wrap=True)
     for label, values in series.items():
         style = "bold green" if label == "reward" else ""
-        curve = Text(sparkline(values, width, canvas.blocks), style="green" if style else "blue")
+        line = sparkline(values, width - LABEL_WIDTH - _VALUE_WIDTH - 3, blocks)
+        curve = Text(line, style="green" if style else "blue")
         table.add_row(label, Text(number(values[-1]), style=style), curve)
     return table
 
@@ -156,25 +155,21 @@ def _stages_line(state: RunState) -> RenderableType | None:
     return labelled("last step", text)
 
 
-def _validations(state: RunState, canvas: Canvas) -> RenderableType | None:
-    series = list(state.validation_series().items())
+def _validations(state: RunState, width: int, blocks: Sequence[str]) -> RenderableType | None:
+    series = {printable(name): values for name, values in state.validation_series().items()}
     if not series:
         return None
-    width = (canvas.inner_width - LABEL_WIDTH) // 4 if canvas.inner_width >= _ROOMY else 0
-    shown = series[:_VALIDATIONS_SHOWN]
-    name_width = max(len(printable(name)) for name, _ in shown)
-    lines = [_validation(name, values, name_width, width, canvas) for name, values in shown]
-    if len(series) > len(shown):
-        lines.append(Text(f"and {len(series) - len(shown)} more", style="dim"))
+    names = list(series)[:_VALIDATIONS_SHOWN]
+    name_width = max(map(len, names))
+    curve_width = (width - LABEL_WIDTH) // 4 if width >= _ROOMY else 0
+    lines = []
+    for name in names:
+        first, last = series[name][0], series[name][-1]
+        text = Text(f"{name:<{name_width}}  ").append(number(first), style="bold green")
+        if len(series[name]) > 1:
+            text.append(f" -> {number(last)}", style="bold green")
+            text.append(f"  {sparkline(series[name], curve_width, blocks)}", style="green")
+        lines.append(text)
+    if len(series) > len(names):
+        lines.append(Text(f"and {len(series) - len(names)} more", style="dim"))
     return labelled("validation", Text("\n").join(lines))
-
-
-def _validation(
-    name: str, values: Sequence[float], name_width: int, width: int, canvas: Canvas
-) -> Text:
-    text = Text(f"{printable(name):<{name_width}}  ")
-    text.append(number(values[0]), style="bold green")
-    if len(values) > 1:
-        text.append(f" -> {number(values[-1])}", style="bold green")
-        text.append(f"  {sparkline(values, width, canvas.blocks)}", style="green")
-    return text

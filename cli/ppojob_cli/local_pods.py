@@ -9,10 +9,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -22,21 +24,90 @@ import msgspec
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import LOGS_FOLDER
+from ppojob_api.topology import Topology
+from ppojob_api.well_known import RoleName
 from ppojob_cli import gpus
-from ppojob_cli.addresses import Addresses
-from ppojob_cli.local_fork_server import forked_roles, server_of_others, start_fork_server
 from ppojob_operator.build.pods import CONFIG_FILE, Pod, environment, pods
 from ppojob_trainer import stop_signal
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.keys import write_key_folders
 from ppojob_trainer.rpc.messages.pods import PodStatus
+from ppojob_trainer.supervisor.forked_process import listen, suits
+from ppojob_trainer.supervisor.rank_variables import rank_variables
 
 MOUNTS_FOLDER = ".pods"
 """Keys, addresses and scratch of the pods that run now; made anew by each run."""
 
+_LAST_ADDRESS = 254
 _END_SECONDS = 10.0
 _HTTP_SECONDS = 2.0
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """The pods are on this machine, whatever proxy its environment names."""
+
+
+class Addresses:
+    """Takes addresses in 127.0.1.0/24 that no other runner of this machine has.
+
+    Each pod has its own, so that ports are the same; each rank listens on a port of its own.
+
+    An address is taken by a name in the kernel's list of sockets. That list belongs to the
+    network, as the addresses do: it is the same for all users of the machine, and another one in a
+    container. The kernel drops the name when the runner ends.
+    """
+
+    def __init__(self, ranks_per_pod: int = 1) -> None:
+        self._ports: tuple[int, ...] = (
+            contract.PORT_SUPERVISOR,
+            contract.PORT_STORE,
+            contract.PORT_HEALTH,
+            contract.PORT_METRICS,
+            *range(contract.PORT_FIRST_RANK, contract.PORT_FIRST_RANK + ranks_per_pod),
+        )
+        self._taken: list[socket.socket] = []
+        self._next = 1
+
+    def take(self) -> str:
+        """One more address; a `ConfigError` where all are taken."""
+        busy_port = None
+        while self._next <= _LAST_ADDRESS:
+            address = f"127.0.1.{self._next}"
+            self._next += 1
+            name = socket.socket(socket.AF_UNIX)
+            try:
+                name.bind(f"\0ppojob/{address}")
+            except OSError:
+                name.close()
+                continue
+            # No runner has it, yet some other program may listen there.
+            busy_port = self._busy_port(address)
+            if busy_port is None:
+                self._taken.append(name)
+                return address
+            name.close()
+        if busy_port is not None:
+            raise ConfigError(
+                f"roles: got port {busy_port} taken at the addresses for pods on this machine, up "
+                f"to 127.0.1.{_LAST_ADDRESS}: a program listens there; end it, see ss -ltnp"
+            )
+        raise ConfigError(
+            f"roles: all {_LAST_ADDRESS} addresses for pods on this machine are taken; "
+            "fewer replicas, or wait for another run to end"
+        )
+
+    def close(self) -> None:
+        """Give all back."""
+        for name in self._taken:
+            name.close()
+        self._taken.clear()
+
+    def _busy_port(self, address: str) -> int | None:
+        """A port on which a pod could not listen."""
+        for port in self._ports:
+            try:
+                socket.create_server((address, port)).close()
+            except OSError:
+                return port
+        return None
 
 
 @dataclass(frozen=True)
@@ -92,7 +163,7 @@ class LocalPods:
         book.write_text(json.dumps(addresses))
         (self._run_folder / LOGS_FOLDER).mkdir(exist_ok=True)
         devices = gpus.devices(planned, gpus.visible_gpus(os.environ))
-        roles_forked = forked_roles(self._config.topology)
+        roles_forked = _forked_roles(self._config.topology)
         forked_by = self._find_fork_server() if roles_forked else None
         for pod in planned:
             of_this_machine = {contract.ENV_VISIBLE_GPUS: devices[pod.name]}
@@ -131,7 +202,7 @@ class LocalPods:
 
     def _find_fork_server(self) -> Path:
         """The folder of the server for all ranks that are forked; started where none is shared."""
-        if shared := server_of_others():
+        if shared := _server_of_others():
             return shared
         folder = self._mounts / "fork-server"
         log = self._run_folder / LOGS_FOLDER / "fork-server.log"
@@ -177,3 +248,58 @@ class LocalPods:
         if self._group is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._group, signal.SIGKILL)
+
+
+def _forked_roles(topology: Topology) -> frozenset[RoleName]:
+    """Roles whose processes are forked: CUDA does not outlive a fork, nor numpy's threads.
+
+    The libraries are loaded for ranks that hold models; where none is forked nobody is. Nobody is
+    either where the kernel has no descriptors of processes (Linux 5.3).
+    """
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return frozenset()
+    roles = [role for role in topology.with_own_pods if role.device == "cpu"]
+    if not any(role.holds_models for role in roles):
+        return frozenset()
+    return frozenset(role.role for role in roles) - {"retriever"}  # which multiplies with numpy
+
+
+def _environment_of_ranks(inherited: Mapping[str, str]) -> dict[str, str]:
+    """What ranks of models on processors load their libraries with, in any job."""
+    return {**inherited, **rank_variables(threads=1), contract.ENV_VISIBLE_GPUS: ""}
+
+
+def _server_of_others() -> Path | None:
+    """The folder of a server that the environment names, where it suits ranks of ours."""
+    folder = os.environ.get(contract.ENV_FORK_SERVER)
+    with contextlib.suppress(OSError):  # it may be gone
+        if folder and suits(Path(folder), _environment_of_ranks(os.environ)):
+            return Path(folder)
+    return None
+
+
+def start_fork_server(
+    folder: Path, log: Path, inherited: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the server that forks the processes of all pods on this machine.
+
+    It can be asked at once and answers once it has loaded. Call from the main thread: it ends with
+    the thread that started it.
+
+    Args:
+        folder: made for its socket.
+        log: what it has to say is added here.
+        inherited: environment that the jobs of its ranks are started with.
+    """
+    environment = _environment_of_ranks(inherited)
+    with listen(folder, environment) as listener, log.open("ab") as output, stop_signal.held_back():
+        return subprocess.Popen(
+            [sys.executable, "-m", "ppojob_trainer", "fork-server"],
+            env={**environment, contract.ENV_DIE_WITH_PARENT: str(os.getpid())},
+            stdin=listener.fileno(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )

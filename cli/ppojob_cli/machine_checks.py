@@ -14,6 +14,7 @@ from ppojob_api.topology import Device
 from ppojob_cli import gpus
 from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, in_gib, machine_bytes
 from ppojob_trainer.processor import has_native_bfloat16, instruction_set
+from ppojob_trainer.trackers.libraries import missing_modules
 
 NUMA: Final = "libnuma.so.1"
 """What vLLM's kernels for the CPU are linked against."""
@@ -47,7 +48,17 @@ def vllm_builds() -> dict[Device, str]:
     return builds
 
 
-def check_versions(config: RunConfig) -> Iterator[Problem]:
+def machine_problems(config: RunConfig) -> Iterator[Problem]:
+    """Why this machine cannot run the job."""
+    yield from check_gpus(config)
+    yield from _check_memory(config)
+    yield from _check_lifecycle(config)
+    yield from _check_versions(config)
+    yield from check_vllm(config, vllm_builds())
+    yield from check_trackers(config, missing_modules())
+
+
+def _check_versions(config: RunConfig) -> Iterator[Problem]:
     """Libraries that are absent, or older than is safe."""
     needed = {"torch": config.facts.torch}
     if config.spec.rollout.engine == "vllm":
@@ -67,9 +78,7 @@ def check_versions(config: RunConfig) -> Iterator[Problem]:
 def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Problem]:
     """A vLLM that would not start on the devices of the job.
 
-    Args:
-        config: the run.
-        builds: as `vllm_builds` gives them; whether there is one at all is said by its version.
+    `builds` are those of `vllm_builds`; that there is none is said by `_check_versions`.
     """
     role = config.topology.generating
     device = role.device
@@ -112,11 +121,8 @@ def check_gpus(config: RunConfig) -> Iterator[Problem]:
     wanted, there = config.topology.total_gpus, len(gpus.visible_gpus(os.environ))
     if wanted > there:
         listed = os.environ.get(contract.ENV_VISIBLE_GPUS)
-        whose = (
-            "this machine has"
-            if listed is None
-            else f"{contract.ENV_VISIBLE_GPUS}={shown(listed)} shows"
-        )
+        shows = f"{contract.ENV_VISIBLE_GPUS}={shown(listed)} shows"
+        whose = "this machine has" if listed is None else shows
         yield Problem(
             "spec.roles",
             "GPUs for " + ", ".join(f"{role} ({count})" for role, count in needed.items()),
@@ -127,7 +133,7 @@ def check_gpus(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def check_memory(config: RunConfig) -> Iterator[Problem]:
+def _check_memory(config: RunConfig) -> Iterator[Problem]:
     """Models that this machine cannot hold at one time; GPUs are looked at by their ranks."""
     held: dict[str, int] = {}
     parameters = count_parameters(config)
@@ -147,7 +153,7 @@ def check_memory(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def check_lifecycle(config: RunConfig) -> Iterator[Problem]:
+def _check_lifecycle(config: RunConfig) -> Iterator[Problem]:
     """What only an operator can do."""
     life, why = config.spec.lifecycle, "only an operator on a cluster does this"
     for name, value, allowed in (

@@ -21,7 +21,7 @@ COMMANDS: Final = {
     "export": ("ppojob_cli.export", "export"),
     "index": ("ppojob_cli.search", "index"),
     "retrieve": ("ppojob_cli.search", "retrieve"),
-    "status": ("ppojob_cli.cluster.status", "status"),
+    "status": ("ppojob_cli.cluster.lifecycle", "status"),
     "logs": ("ppojob_cli.cluster.logs", "logs"),
     "explain": ("ppojob_cli.cluster.explain", "explain"),
     "suspend": ("ppojob_cli.cluster.lifecycle", "suspend"),

@@ -82,15 +82,10 @@ def _copy(source: Path, output: Path) -> None:
 
 
 def download(hub_id: str, remedy: str, **options: Any) -> None:
-    """Fetch files of a repository on the hub.
+    """Fetch files of a repository `<owner>/<name>` on the hub.
 
-    Args:
-        hub_id: `<owner>/<name>`.
-        remedy: what to do where that fails, besides a folder on this machine.
-        options: of the hub's library.
-
-    Raises:
-        InputError: there is no such repository, or it cannot be reached.
+    `remedy` is what to do where that fails, besides a folder on this machine; `options` are those
+    of the hub's library.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError

@@ -1,14 +1,15 @@
-"""Whether a run folder can take a run: a place to write, of our own, and space."""
+"""Whether a run folder can take a run: a place to write, space, and what lies there already."""
 
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ppojob_api.problem import Problem, ReasonCode
-from ppojob_api.run_config import RunConfig
+from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import (
     CHECKPOINTS_FOLDER,
     EXPORT_FOLDER,
@@ -16,16 +17,25 @@ from ppojob_api.run_layout import (
     METRICS_FILE,
     SUMMARY_FILE,
 )
-from ppojob_cli.run_folder import has_run
-from ppojob_trainer.checkpoint.commit import unsealed
+from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_cli.figures import counted
+from ppojob_cli.validate import validate_file
+from ppojob_trainer.checkpoint.commit import CommitStore, unsealed
+from ppojob_trainer.checkpoint.identity import changed_settings
+from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last_sealed
+from ppojob_trainer.controller.position import read_position
+from ppojob_trainer.errors import CannotResume, DamagedCommit
 from ppojob_trainer.models.adapter_sizes import count_adapters
+from ppojob_trainer.models.fingerprint import base_of
 
-COMMIT_BYTES: Final = 12
-"""Of a trained weight in a commit: float32, and the two moments of AdamW."""
+LOCK_FILE: Final = ".lock"
+"""What a run of this machine owns its folder by."""
 
 MOUNTS: Final = Path("/proc/self/mounts")
 
 _WRITTEN: Final = (JOB_FILE, METRICS_FILE, SUMMARY_FILE, EXPORT_FOLDER)
+_COMMIT_BYTES: Final = 12
+"""Of a trained weight in a commit: float32, and the two moments of AdamW."""
 _EXPORT_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _GIB: Final = 2**30
 _BLOCK_BYTES: Final = 512  # of `st_blocks`, whatever the file system's own are
@@ -34,16 +44,13 @@ _WRITABLE: Final = "a folder that can be written"
 
 
 def check_output(config: RunConfig, folder: Path, parameters: int | None) -> Iterator[Problem]:
-    """What stands against writing the run there.
+    """Why the run cannot be written to its folder, which need not exist and is not made.
 
-    Args:
-        config: the run.
-        folder: its folder; it need not exist, and is not made.
-        parameters: weights of the model; None where they are not known.
+    `parameters` are the weights of the model; None where they are not known.
     """
     if why := _written_over(config, folder):
         yield Problem(_WHERE, str(folder), why, "another folder", ReasonCode.CONFLICT)
-    ground = _ground(folder)
+    ground = _nearest_existing(folder)
     if not ground.is_dir():
         yield Problem(_WHERE, str(folder), f"{ground} is a file", _WRITABLE, ReasonCode.UNREADABLE)
         return
@@ -60,7 +67,7 @@ def check_output(config: RunConfig, folder: Path, parameters: int | None) -> Ite
 
 def volatile_warning(folder: Path) -> Iterator[Problem]:
     """A run folder in memory, which does not outlive the machine."""
-    ground = _ground(folder)
+    ground = _nearest_existing(folder)
     if _file_system(ground) in {"tmpfs", "ramfs"}:
         yield Problem(
             _WHERE,
@@ -79,14 +86,16 @@ def _written_over(config: RunConfig, folder: Path) -> str | None:
     for name, path in (("path", model.path), ("tokenizerPath", model.tokenizer_path)):
         if path is not None and os.path.realpath(path) in written:
             return f"spec.model.{name} {path} would be written over"
-    for name in () if has_run(folder) else _WRITTEN:
+    journal = folder / CHECKPOINTS_FOLDER / JOURNAL_NAME
+    has_run = os.path.exists(journal) or os.path.exists(folder / LOCK_FILE)
+    for name in () if has_run else _WRITTEN:
         if os.path.lexists(folder / name):
             return f"{folder / name} would be written over, and no run has left it"
     return None
 
 
-def _ground(folder: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
+def _nearest_existing(folder: Path) -> Path:
+    """The folder itself, or the nearest above it that exists."""
     path = Path(os.path.abspath(folder))
     while not os.path.exists(path) and path != path.parent:
         path = path.parent
@@ -99,7 +108,7 @@ def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> It
     export = _EXPORT_BYTES[config.spec.model.dtype] if config.spec.checkpoint.export else 0
     model = config.spec.model
     trained = parameters if model.lora is None else count_adapters(model)
-    needed = trained * COMMIT_BYTES + parameters * export
+    needed = trained * _COMMIT_BYTES + parameters * export
     if needed > free:
         what = "a commit and the export need" if export else "a commit needs"
         yield Problem(
@@ -139,3 +148,103 @@ def _file_system(path: Path) -> str:
         if real.is_relative_to(point) and len(point) >= len(found):
             found, kind = point, name
     return kind
+
+
+def check_commits(config: RunConfig, folder: Path) -> list[str]:
+    """Why the run that lies in the folder cannot be gone on with.
+
+    Looks at the newest commit that can be read; whether its bytes are whole is for the controller,
+    which alone may use an older one. Where there is none, another job would begin anew, and the
+    steps that were done would be lost.
+    """
+    root = folder / CHECKPOINTS_FOLDER
+    if not os.path.isdir(root):
+        return []
+    base = base_of(config.spec.model)
+    store = CommitStore(root, job_uid=config.uid, config=config.trajectory_json(), base=base)
+    if config.spec.checkpoint.resume == "never" and store.steps():
+        problem = Problem(
+            "spec.checkpoint.resume",
+            shown("never"),
+            f"{folder} holds the commits of a run",
+            "auto to go on with it, or another folder to begin anew",
+            ReasonCode.CONFLICT,
+        )
+        return [str(problem)]
+    made = _made_by(folder)
+    if made is not None and made.uid != config.uid and store.steps():
+        why = f"it holds the commits of the job {made.namespace}/{made.name}"
+        allowed = "another folder, or metadata.name as it was"
+        return [str(Problem(_WHERE, str(folder), why, allowed, ReasonCode.CONFLICT))]
+    for step in reversed(store.steps()):
+        try:
+            store.read(step)
+        except CannotResume as refusal:
+            return list(refusal.problems)
+        except (DamagedCommit, OSError):
+            continue
+        return [str(problem) for problem in _beyond_end(config, folder, step)]
+    return [str(problem) for problem in _steps_of_another(config, folder)]
+
+
+def uncommitted_warning(folder: Path) -> Iterator[Problem]:
+    """Steps behind the last commit, from which the job goes on."""
+    events = _events(folder)
+    lost = _steps_done(events) - (last_sealed(events) or 0)
+    if lost > 0:
+        yield Problem(
+            _WHERE,
+            str(folder),
+            f"{counted(lost, 'step')} without a commit will be repeated",
+            "spec.checkpoint.every sets how many that may be",
+            ReasonCode.OUT_OF_RANGE,
+        )
+
+
+def _beyond_end(config: RunConfig, folder: Path, step: int) -> Iterator[Problem]:
+    total = config.spec.steps.total
+    if total is not None and step > total:
+        yield Problem(
+            "spec.steps.total",
+            shown(total),
+            f"the run in {folder} has done {step} steps, nothing is left to do",
+            f"at least {step}, or another run folder",
+            ReasonCode.OUT_OF_RANGE,
+        )
+
+
+def _steps_of_another(config: RunConfig, folder: Path) -> Iterator[Problem]:
+    """Steps without a commit, of a job that differs: by name, or in what decides the weights."""
+    done = _steps_done(_events(folder))
+    made = _made_by(folder) if done else None
+    if made is None:
+        return
+    lost = f"{counted(done, 'step')} without a commit would be lost"
+    if made.uid != config.uid:
+        why = f"{lost}, of the job {made.namespace}/{made.name}"
+        yield Problem(_WHERE, str(folder), why, "another folder", ReasonCode.CONFLICT)
+        return
+    old, new = (json.loads(one.trajectory_json())["spec"] for one in (made, config))
+    for where, theirs, ours in changed_settings(old, new):
+        why = f"{lost} from {folder}, done with {theirs}"
+        allowed = "the old value, or another folder"
+        yield Problem(where, ours, why, allowed, ReasonCode.CONFLICT)
+
+
+def _made_by(folder: Path) -> RunConfig | None:
+    """The job whose run the folder holds, where it can be told."""
+    job = validate_file(str(folder / JOB_FILE))
+    return resolve(job) if isinstance(job, PPOJob) else None
+
+
+def _events(folder: Path) -> list[Event]:
+    """The journal; empty where it cannot be read, of which the controller tells."""
+    try:
+        return Journal(folder / CHECKPOINTS_FOLDER / JOURNAL_NAME).read()
+    except (DamagedCommit, OSError):
+        return []
+
+
+def _steps_done(events: list[Event]) -> int:
+    progress = read_position(events, frozenset()).progress
+    return progress.step if progress else 0

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from ppojob_api import manifest
 from ppojob_api.problem import ABSENT, SHOWN_CHARACTERS, Problem, ReasonCode, printable, shown
 from ppojob_api.shape import PathKey, dotted, within
+from ppojob_cli.figures import counted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -50,30 +51,6 @@ class Override:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Overridden:
-    """A manifest's values with the overrides laid in.
-
-    Attributes:
-        problems: What is wrong with the overrides by themselves.
-        laid: The overrides that have their place.
-    """
-
-    value: JsonValue
-    problems: tuple[Problem, ...]
-    laid: tuple[Override, ...]
-
-    @property
-    def doubtful(self) -> tuple[PathKey, ...]:
-        """Paths of values that `problems` speaks of."""
-        return tuple(one.path for one in self.laid if one.problems)
-
-    def named(self, problem: Problem) -> Problem:
-        """A problem as the author of the overrides knows its place; the last override wins."""
-        names = (one.name(problem) for one in reversed(self.laid))
-        return next((found for found in names if found is not None), problem)
-
-
 def set_option(command: Command) -> Command:
     """The option `--set` of a command that reads manifests."""
     return click.option(
@@ -85,27 +62,43 @@ def set_option(command: Command) -> Command:
     )(command)
 
 
-def override(value: JsonValue, texts: Sequence[str]) -> Overridden:
-    """Lay overrides, `PATH=VALUE` each, into a copy of a manifest's values, in their order."""
-    tree = copy.deepcopy(value)
-    problems: list[Problem] = []
-    all_laid: list[Override] = []
-    for text in texts:
-        laid = parse_override(text)
-        if isinstance(laid, Override):
-            problems += laid.problems
-            laid = _lay(tree, laid)
-        if isinstance(laid, Problem):
-            problems.append(laid)
-        else:
-            all_laid.append(laid)
-    return Overridden(tree, tuple(problems), tuple(all_laid))
+class Overrides:
+    """Overrides, `PATH=VALUE` each, laid into a copy of a manifest's values in their order.
+
+    Attributes:
+        value: The manifest's values with the overrides.
+        problems: What is wrong with the overrides by themselves.
+    """
+
+    def __init__(self, value: JsonValue, texts: Sequence[str]) -> None:
+        self.value = copy.deepcopy(value)
+        self.problems: list[Problem] = []
+        self._laid: list[Override] = []
+        for text in texts:
+            laid = parse_override(text)
+            if isinstance(laid, Override):
+                self.problems += laid.problems
+                laid = _lay(self.value, laid)
+            if isinstance(laid, Problem):
+                self.problems.append(laid)
+            else:
+                self._laid.append(laid)
+
+    @property
+    def doubtful(self) -> list[PathKey]:
+        """Paths of values that `problems` speaks of."""
+        return [one.path for one in self._laid if one.problems]
+
+    def named(self, problem: Problem) -> Problem:
+        """A problem as the author of the overrides knows its place; the last override wins."""
+        names = (one.name(problem) for one in reversed(self._laid))
+        return next((found for found in names if found is not None), problem)
 
 
 def parse_override(text: str) -> Override | Problem:
     """Read `PATH=VALUE`, the value as strictly as a manifest is read."""
     path_text, equals, value_text = text.partition("=")
-    where = _where(text)
+    where = f"--set {printable(text, SHOWN_CHARACTERS)}"
     if not equals:
         return Problem(where, shown(text), "there is no =", _FORM, ReasonCode.BAD_FORM)
     path = _path(path_text)
@@ -161,20 +154,15 @@ def _unfit(place: JsonValue, key: str | int, given: Override, name: str) -> Prob
         if isinstance(place, list):
             item = f"[{key}]" if key.isdecimal() else f"[0].{key}"
             allowed = f"{name}{item}, an item by its number"
-        return Problem(given.where, got, why, allowed, code)
-    if isinstance(key, int) and not isinstance(place, list):
+    elif isinstance(key, int) and not isinstance(place, list):
         why, allowed = f"{name} is {_kind(place)} and has no items", f"{name}.<field>"
-        return Problem(given.where, got, why, allowed, code)
-    if isinstance(key, int) and isinstance(place, list) and key > len(place):
-        why = f"{name} has {len(place)} item{'s' if len(place) != 1 else ''}"
+    elif isinstance(key, int) and isinstance(place, list) and key > len(place):
+        got, code = f"[{key}]", ReasonCode.OUT_OF_RANGE
+        why = f"{name} has {counted(len(place), 'item')}"
         allowed = f"at most [{len(place)}], which appends one"
-        return Problem(given.where, f"[{key}]", why, allowed, ReasonCode.OUT_OF_RANGE)
-    return None
-
-
-def _where(text: str) -> str:
-    short = text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
-    return f"--set {printable(short)}"
+    else:
+        return None
+    return Problem(given.where, got, why, allowed, code)
 
 
 def _kind(value: JsonValue) -> str:

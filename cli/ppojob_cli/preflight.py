@@ -1,7 +1,7 @@
 """Finds all that is wrong with a job and its inputs, before anything is started."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,37 +11,35 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_api.topology import calls_tools, retrieved_tools
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.rollout import RewardModelSpec
 from ppojob_cli.agent_checks import check_agent, text_prompt_warning
-from ppojob_cli.commit_checks import check_commits, uncommitted_warning
-from ppojob_cli.machine_checks import (
-    check_gpus,
-    check_lifecycle,
-    check_memory,
-    check_trackers,
-    check_versions,
-    check_vllm,
-    threads_warning,
-    vllm_builds,
+from ppojob_cli.machine_checks import machine_problems, threads_warning
+from ppojob_cli.output_checks import (
+    check_commits,
+    check_output,
+    uncommitted_warning,
+    volatile_warning,
 )
-from ppojob_cli.model_checks import check_critic, check_reward_model
-from ppojob_cli.output_checks import check_output, volatile_warning
 from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
+from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.adapter_sizes import check_targets
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
-from ppojob_trainer.models.tokenizer_fit import check_tokenizer_fit
+from ppojob_trainer.models.kinds import CRITIC, REWARD
+from ppojob_trainer.models.problems import ModelReason
+from ppojob_trainer.models.tokenizer_fit import check_score_fit, check_tokenizer_fit
 from ppojob_trainer.pod_environment import variables_of_code
-from ppojob_trainer.retrieval.manifest import check_memory as check_index_memory
-from ppojob_trainer.retrieval.manifest import read_manifest
+from ppojob_trainer.retrieval.manifest import check_memory, read_manifest
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.row_checks import row_checks
 from ppojob_trainer.tools.built_in.search import passages_a_query
 from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.schemas import tool_schemas
-from ppojob_trainer.trackers.libraries import missing_modules
+
+_CONVERSATION = ({"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"})
 
 
 @dataclass(slots=True)
@@ -57,27 +55,19 @@ class Preflight:
     warnings: list[str] = field(default_factory=list)
     parameters: int | None = None
 
+    def add(self, errors: Iterable[object], warnings: Iterable[object] = ()) -> None:
+        """Take more lines in."""
+        self.errors += map(str, errors)
+        self.warnings += map(str, warnings)
+
 
 def check_run(config: RunConfig, output: Path) -> Preflight:
     """Judge all that a run needs: its inputs, this machine, its folder; nothing is left there."""
     found = check_inputs(config)
-    found.errors += map(
-        str,
-        [
-            *check_gpus(config),
-            *check_memory(config),
-            *check_lifecycle(config),
-            *check_versions(config),
-            *check_vllm(config, vllm_builds()),
-            *check_trackers(config, missing_modules()),
-            *check_output(config, output, found.parameters),
-        ],
-    )
+    found.add([*machine_problems(config), *check_output(config, output, found.parameters)])
     refusals = check_commits(config, output)
-    found.errors += refusals
-    if not refusals:
-        found.warnings += map(str, uncommitted_warning(output))
-    found.warnings += map(str, [*threads_warning(config), *volatile_warning(output)])
+    found.add(refusals, [] if refusals else uncommitted_warning(output))
+    found.add([], [*threads_warning(config), *volatile_warning(output)])
     return found
 
 
@@ -86,21 +76,18 @@ def check_inputs(config: RunConfig) -> Preflight:
 
     No check waits for another to be content, but where it would have nothing to look at.
     """
-    found = Preflight(warnings=[str(one) for one in validation.warnings(config.job())])
+    spec, found = config.spec, Preflight()
+    found.add([], validation.warnings(config.job()))
     model = check_model_folder(
-        Path(config.spec.model.path), trust_remote_code=config.spec.model.trust_remote_code
+        Path(spec.model.path), trust_remote_code=spec.model.trust_remote_code
     )
     found.parameters = model.parameters
-    targets = check_targets(config.spec.model)
-    found.errors += map(str, [*model.errors, *_context(config.spec, model), *targets])
-    found.warnings += map(str, model.warnings)
+    found.add([*model.errors, *_context(spec, model), *check_targets(spec.model)], model.warnings)
     largest_token_id = _check_data(config, model, found)
-    critic = check_critic(config.spec, largest_token_id)
-    found.errors += map(str, critic.errors)
-    found.warnings += map(str, critic.warnings)
-    _check_reward_model(config.spec, found)
-    found.errors += [*_rewards(config.spec), *_tools(config.spec), *_retriever(config.spec)]
-    found.errors += map(str, _recording(config.spec))
+    _check_critic(spec, largest_token_id, found)
+    if spec.reward_model is not None:
+        _check_reward_model(spec.reward_model, found)
+    found.add([*_rewards(spec), *_tools(spec), *_retriever(spec), *_recording(spec)])
     return found
 
 
@@ -125,23 +112,21 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
     spec = config.spec
     folder = spec.model.tokenizer_path or spec.model.path
     if folder == spec.model.path and not os.path.isdir(folder):
-        found.errors += unusable_files(spec.data)  # that the folder is missing has been said
+        found.add(unusable_files(spec.data))  # that the folder is missing has been said
         return None
     try:
         tools = tool_schemas(spec.agent)
         chat = ChatTokenizer(spec.model.path, folder, spec.model.chat_template, tools=tools)
     except ConfigError as problem:
-        found.errors += [*problem.problems, *unusable_files(spec.data)]
+        found.add([*problem.problems, *unusable_files(spec.data)])
         return None
     with chat:
-        fit = check_tokenizer_fit(chat, model.vocabulary, Path(folder), spec.rollout.stop_token_ids)
-        found.errors += map(str, fit)
+        stops = spec.rollout.stop_token_ids
+        found.add(check_tokenizer_fit(chat, model.vocabulary, Path(folder), stops))
         try:
-            errors, warnings = check_agent(spec, chat)
+            found.add(*check_agent(spec, chat))
         except ConfigError as problem:
-            errors, warnings = list(problem.problems), []
-        found.errors += errors
-        found.warnings += warnings
+            found.add(problem.problems)
         report = check_files(
             spec.data,
             chat,
@@ -149,22 +134,83 @@ def _check_data(config: RunConfig, model: ModelReport, found: Preflight) -> int 
             agents=row_agents(spec.agent),
             draw=spec.algorithm.draw,
         )
-    found.errors += report.errors
+    found.add(report.errors)
     if not report.errors:
         job, rows = config.job(), report.train_rows
-        found.errors += map(str, validation.check_length(job, rows))
-        found.warnings += map(str, validation.length_warnings(job, rows))
-    found.warnings += report.warnings
-    found.warnings += map(str, text_prompt_warning(spec, report.text_prompt))
+        found.add(validation.check_length(job, rows), validation.length_warnings(job, rows))
+    found.add([], [*report.warnings, *text_prompt_warning(spec, report.text_prompt)])
     return chat.largest_token_id
 
 
-def _check_reward_model(spec: PPOJobSpec, found: Preflight) -> None:
-    """Folder and tokenizer of the reward model, where there is one."""
-    if spec.reward_model is not None:
-        report, unfit = check_reward_model(spec.reward_model)
-        found.errors += [*map(str, report.errors), *unfit]
-        found.warnings += map(str, report.warnings)
+def _check_critic(spec: PPOJobSpec, largest_token_id: int | None, found: Preflight) -> None:
+    """Judge the critic's folder, where it is not the policy's, which is judged by itself.
+
+    It reads the policy's rows: the same tokens, and as many.
+    """
+    critic = spec.critic
+    if critic is None or critic.path is None or critic.path == spec.model.path:
+        return
+    trusted = spec.model.trust_remote_code
+    report = check_model_folder(Path(critic.path), CRITIC, trust_remote_code=trusted)
+    found.add(report.errors, report.warnings)
+    rows, longest = report.vocabulary, spec.rollout.max_model_tokens
+    if rows is not None and largest_token_id is not None and largest_token_id >= rows:
+        problem = Problem(
+            CRITIC.where,
+            f"an embedding of {rows} rows",
+            f"it reads the policy's token ids, which go up to {largest_token_id}",
+            "a model with the policy's tokenizer",
+            ModelReason.VOCABULARY,
+        )
+        found.add([problem])
+    limit = report.context_tokens
+    if longest is not None and limit is not None and limit < longest:
+        problem = Problem(
+            CRITIC.where,
+            f"a model made for {limit} tokens",
+            f"spec.rollout.maxModelTokens is {longest}",
+            "a model made for as many, or shorter rows",
+            ReasonCode.OUT_OF_RANGE,
+        )
+        found.add([problem])
+
+
+def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:
+    """Judge the reward model's folder and its tokenizer."""
+    report = check_model_folder(Path(spec.path), REWARD, trust_remote_code=False)
+    found.add(report.errors, report.warnings)
+    folder = Path(spec.tokenizer_path or spec.path)
+    if not folder.is_dir() and folder == Path(spec.path):
+        return  # that the folder is missing has been said
+    try:
+        chat = ChatTokenizer(
+            spec.path, folder, spec.chat_template, setting="spec.rewardModel.chatTemplate"
+        )
+    except ConfigError as problem:
+        found.add(problem.problems)
+        return
+    with chat:
+        unfit = check_score_fit(
+            max_tokens=spec.max_tokens,
+            context_tokens=report.context_tokens,
+            largest_token_id=chat.largest_token_id,
+            vocabulary=report.vocabulary,
+        )
+        found.add([*unfit, *_template_refusals(chat)])
+
+
+def _template_refusals(chat: ChatTokenizer) -> tuple[str, ...]:
+    """What the template says of the plainest conversation, where there is a template.
+
+    Without one the model can still score prompts that are text.
+    """
+    if not chat.has_template:
+        return ()
+    try:
+        (outcome,) = chat.encode_chats([_CONVERSATION], open_turn=False)
+    except BadChatTemplate as problem:
+        return problem.problems
+    return outcome.problems if isinstance(outcome, BadChatTemplate) else ()
 
 
 def _recording(spec: PPOJobSpec) -> Iterator[Problem]:
@@ -194,32 +240,29 @@ def _rewards(spec: PPOJobSpec) -> list[str]:
 
 def _tools(spec: PPOJobSpec) -> list[str]:
     """Load tools and users once, in the same way."""
-    if not calls_tools(spec):
+    if spec.agent is None or not calls_tools(spec):
         return []
     elsewhere = [tool.name for tool in retrieved_tools(spec)]
     variables = variables_of_code("tools")
     try:
-        assert spec.agent is not None
         ToolPool(spec.agent, sandbox=spec.sandbox, variables=variables, elsewhere=elsewhere).close()
     except (ConfigError, JobFailed) as problem:
         return str(problem).splitlines()
     return []
 
 
-def _retriever(spec: PPOJobSpec) -> list[str]:
+def _retriever(spec: PPOJobSpec) -> Iterator[str]:
     """What the index says of itself; its files are held against that where it is opened."""
-    problems: list[str] = []
     for tool in retrieved_tools(spec):
         assert spec.agent is not None
         assert spec.agent.retriever is not None
         folder = Path(spec.agent.retriever.index)
         try:
-            check_index_memory(read_manifest(folder), folder)
+            check_memory(read_manifest(folder), folder)
         except ConfigError as problem:
-            problems += [f"spec.agent.retriever.index: {line}" for line in problem.problems]
+            yield from (f"spec.agent.retriever.index: {line}" for line in problem.problems)
         try:
             passages_a_query(tool.config)
         except ConfigError as problem:
             place = spec.agent.tools.index(tool)
-            problems += [f"spec.agent.tools[{place}].{line}" for line in problem.problems]
-    return problems
+            yield from (f"spec.agent.tools[{place}].{line}" for line in problem.problems)

@@ -1,11 +1,13 @@
 """`ppojob run FILE`: a job on this machine, by the very containers that a cluster would run."""
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -16,10 +18,9 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE
 from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.machine_checks import engine_facts
+from ppojob_cli.output_checks import LOCK_FILE
 from ppojob_cli.overrides import set_option
 from ppojob_cli.preflight import check_run
-from ppojob_cli.run_folder import locked, usable
-from ppojob_cli.run_state import PodState
 from ppojob_cli.summary import Ending, finished_summary
 from ppojob_cli.validate import load_job
 from ppojob_cli.view import View, open_view
@@ -95,7 +96,11 @@ def run_job(file: Path, output: Path | None, overrides: Sequence[str] = (), *, p
     config = resolve(load_job(file, overrides), facts=engine_facts())
     folder = output or Path("runs") / config.name
     if finished_summary(folder, config) is None:
-        _refuse_wrong_input(config, folder)
+        found = check_run(config, folder)
+        for line in found.warnings:
+            click.echo(f"warning: {line}", err=True)
+        if found.errors:
+            raise ConfigError(found.errors)
     interrupts = Interrupts()
     with locked(folder):
         view = open_view(config, folder, plain=plain)
@@ -106,14 +111,6 @@ def run_job(file: Path, output: Path | None, overrides: Sequence[str] = (), *, p
         with usable(folder):
             write_job(folder, config)
         return _run_pods(config, folder, view, interrupts)
-
-
-def _refuse_wrong_input(config: RunConfig, folder: Path) -> None:
-    found = check_run(config, folder)
-    for line in found.warnings:
-        click.echo(f"warning: {line}", err=True)
-    if found.errors:
-        raise ConfigError(found.errors)
 
 
 def _run_pods(config: RunConfig, folder: Path, view: View, interrupts: Interrupts) -> int:
@@ -146,7 +143,7 @@ def _follow(pods: LocalPods, folder: Path, view: View, interrupts: Interrupts) -
         if dead:
             return Ending(contract.EXIT_FAILED, f"pod {dead[0]}: it ended", dead)
         status = pods.controller.status()
-        view.refresh(lambda: _pod_states(pods))
+        view.refresh(lambda: _pod_phases(pods))
         if status is not None and status.phase == "done":
             return _controller_ending(pods, status.exit_code, status.reason)
         time.sleep(_POLL_SECONDS)
@@ -167,13 +164,14 @@ def _controller_ending(pods: LocalPods, exit_code: int | None, reason: str) -> E
         return Ending(exit_code)
     if exit_code == contract.EXIT_INVALID:
         return Ending(exit_code, reason)
-    lost = tuple(pod.name for pod in _pod_states(pods) if pod.phase in {"lost", "not up"})
+    lost = tuple(name for name, phase in _pod_phases(pods).items() if phase in {"lost", "not up"})
     return Ending(contract.EXIT_FAILED, reason, lost or (pods.controller.pod.name,))
 
 
-def _pod_states(pods: LocalPods) -> list[PodState]:
-    statuses = [(running.pod.name, running.status()) for running in pods.pods]
-    return [PodState(name, status.phase if status else "not up") for name, status in statuses]
+def _pod_phases(pods: LocalPods) -> dict[str, str]:
+    """What their supervisors say, by pod: `idle`, `starting`, `ready`, `lost`, `done`."""
+    statuses = {running.pod.name: running.status() for running in pods.pods}
+    return {name: status.phase if status else "not up" for name, status in statuses.items()}
 
 
 def write_job(folder: Path, config: RunConfig) -> None:
@@ -181,3 +179,48 @@ def write_job(folder: Path, config: RunConfig) -> None:
     aside = folder / f".{JOB_FILE}.aside"
     aside.write_text(manifest.dump(config.job()))
     aside.replace(folder / JOB_FILE)
+
+
+@contextlib.contextmanager
+def usable(folder: Path) -> Iterator[None]:
+    """Do something with a run folder; what the system refuses is a `ConfigError`."""
+    try:
+        yield
+    except OSError as problem:
+        where = f"{problem.filename}: " if problem.filename else ""
+        raise ConfigError(
+            f"--output: got {folder}: {where}{problem.strerror}; a folder that can be written"
+        ) from problem
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Own a run folder while the block runs; it is made where it is absent.
+
+    The kernel drops the lock when the process ends, however it ends.
+
+    Raises:
+        ConfigError: another process owns it, or it cannot be made, written or locked.
+    """
+    with usable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        with usable(folder):
+            _take_lock(folder, descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(folder: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(descriptor, 32, 0).decode().strip()
+        raise ConfigError(
+            f"--output: got {folder}: process {owner} runs a job there; "
+            "wait for it, end it, or give another folder"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -33,6 +33,7 @@ _VALIDATION_PREFIX: Final = "val-core/"
 _NO_STAGES: Final = frozenset({"step", "unaccounted"})
 _WAITING_PHASES: Final = frozenset({"Starting", "Recovering"})
 _OVER_PHASES: Final = frozenset({"Finishing", "Succeeded", "Failed", "Interrupted"})
+_NOTHING_SAID: Final = TrainingStatus("Starting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,43 +80,26 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class PodState:
-    """A pod as its supervisor tells.
-
-    Attributes:
-        phase: `idle`, `starting`, `ready`, `lost`, `done`, or `not up` while nothing answers.
-    """
-
-    name: str
-    phase: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunState:
     """A moment of a run.
 
     Attributes:
-        status: What the controller says; None before it says anything.
+        status: What the controller says; its `since` is 0 before it says anything.
         records: All steps that stand, in ascending order.
     """
 
-    status: TrainingStatus | None = None
+    status: TrainingStatus = _NOTHING_SAID
     records: tuple[StepRecord, ...] = ()
-
-    @property
-    def phase(self) -> str:
-        """The controller's phase."""
-        return "Starting" if self.status is None else self.status.phase
 
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for pods."""
-        return self.phase in _WAITING_PHASES
+        return self.status.phase in _WAITING_PHASES
 
     @property
     def is_over(self) -> bool:
         """Whether no step will come."""
-        return self.phase in _OVER_PHASES
+        return self.status.phase in _OVER_PHASES
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
@@ -132,11 +116,6 @@ class RunState:
         """Training steps that are done."""
         return self.records[-1].step if self.records else 0
 
-    @property
-    def total_steps(self) -> int:
-        """Steps of the whole job; 0 while not known."""
-        return 0 if self.status is None else self.status.total_steps
-
     def figure_series(self) -> dict[str, list[float]]:
         """Each figure of the training steps, in their order."""
         return _series(record.figures for record in self.steps)
@@ -146,15 +125,14 @@ class RunState:
         return _series(record.validation for record in self.validations)
 
     def remaining_seconds(self, now: float) -> float | None:
-        """How long the rest takes; None while nobody can know.
+        """How long the rest takes, by the time in Unix seconds; None while nobody can know.
 
-        Args:
-            now: Unix seconds; the step under way counts as far as it has come.
+        The step under way counts as far as it has come.
         """
         pace = Pace()
         for record in self.steps:
             pace.add(record.values)
-        missing, each = self.total_steps - self.done_steps, pace.seconds
+        missing, each = self.status.total_steps - self.done_steps, pace.seconds
         if each is None or missing <= 0 or self.is_over:
             return None
         return each * missing - min(max(0.0, now - self.steps[-1].time), each)
@@ -182,13 +160,13 @@ class RunReader:
         self._records = (*kept, *new) if lines else kept
         return RunState(self._status(), self._records)
 
-    def _status(self) -> TrainingStatus | None:
+    def _status(self) -> TrainingStatus:
         try:
             data = (self._folder / STATUS_FILE).read_bytes()
             status = msgspec.json.decode(data, type=TrainingStatus)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return None
-        return status if status.since >= self._since else None
+            return _NOTHING_SAID
+        return status if status.since >= self._since else _NOTHING_SAID
 
 
 def step_record(line: bytes) -> StepRecord | None:

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -58,7 +59,7 @@ def index(
     with told():
         settings = _encoder_settings(kind, encoder, of_encoder)
         try:
-            made = build_index(corpus, output, encoder=settings, tell=_Progress())
+            made = build_index(corpus, output, encoder=settings, tell=_progress())
         except KeyboardInterrupt:
             click.echo(f"{output}: interrupted; the same command goes on", err=True)
             raise
@@ -131,14 +132,15 @@ def _encoder_settings(
     return None
 
 
-class _Progress:
-    """A line every few seconds."""
+def _progress() -> Callable[[str, int], None]:
+    """Tells a line every few seconds."""
+    due = time.monotonic() + _SECONDS_BETWEEN_LINES
 
-    def __init__(self) -> None:
-        self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
-
-    def __call__(self, what: str, count: int) -> None:
+    def tell(what: str, count: int) -> None:
+        nonlocal due
         now = time.monotonic()
-        if now >= self._next:
-            self._next = now + _SECONDS_BETWEEN_LINES
+        if now >= due:
+            due = now + _SECONDS_BETWEEN_LINES
             click.echo(f"{count:,} documents {what}")
+
+    return tell

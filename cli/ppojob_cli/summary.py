@@ -29,13 +29,6 @@ _LOG_LINE_CHARACTERS: Final = 300
 _LOG_TAIL_BYTES: Final = 1 << 14
 
 
-class Validations(msgspec.Struct, frozen=True):
-    """The first and the last validation of a run; empty where there was none."""
-
-    first: dict[str, float | None] = {}
-    last: dict[str, float | None] = {}
-
-
 class RunSummary(msgspec.Struct, frozen=True):
     """`summary.json`.
 
@@ -43,6 +36,7 @@ class RunSummary(msgspec.Struct, frozen=True):
         phase: `Succeeded` or `Interrupted`.
         seconds: Time of those steps.
         tokens: Prompt and response tokens of those steps.
+        validation: The `first` and the `last` of the run, as far as there was one.
     """
 
     phase: str
@@ -50,7 +44,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     seconds: float
     tokens: int
     config_sha256: str
-    validation: Validations = Validations()
+    validation: dict[str, dict[str, float | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +77,11 @@ def finished_summary(folder: Path, config: RunConfig) -> RunSummary | None:
     return summary if summary.phase == "Succeeded" else None
 
 
-def ending_lines(ending: Ending, status: TrainingStatus | None, folder: Path) -> list[str]:
+def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[str]:
     """What a person is told at the end of a run, failed or not."""
     reason = ending.reason
     # Why a controller failed is told best by itself.
-    if status is not None and status.phase == "Failed" and status.message:
+    if status.phase == "Failed" and status.message:
         reason = status.message
     if not ending.reason:
         summary = read_summary(folder)
@@ -112,8 +106,8 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
         lines = [f"done: {effort if summary.steps else 'validated, nothing was trained'}"]
     else:
         lines = [f"interrupted: {effort}; the same command goes on from there"]
-    for name, last in summary.validation.last.items():
-        first = summary.validation.first.get(name)
+    for name, last in summary.validation.get("last", {}).items():
+        first = summary.validation.get("first", {}).get(name)
         if last is not None and first is not None and not name.endswith("/std"):
             told = f"{number(first)} -> {number(last)}" if summary.steps else number(last)
             lines.append(f"  validation  {short_name(name)}: {told}")

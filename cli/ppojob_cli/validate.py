@@ -11,16 +11,12 @@ from ppojob_api.checks.pods import all_settings
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_cli.overrides import override, set_option
+from ppojob_cli.overrides import Overrides, set_option
 from ppojob_trainer.errors import ConfigError, PPOJobError
 
 
 def validate_file(path: str, overrides: Sequence[str] = ()) -> list[Problem] | PPOJob:
-    """Read and judge one manifest.
-
-    Args:
-        path: A file, or `-` for standard input.
-        overrides: Fields given on the command line, `PATH=VALUE` each.
+    """Read and judge one manifest, with fields given on the command line, `PATH=VALUE` each.
 
     Returns:
         The job, or all that is wrong with the file, the overrides and the job that they make.
@@ -29,7 +25,7 @@ def validate_file(path: str, overrides: Sequence[str] = ()) -> list[Problem] | P
     problems = list(read.problems)
     if problems and read.value is None:
         return problems
-    overridden = override(read.value, overrides)
+    overridden = Overrides(read.value, overrides)
     problems += overridden.problems
     doubtful = (*read.doubtful, *overridden.doubtful)
     judged = validation.validate(overridden.value, doubtful=doubtful)

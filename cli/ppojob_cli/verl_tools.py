@@ -28,11 +28,7 @@ _NAMES: Final = {"tools": "tools", "interaction": "interactions"}
 
 
 def read_verl_agent(path: str) -> dict[str, list[dict[str, Any]]]:
-    """The tools and interactions of a file, as parts of `spec.agent`.
-
-    Raises:
-        InputError: it is no such file; every problem, one line each.
-    """
+    """The tools and interactions of a file, as parts of `spec.agent`."""
     read = manifest.read_file(path)
     problems = list(read.problems)
     value = read.value if isinstance(read.value, dict) else {}

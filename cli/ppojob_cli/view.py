@@ -4,23 +4,28 @@ A view reads the run folder and nothing else, so it shows a run of any machine a
 stops a run: a terminal that goes away takes only the view with it.
 """
 
+import contextlib
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
+
+import click
 
 from ppojob_api import contract
 from ppojob_api.problem import printable
 from ppojob_api.run_config import RunConfig
-from ppojob_cli.run_state import PodState, RunReader, StepRecord
+from ppojob_cli import run_state
+from ppojob_cli.figures import duration, number
+from ppojob_cli.run_state import RunReader, RunState, StepRecord
 from ppojob_cli.summary import Ending, RunSummary, ending_lines, summary_lines
 from ppojob_trainer.closeable import Closeable
 
-PodStates = Callable[[], Sequence[PodState]]
-"""Asks the pods how they are; called while they start."""
+AskPods = Callable[[], Mapping[str, str]]
+"""Asks the pods for their phases, by name; called while they start."""
 
 Kind = Literal["", "note", "error", "sample"]
 """What lines are, by which a view chooses where and how they stand."""
@@ -60,7 +65,7 @@ class View(Closeable):
         self.show_new()
 
     @abstractmethod
-    def refresh(self, pod_states: PodStates) -> None:
+    def refresh(self, ask_pods: AskPods) -> None:
         """Look at the run folder and show what is new."""
 
     @abstractmethod
@@ -77,8 +82,7 @@ class View(Closeable):
 
     def show_new(self) -> None:
         """Show what was read and not shown yet; nothing that was there before this run is new."""
-        told = self.state.status.notices if self.state.status else ()
-        for line in told:
+        for line in self.state.status.notices:
             if line not in self._notices:
                 self._notices.add(line)
                 self.note(line)
@@ -127,6 +131,81 @@ class View(Closeable):
                 yield from sample_lines(sample)
 
 
+class PlainView(View):
+    """Writes lines; notes and errors go to standard error."""
+
+    _turn = ""
+
+    def __enter__(self) -> Self:
+        """Tell in one line what earlier runs of this folder have done."""
+        if self.state.records:
+            self.write(history_line(self.state))
+        return self
+
+    def refresh(self, ask_pods: AskPods) -> None:
+        """See `View`."""
+        self.look()
+        turn = turn_line(self.state, ask_pods() if self.state.is_waiting else {})
+        # The last steps and the end may be seen at one look.
+        if self.state.is_over:
+            self.show_new()
+        if turn != self._turn:
+            self._turn = turn
+            self.write([turn])
+        self.show_new()
+
+    def write(self, lines: Iterable[str], kind: Kind = "") -> None:
+        """See `View`."""
+        # Whoever read may be gone (a closed pipe or terminal); the run goes on.
+        with contextlib.suppress(OSError):
+            for line in lines:
+                click.echo(line, err=kind in {"note", "error"})
+
+    def show_record(self, record: StepRecord, *, again: bool) -> None:
+        """See `View`."""
+        behind = " (again)" if again else ""
+        if record.step > 0:
+            left = self.state.remaining_seconds(self.clock())
+            self.write([step_line(record, self.state.status.total_steps, left) + behind])
+        if record.validation:
+            self.write([validation_line(record) + behind])
+
+
+def turn_line(state: RunState, pods: Mapping[str, str]) -> str:
+    """Where the run stands, in words that change only when it takes a turn."""
+    phase = state.status.phase
+    # The whole reason of a failure follows at the end, on standard error.
+    message = "" if phase == "Failed" else state.status.message.partition("\n")[0]
+    waited_for = ", ".join(f"{pod} {pod_phase}" for pod, pod_phase in pods.items())
+    told = "; ".join(part for part in (message, waited_for) if part)
+    return printable(f"{phase.lower()}: {told}" if told else phase.lower())
+
+
+def step_line(record: StepRecord, total_steps: int, remaining: float | None) -> str:
+    """One line about one step."""
+    parts = [f"step {record.step}/{total_steps or '?'}"]
+    parts += [f"{name} {number(value)}" for name, value in record.figures.items()]
+    if run_state.STEP_SECONDS in record.values:
+        parts.append(duration(record.values[run_state.STEP_SECONDS]))
+    if remaining is not None:
+        parts.append(f"left {duration(remaining)}")
+    return "  ".join(parts)
+
+
+def validation_line(record: StepRecord) -> str:
+    """One line about one validation."""
+    values = (f"{name} {number(value)}" for name, value in record.validation.items())
+    return printable(f"validation after step {record.step}: {'  '.join(values)}")
+
+
+def history_line(state: RunState) -> list[str]:
+    """One line about the steps that were there before this run."""
+    rewards = state.figure_series().get("reward")
+    curve = f", reward {number(rewards[0])} -> {number(rewards[-1])}" if rewards else ""
+    lines = [f"the run folder has {state.done_steps} steps{curve}"] if state.done_steps else []
+    return lines + [validation_line(record) for record in state.validations[-1:]]
+
+
 def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
     """The view for where the output goes; open it before the pods are started."""
     for stream in (sys.stdout, sys.stderr):
@@ -142,6 +221,4 @@ def open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
             from ppojob_cli.live_view import LiveView
 
             return LiveView(config.name, folder, console, num_samples=samples, since=now)
-    from ppojob_cli.plain_view import PlainView
-
     return PlainView(config.name, folder, num_samples=samples, since=now)

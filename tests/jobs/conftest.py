@@ -14,8 +14,7 @@ from job_runs import Run
 from refused_jobs import RefusedJob
 
 from ppojob_api import contract
-from ppojob_cli.local_fork_server import start_fork_server
-from ppojob_cli.local_pods import LocalPods
+from ppojob_cli.local_pods import LocalPods, start_fork_server
 
 
 @pytest.fixture(scope="session")

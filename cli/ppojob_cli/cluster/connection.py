@@ -1,7 +1,8 @@
 """The user's cluster, as kubectl would reach it: the only file that loads the client library.
 
 The library reads kubeconfigs (contexts, certificates, log-in programs) and keeps the pool of
-connections. Objects stay the plain JSON that the operator's own readers understand.
+connections. Objects stay the plain JSON that the operator's own readers understand. Loading it
+takes most of a second, which `--help` need not wait for.
 """
 
 import datetime
@@ -9,25 +10,18 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
-
-import urllib3
-from kubernetes.client import ApiClient, Configuration  # noqa: TID251
-from kubernetes.config import (  # noqa: TID251
-    ConfigException,
-    list_kube_config_contexts,
-    load_kube_config,
-)
-from yaml import YAMLError  # type: ignore[import-untyped]
 
 from ppojob_cli.input_error import InputError
 from ppojob_operator.errors import UnavailableError, error_of, message_of
 from ppojob_operator.state import Manifest, Time
 
-FIELD_MANAGER: Final = "kubectl-ppojob"
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient  # noqa: TID251
+    from urllib3 import BaseHTTPResponse
 
 _CONNECT_SECONDS: Final = 10.0
 _READ_SECONDS: Final = 30.0
@@ -38,22 +32,18 @@ _PAGE: Final = "500"
 class LineStream:
     """The lines of an answer, whose body is not read yet, as they come."""
 
-    def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
+    def __init__(self, response: "BaseHTTPResponse", host: str) -> None:
         self._response = response
+        self._host = host
 
     def __iter__(self) -> Iterator[str]:
-        """The lines, without their ends.
-
-        Raises:
-            UnavailableError: the connection broke.
-        """
-        try:
-            for line in self._response:
-                yield line.removesuffix(b"\n").decode("utf-8", "replace")
-        except urllib3.exceptions.HTTPError as problem:
-            raise UnavailableError(_why(problem)) from problem
-        finally:
-            self._response.close()
+        """The lines, without their ends; an `UnavailableError` where the connection breaks."""
+        with _broken_is_no_answer(self._host):
+            try:
+                for line in self._response:
+                    yield line.removesuffix(b"\n").decode("utf-8", "replace")
+            finally:
+                self._response.close()
 
     def stop(self) -> None:
         """End the lines from another thread; whoever reads them sees their end."""
@@ -65,13 +55,14 @@ class LineStream:
 class ClusterConnection:
     """An API server, and the namespace that is meant.
 
-    Every method raises a `ClusterError` where an object is not there, not ours to see, or nobody
+    Every method raises a `ClusterError` where an object is not there, may not be seen, or nobody
     answers.
     """
 
-    def __init__(self, api: ApiClient, namespace: str) -> None:
+    def __init__(self, api: "ApiClient", namespace: str) -> None:
         self.namespace = namespace
         self._api = api
+        self._host: str = api.configuration.host
         self._heard = datetime.datetime.now(datetime.UTC), time.monotonic()
 
     @property
@@ -97,7 +88,7 @@ class ClusterConnection:
 
     def patch(self, path: str, change: Manifest) -> Manifest:
         """Merge a change into an object."""
-        query = {"fieldManager": FIELD_MANAGER}
+        query = {"fieldManager": "kubectl-ppojob"}
         return self._json(self._request("PATCH", path, query, json.dumps(change).encode()))
 
     def text(self, path: str, *, seconds: float = _READ_SECONDS) -> str:
@@ -107,7 +98,7 @@ class ClusterConnection:
     def lines(self, path: str, *, endless: bool = False, **query: str) -> LineStream:
         """A text line by line; an endless one may be silent for any time."""
         seconds = None if endless else _READ_SECONDS
-        return LineStream(self._request("GET", path, query, read_seconds=seconds))
+        return LineStream(self._request("GET", path, query, read_seconds=seconds), self._host)
 
     def _request(
         self,
@@ -116,71 +107,80 @@ class ClusterConnection:
         query: Mapping[str, str],
         body: bytes | None = None,
         read_seconds: float | None = _READ_SECONDS,
-    ) -> urllib3.BaseHTTPResponse:
+    ) -> "BaseHTTPResponse":
+        from urllib3 import Timeout
+
         headers = {"Accept": "application/json, */*"}
         if body is not None:
             headers["Content-Type"] = "application/merge-patch+json"
         self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
-        url = f"{self._api.configuration.host}{path}"
-        try:
+        with _broken_is_no_answer(self._host):
             answer = self._api.rest_client.pool_manager.request(
                 method,
-                f"{url}?{urlencode(query)}" if query else url,
+                f"{self._host}{path}" + (f"?{urlencode(query)}" if query else ""),
                 body=body,
                 headers=headers,
                 preload_content=False,
                 retries=False,
-                timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=read_seconds),
+                timeout=Timeout(connect=_CONNECT_SECONDS, read=read_seconds),
             )
-        except urllib3.exceptions.HTTPError as problem:
-            raise self._no_answer(_why(problem)) from problem
         if "Date" in answer.headers:
             self._heard = parsedate_to_datetime(answer.headers["Date"]), time.monotonic()
         if answer.status >= 300:
             raise error_of(answer.status, message_of(self._text(answer)))
         return answer
 
-    def _text(self, answer: urllib3.BaseHTTPResponse) -> str:
-        try:
-            return answer.read().decode("utf-8", "replace")
-        except urllib3.exceptions.HTTPError as problem:
-            raise self._no_answer(_why(problem)) from problem
-        finally:
-            answer.release_conn()
+    def _text(self, answer: "BaseHTTPResponse") -> str:
+        with _broken_is_no_answer(self._host):
+            try:
+                return answer.read().decode("utf-8", "replace")
+            finally:
+                answer.release_conn()
 
-    def _no_answer(self, why: str) -> UnavailableError:
-        return UnavailableError(
-            f"cluster: got no answer from {self._api.configuration.host}: {why}; "
-            "an API server that can be reached, see kubectl cluster-info"
-        )
-
-    def _json(self, answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
+    def _json(self, answer: "BaseHTTPResponse") -> dict[str, Any]:
         try:
             read: dict[str, Any] = json.loads(self._text(answer))
         except ValueError as problem:
-            raise self._no_answer("what answers is no API server") from problem
+            raise _no_answer(self._host, "what answers is no API server") from problem
         return read
+
+
+def _no_answer(host: str, why: str) -> UnavailableError:
+    return UnavailableError(
+        f"cluster: got no answer from {host}: {why}; "
+        "an API server that can be reached, see kubectl cluster-info"
+    )
+
+
+@contextmanager
+def _broken_is_no_answer(host: str) -> Iterator[None]:
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except HTTPError as problem:
+        # The last part of a nested message names the cause.
+        why = str(problem).rpartition(": ")[2].rstrip(".") or type(problem).__name__
+        raise _no_answer(host, why) from problem
 
 
 def connect(
     context: str | None, namespace: str | None, kubeconfig: str | None = None
 ) -> ClusterConnection:
-    """The cluster of a kubeconfig.
+    """The cluster that a kubeconfig names.
 
-    Args:
-        context: of the kubeconfig; None: the current one.
-        namespace: of the job; None: that of the context.
-        kubeconfig: a file; None: that of `KUBECONFIG`, or `~/.kube/config`.
-
-    Raises:
-        InputError: there is no usable kubeconfig, or no such context in it.
+    By default of its current context, with the namespace of that context, by the file that
+    `KUBECONFIG` names, or `~/.kube/config`.
     """
+    from kubernetes import client, config  # noqa: TID251
+    from yaml import YAMLError  # type: ignore[import-untyped]
+
     # The library reads the variable when it is loaded, and knows no empty one.
     file = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    configuration = Configuration()
+    configuration = client.Configuration()
     configuration.connection_pool_maxsize = _CONNECTIONS
     try:
-        contexts, current = list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
+        contexts, current = config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
         by_name = {one["name"]: one for one in contexts}
         if context is not None and context not in by_name:
             raise InputError(
@@ -188,22 +188,21 @@ def connect(
                 f"one of {', '.join(sorted(by_name))}"
             )
         chosen = by_name[context] if context is not None else current
-        load_kube_config(  # type: ignore[no-untyped-call]
+        config.load_kube_config(  # type: ignore[no-untyped-call]
             file, context=context, client_configuration=configuration
         )
-    except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as problem:
+    except (
+        config.ConfigException,
+        YAMLError,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+    ) as problem:
+        why = (str(problem).splitlines() or [type(problem).__name__])[0].rstrip(".")
         raise InputError(
-            f"kubeconfig: got {file}: {_first_line(problem)}; "
+            f"kubeconfig: got {file}: {why}; "
             "a file with which kubectl works, by --kubeconfig or KUBECONFIG"
         ) from problem
     default = chosen["context"].get("namespace") or "default"
-    return ClusterConnection(ApiClient(configuration), namespace or default)
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).splitlines() or [type(problem).__name__])[0].rstrip(".")
-
-
-def _why(problem: Exception) -> str:
-    """The last part of a nested message, which names the cause."""
-    return str(problem).rpartition(": ")[2].rstrip(".") or type(problem).__name__
+    return ClusterConnection(client.ApiClient(configuration), namespace or default)

@@ -1,20 +1,27 @@
-"""`kubectl ppojob explain NAME`: why a job does not go on, and what to do."""
+"""`kubectl ppojob explain NAME`: looks at everything that may say why a job does not go on."""
 
-import textwrap
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
 
 import click
 
-from ppojob_api.problem import printable
+from ppojob_api import contract
+from ppojob_cli.cluster.connection import ClusterConnection
+from ppojob_cli.cluster.findings import Seen, SeenLease, ToldWarning, explanation
+from ppojob_cli.cluster.jobs import as_job, find_manifest, pods_of
 from ppojob_cli.cluster.options import on_cluster
-from ppojob_cli.figures import counted
+from ppojob_operator.conditions import from_rfc3339, has_ended, holds, inert
+from ppojob_operator.errors import MissingError, RefusedError, UnavailableError
+from ppojob_operator.kinds import EVENT, LEASE, NODE, POD
+from ppojob_operator.reading import read_node
+from ppojob_operator.state import ControllerReport, Job, Manifest, Node, Pod, Time
 
-if TYPE_CHECKING:
-    from ppojob_cli.cluster.connection import ClusterConnection
-    from ppojob_cli.cluster.findings import Seen
+T = TypeVar("T")
 
-_WIDTH = 100
+_ASKED_AT_ONCE: Final = 32
+_SUPERVISOR_SECONDS: Final = 5.0
 
 
 @click.command()
@@ -34,55 +41,125 @@ _WIDTH = 100
     help="Full name of its release, which its Lease has.",
 )
 def explain(
-    connection: "ClusterConnection", name: str, operator_namespace: str, operator_name: str
+    connection: ClusterConnection, name: str, operator_namespace: str, operator_name: str
 ) -> None:
     """Every reason why a job does not go on, and what to do about it.
 
     The most important comes first. Looks at the job, its pods, their nodes, events, supervisors
     and the operator's Lease, and says what it was not allowed to look at.
     """
-    from ppojob_cli.cluster.observation import observe
+    manifest = find_manifest(connection, name)
+    job, hidden = as_job(manifest), list[str]()
 
-    for line in explanation(observe(connection, name, (operator_namespace, operator_name))):
+    def allowed(what: str, look: Callable[[], T], otherwise: T) -> T:
+        """What is seen, unless it may not be: the rest is told without it."""
+        try:
+            return look()
+        except RefusedError as problem:
+            hidden.append(f"{what}: {inert(str(problem))}")
+            return otherwise
+
+    pods = allowed("pods", lambda: tuple(pods_of(connection, job)), None)
+    nodes = allowed("nodes", lambda: _nodes(connection, pods or ()), dict[str, Node]())
+    told = tuple[ToldWarning, ...]()
+    warnings = allowed("events", lambda: tuple(_warnings(connection, job)), told)
+    lease_path = LEASE.path(operator_namespace, operator_name)
+    lease = allowed("the operator's Lease", lambda: _lease(connection, lease_path), None)
+    reports: dict[str, ControllerReport] = {}
+    if not has_ended(job.status) and not holds(job.status, "Rendezvoused"):
+        reports = allowed("supervisors", lambda: _reports(connection, pods or ()), {})
+    seen = Seen(
+        job=job,
+        now=connection.now,
+        pods=pods,
+        nodes=nodes,
+        warnings=warnings,
+        lease=lease,
+        progressed=_progressed(manifest),
+        reports=reports,
+        hidden=tuple(hidden),
+    )
+    for line in explanation(seen):
         click.echo(line)
 
 
-def explanation(seen: "Seen") -> Iterator[str]:
-    """What was found, as lines."""
-    from ppojob_cli.cluster.findings import findings
-
-    found = findings(seen)
-    yield f"{seen.job.name}: {_summary(seen, len(found))}"
-    for number, one in enumerate(found, start=1):
-        head = f"{number}. {one.reason}: "
-        yield ""
-        yield from _wrapped(f"{head}{one.what}", "", "   ")
-        yield from _wrapped(one.remedy, "   -> ", "      ")
-    if seen.hidden:
-        yield ""
-    for line in seen.hidden:
-        yield from _wrapped(f"not looked at: {line}", "", "  ")
+def _progressed(manifest: Manifest) -> Time | None:
+    """When the controller changed `status.training` last, as the API server has noted it."""
+    times = [
+        from_rfc3339(entry["time"])
+        for entry in manifest["metadata"].get("managedFields") or ()
+        if "time" in entry and "f:training" in (entry.get("fieldsV1") or {}).get("f:status", ())
+    ]
+    return max(times, default=None)
 
 
-def _summary(seen: "Seen", number: int) -> str:
-    status = seen.job.status
-    training = status.training
-    step = f" at step {training.step} of {training.total_steps or '?'}" if training else ""
-    where = f"{status.phase}{step}"
-    if status.phase == "Succeeded":
-        return f"{where}: done"
-    if not number:
-        return f"{where}: nothing that can be seen holds it up"
-    return f"{where}: {counted(number, 'thing')} to know"
+def _nodes(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, Node]:
+    """The nodes of the pods that are not ready."""
+    nodes = {}
+    for name in sorted({pod.node for pod in pods if pod.node and not pod.is_ready}):
+        try:
+            nodes[name] = read_node(connection.get(NODE.path(None, name)))
+        except MissingError:
+            continue
+    return nodes
 
 
-def _wrapped(text: str, first: str, rest: str) -> list[str]:
-    # Words of a log or of a path are kept whole, so that they can be searched for.
-    return textwrap.wrap(
-        printable(text),
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
+def _warnings(connection: ClusterConnection, job: Job) -> Iterator[ToldWarning]:
+    """Warnings about the pods and StatefulSets of the job, the latest last."""
+    head = f"{job.name}-"
+    found = [
+        event
+        for event in connection.items(EVENT.path(job.namespace), fieldSelector="type=Warning")
+        if event["involvedObject"].get("name", "").startswith(head)
+    ]
+    for event in sorted(found, key=_event_time):
+        about = event["involvedObject"]
+        yield ToldWarning(
+            kind=about.get("kind", ""),
+            name=about["name"],
+            reason=event.get("reason", ""),
+            message=inert(event.get("message", "")),
+        )
+
+
+def _event_time(event: Manifest) -> str:
+    """When it was seen last, in any of the ways in which that is written."""
+    series = (event.get("series") or {}).get("lastObservedTime")
+    times = (series, event.get("lastTimestamp"), event.get("eventTime"))
+    return next((str(time) for time in times if time), "")
+
+
+def _lease(connection: ClusterConnection, path: str) -> SeenLease | None:
+    try:
+        spec = connection.get(path).get("spec") or {}
+    except MissingError:
+        # It may be in another namespace or of another name; its status says whether an operator
+        # looks at the job.
+        return None
+    renewed = spec.get("renewTime")
+    return SeenLease(
+        holder=spec.get("holderIdentity") or "",
+        renewed=from_rfc3339(renewed) if renewed else None,
+        seconds=int(spec.get("leaseDurationSeconds") or 1),
     )
+
+
+def _reports(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, ControllerReport]:
+    """What the supervisors of the ready pods say, by the API server's way into pods."""
+    ready = [pod for pod in pods if pod.is_ready and not pod.is_deleting]
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
+        reports = list(threads.map(lambda pod: _report(connection, pod), ready))
+    return {report.pod_uid: report for report in reports if report is not None}
+
+
+def _report(connection: ClusterConnection, pod: Pod) -> ControllerReport | None:
+    """What one supervisor says; None where it does not answer, its pod is judged by its state."""
+    path = f"{POD.path(pod.namespace, pod.name)}:{contract.PORT_HEALTH}/proxy/status"
+    try:
+        said = json.loads(connection.text(path, seconds=_SUPERVISOR_SECONDS))
+    except (UnavailableError, MissingError, ValueError):
+        return None
+    if not isinstance(said, dict):
+        return None
+    phase, reason = str(said.get("phase", "")), inert(str(said.get("reason", "")))
+    return ControllerReport(pod.uid, phase, reason)

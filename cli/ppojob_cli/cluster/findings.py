@@ -1,23 +1,19 @@
 """Why a job does not go on: every reason that can be seen, the most important first. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Final
 
+from ppojob_api.problem import printable
 from ppojob_api.run_config import resolve
-from ppojob_api.v1alpha1.status import Condition, FailureRecord, TrainingStatus
+from ppojob_api.v1alpha1.status import FailureRecord
 from ppojob_api.well_known import workload_name
-from ppojob_cli.figures import duration, seconds_of
-from ppojob_operator.conditions import (
-    ConditionType,
-    acceptance,
-    condition,
-    from_rfc3339,
-    holds,
-)
+from ppojob_cli.figures import counted, duration, seconds_of
+from ppojob_operator.conditions import ConditionType, acceptance, condition, from_rfc3339, holds
 from ppojob_operator.policies.ending import deadline_in
 from ppojob_operator.policies.startup import (
     PodNames,
@@ -30,18 +26,19 @@ from ppojob_operator.policies.startup import (
 from ppojob_operator.state import ControllerReport, Job, Node, Observed, Pod, Time
 
 UNKNOWN: Final = "reasons.md, of the version of the operator"
-SILENT_LEASES: Final = 3
+_SILENT_LEASES: Final = 3
 """A Lease that was not renewed for so many of its terms has no holder."""
-BEHIND_SECONDS: Final = 30.0
+_BEHIND_SECONDS: Final = 30.0
 """A job that no operator has looked at for so long waits for one."""
-RECENT_SECONDS: Final = 600.0
+_RECENT_SECONDS: Final = 600.0
 """A loss is news for so long."""
-STALE_SECONDS: Final = 300.0
+_STALE_SECONDS: Final = 300.0
 """A step may take so long without a word, or three times what others took."""
-DEADLINE_SECONDS: Final = 600.0
+_STALE_STEPS: Final = 3
+_DEADLINE_SECONDS: Final = 600.0
 """A deadline is near from then on."""
 
-_STALE_STEPS: Final = 3
+_WIDTH: Final = 100
 _HEADING: Final = re.compile(r"^## (?=(\w+))", re.MULTILINE)
 _ROW: Final = re.compile(r"^\| (`[^|]+) \| (?:[^|]+ \| )?(.+) \|$", re.MULTILINE)
 _SEEN_IN_PODS: Final = frozenset(
@@ -119,6 +116,44 @@ class Finding:
     remedy: str
 
 
+def explanation(seen: Seen) -> Iterator[str]:
+    """What was found, as lines."""
+    found = findings(seen)
+    yield f"{seen.job.name}: {_summary(seen, len(found))}"
+    for number, one in enumerate(found, start=1):
+        yield ""
+        yield from _wrapped(f"{number}. {one.reason}: {one.what}", "", "   ")
+        yield from _wrapped(one.remedy, "   -> ", "      ")
+    if seen.hidden:
+        yield ""
+    for line in seen.hidden:
+        yield from _wrapped(f"not looked at: {line}", "", "  ")
+
+
+def _summary(seen: Seen, number: int) -> str:
+    status = seen.job.status
+    training = status.training
+    step = f" at step {training.step} of {training.total_steps or '?'}" if training else ""
+    where = f"{status.phase}{step}"
+    if status.phase == "Succeeded":
+        return f"{where}: done"
+    if not number:
+        return f"{where}: nothing that can be seen holds it up"
+    return f"{where}: {counted(number, 'thing')} to know"
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    # Words of a log or of a path are kept whole, so that they can be searched for.
+    return textwrap.wrap(
+        printable(text),
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 @cache
 def tables() -> dict[str, dict[str, str]]:
     """What to do about each word, by the first word of the heading that it stands under."""
@@ -137,9 +172,7 @@ def tables() -> dict[str, dict[str, str]]:
 def remedy(heading: str, reason: str) -> str:
     """What to do about a reason; an operator may be newer than the page.
 
-    Args:
-        heading: A condition; `Found` for what is in none; `Ended` for the class of a failure.
-        reason: The word.
+    `heading` is a condition, `Found` for what is in none, or `Ended` for the class of a failure.
     """
     # A job may fail by the reason of another condition: one that was never accepted.
     places = (tables().get(heading, {}), *tables().values())
@@ -148,21 +181,20 @@ def remedy(heading: str, reason: str) -> str:
 
 def findings(seen: Seen) -> list[Finding]:
     """Every reason why the job does not go on; none where it does, or is done."""
-    job = seen.job
-    if holds(job.status, "Complete"):
+    status = seen.job.status
+    if holds(status, "Complete"):
         return []
-    if job.is_deleting:
-        return [Finding("Deleting", "the job is being deleted", remedy("Found", "Deleting"))]
-    failed = condition(job.status, "Failed")
-    if failed is not None and failed.status == "True":
-        return [_of_condition("Failed", failed), *_losses(seen, every=True)]
-    found = [*_operator(seen), *_accepted(job)]
-    suspended = condition(job.status, "Suspended")
+    if seen.job.is_deleting:
+        return [_found("Deleting", "the job is being deleted")]
+    if holds(status, "Failed"):
+        return [*_of_condition(seen, "Failed"), *_losses(seen, every=True)]
+    found = [*_operator(seen), *_accepted(seen)]
+    suspended = condition(status, "Suspended")
     if suspended is not None and suspended.reason != "NotAsked":
-        return [*found, _of_condition("Suspended", suspended)]
+        return [*found, *_of_condition(seen, "Suspended")]
     return [
         *found,
-        *_admitted(job),
+        *_admitted(seen),
         *_pods(seen),
         *_losses(seen),
         *_rendezvous(seen),
@@ -171,45 +203,58 @@ def findings(seen: Seen) -> list[Finding]:
     ]
 
 
+def _found(reason: str, what: str, heading: str = "Found") -> Finding:
+    return Finding(reason, what, remedy(heading, reason))
+
+
+def _of_condition(seen: Seen, name: ConditionType) -> Iterator[Finding]:
+    """What a condition says itself."""
+    said = condition(seen.job.status, name)
+    if said is not None:
+        yield _found(said.reason, said.message or said.reason, name)
+
+
+def _first(lines: Sequence[str]) -> str:
+    """The first of some lines, and how many there are beside it."""
+    return lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")
+
+
 def _operator(seen: Seen) -> Iterator[Finding]:
     lease, job = seen.lease, seen.job
     if lease is not None:
         silence = (seen.now - lease.renewed).total_seconds() if lease.renewed else None
-        if silence is None or not lease.holder or silence > SILENT_LEASES * lease.seconds:
+        if silence is None or not lease.holder or silence > _SILENT_LEASES * lease.seconds:
             since = "never" if silence is None else f"{duration(silence)} ago"
-            what = f"no operator leads: its Lease was renewed last {since}"
-            yield Finding("OperatorSilent", what, remedy("Found", "OperatorSilent"))
+            yield _found("OperatorSilent", f"no operator leads: its Lease was renewed last {since}")
             return
     looked = job.status.observed_generation
-    if looked == job.generation:
-        return
     age = (seen.now - job.created).total_seconds()
-    if looked is None and age > BEHIND_SECONDS:
+    if looked is None and age > _BEHIND_SECONDS:
         what = f"no operator has looked at the job in the {duration(age)} that it is there"
-        yield Finding("OperatorBehind", what, remedy("Found", "OperatorBehind"))
-    elif looked is not None:
+        yield _found("OperatorBehind", what)
+    elif looked not in {None, job.generation}:
         what = f"the job was edited ({job.generation} times), the operator has seen {looked}"
-        yield Finding("OperatorBehind", what, remedy("Found", "OperatorBehind"))
+        yield _found("OperatorBehind", what)
 
 
-def _accepted(job: Job) -> Iterator[Finding]:
-    accepted = condition(job.status, "Accepted")
+def _accepted(seen: Seen) -> Iterator[Finding]:
+    accepted, problems = condition(seen.job.status, "Accepted"), seen.job.problems
     if accepted is not None and accepted.status != "True":
-        yield _of_condition("Accepted", accepted)
-    elif job.problems:
-        said = acceptance(job.problems)
+        yield from _of_condition(seen, "Accepted")
+    elif problems:
+        said = acceptance(problems)
         # What an operator has accepted is newer than this command line alone.
         if accepted is None or said.reason != "NewerSpec":
-            yield Finding(said.reason, said.message, remedy("Accepted", said.reason))
+            yield _found(said.reason, said.message, "Accepted")
 
 
-def _admitted(job: Job) -> Iterator[Finding]:
-    admitted, accepted = condition(job.status, "Admitted"), condition(job.status, "Accepted")
-    if admitted is None or admitted.status != "False":
-        return
+def _admitted(seen: Seen) -> Iterator[Finding]:
+    status = seen.job.status
+    admitted, accepted = condition(status, "Admitted"), condition(status, "Accepted")
     # A job without pods whose spec is refused says why twice.
-    if accepted is None or accepted.reason != admitted.reason:
-        yield _of_condition("Admitted", admitted)
+    is_told = admitted is not None and accepted is not None and accepted.reason == admitted.reason
+    if admitted is not None and admitted.status == "False" and not is_told:
+        yield from _of_condition(seen, "Admitted")
 
 
 def _pods(seen: Seen) -> Iterator[Finding]:
@@ -217,7 +262,7 @@ def _pods(seen: Seen) -> Iterator[Finding]:
     ready, roles = condition(seen.job.status, "PodsReady"), _roles(seen.job)
     known = _SEEN_IN_PODS if seen.pods is not None and roles else frozenset()
     if ready is not None and ready.status == "False" and ready.reason not in {*known, "Stopped"}:
-        yield _of_condition("PodsReady", ready)
+        yield from _of_condition(seen, "PodsReady")
     # Before the operator has seen the job nobody is to have made any.
     is_due = holds(seen.job.status, "Admitted")
     if seen.pods is None or not roles or not (seen.pods or is_due):
@@ -226,28 +271,28 @@ def _pods(seen: Seen) -> Iterator[Finding]:
     claim = pods_ready(roles, observed, float("inf"))
     if claim.holds:
         return
-    found = [(reason, lines) for reason, lines in obstacles(roles, observed) if lines]
-    for reason, lines in found:
-        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        words = _words_about_missing(seen, roles) if reason == "PodsMissing" else ""
-        yield Finding(reason, f"{lines[0]}{more}{words}", remedy("PodsReady", reason))
-    mounts = _mount_warnings(seen)
-    for line in mounts:
-        yield Finding("ContainerWaits", line, remedy("PodsReady", "ContainerWaits"))
-    if not found and not mounts:
-        yield Finding("Starting", claim.message, remedy("PodsReady", "Starting"))
+    found = [
+        _found(reason, _first(lines) + _who_refused(seen, roles, reason), "PodsReady")
+        for reason, lines in obstacles(roles, observed)
+        if lines
+    ]
+    if mounts := _mount_warnings(seen):
+        found.append(_found("ContainerWaits", _first(mounts), "PodsReady"))
+    yield from found or [_found("Starting", claim.message, "PodsReady")]
 
 
-def _words_about_missing(seen: Seen, roles: PodNames) -> str:
+def _who_refused(seen: Seen, roles: PodNames, reason: str) -> str:
     """Why pods are not made, as whoever refused them has told the StatefulSet."""
+    if reason != "PodsMissing":
+        return ""
     observed = Observed(pods=seen.pods or ())
     short = {workload_name(seen.job.name, role) for role, _ in missing_pods(roles, observed)}
     words = [
-        one.message
+        f": {one.message}"
         for one in seen.warnings
         if one.kind == "StatefulSet" and one.name in short and one.reason == "FailedCreate"
     ]
-    return f": {words[-1]}" if words else ""
+    return words[-1] if words else ""
 
 
 def _mount_warnings(seen: Seen) -> list[str]:
@@ -260,15 +305,14 @@ def _mount_warnings(seen: Seen) -> list[str]:
         for one in seen.warnings
         if one.name in waiting and one.reason in {"FailedMount", "FailedAttachVolume"}
     }
-    lines = [f"{waiting[name].role}: pod {name}: {text}" for name, text in words.items()]
-    return [f"{lines[0]} (and {len(lines) - 1} more)"] if len(lines) > 1 else lines
+    return [f"{waiting[name].role}: pod {name}: {text}" for name, text in words.items()]
 
 
 def _losses(seen: Seen, *, every: bool = False) -> Iterator[Finding]:
     """What has ended of late, one finding a role and kind of end, the latest first."""
     groups: dict[tuple[str, str], list[FailureRecord]] = {}
     for record in reversed(seen.job.status.failures):
-        if every or _age(record, seen) < RECENT_SECONDS:
+        if every or _age(record, seen) < _RECENT_SECONDS:
             groups.setdefault((record.role, record.reason), []).append(record)
     for (role, reason), records in groups.items():
         last = records[0]
@@ -289,16 +333,16 @@ def _rendezvous(seen: Seen) -> Iterator[Finding]:
     met = condition(seen.job.status, "Rendezvoused")
     if met is None or met.status == "True" or met.reason == "Stopped":
         return
-    late = [(pod, report) for pod in seen.pods or () if (report := seen.reports.get(pod.uid))]
-    late = [(pod, report) for pod, report in late if report.phase not in {"ready", "done"}]
+    late = [
+        f"{pod.role}: pod {pod.name}: its ranks are {report.phase}"
+        + (f": {report.reason}" if report.reason else "")
+        for pod in seen.pods or ()
+        if (report := seen.reports.get(pod.uid)) and report.phase not in {"ready", "done"}
+    ]
     if late:
-        pod, report = late[0]
-        words = f": {report.reason}" if report.reason else ""
-        more = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
-        what = f"{pod.role}: pod {pod.name}: its ranks are {report.phase}{words}{more}"
-        yield Finding("RanksMissing", what, remedy("Found", "RanksMissing"))
+        yield _found("RanksMissing", _first(late))
     elif holds(seen.job.status, "PodsReady"):
-        yield _of_condition("Rendezvoused", met)
+        yield from _of_condition(seen, "Rendezvoused")
 
 
 def _stale_step(seen: Seen) -> Iterator[Finding]:
@@ -306,39 +350,32 @@ def _stale_step(seen: Seen) -> Iterator[Finding]:
     if training is None or seen.progressed is None or not holds(seen.job.status, "Training"):
         return
     silence = (seen.now - seen.progressed).total_seconds()
-    each = _seconds_a_step(training)
-    if silence > max(STALE_SECONDS, _STALE_STEPS * (each or 0.0)):
+    missing, rest = (training.total_steps or 0) - training.step, _seconds_left(seen)
+    each = rest / missing if rest is not None and missing > 0 else None
+    if silence > max(_STALE_SECONDS, _STALE_STEPS * (each or 0.0)):
         usual = f"; a step took about {duration(each)}" if each else ""
         what = f"nothing new from the controller for {duration(silence)} since step"
-        yield Finding("StepStale", f"{what} {training.step}{usual}", remedy("Found", "StepStale"))
-
-
-def _seconds_a_step(training: TrainingStatus) -> float | None:
-    left = (training.total_steps or 0) - training.step
-    seconds = seconds_of(training.eta) if training.eta else None
-    return seconds / left if seconds is not None and left > 0 else None
+        yield _found("StepStale", f"{what} {training.step}{usual}")
 
 
 def _deadline(seen: Seen) -> Iterator[Finding]:
-    job, training = seen.job, seen.job.status.training
-    left = deadline_in(job, seen.now)
+    left, needed = deadline_in(seen.job, seen.now), _seconds_left(seen)
     if left is None:
         return
-    needed = seconds_of(training.eta) if training is not None and training.eta else None
+    what = f"its deadline is in {duration(left)}"
     if needed is not None and needed > left:
-        what = f"its deadline is in {duration(left)}, and the rest takes about {duration(needed)}"
-    elif left < DEADLINE_SECONDS:
-        what = f"its deadline is in {duration(left)}"
-    else:
-        return
-    yield Finding("DeadlineNear", what, remedy("Found", "DeadlineNear"))
+        yield _found("DeadlineNear", f"{what}, and the rest takes about {duration(needed)}")
+    elif left < _DEADLINE_SECONDS:
+        yield _found("DeadlineNear", what)
+
+
+def _seconds_left(seen: Seen) -> int | None:
+    """How long the rest of the job takes, as its controller reckons."""
+    training = seen.job.status.training
+    return seconds_of(training.eta) if training is not None and training.eta else None
 
 
 def _roles(job: Job) -> PodNames:
     if job.manifest is None:
         return accepted_pods(job)
     return wanted_pods(resolve(job.manifest).topology)
-
-
-def _of_condition(name: ConditionType, said: Condition) -> Finding:
-    return Finding(said.reason, said.message or said.reason, remedy(name, said.reason))

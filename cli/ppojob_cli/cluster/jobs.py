@@ -31,12 +31,7 @@ def find_manifest(connection: ClusterConnection, name: str) -> Manifest:
 
 
 def find_job(connection: ClusterConnection, name: str) -> Job:
-    """A job as it is now.
-
-    Raises:
-        InputError: as `find_manifest`, or it is of another version.
-        ClusterError: it cannot be asked for.
-    """
+    """A job as it is now; raises what `find_manifest` and `as_job` raise."""
     return as_job(find_manifest(connection, name))
 
 
@@ -56,7 +51,7 @@ def as_job(manifest: Manifest) -> Job:
         ) from None
 
 
-def looks(connection: ClusterConnection, job: Job, seconds: float) -> Iterator[Job]:
+def poll_job(connection: ClusterConnection, job: Job, seconds: float) -> Iterator[Job]:
     """The job as it is now, and then again and again, also across troubles of the API server.
 
     Raises:
@@ -71,11 +66,7 @@ def looks(connection: ClusterConnection, job: Job, seconds: float) -> Iterator[J
 
 
 def pods_of(connection: ClusterConnection, job: Job) -> Iterator[Pod]:
-    """The pods that are there.
-
-    Raises:
-        ClusterError: they may not be seen.
-    """
+    """The pods that are there."""
     selector = f"{LABEL_JOB_UID}={job.uid}"
     for manifest in connection.items(POD.path(job.namespace), labelSelector=selector):
         pod = read_pod(manifest)

@@ -1,25 +1,53 @@
-"""`kubectl ppojob suspend` and `resume`: stop a job behind a commit, and let it go on."""
+"""`kubectl ppojob status`, `suspend` and `resume`: how a job is, and whether it goes on."""
 
-from typing import TYPE_CHECKING
+import sys
+from contextlib import nullcontext
 
 import click
+from rich.console import Console
+from rich.live import Live
 
 from ppojob_api import contract
 from ppojob_api.problem import printable
+from ppojob_cli.cluster.connection import ClusterConnection
+from ppojob_cli.cluster.jobs import as_job, find_job, poll_job
 from ppojob_cli.cluster.options import on_cluster
+from ppojob_cli.cluster.picture import drawing, plain_lines
 from ppojob_cli.input_error import InputError
-
-if TYPE_CHECKING:
-    from ppojob_cli.cluster.connection import ClusterConnection
-    from ppojob_operator.state import Job
+from ppojob_operator.conditions import has_ended
+from ppojob_operator.kinds import JOB
+from ppojob_operator.state import Job
 
 _POLL_SECONDS = 1.0
+_WATCH_SECONDS = 2.0
+
+
+@click.command()
+@on_cluster
+@click.option("--watch", is_flag=True, help="Until the job is over, or Ctrl-C.")
+def status(connection: ClusterConnection, name: str, *, watch: bool) -> None:
+    """Phase, progress, roles, conditions and last failures of a job."""
+    job, console, shown = find_job(connection, name), Console(), None
+    live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+    is_drawn = sys.stdout.isatty() and not console.is_dumb_terminal
+    with live if is_drawn else nullcontext():
+        for one in poll_job(connection, job, _WATCH_SECONDS):
+            if is_drawn:
+                live.update(drawing(one, connection.now, console), refresh=True)
+            elif one.status != shown:
+                if shown is not None:
+                    click.echo()
+                for line in plain_lines(one, connection.now):
+                    click.echo(line)
+            shown = one.status
+            if not watch or has_ended(one.status):
+                return
 
 
 @click.command()
 @on_cluster
 @click.option("--wait", is_flag=True, help="Until its pods are gone.")
-def suspend(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
+def suspend(connection: ClusterConnection, name: str, *, wait: bool) -> None:
     """Let a job finish its step, commit and give its pods back.
 
     With --wait the exit status is 3 if the job ends instead.
@@ -30,7 +58,7 @@ def suspend(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
 @click.command()
 @on_cluster
 @click.option("--wait", is_flag=True, help="Until it makes steps again.")
-def resume(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
+def resume(connection: ClusterConnection, name: str, *, wait: bool) -> None:
     """Let a suspended job go on from its commit, bit for bit.
 
     With --wait the exit status is 3 if the job fails.
@@ -38,34 +66,26 @@ def resume(connection: "ClusterConnection", name: str, *, wait: bool) -> None:
     _set(connection, name, is_suspended=False, wait=wait)
 
 
-def _set(connection: "ClusterConnection", name: str, *, is_suspended: bool, wait: bool) -> None:
-    from ppojob_cli.cluster.jobs import as_job, find_job
-    from ppojob_operator.conditions import has_ended
-    from ppojob_operator.kinds import JOB
-
+def _set(connection: ClusterConnection, name: str, *, is_suspended: bool, wait: bool) -> None:
     job = find_job(connection, name)
     if has_ended(job.status):
         phase = job.status.phase
         raise InputError(f'NAME: got "{name}": it has ended, {phase}; one that goes on')
-    asked = "suspended" if is_suspended else "resumed"
     if job.lifecycle.suspend == is_suspended:
         click.echo(f"{name}: {'suspended' if is_suspended else 'not suspended'} already")
     else:
         change = {"spec": {"lifecycle": {"suspend": is_suspended}}}
         job = as_job(connection.patch(JOB.path(connection.namespace, name), change))
-        click.echo(f"{name}: is to be {asked}")
+        click.echo(f"{name}: is to be {'suspended' if is_suspended else 'resumed'}")
     if wait:
         _wait(connection, job, is_suspended=is_suspended)
 
 
-def _wait(connection: "ClusterConnection", job: "Job", *, is_suspended: bool) -> None:
+def _wait(connection: ClusterConnection, job: Job, *, is_suspended: bool) -> None:
     """Tell each turn that the job takes until it is where it is to be, or over."""
-    from ppojob_cli.cluster.jobs import looks
-    from ppojob_operator.conditions import has_ended
-
     told, wanted = "", "Suspended" if is_suspended else "Running"
     generation = job.generation
-    for now in looks(connection, job, _POLL_SECONDS):
+    for now in poll_job(connection, job, _POLL_SECONDS):
         status = now.status
         if (status.observed_generation or 0) >= generation:
             line = printable(": ".join(filter(None, (status.phase, status.reason, status.message))))

@@ -47,12 +47,7 @@ def stamped(pod: str, lines: Iterable[str]) -> Iterator[LogLine]:
 
 
 def merged(streams: Iterable[Iterable[LogLine]], tail: int | None) -> Iterable[LogLine]:
-    """The lines of all streams by time, those of one stream in their order.
-
-    Args:
-        streams: each in the order of its times.
-        tail: how many of the last lines; None: all.
-    """
+    """The lines of all streams by time, or the last of them; each stream is in that order."""
     lines = heapq.merge(*streams)
     return lines if tail is None else deque(lines, maxlen=tail)
 
@@ -60,8 +55,7 @@ def merged(streams: Iterable[Iterable[LogLine]], tail: int | None) -> Iterable[L
 class Position:
     """How far a log was read, so that it can be read on from the second in which it stopped.
 
-    Args:
-        time: before which nothing is wanted.
+    Nothing from before `time` is wanted.
     """
 
     def __init__(self, time: Time = _EPOCH) -> None:

@@ -1,23 +1,37 @@
 """`kubectl ppojob logs NAME`: what all pods of a job say, in the order in which they said it."""
 
+import math
+import threading
+import time
 import zlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Final
 
 import click
 
 from ppojob_api.problem import printable
+from ppojob_api.run_config import resolve
 from ppojob_api.well_known import ROLE_SLUGS, RoleName
+from ppojob_cli.cluster.connection import ClusterConnection, LineStream
+from ppojob_cli.cluster.jobs import find_job, pods_of
+from ppojob_cli.cluster.log_lines import LogLine, Position, ReorderBuffer, merged, stamped
 from ppojob_cli.cluster.options import on_cluster
+from ppojob_cli.figures import seconds_of
 from ppojob_cli.input_error import InputError
-
-if TYPE_CHECKING:
-    from ppojob_cli.cluster.connection import ClusterConnection
-    from ppojob_cli.cluster.log_lines import LogLine
-    from ppojob_operator.state import Job
+from ppojob_operator.build.pod_template import CONTAINER
+from ppojob_operator.conditions import has_ended
+from ppojob_operator.errors import ClusterError, UnavailableError
+from ppojob_operator.kinds import POD
+from ppojob_operator.state import Job, Pod
 
 _COLOURS: Final = ("cyan", "green", "yellow", "blue", "magenta", "bright_cyan", "bright_green")
-_ROLES: Final[dict[str, RoleName]] = {slug: role for role, slug in ROLE_SLUGS.items()}
+_HOLD_SECONDS: Final = 0.5
+"""How long a line waits for an earlier one of another pod."""
+_LOOK_SECONDS: Final = 2.0
+_AGAIN_SECONDS: Final = 1.0
+_TICK_SECONDS: Final = 0.1
 
 
 @click.command()
@@ -28,7 +42,7 @@ _ROLES: Final[dict[str, RoleName]] = {slug: role for role, slug in ROLE_SLUGS.it
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="The last N lines of all.")
 @click.option("-p", "--previous", is_flag=True, help="Of the containers before the present ones.")
 def logs(
-    connection: "ClusterConnection",
+    connection: ClusterConnection,
     name: str,
     *,
     role: str | None,
@@ -42,18 +56,19 @@ def logs(
     Each line begins with the name of its pod. With --follow pods that come later are followed
     too, also those that replace others. Times are those of the pods' nodes.
     """
-    from ppojob_cli.cluster import log_streams
-    from ppojob_cli.cluster.jobs import find_job
-    from ppojob_cli.cluster.log_lines import Position, merged
-
     if follow and previous:
         raise InputError(
             "--follow: got --previous with it: containers that have ended say nothing new; "
             "one of the two"
         )
-    job = find_job(connection, name)
-    wanted = log_streams.Wanted(_role(role), previous, _seconds(since), tail)
-    pods = wanted.chosen(connection, job)
+    job, chosen = find_job(connection, name), _role(role)
+    wanted = {
+        "previous": "true" if previous else None,
+        "sinceSeconds": _seconds(since),
+        "tailLines": tail,
+    }
+    query = {key: str(value) for key, value in wanted.items() if value is not None}
+    pods = [pod for pod in _pods(connection, job, chosen) if pod.restarts or not previous]
     if not pods and not follow:
         what = "no container that was started again" if previous else "no pods now"
         raise InputError(
@@ -63,52 +78,148 @@ def logs(
     # What a pod has not said until now is new, whatever of its past was asked for.
     now = connection.now.replace(microsecond=0)
     positions = {pod.name: Position(now) for pod in pods}
-    streams = log_streams.history(connection, pods, wanted, lambda line: _tell(line, follow))
-    noted = [positions[name].noted(lines) for name, lines in streams.items()]
+    streams = []
+    for pod in pods:
+        try:
+            lines = _open_log(connection, pod.namespace, pod.name, **query)
+        except ClusterError as problem:
+            # One kubelet that does not answer is no reason to hide what other pods say.
+            if problem.status in {0, 401, 403}:
+                raise
+            if not follow:  # else that pod is waited for anyway
+                click.echo(printable(f"{pod.name}: no log: {problem}"), err=True)
+            continue
+        streams.append(positions[pod.name].noted(stamped(pod.name, lines)))
     width = _width(job)
-    _write(merged(noted, tail), width)
+    _write(merged(streams, tail), width)
     if follow:
-        _write(log_streams.follow(connection, job, wanted, positions), width)
+        _write(_follow(connection, job, chosen, positions), width)
 
 
 def _role(text: str | None) -> RoleName | None:
     """A role by its name, or as it is called in names of pods."""
-    if text is None:
-        return None
-    known = {role: role for role in ROLE_SLUGS} | _ROLES
-    if text not in known:
+    for role, slug in ROLE_SLUGS.items():
+        if text in {role, slug}:
+            return role
+    if text is not None:
         allowed = ", ".join(ROLE_SLUGS)
         raise InputError(f'--role: got "{text}": there is no such role; one of {allowed}')
-    return known[text]
+    return None
 
 
 def _seconds(text: str | None) -> int | None:
-    from ppojob_cli.figures import seconds_of
-
     seconds = None if text is None else seconds_of(text)
     if text is not None and not seconds:
         raise InputError(f'--since: got "{text}": it is no time; 45s, 5m or 1h30m')
     return seconds
 
 
-def _width(job: "Job") -> int:
-    """Of the longest name of a pod, so that lines stand below each other also as pods come."""
-    from ppojob_api.run_config import resolve
+def _pods(connection: ClusterConnection, job: Job, role: RoleName | None) -> list[Pod]:
+    """The pods of a role, or all, by name."""
+    pods = (pod for pod in pods_of(connection, job) if role in {None, pod.role})
+    return sorted(pods, key=lambda pod: pod.name)
 
+
+def _open_log(connection: ClusterConnection, namespace: str, pod: str, **query: str) -> LineStream:
+    """The log of a pod's container; raises a `ClusterError` where it has not begun."""
+    path = f"{POD.path(namespace, pod)}/log"
+    asked = {"container": CONTAINER, "timestamps": "true", **query}
+    return connection.lines(path, endless="follow" in query, **asked)
+
+
+def _width(job: Job) -> int:
+    """Of the longest name of a pod, so that lines stand below each other also as pods come."""
     if job.manifest is None:
         return 0
     roles = resolve(job.manifest).topology.with_own_pods
     return max(len(pod.name) for role in roles for pod in role.pods)
 
 
-def _write(lines: "Iterable[LogLine]", width: int) -> None:
+def _write(lines: Iterable[LogLine], width: int) -> None:
     for line in lines:
         colour = _COLOURS[zlib.crc32(line.pod.encode()) % len(_COLOURS)]
         head = click.style(f"{line.pod:<{width}} |", fg=colour)
         click.echo(f"{head} {printable(line.text.expandtabs())}")
 
 
-def _tell(line: str, follow: bool) -> None:
-    # Whoever follows waits for those pods anyway.
-    if not follow:
-        click.echo(printable(line), err=True)
+class _Follower(threading.Thread):
+    """Reads the log of the pod of one name, across its containers and its replacements."""
+
+    def __init__(
+        self,
+        connection: ClusterConnection,
+        namespace: str,
+        pod: str,
+        position: Position,
+        put: Callable[[LogLine], None],
+    ) -> None:
+        super().__init__(name=f"log of {pod}", daemon=True)
+        self._connection = connection
+        self._namespace = namespace
+        self._pod = pod
+        self._position = position
+        self._put = put
+        self._end = threading.Event()
+        self._stream: LineStream | None = None
+
+    def run(self) -> None:
+        """Read, and begin again where the stream has ended, until told to end."""
+        while not self._end.is_set():
+            query = {"follow": "true", "sinceTime": self._position.since}
+            # The container has not begun, or is gone, or the API server is away: it is asked again.
+            with suppress(ClusterError):
+                self._stream = _open_log(self._connection, self._namespace, self._pod, **query)
+                for line in self._position.rest(stamped(self._pod, self._stream)):
+                    self._put(line)
+            self._end.wait(_AGAIN_SECONDS)
+
+    def end(self) -> None:
+        """Read no more."""
+        self._end.set()
+        if self._stream is not None:
+            self._stream.stop()
+
+
+def _follow(
+    connection: ClusterConnection,
+    job: Job,
+    role: RoleName | None,
+    positions: Mapping[str, Position],
+) -> Iterator[LogLine]:
+    """The lines that are still to come, of all pods that there are and will be, by time.
+
+    Ends when the job is over and its pods are gone.
+    """
+    lines: SimpleQueue[LogLine] = SimpleQueue()
+    buffer, followers = ReorderBuffer(_HOLD_SECONDS), dict[str, _Follower]()
+    look_at, is_done = 0.0, False
+    try:
+        while not is_done:
+            if time.monotonic() >= look_at:
+                with suppress(UnavailableError):
+                    names = [pod.name for pod in _pods(connection, job, role)]
+                    is_done = not names and _is_over(connection, job)
+                    for name in names:
+                        if name not in followers:
+                            position = positions.get(name) or Position()
+                            where = (connection, job.namespace, name, position)
+                            followers[name] = _Follower(*where, lines.put)
+                            followers[name].start()
+                look_at = time.monotonic() + _LOOK_SECONDS
+            with suppress(Empty):  # wait a little for a line, and take all that are there
+                buffer.put(lines.get(timeout=_TICK_SECONDS), time.monotonic())
+                while True:
+                    buffer.put(lines.get_nowait(), time.monotonic())
+            yield from buffer.take(time.monotonic())
+        yield from buffer.take(math.inf)
+    finally:
+        for follower in followers.values():
+            follower.end()
+
+
+def _is_over(connection: ClusterConnection, job: Job) -> bool:
+    try:
+        now = find_job(connection, job.name)
+    except InputError:
+        return True
+    return now.uid != job.uid or has_ended(now.status)

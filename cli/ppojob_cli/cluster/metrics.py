@@ -2,18 +2,20 @@
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from ppojob_api import contract
 from ppojob_api.problem import printable, shown
+from ppojob_api.well_known import pod_name
+from ppojob_cli.cluster.connection import ClusterConnection
+from ppojob_cli.cluster.jobs import find_job
 from ppojob_cli.cluster.options import on_cluster
 from ppojob_cli.figures import number
 from ppojob_cli.input_error import InputError
-
-if TYPE_CHECKING:
-    from ppojob_cli.cluster.connection import ClusterConnection
+from ppojob_operator.errors import MissingError, UnavailableError
+from ppojob_operator.kinds import POD
 
 _WATCH_SECONDS: Final = 5.0
 _JOB_LABEL: Final = "ppojob"
@@ -24,7 +26,7 @@ _SKIPPED_ENDINGS: Final = ("_bucket", "_created")
 @on_cluster
 @click.option("--watch", is_flag=True, help="Again every 5 s, until Ctrl-C.")
 @click.option("--raw", is_flag=True, help="As the controller serves it, for programs.")
-def metrics(connection: "ClusterConnection", name: str, *, watch: bool, raw: bool) -> None:
+def metrics(connection: ClusterConnection, name: str, *, watch: bool, raw: bool) -> None:
     """Metrics of a job's last step, by name, and what they mean.
 
     They are asked of the controller's pod, by the API server's way into pods: neither Prometheus
@@ -44,11 +46,7 @@ def metrics(connection: "ClusterConnection", name: str, *, watch: bool, raw: boo
 
 
 def _table(text: str) -> Iterator[str]:
-    """The series of an exposition by name, as aligned columns: name, value, meaning.
-
-    Raises:
-        InputError: it is none.
-    """
+    """The series of an exposition by name, as aligned columns: name, value, meaning."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
@@ -67,17 +65,8 @@ def _table(text: str) -> Iterator[str]:
         yield printable(f"{name:<{names}}  {value:>{values}}  {meaning}".rstrip())
 
 
-def _scraped(connection: "ClusterConnection", name: str) -> str:
-    """What the controller serves on its port.
-
-    Raises:
-        InputError: there is no such job, or its controller serves nothing now.
-    """
-    from ppojob_api.well_known import pod_name
-    from ppojob_cli.cluster.jobs import find_job
-    from ppojob_operator.errors import MissingError, UnavailableError
-    from ppojob_operator.kinds import POD
-
+def _scraped(connection: ClusterConnection, name: str) -> str:
+    """What the controller serves on its port."""
     job, pod = find_job(connection, name), pod_name(name, "controller", 0)
     path = f"{POD.path(connection.namespace, pod)}:{contract.PORT_METRICS}/proxy/metrics"
     try:

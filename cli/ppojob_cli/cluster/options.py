@@ -3,19 +3,15 @@
 import functools
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
 from ppojob_api.problem import shown
 from ppojob_api.well_known import JOB_NAME_PATTERN, NAMESPACE_PATTERN
+from ppojob_cli.cluster.connection import ClusterConnection, connect
 from ppojob_cli.input_error import InputError
 from ppojob_operator.errors import ClusterError, UnavailableError
-
-# Loading the client library takes most of a second, which `--help` need not wait for.
-
-if TYPE_CHECKING:
-    from ppojob_cli.cluster.connection import ClusterConnection
 
 C = TypeVar("C", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -33,7 +29,7 @@ def cluster_options(command: C) -> C:
 
 
 def on_cluster(
-    command: "Callable[Concatenate[ClusterConnection, str, P], None]",
+    command: Callable[Concatenate[ClusterConnection, str, P], None],
 ) -> Callable[..., None]:
     """Give a command its job's name and the cluster, and tell problems in one line."""
 
@@ -49,8 +45,6 @@ def on_cluster(
         **kwargs: P.kwargs,
     ) -> None:
         _check_names(name, namespace)
-        from ppojob_cli.cluster.connection import connect
-
         try:
             command(connect(context, namespace, kubeconfig), name, *args, **kwargs)
         except ClusterError as problem:
@@ -71,15 +65,14 @@ def _check_names(name: str, namespace: str | None) -> None:
 
 def _one_line(problem: ClusterError) -> str:
     """What the API server refused, and what to do about it."""
-    said = " ".join(str(problem).split())
+    why = " ".join(str(problem).split())
     if problem.status == 0:
-        return said
+        return why
+    allowed = "what the API server takes"
     if problem.status == 401:
         why, allowed = "the API server does not know you", "log in again, see kubectl auth whoami"
     elif problem.status == 403:
-        why, allowed = said, "ask for that right, see kubectl auth can-i --list"
+        allowed = "ask for that right, see kubectl auth can-i --list"
     elif isinstance(problem, UnavailableError):
-        why, allowed = said or "the API server is in trouble", "try again"
-    else:
-        why, allowed = said, "what the API server takes"
+        why, allowed = why or "the API server is in trouble", "try again"
     return f"cluster: got {problem.status}: {why}; {allowed}"

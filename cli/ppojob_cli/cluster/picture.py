@@ -4,26 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ppojob_api.problem import printable
-from ppojob_api.v1alpha1.status import TrainingStatus
+from ppojob_api.v1alpha1.status import FailureRecord, PPOJobStatus, TrainingStatus
 from ppojob_cli.figures import duration, number
-from ppojob_cli.panel import (
-    LABEL_WIDTH,
-    Canvas,
-    labelled,
-    progress,
-    progress_share,
-    progress_steps,
-    titled,
-)
+from ppojob_cli.panel import LABEL_WIDTH, labelled, progress, progress_words, titled
 from ppojob_operator.conditions import from_rfc3339
 from ppojob_operator.state import Job, Time
 
-FAILURES_SHOWN: Final = 3
+_FAILURES_SHOWN: Final = 3
 
 _STYLES: Final = {
     "True": "green",
@@ -55,30 +47,28 @@ def plain_lines(job: Job, now: Time) -> Iterator[str]:
     yield printable(f"{job.name}: {job.status.phase}")
     training = job.status.training
     if training is not None:
-        total = training.total_steps or 0
-        left = f"{training.eta} left" if training.eta else ""
-        told = (progress_steps(training.step, total), progress_share(training.step, total), left)
-        yield f"  {'step':<{LABEL_WIDTH}}  {'  '.join(part for part in told if part)}"
+        told = progress_words(training.step, training.total_steps or 0, training.eta or "")
+        yield f"  {'step':<{LABEL_WIDTH}}  {'  '.join(told)}"
     for block in blocks(job, now):
         for index, line in enumerate(_aligned(block)):
             yield f"  {block.label if index == 0 else '':<{LABEL_WIDTH}}  {line}".rstrip()
 
 
-def drawing(job: Job, now: Time, canvas: Canvas) -> RenderableType:
+def drawing(job: Job, now: Time, console: Console) -> RenderableType:
     """The status as a panel."""
     sections: list[RenderableType] = []
     training = job.status.training
     if training is not None:
         sections.append(progress(training.step, training.total_steps or 0, training.eta or ""))
     sections += [labelled(block.label, _table(block)) for block in blocks(job, now)]
-    return titled(job.name, job.status.phase, sections, canvas)
+    return titled(job.name, job.status.phase, sections, console)
 
 
 def blocks(job: Job, now: Time) -> Iterator[Block]:
     """What there is to say, the most important first."""
     status = job.status
     if status.reason:
-        yield Block("why", ((_words(status.reason, status.message),),))
+        yield Block("why", ((_words(status),),))
     if status.training is not None:
         yield from _training(status.training)
     if status.roles:
@@ -94,17 +84,12 @@ def blocks(job: Job, now: Time) -> Iterator[Block]:
         )
         yield Block("conditions", conditions, ("condition", "status", "reason", "since"))
     if status.failures:
-        failures = tuple(
-            (
-                one.pod,
-                f"step {one.step}",
-                one.kind,
-                _ago(one.time, now),
-                _words(one.reason, one.message),
-            )
-            for one in reversed(status.failures[-FAILURES_SHOWN:])
+        last = reversed(status.failures[-_FAILURES_SHOWN:])
+        failures = (
+            (one.pod, f"step {one.step}", one.kind, _ago(one.time, now), _words(one))
+            for one in last
         )
-        yield Block("failures", failures)
+        yield Block("failures", tuple(failures))
 
 
 def _training(training: TrainingStatus) -> Iterator[Block]:
@@ -130,8 +115,8 @@ def _ago(time: str, now: Time) -> str:
     return f"{duration((now - from_rfc3339(time)).total_seconds())} ago"
 
 
-def _words(reason: str, message: str) -> str:
-    return f"{reason}: {message}" if message else reason
+def _words(said: PPOJobStatus | FailureRecord) -> str:
+    return f"{said.reason}: {said.message}" if said.message else said.reason
 
 
 def _cells(block: Block) -> list[Sequence[str]]:

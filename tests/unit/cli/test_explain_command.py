@@ -1,45 +1,43 @@
 """`explain`, over real HTTP to an API server of a few answers."""
 
+from typing import Any
+
 from cluster_commands import EVENTS, JOB, PODS, call, job, pod, status_of
 from fake_api_server import Answer, FakeApiServer, listed, refusal
 
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/{}"
+FREE = Answer(value={"spec": {"holderIdentity": "", "leaseDurationSeconds": 8}})
+ADMITTED = {**status_of("Admitted", "Starting"), "observedGeneration": 1}
+
+
+def explained(server: FakeApiServer, found: dict[str, Any], *pods: Any, **routes: Any) -> str:
+    """What is said of a job, without its line breaks."""
+    server.routes |= {f"GET {JOB}": Answer(value=found), f"GET {PODS}": listed(*pods)}
+    server.routes |= {f"GET {EVENTS}": listed(), **routes}
+    return " ".join(call("explain", "sum").split())
+
 
 def test_everything_is_looked_at(server: FakeApiServer) -> None:
-    waiting = {
-        **status_of("Admitted", "Starting"),
-        "observedGeneration": 1,
-    }
     warning = {
         "involvedObject": {"kind": "StatefulSet", "name": "sum-reward"},
         "reason": "FailedCreate",
         "message": "exceeded quota",
         "lastTimestamp": "2026-01-02T03:04:00Z",
     }
-    lease = {"holderIdentity": "", "leaseDurationSeconds": 8}
-    held = "/apis/coordination.k8s.io/v1/namespaces/ppojob-system/leases/ppojob-operator"
-    server.routes |= {
-        f"GET {JOB}": Answer(value=job(waiting)),
-        f"GET {PODS}": listed(pod("sum-controller-0", "controller")),
+    routes = {
         f"GET {EVENTS}": listed(warning),
-        f"GET {held}": Answer(value={"spec": lease}),
+        f"GET {LEASE.format('ppojob-system', 'ppojob-operator')}": FREE,
     }
-    said = " ".join(call("explain", "sum").split())
+    said = explained(server, job(ADMITTED), pod("sum-controller-0", "controller"), **routes)
     assert "1. OperatorSilent: no operator leads" in said
     assert "2. PodsMissing: actorRollout: pod sum-actor-rollout-0: not made yet" in said
     assert "(and 2 more): exceeded quota -> wait; if it lasts" in said
 
 
 def test_an_operator_of_another_name_and_namespace(server: FakeApiServer) -> None:
-    held = "/apis/coordination.k8s.io/v1/namespaces/team-a/leases/a-ppojob-operator"
-    waiting = {**status_of("Admitted", "Starting"), "observedGeneration": 1}
-    server.routes |= {
-        f"GET {JOB}": Answer(value=job(waiting)),
-        f"GET {PODS}": listed(),
-        f"GET {EVENTS}": listed(),
-        f"GET {held}": Answer(value={"spec": {"holderIdentity": "", "leaseDurationSeconds": 8}}),
-    }
+    held = {f"GET {LEASE.format('team-a', 'a-ppojob-operator')}": FREE}
     place = ("--operator-namespace", "team-a", "--operator-name", "a-ppojob-operator")
-    assert "OperatorSilent" not in call("explain", "sum")
+    assert "OperatorSilent" not in explained(server, job(ADMITTED), **held)
     assert "OperatorSilent" in call("explain", "sum", *place)
 
 
@@ -78,12 +76,8 @@ def test_the_last_word_of_the_controller_is_read_off_the_managed_fields(
     ]
     pods = [pod("sum-reward-0", "reward"), pod("sum-reward-1", "reward")]
     pods += [pod("sum-controller-0", "controller"), pod("sum-actor-rollout-0", "actor-rollout")]
-    server.routes |= {
-        f"GET {JOB}": Answer(value=running),
-        f"GET {PODS}": listed(*pods),
-        f"GET {EVENTS}": listed(),
-    }
-    assert "1. StepStale: nothing new from the controller for " in call("explain", "sum")
+    said = explained(server, running, *pods)
+    assert "1. StepStale: nothing new from the controller for " in said
 
 
 def test_supervisors_are_asked_for_the_missing_rank(server: FakeApiServer) -> None:
@@ -93,13 +87,7 @@ def test_supervisors_are_asked_for_the_missing_rank(server: FakeApiServer) -> No
         {**unmet["conditions"][0], "type": "Rendezvoused", "status": "False"}
     )
     pods = [pod("sum-reward-0", "reward"), pod("sum-controller-0", "controller", ready=False)]
-    server.routes |= {
-        f"GET {JOB}": Answer(value=job(unmet)),
-        f"GET {PODS}": listed(*pods),
-        f"GET {EVENTS}": listed(),
-        f"GET {PODS}/sum-reward-0:7403/proxy/status": Answer(
-            value={"phase": "lost", "reason": "rank 0 ended: 1"}
-        ),
-    }
-    said = " ".join(call("explain", "sum").split())
+    lost = Answer(value={"phase": "lost", "reason": "rank 0 ended: 1"})
+    routes = {f"GET {PODS}/sum-reward-0:7403/proxy/status": lost}
+    said = explained(server, job(unmet), *pods, **routes)
     assert "RanksMissing: reward: pod sum-reward-0: its ranks are lost: rank 0 ended: 1" in said

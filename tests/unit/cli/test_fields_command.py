@@ -47,18 +47,8 @@ def test_what_is_told_of_a_field() -> None:
     ("path", "answer"),
     [
         ("adv_estimator", "write spec.algorithm.type"),
-        ("spec.optimizer.lr", "write spec.optimizer.learningRate"),
-        ("spec.algorithm.lora_rank", "write spec.model.lora.rank"),
-        ("spec.algorithm.lora_dropout", "remove it"),
         ("spec.algorithm.kll", "write spec.algorithm.kl"),
-        ("trainer.total_epochs", "write spec.steps.epochs"),
         ("actor_rollout_ref.rollout.n", "write spec.algorithm.samplesPerPrompt"),
-        ("critic.optim.lr", "write spec.critic.optimizer.learningRate"),
-        (
-            "algorithm.kl_ctrl.kl_coef",
-            "write spec.algorithm.kl.coefficient, with spec.algorithm.kl.in: reward",
-        ),
-        ("custom_reward_function.path", "write spec.rewards[].source.path"),
         ("spec.agent.max_turns", "write spec.agent.maxUserTurns"),
         (
             "spec.data.train[0].file",

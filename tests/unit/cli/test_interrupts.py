@@ -1,9 +1,15 @@
+"""Ctrl-C and other signals that ask a command to end."""
+
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ppojob_api import contract
 from ppojob_cli.run import Interrupts, stopped_at_once
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -38,3 +44,20 @@ def test_an_end_at_once_promises_no_commit_that_is_not_there(tmp_path: Path) -> 
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest").symlink_to("step-000002")
     assert "the last commit stands" in stopped_at_once(tmp_path).reason
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", ["validate", "plan", "run"])
+def test_ctrl_c_while_a_manifest_is_read(command: str, tmp_path: Path) -> None:
+    manifest = tmp_path / "job.yaml"
+    os.mkfifo(manifest)
+    command_line = [sys.executable, "-m", "ppojob_cli", command, manifest]
+    with (
+        subprocess.Popen(
+            command_line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+        manifest.open("wb"),  # opens when the reader does
+    ):
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (contract.EXIT_INTERRUPTED, "")

@@ -1,28 +1,63 @@
-"""What the runner makes of whatever answers where a pod should."""
+"""Pods on one machine: their addresses, and what is made of whatever answers at one."""
 
+import shutil
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
 from ppojob_api import contract
-from ppojob_cli.addresses import Addresses
-from ppojob_cli.local_pods import RunningPod
+from ppojob_cli.local_pods import Addresses, RunningPod
 from ppojob_operator.build.pods import Pod
+from ppojob_trainer.errors import ConfigError
 
-pytestmark = pytest.mark.processes
+TAKE = "from ppojob_cli.local_pods import Addresses; print(Addresses().take())"
+OTHER_USER = ("unshare", "--user", "--map-user=54321")
 
 
-@pytest.fixture
-def address() -> Iterator[str]:
+def test_no_address_is_given_twice() -> None:
+    with closing(Addresses()) as one, closing(Addresses()) as other:
+        assert len({one.take(), one.take(), other.take()}) == 3
+
+
+@pytest.mark.parametrize("port", [7400, 7401, 7403, 7404, 7420, 7423])
+def test_where_somebody_listens_is_no_room_for_a_pod(port: int) -> None:
+    with closing(Addresses(ranks_per_pod=4)) as addresses:
+        free = addresses.take()
+    with (
+        socket.create_server((free, port)),
+        closing(Addresses(ranks_per_pod=4)) as addresses,
+    ):
+        assert addresses.take() != free
+
+
+def test_a_port_that_is_taken_everywhere_is_named() -> None:
+    with (
+        socket.create_server(("0.0.0.0", contract.PORT_FIRST_RANK + 40)),
+        closing(Addresses(ranks_per_pod=41)) as addresses,
+        pytest.raises(ConfigError, match=r"got port 7460 taken at .* a program listens there"),
+    ):
+        addresses.take()
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run([*OTHER_USER, "true"], check=False, capture_output=True).returncode != 0,
+    reason="no user namespaces here",
+)
+@pytest.mark.processes
+def test_another_user_of_the_machine_gets_other_addresses() -> None:
+    command = [*OTHER_USER, sys.executable, "-c", TAKE]
     with closing(Addresses()) as addresses:
-        yield addresses.take()
+        mine = addresses.take()
+        theirs = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert theirs.stdout.strip() != mine
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "answer",
     [
@@ -33,13 +68,15 @@ def address() -> Iterator[str]:
         b"",
     ],
 )
-def test_another_program_is_no_pod(answer: bytes, address: str) -> None:
+def test_another_program_is_no_pod(answer: bytes) -> None:
     def serve(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with connection:
             connection.recv(4096)
             connection.sendall(answer)
 
+    with closing(Addresses()) as addresses:
+        address = addresses.take()
     with (
         socket.create_server((address, contract.PORT_HEALTH)) as listener,
         subprocess.Popen([sys.executable, "-c", ""]) as process,

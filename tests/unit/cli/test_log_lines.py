@@ -34,10 +34,8 @@ def lines_of(stream: list[Time], pod: int) -> list[LogLine]:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("2026-01-02T03:04:05Z words", (0, "words")),
         ("2026-01-02T03:04:05.5Z words", (500_000, "words")),
         ("2026-01-02T03:04:05.000001001Z words", (1, "words")),
-        ("2026-01-02T05:04:05.000001001+02:00 words", (1, "words")),
         ("2026-01-02T03:04:05Z", (0, "")),
         ("2026-01-02T03:04:05Z   indented", (0, "  indented")),
     ],

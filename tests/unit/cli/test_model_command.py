@@ -1,10 +1,12 @@
-"""`ppojob model`: what it makes, and that nothing half made is left."""
+"""`ppojob model` and data sets of the hub: what is made, and that nothing half made is left."""
 
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from click.testing import CliRunner, Result
 
+from ppojob_cli.hub_data import described, fetched
 from ppojob_cli.model import model
 
 
@@ -82,3 +84,33 @@ def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
 def test_the_demo_never_overwrites(folder: Path) -> None:
     assert "it would be overwritten" in refused("smollm2", "--output", folder)
     assert names(folder) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub whose repositories have one file; its library leaves notes beside it."""
+
+    def snapshot_download(hub_id: str, *, local_dir: Path, **_: object) -> None:
+        notes = local_dir / ".cache" / "huggingface"
+        notes.mkdir(parents=True)
+        (notes / "a.jsonl.metadata").write_text("{}")
+        (local_dir / "a.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+
+@pytest.mark.usefixtures("hub")
+def test_of_a_data_set_only_the_files_are_left(tmp_path: Path) -> None:
+    folder = fetched("owner/name", tmp_path, "*")
+    assert [path.name for path in folder.iterdir()] == ["a.jsonl"]
+    assert list(described(folder)) == [f"{folder / 'a.jsonl'}: 1 rows of question, answer"]
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_cache_that_was_there_stays(tmp_path: Path) -> None:
+    """Somebody may fetch to his home, whose .cache holds more than the hub's notes."""
+    kept = tmp_path / ".cache" / "mine"
+    kept.parent.mkdir()
+    kept.touch()
+    fetched("owner/name", tmp_path, "*")
+    assert kept.exists()

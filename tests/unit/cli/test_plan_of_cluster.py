@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_cli.plan_of_cluster import cluster_lines, memory_lines
+from ppojob_cli.plan import cluster_lines, memory_lines
 from ppojob_operator.plan import plan
 from ppojob_operator.state import Create, MakeKeys, Observed
 

@@ -2,24 +2,23 @@
 
 import io
 import math
-from collections.abc import Sequence
 
 import pytest
 from rich.console import Console
 
 from ppojob_api import contract
 from ppojob_cli.live_view import LiveView, frame
-from ppojob_cli.panel import Canvas
-from ppojob_cli.plain_view import PlainView
-from ppojob_cli.run_state import PodState, RunState, StepRecord
-from ppojob_cli.summary import Ending, RunSummary, finished_summary, log_lines, read_summary
+from ppojob_cli.run_state import RunState, StepRecord
+from ppojob_cli.summary import Ending, finished_summary, log_lines, read_summary
+from ppojob_cli.view import PlainView, View
 from ppojob_trainer.controller.progress import TrainingStatus
 
-PODS = (PodState("addition-controller-0", "ready"), PodState("addition-reward-0", "starting"))
-NO_PODS: tuple[PodState, ...] = ()
+PODS = {"addition-controller-0": "ready", "addition-reward-0": "starting"}
+ACCURACY = "val-core/ppojob/addition/acc/mean@1"
+ROW = {"row": 0, "sample": 0, "prompt": "2 + 2", "score": 1.0, "ground_truth": "4"}
 
 
-def pods() -> Sequence[PodState]:
+def pods() -> dict[str, str]:
     return PODS
 
 
@@ -30,6 +29,10 @@ def plain(run, num_samples: int = 0) -> PlainView:
 def live(run, console: Console, num_samples: int = 0) -> LiveView:
     options = {"num_samples": num_samples, "clock": lambda: 1_025.0}
     return LiveView("addition", run.folder, console, **options)
+
+
+def terminal() -> Console:
+    return Console(width=60, height=40, file=io.StringIO(), force_terminal=True, _environ={})
 
 
 class TestPlain:
@@ -62,21 +65,11 @@ class TestPlain:
         ]
         assert err == ""
 
-    def test_a_job_that_only_validates_says_what_it_found(self, run, capsys) -> None:
-        scores = {"val-core/ppojob/addition/acc/mean@1": 0.36}
-        run.summary(steps=0, seconds=0.0, validation={"first": scores, "last": scores})
-        plain(run).ended(Ending(contract.EXIT_DONE))
-        assert capsys.readouterr().out.splitlines() == [
-            "done: validated, nothing was trained",
-            "  validation  ppojob/addition mean@1: 0.360",
-        ]
-
     def test_a_resumed_run_prints_no_step_twice(self, run, capsys) -> None:
         run.validation(0.36)
         for step in (1, 2, 3):
             run.step(step, reward=step / 10)
-        view = plain(run)
-        with view:
+        with plain(run) as view:
             view.refresh(pods)
             run.step(4)
             view.refresh(pods)
@@ -88,7 +81,6 @@ class TestPlain:
     def test_a_rewind_is_told(self, run, capsys) -> None:
         view = plain(run)
         run.status()
-        run.rows("rollouts", 2, [])
         for step in (1, 2, 3):
             run.step(step)
         view.refresh(pods)
@@ -118,8 +110,7 @@ class TestPlain:
     def test_samples_follow_their_step(self, run, capsys) -> None:
         run.status()
         view = plain(run, num_samples=1)
-        text = {"row": 0, "sample": 0, "prompt": "2 + 2", "response": "4\x1b[2J", "score": 1.0}
-        run.rows("rollouts", 1, [{**text, "ground_truth": "4", "truncated": False}])
+        run.rows("rollouts", 1, [{**ROW, "response": "4\x1b[2J", "truncated": False}])
         run.step(1)
         view.refresh(pods)
         lines = capsys.readouterr().out.splitlines()
@@ -153,77 +144,83 @@ class TestPlain:
         err = capsys.readouterr().err.splitlines()
         assert err == ["a.jsonl:1:2: got 1: bad; good", "b.jsonl: got 2: bad; good"]
 
-    def test_a_closed_pipe_does_not_end_the_run(self, run, monkeypatch) -> None:
-        class Closed(io.StringIO):
-            def write(self, _text: str) -> int:
-                raise BrokenPipeError
 
-        run.status()
-        run.step(1)
-        view = plain(run)
-        monkeypatch.setattr("sys.stdout", Closed())
-        with view:
-            run.step(2)
-            view.refresh(pods)
+@pytest.mark.parametrize(
+    ("summary", "status", "lines"),
+    [
+        (
+            {"steps": 0, "validation": {"first": {ACCURACY: 0.36}, "last": {ACCURACY: 0.36}}},
+            contract.EXIT_DONE,
+            [
+                "done: validated, nothing was trained",
+                "  validation  ppojob/addition mean@1: 0.360",
+            ],
+        ),
+        (
+            {"phase": "Interrupted", "steps": 1, "validation": {}},
+            contract.EXIT_INTERRUPTED,
+            [
+                "interrupted: 1 step in 5 min 35 s, 200,000 tokens; "
+                "the same command goes on from there"
+            ],
+        ),
+        (
+            None,
+            contract.EXIT_INTERRUPTED,
+            ["interrupted while roles were starting; the same command goes on"],
+        ),
+    ],
+)
+def test_an_end(run, capsys, summary, status: int, lines: list[str]) -> None:
+    if summary is not None:
+        run.summary(**summary)
+    plain(run).ended(Ending(status))
+    assert capsys.readouterr().out.splitlines() == lines
 
 
-class TestSummary:
-    def test_interrupted(self, run, capsys) -> None:
-        run.summary(phase="Interrupted", steps=1)
-        plain(run).ended(Ending(contract.EXIT_INTERRUPTED))
-        first = capsys.readouterr().out.splitlines()[0]
-        assert first == (
-            "interrupted: 1 step in 5 min 35 s, 200,000 tokens; the same command goes on from there"
-        )
+def test_what_lies_there_is_named(run, capsys) -> None:
+    run.summary()
+    (run.folder / "tensorboard").mkdir()
+    (run.folder / "export").mkdir()
+    (run.folder / "export" / "config.json").touch()
+    (run.folder / "wandb" / "offline-run-1-a").mkdir(parents=True)
+    (run.folder / "mlflow").mkdir()
+    (run.folder / "mlflow" / "mlflow.db").touch()
+    plain(run).already_done(read_summary(run.folder))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("done already")
+    store = f"'sqlite:///{run.folder.absolute()}/mlflow/mlflow.db'"
+    assert lines[-4:] == [
+        f"  model       {run.folder}/export",
+        f"  curves      tensorboard --logdir '{run.folder}/tensorboard'",
+        f"  wandb       wandb sync '{run.folder}/wandb/offline-run-1-a'",
+        f"  mlflow      mlflow ui --backend-store-uri {store}",
+    ]
 
-    def test_interrupted_while_it_starts(self, run, capsys) -> None:
-        plain(run).ended(Ending(contract.EXIT_INTERRUPTED))
-        assert capsys.readouterr().out.startswith("interrupted while roles were starting; ")
 
-    def test_what_lies_there_is_named(self, run, capsys) -> None:
-        run.summary()
-        (run.folder / "tensorboard").mkdir()
-        (run.folder / "export").mkdir()
-        (run.folder / "export" / "config.json").touch()
-        (run.folder / "wandb" / "offline-run-1-a").mkdir(parents=True)
-        (run.folder / "mlflow").mkdir()
-        (run.folder / "mlflow" / "mlflow.db").touch()
-        summary = read_summary(run.folder)
-        assert summary is not None
-        plain(run).already_done(summary)
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0].startswith("done already")
-        store = f"'sqlite:///{run.folder.absolute()}/mlflow/mlflow.db'"
-        assert lines[-4:] == [
-            f"  model       {run.folder}/export",
-            f"  curves      tensorboard --logdir '{run.folder}/tensorboard'",
-            f"  wandb       wandb sync '{run.folder}/wandb/offline-run-1-a'",
-            f"  mlflow      mlflow ui --backend-store-uri {store}",
-        ]
+def test_only_a_success_of_the_same_configuration_is_over(run) -> None:
+    class Config:
+        def digest(self) -> str:
+            return "0" * 64
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", '{"phase": 3}', "\udcff"])
-    def test_one_that_cannot_be_read_is_none(self, run, text: str) -> None:
-        (run.folder / "summary.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-        assert read_summary(run.folder) is None
-
-    def test_only_a_success_of_the_same_configuration_is_over(self, run) -> None:
-        class Config:
-            def digest(self) -> str:
-                return "0" * 64
-
-        run.summary()
-        assert isinstance(finished_summary(run.folder, Config()), RunSummary)
-        run.summary(phase="Interrupted")
+    for fields, is_over in (
+        ({}, True),
+        ({"phase": "Interrupted"}, False),
+        ({"config_sha256": "1" * 64}, False),
+    ):
+        run.summary(**fields)
+        assert (finished_summary(run.folder, Config()) is not None) == is_over
+    for damaged in ("", "{", "[]", '{"phase": 3}', "\udcff"):
+        (run.folder / "summary.json").write_bytes(damaged.encode("utf-8", "surrogateescape"))
         assert finished_summary(run.folder, Config()) is None
-        run.summary(config_sha256="1" * 64)
-        assert finished_summary(run.folder, Config()) is None
 
-    def test_logs(self, run) -> None:
-        run.log("p", "\n\n")
-        assert log_lines(run.folder, "p")[0].endswith("p.log: empty")
-        run.log("p", "\x1b[31mred\n" + "x" * 100_000)
-        lines = log_lines(run.folder, "p")
-        assert all(line.isprintable() and len(line) < 400 for line in lines[1:])
+
+def test_logs(run) -> None:
+    run.log("p", "\n\n")
+    assert log_lines(run.folder, "p")[0].endswith("p.log: empty")
+    run.log("p", "\x1b[31mred\n" + "x" * 100_000)
+    lines = log_lines(run.folder, "p")
+    assert all(line.isprintable() and len(line) < 400 for line in lines[1:])
 
 
 def record(step: int) -> StepRecord:
@@ -238,144 +235,124 @@ def record(step: int) -> StepRecord:
         "timing_s/reward": 0.08,
     }
     if step % 5 == 0:
-        values["val-core/ppojob/addition/acc/mean@1"] = step / 30
+        values[ACCURACY] = step / 30
     return StepRecord(step, 1_000.0 + 15 * step, values)
+
+
+def state(*status: object, steps: int = 0) -> RunState:
+    return RunState(TrainingStatus(*status), tuple(map(record, range(steps))))
 
 
 MANY_SOURCES = {f"val-core/source-{n}/acc/mean@1": 0.5 for n in range(9)}
 STATES = {
-    "nothing": (RunState(), NO_PODS),
-    "starting": (RunState(TrainingStatus("Starting", since=1_000.0)), PODS),
+    "nothing": (RunState(), {}),
+    "starting": (state("Starting", 0, 0, "", 1_000.0), PODS),
     "first validation": (
         RunState(
             TrainingStatus("Training", 0, 20, "testing", 1_190.0),
             (StepRecord(0, 1_000.0, MANY_SOURCES),),
         ),
-        NO_PODS,
+        {},
     ),
-    "training": (
-        RunState(
-            TrainingStatus("Training", 13, 20, "update_actor", 1_190.0),
-            tuple(record(step) for step in range(13)),
-        ),
-        NO_PODS,
-    ),
-    "long": (
-        RunState(
-            TrainingStatus("Training", 3_001, 100_000, "gen", 1_190.0),
-            tuple(record(step) for step in range(3_001)),
-        ),
-        NO_PODS,
-    ),
+    "training": (state("Training", 13, 20, "update_actor", 1_190.0, steps=13), {}),
+    "long": (state("Training", 3_001, 100_000, "gen", 1_190.0, steps=3_001), {}),
     "recovering": (
-        RunState(
-            TrainingStatus("Recovering", 13, 20, "gen", 1_190.0, "reward: \x1b[2Jlost\nmore", 2),
-            tuple(record(step) for step in range(13)),
-        ),
+        state("Recovering", 13, 20, "gen", 1_190.0, "reward: \x1b[2Jlost\nmore", 2, steps=13),
         PODS,
     ),
-    "strange": (RunState(TrainingStatus("Odd", 5, 0, "[bold]x", 9e9), (record(30),)), NO_PODS),
-    "over": (
-        RunState(TrainingStatus("Succeeded", 20, 20), tuple(record(n) for n in range(21))),
-        NO_PODS,
-    ),
+    "strange": (RunState(TrainingStatus("Odd", 5, 0, "[bold]x", 9e9), (record(30),)), {}),
+    "over": (state("Succeeded", 20, 20, steps=21), {}),
 }
 
 
-def drawn(name: str, width: int, *, ascii_only: bool = False) -> str:
-    state, waited_for = STATES[name]
-    console = Console(width=width, record=True, file=io.StringIO(), color_system=None)
-    canvas = Canvas(width, ascii_only=ascii_only)
-    console.print(frame("addition-grpo", state, waited_for, now=1_194.0, canvas=canvas))
-    return console.export_text()
+def drawn(name: str, width: int, encoding: str = "utf-8") -> str:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(width=width, file=file, color_system=None)
+    console.print(frame("addition-grpo", *STATES[name], 1_194.0, console))
+    file.flush()
+    return file.buffer.getvalue().decode(encoding)
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+@pytest.mark.parametrize(
+    ("width", "encoding"),
+    [(40, "utf-8"), (60, "utf-8"), (60, "ascii"), (80, "utf-8"), (200, "utf-8")],
+)
 @pytest.mark.parametrize("name", STATES)
-def test_a_frame_fits(name: str, width: int) -> None:
-    lines = drawn(name, width).splitlines()
+def test_a_frame_fits(name: str, width: int, encoding: str) -> None:
+    lines = drawn(name, width, encoding).splitlines()
     assert all(len(line) <= min(width, 100) for line in lines)
     assert len({len(line) for line in lines}) == 1, "the border is straight"
     assert "\x1b" not in "".join(lines)
     assert len(lines) < 24
 
 
-@pytest.mark.parametrize("name", STATES)
-def test_a_frame_of_ascii(name: str) -> None:
-    # The bar of rich picks its own characters by the console's encoding; here it is not ASCII.
-    assert drawn(name, 60, ascii_only=True).replace("━", "-").replace("╸", "-").isascii()
-
-
-def test_what_a_frame_says() -> None:
-    text = drawn("training", 60)
-    for words in (
-        "addition-grpo: Training",
-        "step 12 of 20",
-        "60 %",
-        "1 min 44 s left",
-        "step 13: update_actor, 4.0 s",
-        "update_actor 7.9 s + gen 5.8 s",
-        "ppojob/addition mean@1  0.000 -> 0.333",
-        "1.0e-07",
-    ):
-        assert words in text, text
-
-
-def test_what_a_frame_says_of_a_start_and_a_recovery() -> None:
-    assert "starting pods" in drawn("nothing", 60)
-    assert "addition-reward-0      starting" in drawn("starting", 60)
-    text = drawn("recovering", 60)
-    assert "reward: \\x1b[2Jlost" in text
-    assert "restarts: 2" in text
-    assert "and 3 more" in drawn("first validation", 60)
-
-
-class TestLive:
-    def console(self, width: int = 60) -> Console:
-        return Console(width=width, height=40, file=io.StringIO(), force_terminal=True, _environ={})
-
-    def test_a_run(self, run) -> None:
-        console = self.console()
-        view = live(run, console, num_samples=1)
-        run.rows(
-            "rollouts",
-            1,
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nothing", ["starting pods"]),
+        ("starting", ["addition-reward-0      starting"]),
+        ("recovering", ["reward: \\x1b[2Jlost", "restarts: 2"]),
+        ("first validation", ["and 3 more"]),
+        (
+            "training",
             [
-                {"row": 0, "sample": 0, "prompt": "2 + 2", "response": "[bold]4", "score": 1.0}
-                | {"ground_truth": "4", "truncated": False}
+                "addition-grpo: Training",
+                "step 12 of 20",
+                "60 %",
+                "1 min 44 s left",
+                "step 13: update_actor, 4.0 s",
+                "update_actor 7.9 s + gen 5.8 s",
+                "ppojob/addition mean@1  0.000 -> 0.333",
+                "1.0e-07",
             ],
-        )
-        with view:
-            view.refresh(pods)
-            run.status(step=1, stage="gen")
-            run.step(1)
-            view.refresh(pods)
-            view.note("a note")
-            run.status("Succeeded", step=20)
-        run.summary()
-        view.ended(Ending(contract.EXIT_DONE))
-        text = console.file.getvalue()
-        for words in ("starting pods", "step 1", "[bold]4", "a note", "Succeeded", "done: 20"):
-            assert words in text
-        assert text.index("[bold]4") < text.index("done: 20")
-        assert text.rstrip().count("\x1b[?25l") == text.count("\x1b[?25h"), "the cursor is back"
-
-    def test_the_cursor_is_back_after_an_error(self, run) -> None:
-        console = self.console()
-        with pytest.raises(KeyboardInterrupt), live(run, console):
-            raise KeyboardInterrupt
-        assert console.file.getvalue().rstrip().endswith("\x1b[?25h")
-
-    def test_a_closed_terminal_does_not_end_the_run(self, run) -> None:
-        console = self.console()
-        with live(run, console) as view:
-            console.file = Hungup()
-            run.status()
-            run.step(1)
-            view.refresh(pods)
-            view.note("nobody reads this")
+        ),
+    ],
+)
+def test_what_a_frame_says(name: str, words: list[str]) -> None:
+    text = drawn(name, 60)
+    assert [one for one in words if one not in text] == [], text
 
 
-class Hungup(io.StringIO):
+def test_a_run_on_a_terminal(run) -> None:
+    console = terminal()
+    view = live(run, console, num_samples=1)
+    run.rows("rollouts", 1, [{**ROW, "response": "[bold]4", "truncated": False}])
+    with view:
+        view.refresh(pods)
+        run.status(step=1, stage="gen")
+        run.step(1)
+        view.refresh(pods)
+        view.note("a note")
+        run.status("Succeeded", step=20)
+    run.summary()
+    view.ended(Ending(contract.EXIT_DONE))
+    text = console.file.getvalue()
+    for words in ("starting pods", "step 1", "[bold]4", "a note", "Succeeded", "done: 20"):
+        assert words in text
+    assert text.index("[bold]4") < text.index("done: 20")
+    assert text.rstrip().count("\x1b[?25l") == text.count("\x1b[?25h"), "the cursor is back"
+
+
+def test_the_cursor_is_back_after_an_error(run) -> None:
+    console = terminal()
+    with pytest.raises(KeyboardInterrupt), live(run, console):
+        raise KeyboardInterrupt
+    assert console.file.getvalue().rstrip().endswith("\x1b[?25h")
+
+
+class HungUp(io.StringIO):
     def write(self, _text: str) -> int:
-        raise OSError(5, "Input/output error")
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_reader_that_goes_away_does_not_end_the_run(run, monkeypatch, is_live: bool) -> None:
+    console = terminal()
+    view: View = live(run, console) if is_live else plain(run)
+    with view:
+        console.file = HungUp()
+        monkeypatch.setattr("sys.stdout", HungUp())
+        run.status()
+        run.step(1)
+        view.refresh(pods)
+        view.note("nobody reads this")

@@ -1,16 +1,16 @@
-"""A run folder that holds what is not this job's: nothing of it is lost without a word."""
+"""A run folder: what lies there is not lost without a word, and a commit fits."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny_jobs
 from run_progress import progress_behind
+from small_disks import SmallDisk, small_disk
 
 from ppojob_api.run_config import RunConfig, resolve
-from ppojob_cli.commit_checks import check_commits, uncommitted_warning
-from ppojob_cli.output_checks import check_output
-from ppojob_cli.run import write_job
-from ppojob_cli.run_folder import locked, usable
+from ppojob_cli.output_checks import check_commits, check_output, uncommitted_warning
+from ppojob_cli.run import locked, usable, write_job
 from ppojob_cli.validate import load_job
 from ppojob_trainer.checkpoint.journal import (
     JOURNAL_NAME,
@@ -100,18 +100,15 @@ def test_what_differs_is_named_as_its_author_wrote_it(
     assert named == [change.partition("=")[0] for change in changes]
 
 
-def test_a_run_that_did_no_step_is_in_nobodys_way(
-    folder: Path, config: RunConfig, tmp_path: Path
+@pytest.mark.parametrize(
+    ("other", "steps"), [("metadata.name=other", 0), ("spec.steps.total=9", 3)]
+)
+def test_a_run_without_steps_is_in_nobodys_way_and_a_longer_one_goes_on(
+    other: str, steps: int, folder: Path, config: RunConfig, tmp_path: Path
 ) -> None:
-    leave_run(folder, job_with(tmp_path, "metadata.name=other"), 0)
-    assert check_commits(config, folder) == warnings(folder) == []
-
-
-def test_a_longer_run_of_the_same_job_goes_on(
-    folder: Path, config: RunConfig, tmp_path: Path
-) -> None:
-    leave_run(folder, config, 3)
-    assert check_commits(job_with(tmp_path, "spec.steps.total=9999"), folder) == []
+    leave_run(folder, job_with(tmp_path, other), steps)
+    assert check_commits(config, folder) == []
+    assert bool(warnings(folder)) == bool(steps)
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "export/model.safetensors", "metrics.jsonl"])
@@ -141,3 +138,36 @@ def test_what_the_system_refuses_is_one_line(folder: Path, config: RunConfig) ->
         write_job(folder, config)
     (problem,) = caught.value.problems
     assert problem.startswith(f"--output: got {folder}: {folder}/.job.yaml.aside: ")
+
+
+MEBI = 2**20
+PARAMETERS = MEBI // 2
+"""Of a commit of 6 MiB and an export of 1 MiB, in bfloat16."""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk", 16) as made:
+        yield made
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("left", "fits"),
+    [
+        (".step-000004.2.partial/actorRollout/rank-00000/model.safetensors", True),
+        (".step-000002.pruned/actorRollout/rank-00000/model.safetensors", True),
+        ("step-000004/actorRollout/rank-00000/model.safetensors", False),
+        ("journal.jsonl", False),
+    ],
+)
+def test_what_the_next_start_removes(left, fits, disk: SmallDisk, config: RunConfig):
+    checkpoints = disk.folder / "run" / "checkpoints"
+    (checkpoints / "step-000002").mkdir(parents=True)
+    (checkpoints / ".latest.aside").symlink_to("step-000002")
+    assert list(check_output(config, disk.folder / "run", PARAMETERS)) == []
+    disk.fill(checkpoints / left, leave_bytes=2 * MEBI)
+    problems = [str(problem) for problem in check_output(config, disk.folder / "run", PARAMETERS)]
+    assert (problems == []) == fits, problems
+    if not fits:
+        assert "0.00 GiB are free at" in problems[0]

