@@ -8,7 +8,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.turn_check import check_template
+from ppojob_trainer.data.turn_check import check_template, shows_tools
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.tools.schemas import tool_schemas
 
@@ -42,10 +42,10 @@ def _check(
     if not chat.has_template:
         return [*errors, _no_template(place, agent.format)], []
     schemas = tool_schemas(agent)
-    found = check_template(template, schemas, parallel=agent.max_parallel_calls, users=has_users)
-    if found.refusal:
-        errors.append(found.refusal)
-    return errors, [_tools_untold(chat)] if schemas and not found.shows_tools else []
+    refusal = check_template(template, schemas, parallel=agent.max_parallel_calls, users=has_users)
+    if refusal:
+        errors.append(refusal)
+    return errors, [_tools_untold(chat)] if schemas and not shows_tools(template, schemas) else []
 
 
 def text_prompt_warning(spec: PPOJobSpec, place: str) -> Iterator[Problem]:

@@ -57,13 +57,10 @@ def facts(
         facts: documents of the corpus.
         rows: training rows; None for all that are not held out.
         held_out: held-out rows.
-        seed: of all of it.
+        seed: of corpus and questions.
         form: "instruction" for Search-R1's words; "worked" for worked searches before the question:
             before a held-out one, and every other trained one, one of the other kind; before the
             rest one of each kind.
-
-    Returns:
-        Lines of the corpus, and the questions.
     """
     rows = facts - held_out if rows is None else rows
     names = [

@@ -12,12 +12,13 @@ import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools, tool_name
-from ppojob_trainer.data.columns import EXTRA_COLUMN, Cells
+from ppojob_trainer.data.columns import EXTRA_COLUMN
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.json_value import Json
 
 _KWARGS: Final = "tools_kwargs"
 _SELECTION: Final = "tool_selection"
+_NO_TOOL: Final = "the row's agent has no such tool"
 
 
 def created_tools(extra_info: Mapping[str, Json]) -> dict[str, bytes]:
@@ -48,41 +49,32 @@ def shown_tools(extra_info: Mapping[str, Json], tools: Tools) -> Tools:
     return [by_name[name] for name in names if name in by_name] if names else tools
 
 
-def untaken_kwargs(cells: Cells, names: Collection[str]) -> DataProblem | None:
+def untaken_kwargs(extra_info: Mapping[str, Json], names: Collection[str]) -> DataProblem | None:
     """Tell of data for a tool that the row's agent does not have: no tool is made with it.
 
-    Args:
-        cells: of the row.
-        names: of the tools of the row's agent; empty where it has none, and nothing is told then.
+    Names are those of the tools of the row's agent. Where it has none, nothing is told.
     """
-    told = cells.extra_info.get(_KWARGS)
+    told = extra_info.get(_KWARGS)
     if not names or not isinstance(told, dict):
         return None
     # In a parquet file each row has the names of all, most of them null.
     name = next((name for name, own in told.items() if own and name not in names), None)
     if name is None:
         return None
-    why, allowed = "the row's agent has no such tool", f"one of {', '.join(names)}"
-    return DataProblem(f"{EXTRA_COLUMN}.{_KWARGS}", shown(name), why, allowed)
+    allowed = f"one of {', '.join(names)}"
+    return DataProblem(f"{EXTRA_COLUMN}.{_KWARGS}", shown(name), _NO_TOOL, allowed)
 
 
-def wrong_selection(cells: Cells, names: Collection[str]) -> DataProblem | None:
-    """Say why a row's tools cannot be shown, where its agent has some.
+def wrong_selection(extra_info: Mapping[str, Json], names: Collection[str]) -> DataProblem | None:
+    """Say why a row's tools cannot be shown, where its agent has some of these names.
 
     Departs from verl, which leaves out names that it does not know.
-
-    Args:
-        cells: of the row.
-        names: of the tools of the row's agent; empty where it has none, and nothing is wrong then.
     """
-    told = cells.extra_info.get(_SELECTION)
+    told = extra_info.get(_SELECTION)
     if not names or told is None:
         return None
     column, allowed = f"{EXTRA_COLUMN}.{_SELECTION}", f"a list of {', '.join(names)}"
     if not isinstance(told, list):
         return DataProblem(column, shown(told), "no list of tools", allowed)
-    for name in told:
-        if name not in names:
-            why = "the row's agent has no such tool"
-            return DataProblem(column, shown(name), why, allowed)
-    return None
+    unknown = [name for name in told if name not in names]
+    return DataProblem(column, shown(unknown[0]), _NO_TOOL, allowed) if unknown else None

@@ -1,4 +1,4 @@
-"""What lies beside a model for its tokenizer: vocabulary, special tokens, chat template.
+"""The files of a tokenizer in a model's folder: vocabulary, special tokens, chat template.
 
 Read as transformers 5 reads it (``tokenization_utils_base.py``), so that prompts get the same
 numbers without loading transformers, which loads torch.
@@ -28,10 +28,10 @@ _NAMED_TOKENS = (
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """A tokenizer as it lies on disk.
+    """A tokenizer as it is on disk.
 
     Attributes:
-        special_tokens: "eos_token" and its kin, to their text.
+        special_tokens: "eos_token", "bos_token" and so on, to their text.
         template_file: where the template's source came from, or would.
         end_token_ids: tokens that end a response, the tokenizer's own first.
     """
@@ -55,14 +55,9 @@ def read_tokenizer_files(
     tokenizer = _read_tokenizer(tokenizer_folder / "tokenizer.json")
     special_tokens = _special_tokens(config, tokenizer_folder)
     _add_missing_tokens(tokenizer, config, special_tokens)
-    template, template_file = _chat_template(config, tokenizer_folder, template_path)
-    return TokenizerFiles(
-        tokenizer,
-        special_tokens,
-        template,
-        template_file,
-        _end_token_ids(tokenizer, special_tokens, model_folder),
-    )
+    template = _chat_template(config, tokenizer_folder, template_path)
+    end_token_ids = _end_token_ids(tokenizer, special_tokens, model_folder)
+    return TokenizerFiles(tokenizer, special_tokens, *template, end_token_ids)
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

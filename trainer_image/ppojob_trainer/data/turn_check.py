@@ -1,7 +1,6 @@
 """Whether rows that grow turn by turn are what a chat template would write of them as a whole."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 from ppojob_api.problem import shown
@@ -16,30 +15,16 @@ _SYSTEM = {"role": "system", "content": "Be brief."}
 _USER = {"role": "user", "content": "Hello."}
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateFindings:
-    """What is found of a template.
-
-    Attributes:
-        refusal: why no row of several turns can be made with it; None where one can.
-        shows_tools: whether it tells the model what it may call.
-        drops_thoughts: whether it leaves thoughts of earlier turns out. In a row they stay, as they
-            were drawn: what was drawn behind them has seen them.
-    """
-
-    refusal: str | None
-    shows_tools: bool
-    drops_thoughts: bool
-
-
 def check_template(
-    template: TurnTemplate, tools: Tools | None = None, *, parallel: int = 1, users: bool = True
-) -> TemplateFindings:
-    """Compare made-up rows, turn by turn and as a whole, by their special tokens.
+    template: TurnTemplate, tools: Tools, *, parallel: int = 1, users: bool = True
+) -> str | None:
+    """Say why no row of several turns can be made with a chat template; None where one can.
+
+    Made-up rows, turn by turn and as a whole, are compared by their special tokens.
 
     Args:
         template: of the model.
-        tools: schemas of what it may call; none or empty: no turn has a call.
+        tools: schemas of what it may call; empty: no turn has a call.
         parallel: calls of one turn that may be answered.
         users: whether a user may answer a turn.
 
@@ -49,19 +34,26 @@ def check_template(
     turns = [["tool"], ["tool"] * parallel] if tools else []
     turns += [["user"]] if users else []
     prompts = [[_SYSTEM, _USER]] if _takes_system(template, tools) else []
-    refusal = None
     try:
-        for prompt in [*prompts, [_USER]]:
-            refusal = refusal or _parted(template, tools, prompt, turns * 3)
+        found = (_difference(template, tools, prompt, turns * 3) for prompt in [*prompts, [_USER]])
+        return next(filter(None, found), None)
     except BadChatTemplate as error:
-        refusal = str(error)
-    return TemplateFindings(refusal, _shows_tools(template, tools), _drops_thoughts(template))
+        return str(error)
 
 
-def _parted(
-    template: TurnTemplate, tools: Tools | None, prompt: Messages, turns: Sequence[Sequence[str]]
+def shows_tools(template: TurnTemplate, tools: Tools) -> bool:
+    """Whether a chat template tells the model what it may call."""
+    try:
+        told, bare = (template.render([_USER], given, open_turn=True) for given in (tools, None))
+    except BadChatTemplate:
+        return False
+    return told != bare
+
+
+def _difference(
+    template: TurnTemplate, tools: Tools, prompt: Messages, turns: Sequence[Sequence[str]]
 ) -> str | None:
-    """Where a row parts from the whole; None where it does not."""
+    """Say where a row that grows turn by turn differs from the whole; None where it does not."""
     answers = [_answers(roles) for roles in turns]
     whole = _whole(template, tools, prompt, answers)
     (begun,) = template.chat.encode_chats([prompt], template.variables, tools=tools)
@@ -105,7 +97,7 @@ def _refusal(
 
 def _whole(
     template: TurnTemplate,
-    tools: Tools | None,
+    tools: Tools,
     prompt: Messages,
     answers: Sequence[Sequence[Mapping[str, Json]]],
 ) -> str:
@@ -163,24 +155,8 @@ def _skeleton(template: TurnTemplate, ids: Sequence[int]) -> list[str]:
     return [special[i] for i in ids if i in special and special[i] not in _THOUGHTS]
 
 
-def _takes_system(template: TurnTemplate, tools: Tools | None) -> bool:
+def _takes_system(template: TurnTemplate, tools: Tools) -> bool:
     """Whether a prompt may begin with a message of the system; Gemma's may not."""
     prompt = [_SYSTEM, _USER]
     (begun,) = template.chat.render_chats([prompt], template.variables, tools=tools)
     return isinstance(begun, str)
-
-
-def _shows_tools(template: TurnTemplate, tools: Tools | None) -> bool:
-    try:
-        told, bare = (template.render([_USER], given, open_turn=True) for given in (tools, None))
-    except BadChatTemplate:
-        return False
-    return told != bare
-
-
-def _drops_thoughts(template: TurnTemplate) -> bool:
-    thought = {"role": "assistant", "content": f"<think>\n{SPOKEN}\n</think>\n\nHello."}
-    try:
-        return SPOKEN not in template.render([_USER, thought, _USER], None, open_turn=True)
-    except BadChatTemplate:
-        return False

@@ -48,7 +48,7 @@ def words(text: str) -> list[str]:
 
 
 def build_bm25(corpus: StoredCorpus, folder: Path, tell: Tell) -> tuple[list[str], int]:
-    """Make an index by words, from the beginning: it takes a fraction of what vectors take.
+    """Make an index by words, always from the beginning: it takes little time beside vectors.
 
     Returns:
         The files that were written, and the bytes that a search holds.

@@ -1,6 +1,6 @@
-"""Makes an index: the corpus is copied and judged, then indexed, then the manifest is written.
+"""Makes an index: the corpus is copied and checked, then indexed, then the manifest is written.
 
-Killed at any moment, the folder holds the beginning of an index; the same call goes on with it.
+Killed at any moment, the folder holds the beginning of an index; the same call continues it.
 """
 
 import re
@@ -33,13 +33,7 @@ _OURS: Final = re.compile(
 def build_index(
     corpus: Path, folder: Path, *, encoder: EncoderSettings | None, tell: Tell
 ) -> Manifest:
-    """Make an index, or go on with one that was begun.
-
-    Args:
-        corpus: JSON lines, plain or gzip.
-        folder: of the index; made where it is absent.
-        encoder: for an index by vectors; None for one by words.
-        tell: hears of the progress.
+    """Make an index by vectors, or without an encoder by words, or continue one.
 
     Raises:
         ConfigError: the corpus, the encoder or the folder cannot be used.
@@ -96,7 +90,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _begin(folder: Path, plan: Plan) -> None:
-    """Write down what is made here, or hold it against what was begun."""
+    """Write down what is made here, or refuse where another index was begun."""
     text = msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
     path = folder / PLAN
     if path.exists() and path.read_bytes() != text:

@@ -49,11 +49,7 @@ class HttpRetriever:
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        attempt_seconds: float = ATTEMPT_SECONDS,
-        retries: int = RETRIES,
+        self, url: str, *, attempt_seconds: float = ATTEMPT_SECONDS, retries: int = RETRIES
     ) -> None:
         wrong = endpoint_problem(url, "")
         if wrong is not None:
@@ -72,7 +68,7 @@ class HttpRetriever:
         return list(self._pool.map(lambda query: self._search(query, k), queries))
 
     def close(self) -> None:
-        """Let go of the threads; what is being asked is not waited for."""
+        """End the threads without waiting for requests in progress."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _search(self, query: str, k: int) -> list[Passage]:

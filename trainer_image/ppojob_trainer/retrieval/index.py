@@ -30,22 +30,22 @@ class IndexRetriever(Closeable):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Find the best passages of each query; see `Retriever`.
 
-        Queries are never scored together: a product of matrices rounds a row otherwise when other
-        rows stand beside it.
+        Queries are never scored together: a product of matrices rounds a row differently when other
+        rows are beside it.
         """
-        return [self._search(query, k) for query in queries]
+        found: list[list[Passage]] = []
+        for query in queries:
+            scores = self._scorer.scores(query)
+            found.append([])
+            for number in best(scores, self._corpus.ranks, k):
+                document = self._corpus[int(number)]
+                passage = passage_of(document.id, document.contents, float(scores[number]))
+                found[-1].append(passage)
+        return found
 
     def close(self) -> None:
         """Close the files."""
         self._corpus.close()
-
-    def _search(self, query: str, k: int) -> list[Passage]:
-        scores = self._scorer.scores(query)
-        found = []
-        for number in best(scores, self._corpus.ranks, k):
-            document = self._corpus[int(number)]
-            found.append(passage_of(document.id, document.contents, float(scores[number])))
-        return found
 
 
 def best(scores: NDArray[np.float32], ranks: NDArray[np.int32], k: int) -> NDArray[np.int64]:
@@ -72,7 +72,7 @@ def open_index(folder: Path, encoder: Path | None = None) -> IndexRetriever:
 
     Args:
         folder: of the index.
-        encoder: where the encoder of a dense index lies now, if not where it did.
+        encoder: where the encoder of a dense index is now, if it was moved.
 
     Raises:
         ConfigError: no index, another version, too large for the memory, or damaged; an encoder
@@ -87,7 +87,7 @@ def open_index(folder: Path, encoder: Path | None = None) -> IndexRetriever:
 
         scorer = Bm25Scorer(folder, manifest.plan.library)
     else:
-        from ppojob_trainer.retrieval.dense import DenseScorer, open_encoder  # it loads torch
+        from ppojob_trainer.retrieval.dense import DenseScorer  # it loads torch
 
-        scorer = DenseScorer(folder, open_encoder(manifest.plan, encoder))
+        scorer = DenseScorer(folder, manifest.plan, encoder)
     return IndexRetriever(StoredCorpus(folder), scorer)

@@ -34,15 +34,7 @@ class Retriever(Protocol):
     """
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Find the best passages of each query.
-
-        Args:
-            queries: texts.
-            k: passages of each at most.
-
-        Returns:
-            One list a query, the best passage first; equal scores by document id.
-        """
+        """Find at most k passages of each query, the best first; equal scores by document id."""
 
 
 def passage_of(document_id: str, contents: str, score: float) -> Passage:
