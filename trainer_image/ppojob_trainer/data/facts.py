@@ -59,8 +59,8 @@ def facts(
         held_out: held-out rows.
         seed: of corpus and questions.
         form: "instruction" for Search-R1's words; "worked" for worked searches before the question:
-            before a held-out one, and every other trained one, one of the other kind; before the
-            rest one of each kind.
+            one of the other kind before a held-out one and every other trained one, one of each
+            kind before the rest.
     """
     rows = facts - held_out if rows is None else rows
     names = [

@@ -138,14 +138,8 @@ def countdown(
 
     No two items, trained or held out, have the same numbers and target.
 
-    Args:
-        rows: training rows.
-        held_out: held-out rows.
-        seed: of the items.
-        operands: least and largest count of numbers.
-        max_number: largest number.
-        max_target: largest target.
-        form: "chat" for messages; "base" for the text that TinyZero gives base models.
+    `operands` is the least and largest count of numbers; the form "base" is the text that TinyZero
+    gives base models.
     """
     chosen = random.Random(seed)
     seen: set[tuple[int, ...]] = set()
@@ -206,13 +200,9 @@ def multiply(
 ) -> Task:
     """Products of two numbers of so many digits, after TinyZero; no product is asked for twice.
 
-    Args:
-        rows: training rows.
-        held_out: held-out rows; none is a trained one with its factors in the other order.
-        seed: of the items.
-        digits: of each factor.
-        form: "chat" for messages; "base" for text; "calculator" for messages that begin with
-            worked calls: a trained row with two or one, a held-out one with one.
+    No held-out product is a trained one with its factors in the other order. In the form
+    "calculator" messages begin with worked calls: two or one in a trained row, one in a held-out
+    row.
     """
     items = _different_numbers(2, "products", rows, held_out, seed, digits)
     return Task(

@@ -1,12 +1,19 @@
-"""What rewards, agents and tokenizer say of a row that can be read."""
+"""What a row asks of rewards, agents and tools, and what they say of it.
 
-from collections.abc import Callable, Mapping
+Of tools it says in its `extra_info`, by verl's names: `tools_kwargs.NAME.create_kwargs` is what a
+tool is made with. `tool_selection` is a list of names: the row shows the model these tools, in this
+order, and no other can be called; where it is absent or empty, all can.
+"""
+
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data.chat import Tools
+from ppojob_trainer.data.chat import Tools, tool_name
 from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, GROUND_TRUTH, INTERACTION
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow
@@ -15,6 +22,9 @@ from ppojob_trainer.json_value import Json
 UserProblem = Callable[[Mapping[str, Json]], tuple[str, str] | None]
 """What is wrong with what a row tells its user: the entry, and what is allowed."""
 _INTERACTION_COLUMN = f"{EXTRA_COLUMN}.{INTERACTION}"
+_KWARGS = "tools_kwargs"
+_SELECTION = "tool_selection"
+_NO_TOOL = "the row's agent has no such tool"
 
 
 class RewardChecks(Protocol):
@@ -125,3 +135,62 @@ def with_control_token(
         return None
     why = "a control token within a message is tokenised as one"
     return DataProblem(spec.prompt_key, repr(token), why, "fine where it is meant")
+
+
+def created_tools(extra_info: Mapping[str, Json]) -> dict[str, bytes]:
+    """What a row's tools are made with, JSON by tool.
+
+    Whatever has another form is nobody's, as in verl.
+    """
+    told = extra_info.get(_KWARGS)
+    if not isinstance(told, dict):
+        return {}
+    return {
+        tool: msgspec.json.encode(own["create_kwargs"])
+        for tool, own in told.items()
+        if isinstance(own, dict) and isinstance(own.get("create_kwargs"), dict)
+    }
+
+
+def selected_tools(extra_info: Mapping[str, Json]) -> list[str]:
+    """Names of a row's tools, in its order; empty for all that there are."""
+    told = extra_info.get(_SELECTION)
+    return list(dict.fromkeys(map(str, told))) if isinstance(told, list) else []
+
+
+def shown_tools(extra_info: Mapping[str, Json], tools: Tools) -> Tools:
+    """Of what a row's agent has, what the row shows the model."""
+    by_name = {tool_name(tool): tool for tool in tools}
+    names = selected_tools(extra_info)
+    return [by_name[name] for name in names if name in by_name] if names else tools
+
+
+def untaken_kwargs(extra_info: Mapping[str, Json], names: Collection[str]) -> DataProblem | None:
+    """Tell of data for a tool that the row's agent does not have: no tool is made with it.
+
+    Names are those of the tools of the row's agent. Where it has none, nothing is told.
+    """
+    told = extra_info.get(_KWARGS)
+    if not names or not isinstance(told, dict):
+        return None
+    # In a parquet file each row has the names of all, most of them null.
+    name = next((name for name, own in told.items() if own and name not in names), None)
+    if name is None:
+        return None
+    allowed = f"one of {', '.join(names)}"
+    return DataProblem(f"{EXTRA_COLUMN}.{_KWARGS}", shown(name), _NO_TOOL, allowed)
+
+
+def wrong_selection(extra_info: Mapping[str, Json], names: Collection[str]) -> DataProblem | None:
+    """Say why a row's tools cannot be shown, where its agent has some of these names.
+
+    Departs from verl, which leaves out names that it does not know.
+    """
+    told = extra_info.get(_SELECTION)
+    if not names or told is None:
+        return None
+    column, allowed = f"{EXTRA_COLUMN}.{_SELECTION}", f"a list of {', '.join(names)}"
+    if not isinstance(told, list):
+        return DataProblem(column, shown(told), "no list of tools", allowed)
+    unknown = [name for name in told if name not in names]
+    return DataProblem(column, shown(unknown[0]), _NO_TOOL, allowed) if unknown else None

@@ -16,11 +16,13 @@ from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
 from ppojob_trainer.data.row_checks import (
     RewardChecks,
     RowAgents,
+    shown_tools,
     truthless,
     unrewarded,
+    untaken_kwargs,
     with_control_token,
+    wrong_selection,
 )
-from ppojob_trainer.data.row_tools import shown_tools, untaken_kwargs, wrong_selection
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.json_value import Json
 
@@ -228,8 +230,19 @@ class Scan:
         if len(ids) > limit and policy == "drop":
             self.dropped += 1
             return
-        if bad := self._wrong_length(len(ids)):
-            _add(self.errors, bad, candidate.path, candidate.place)
+        bad = None
+        if not ids:
+            allowed = "content that the chat template and the tokenizer keep"
+            bad = "a prompt of no tokens", "there is nothing to answer", allowed
+        elif len(ids) > limit and policy == "error":
+            allowed = (
+                "a larger maxPromptTokens, or spec.data.overlongPrompts: drop, truncate_left, "
+                "truncate_right or truncate_middle"
+            )
+            bad = f"{len(ids)} tokens", f"longer than spec.data.maxPromptTokens {limit}", allowed
+        if bad:
+            problem = DataProblem(self.spec.prompt_key, *bad)
+            _add(self.errors, problem, candidate.path, candidate.place)
             return
         row = candidate.row
         if self.store is not None:
@@ -240,26 +253,6 @@ class Scan:
         self.kept_of[candidate.entry] += 1
         if self.spec.curriculum is not None:
             self.difficulties.append(candidate.difficulty)
-
-    def _wrong_length(self, length: int) -> DataProblem | None:
-        """Say why a prompt of so many tokens can be neither used nor cut."""
-        limit = self.spec.max_prompt_tokens
-        if length == 0:
-            return DataProblem(
-                self.spec.prompt_key,
-                "a prompt of no tokens",
-                "there is nothing to answer",
-                "content that the chat template and the tokenizer keep",
-            )
-        if length <= limit or self.spec.overlong_prompts != "error":
-            return None
-        return DataProblem(
-            self.spec.prompt_key,
-            f"{length} tokens",
-            f"longer than spec.data.maxPromptTokens {limit}",
-            "a larger maxPromptTokens, or spec.data.overlongPrompts: drop, truncate_left, "
-            "truncate_right or truncate_middle",
-        )
 
     def _add_template_error(self, error: BadChatTemplate) -> None:
         where, _, rest = error.problems[0].partition(": got ")

@@ -1,7 +1,7 @@
-"""Whether rows that grow turn by turn are what a chat template would write of them as a whole."""
+"""Compares rows that grow turn by turn with what a chat template writes of the whole row."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import product, zip_longest
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
@@ -62,7 +62,7 @@ def _difference(
     heads: dict[int, list[str]] = {}
     row = _skeleton(template, begun)
     for i in range(len(turns) + 1):
-        start, stop = _stretch(whole, i)
+        start, stop = _between(whole, i)
         written = _skeleton(template, template.chat.encode(whole[start:stop]))
         is_last = i == len(turns)
         head = [] if is_last else heads.setdefault(turns[i].count("tool"), written[len(row) :])
@@ -82,15 +82,14 @@ def _refusal(
     row: Sequence[str],
     written: Sequence[str],
 ) -> BadChatTemplate:
-    at = next((k for k, (a, b) in enumerate(zip(row, written, strict=False)) if a != b), None)
-    at = min(len(row), len(written)) if at is None else at
     before = (
         "the prompt" if turn == 0 else f"turn {turn}, answered by {' and '.join(turns[turn - 1])}"
     )
-    ends = [shown(tokens[at]) if at < len(tokens) else "nothing" for tokens in (written, row)]
+    pair = next(pair for pair in zip_longest(written, row) if pair[0] != pair[1])
+    wanted, found = ("nothing" if token is None else shown(token) for token in pair)
     return template.refusal(
-        f"{ends[0]} behind {before}, in a conversation of {len(turns)} turns",
-        f"a row that grows turn by turn has {ends[1]} there, so what the chat template writes of a "
+        f"{wanted} behind {before}, in a conversation of {len(turns)} turns",
+        f"a row that grows turn by turn has {found} there, so what the chat template writes of a "
         "turn depends on other turns",
     )
 
@@ -139,8 +138,8 @@ def _answers(roles: Sequence[str]) -> list[Mapping[str, Json]]:
     ]
 
 
-def _stretch(whole: str, turn: int) -> tuple[int, int]:
-    """Where that begins which is not the assistant's words, and where it speaks again."""
+def _between(whole: str, turn: int) -> tuple[int, int]:
+    """Where the text between two turns of the assistant begins and ends."""
     ends = [
         whole.rfind(word) + len(word)
         for base in (SPOKEN, CALLED)

@@ -24,10 +24,12 @@ from ppojob_trainer.retrieval.manifest import MANIFEST, EncoderSettings, Manifes
 
 PLAN: Final = "plan.json"
 
+_BYTES_PER_DOCUMENT: Final = 24
+"""In memory: scores of one query, and what is done to find the best."""
 _PLAN: Final = durable.point("index.plan", *durable.FILE_ACTS)
 _OURS: Final = re.compile(
     r"\.?(plan\.json|passages\.jsonl|(offsets|ranks|vectors-\d+)\.npy|manifest\.json|bm25)(\.aside)?"
-)
+).fullmatch
 
 
 def build_index(
@@ -68,6 +70,8 @@ def build_index(
             names, memory_bytes = dense.build_vectors(stored, folder, loaded, tell)
     finally:
         stored.close()
+    memory_bytes += sum((folder / name).stat().st_size for name in (*names, RANKS))
+    memory_bytes += _BYTES_PER_DOCUMENT * plan.documents
     return seal(folder, plan, memory_bytes, [*names, DOCUMENTS, OFFSETS, RANKS])
 
 
@@ -80,12 +84,8 @@ def _prepare(folder: Path) -> None:
         raise ConfigError(
             f"--output: got {folder}: {error.strerror}; a folder that can be written"
         ) from None
-    if MANIFEST in names:
-        why = "an index is there already"
-        raise ConfigError(f"--output: got {folder}: {why}; a folder that is empty or absent")
-    foreign = next((name for name in names if not _OURS.fullmatch(name)), None)
-    if foreign is not None:
-        why = f"{shown(foreign)} is there, which is of no index"
+    foreign = [f"{shown(name)} is there, which is of no index" for name in names if not _OURS(name)]
+    for why in ["an index is there already"] if MANIFEST in names else foreign:
         raise ConfigError(f"--output: got {folder}: {why}; a folder that is empty or absent")
 
 

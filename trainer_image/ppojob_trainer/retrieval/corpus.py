@@ -30,8 +30,6 @@ Tell = Callable[[str, int], None]
 DOCUMENTS: Final = "passages.jsonl"
 OFFSETS: Final = "offsets.npy"
 RANKS: Final = "ranks.npy"
-BYTES_PER_DOCUMENT: Final = 24
-"""In memory: scores of one query, and what is done to find the best."""
 FILE: Final = durable.point("index.file", *durable.FILE_ACTS)
 
 _EXAMPLE: Final = r'{"id": "7", "contents": "\"Title\"\ntext"}'

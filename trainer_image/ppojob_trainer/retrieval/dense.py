@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 
 from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.corpus import (
-    BYTES_PER_DOCUMENT,
-    RANKS,
-    StoredCorpus,
-    Tell,
-    array_bytes,
-)
+from ppojob_trainer.retrieval.corpus import StoredCorpus, Tell, array_bytes
 from ppojob_trainer.retrieval.encoder import SentenceEncoder, encoder_settings
 from ppojob_trainer.retrieval.manifest import Plan
 
@@ -36,7 +30,7 @@ def build_vectors(
     """Encode the documents whose shards are not there yet in the folder of the index.
 
     Returns:
-        The files of vectors, and the bytes that a search holds.
+        The files of vectors, and the bytes that a search holds beside them.
 
     Raises:
         StorageError: the disk refused.
@@ -50,8 +44,7 @@ def build_vectors(
             vectors = encoder.passages([corpus[number].contents for number in range(first, end)])
             durable.write_file(path, array_bytes(vectors), _SHARD)
         tell("encoded", end)
-    mapped = sum((folder / name).stat().st_size for name in (*names, RANKS))
-    return names, mapped + BYTES_PER_DOCUMENT * len(corpus) + encoder.weight_bytes
+    return names, encoder.weight_bytes
 
 
 class DenseScorer:

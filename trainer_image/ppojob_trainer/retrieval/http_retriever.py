@@ -14,7 +14,7 @@ from ppojob_trainer.http_calls import (
     endpoint_problem,
     post_json,
 )
-from ppojob_trainer.retrieval.passages import Passage, passage_of
+from ppojob_trainer.retrieval.index import Passage
 
 CONCURRENT: Final = 8
 
@@ -88,6 +88,6 @@ class HttpRetriever:
         if len(result) != 1:
             raise RetrievalFailed(f"{self._url} answered {len(result)} lists to one query")
         return [
-            passage_of(str(found.document.id), found.document.contents, found.score)
+            Passage(str(found.document.id), found.document.contents, found.score)
             for found in result[0][:k]
         ]
