@@ -203,22 +203,6 @@ def test_digest_tells_contents_and_settings_apart(files: PromptFiles, mixed: lis
     assert digest(mixed) != digests[0]
 
 
-def test_categorical_columns_are_their_values(files) -> None:
-    texts = [f"{number} " + "x" * 2_000 for number in range(129)]
-    words = pa.array(texts).dictionary_encode()
-    nested = pa.ListArray.from_arrays(range(130), words)
-    columns = {
-        "prompt": ["3 + 5"] * 129,
-        "data_source": pa.array(["mine"] * 129).dictionary_encode(),
-        "extra_info": pa.StructArray.from_arrays([words, nested], ["document", "documents"]),
-    }
-    with files.open(files.columns("a.parquet", pa.table(columns))) as dataset:
-        for row in dataset.rows([128, 0, 70]):
-            text = texts[row.index]
-            assert row.extra_info == {"document": text, "documents": [text]}
-            assert row.data_source == "mine"
-
-
 def test_a_full_disk_is_no_damaged_file(files, monkeypatch) -> None:
     columns = {"prompt": ["3 + 5" * 5_000] * 200, "data_source": ["mine"] * 200}
     path = files.columns("a.parquet", pa.table(columns))

@@ -47,11 +47,6 @@ LLAMA = "<|start_header_id|>assistant<|end_header_id|>\n\n"
     [
         ("smollm2", [TOOL], "\n<|im_start|>tool\n42<|im_end|>\n" + QWEN),
         (
-            "qwen2.5",
-            [TOOL],
-            "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n" + QWEN,
-        ),
-        (
             "qwen3",
             [TOOL, TOOL, USER],
             "\n<|im_start|>user\n<tool_response>\n42\n</tool_response>\n<tool_response>\n42\n"
@@ -61,11 +56,6 @@ LLAMA = "<|start_header_id|>assistant<|end_header_id|>\n\n"
             "llama3",
             [{**TOOL, "content": ' "6"\n'}],
             '<|start_header_id|>ipython<|end_header_id|>\n\n" \\"6\\"\\n"<|eot_id|>' + LLAMA,
-        ),
-        (
-            "llama3",
-            [{**USER, "content": " Hm \n"}],
-            "<|start_header_id|>user<|end_header_id|>\n\nHm<|eot_id|>" + LLAMA,
         ),
         ("qwen2.5", [{**USER, "content": ""}], "\n<|im_start|>user\n<|im_end|>\n" + QWEN),
     ],
@@ -79,12 +69,8 @@ def test_what_stands_between_two_turns(
 @pytest.mark.parametrize(
     ("name", "written", "begins"),
     [
-        ("qwen2.5", "42<|im_end|>", "\n<|im_start|>user"),
-        ("qwen2.5", "42<|endoftext|>", "\n<|im_start|>user"),
-        ("qwen2.5", "cut off", "<|im_end|>\n<|im_start|>user"),
         ("qwen2.5", "", "<|im_end|>\n<|im_start|>user"),
         ("qwen2.5", "<tool_call>", "<|im_end|>\n<|im_start|>user"),
-        ("llama3", "42<|eot_id|>", "<|start_header_id|>"),
         ("llama3", "42<|eom_id|>", "<|start_header_id|>"),
         ("llama3", "cut off", "<|eot_id|><|start_header_id|>"),
     ],

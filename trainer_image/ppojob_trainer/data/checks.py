@@ -1,4 +1,4 @@
-"""All that is wrong with a job's data, found before anything is started."""
+"""Finds all that is wrong with a job's data, before anything is started."""
 
 from array import array
 from dataclasses import dataclass
@@ -19,10 +19,8 @@ from ppojob_trainer.data.scan import Scan
 class DataReport:
     """What the checks found.
 
-    Attributes:
-        errors: lines to mend; nothing may be started while there are any.
-        train_rows: prompts to draw from.
-        text_prompt: place of a prompt that is text; empty where they are messages.
+    `train_rows` are prompts to draw from; `text_prompt` is the place of a prompt that is text,
+    empty where all are messages.
     """
 
     errors: list[str]
@@ -41,13 +39,8 @@ def check_files(
 ) -> DataReport:
     """Read training and validation data once, row by row, in bounded memory.
 
-    Args:
-        spec: the job's data section.
-        chat: of the policy.
-        rewards: what the reward side can score; None when a custom function takes every row.
-        agents: who answers in rows that are conversations; None where none is.
-        draw: the field of `spec.algorithm` that says how many prompts are drawn at once, and how
-            many.
+    `draw` is the field of `spec.algorithm` that says how many prompts are drawn at once, and how
+    many; for the rest see `PromptDataset.open`.
     """
     train = Scan(spec, chat, rewards, agents, spec.max_train_rows)
     train.read(spec.train)
@@ -57,7 +50,11 @@ def check_files(
     errors = train.errors.lines() + validation.errors.lines()
     if not train.errors:
         if train.kept < draw[1]:
-            errors.append(str(_too_few(train.kept, *draw)))
+            field, batch = draw
+            why = f"fewer than spec.algorithm.{field} {batch}: no batch can be drawn"
+            allowed = f"at least {batch} rows, or a smaller {field.rpartition('.')[2]}"
+            few = DataProblem("spec.data.train", f"{train.kept} rows", why, allowed)
+            errors.append(str(few))
         weights = [file.weight for file in spec.train if file.weight is not None]
         if weights:
             paths = [file.path for file in spec.train]
@@ -70,7 +67,7 @@ def check_files(
 
 
 def unusable_files(spec: DataSpec) -> list[str]:
-    """Say which files cannot be opened, where rows cannot be judged for want of a tokenizer."""
+    """Say which files cannot be opened, where no tokenizer is there to check rows with."""
     problems = []
     for file in (*spec.train, *spec.validation):
         for opened in open_files(file, spec):
@@ -79,15 +76,6 @@ def unusable_files(spec: DataSpec) -> list[str]:
             else:
                 opened.close()
     return problems
-
-
-def _too_few(rows: int, field: str, batch: int) -> DataProblem:
-    return DataProblem(
-        "spec.data.train",
-        f"{rows} rows",
-        f"fewer than spec.algorithm.{field} {batch}: no batch can be drawn",
-        f"at least {batch} rows, or a smaller {field.rpartition('.')[2]}",
-    )
 
 
 def _duplicates(scan: Scan) -> DataProblem | None:

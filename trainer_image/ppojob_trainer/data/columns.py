@@ -156,7 +156,7 @@ def _bad_prompt(column: str, cell: object) -> BadCell:
 
 
 def _messages_of_lists(cell: dict[object, object], column: str) -> list[object]:
-    """A struct of lists, as some writers store a list of structs, turned round."""
+    """A list of messages from a struct of lists, as some writers store it."""
     roles, contents = cell.get("role"), cell.get("content")
     if not isinstance(roles, list) or not isinstance(contents, list):
         raise _bad_prompt(column, cell)

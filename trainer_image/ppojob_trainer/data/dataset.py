@@ -57,12 +57,12 @@ class PromptDataset(PromptStore):
         Args:
             files: read in this order.
             data_spec: columns, limits, policy for long prompts.
-            chat: the caller closes it, and may do so now.
+            chat: the caller closes it, and may do so after this call.
             max_rows: use the first rows only, before long ones are dropped as in verl. Departs from
                 verl, which draws them at random when it shuffles: the first rows are the same with
                 every seed.
             rewards: what the reward side can score; None for no check of it.
-            agents: who answers in rows that are conversations; None where none is.
+            agents: who answers in rows that are conversations; None where no row is one.
 
         Raises:
             ConfigError: with every problem, one line each.

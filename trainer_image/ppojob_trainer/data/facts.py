@@ -1,6 +1,7 @@
 """A corpus of people, towns and trades that exist nowhere, and questions about them.
 
-What nobody knows has to be searched for: a policy that learns to answer has learnt to search.
+No model knows them, so they have to be searched for: a policy that learns to answer has learnt to
+search.
 """
 
 import itertools
@@ -37,7 +38,7 @@ _KINDS: Final = (
     ("What is the trade of {name}?", "The trade of {name} is that of a {answer}."),
 )
 _WORKED: Final = (("Orla Finch", "Greywick"), ("Tobin Marsh", "cloud mender"))
-"""Of each kind, a name and the answer. Nobody in a corpus has such a name."""
+"""Of each kind, a name and the answer. No corpus has such a name."""
 
 
 def facts(

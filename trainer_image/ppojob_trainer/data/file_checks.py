@@ -28,7 +28,7 @@ _WANTED = "a parquet or JSON-lines file, or a folder that ends in /"
 
 
 def _files_of(path: str, form: str) -> list[str] | DataProblem:
-    """The files that a path of the job stands for, in the order of their names.
+    """The files that a path of the job means, in the order of their names.
 
     It is a file, a pattern such as ``data/train-*.parquet``, or a folder that ends in ``/``, of
     which the files are taken whose ending fits the format.
@@ -57,7 +57,7 @@ def _files_of(path: str, form: str) -> list[str] | DataProblem:
 def open_files(
     file: DataFile, spec: DataSpec, *, has_agents: bool = False
 ) -> Iterator[RowFile | DataProblem]:
-    """Open the files that an entry of a job stands for, or say why they cannot be used."""
+    """Open the files that an entry of a job means, or say why they cannot be used."""
     paths = _files_of(file.path, file.format)
     if isinstance(paths, DataProblem):
         yield paths

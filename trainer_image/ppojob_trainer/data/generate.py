@@ -38,8 +38,7 @@ def addition(
 
     Items are split by their sorted numbers, so no held-out sum is a trained one in another order.
 
-    No number is 0. At most so many rows are trained on; None stands for all sums of one digit, and
-    for 10,000 of more digits.
+    No number is 0. Without `rows`, there are all sums of one digit, or 10,000 of more digits.
     """
     if digits == 1:
         return _sums_of_digits(rows, held_out, seed)
@@ -77,7 +76,7 @@ def _sums_of_digits(rows: int | None, held_out: int, seed: int) -> Task:
 def _different_numbers(
     length: int, what: str, rows: int, held_out: int, seed: int, digits: int
 ) -> list[tuple[int, ...]]:
-    """Draw tuples of numbers with so many digits; none is another one in another order.
+    """Draw tuples of numbers; no two have the same numbers, in whatever order.
 
     Raises:
         ConfigError: there are fewer than rows and held-out rows together.
@@ -198,7 +197,7 @@ def multiply(
     digits: int = 2,
     form: ProductForm = "chat",
 ) -> Task:
-    """Products of two numbers of so many digits, after TinyZero; no product is asked for twice.
+    """Products of two numbers, after TinyZero; no product is asked for twice.
 
     No held-out product is a trained one with its factors in the other order. In the form
     "calculator" messages begin with worked calls: two or one in a trained row, one in a held-out

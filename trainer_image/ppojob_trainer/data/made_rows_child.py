@@ -19,7 +19,7 @@ from ppojob_trainer.data.made_rows import MakeRows, RowsMade
 
 _MODULE = "ppojob_rows"
 _ANSWER_ROWS, _ANSWER_BYTES, _ANSWER_SECONDS = 256, 4 * 1024 * 1024, 1.0
-"""An answer has at most so many rows, and is sent soon: a slow function is not a dead one."""
+"""Limits of one answer. It is sent soon, so that a slow function is not taken for a dead one."""
 _ROWS: Final = "rows as dictionaries of what JSON has"
 
 # Taken before the file is imported, which may put something else in their place.

@@ -1,7 +1,7 @@
 """Tokenises the texts of messages so that no control token is among their tokens.
 
-In a template's own text `<|im_end|>` ends a turn. In the answer of a tool it is ordinary text, or
-whoever writes web pages could put words into the user's mouth.
+In a template's own text `<|im_end|>` ends a turn. In the answer of a tool it must be ordinary text:
+the author of a web page could write a turn of the user otherwise.
 """
 
 import re
@@ -60,12 +60,12 @@ class MessageText:
         ids: list[int] = []
         part = ""
         for piece, body in zip(pieces, [*bodies, ""], strict=True):
-            behind = 0
+            done = 0
             for mark in self._mark.finditer(piece):
-                ids += self._ordinary(part + piece[behind : mark.start()])
+                ids += self._ordinary(part + piece[done : mark.start()])
                 ids.append(self._ids[mark[0]])
-                part, behind = "", mark.end()
-            part += piece[behind:] + body
+                part, done = "", mark.end()
+            part += piece[done:] + body
         return ids + self._ordinary(part)
 
     def _ordinary(self, text: str) -> list[int]:

@@ -24,15 +24,14 @@ class PromptRow:
     """One prompt and what its reward needs.
 
     Attributes:
-        index: its number in the data set: ``dataset[row.index]`` is this row. A row that was read
-            from a file and is not yet in a data set has -1, and no tokens.
-        token_ids: the prompt as the model gets it, cut to ``maxPromptTokens`` where that is the
-            policy.
+        index: its number in the data set: ``dataset[row.index]`` is this row. A row that is not yet
+            in a data set has -1, and no tokens.
+        token_ids: the prompt as the model gets it, cut where that is the policy.
         prompt: the same as the file has it.
         data_source: routes to a reward.
         ground_truth: what the reward compares with; None where the row has none.
-        extra_info: whatever else the row has for its reward and its tools.
-        agent: name of the agent that answers in it; empty where rows are no conversations.
+        extra_info: other data of the row, for its reward and its tools.
+        agent: who answers in it; empty where rows are no conversations.
     """
 
     index: int

@@ -71,7 +71,7 @@ class RowAgents:
         return agent.tools if agent is not None else ()
 
     def problem(self, row: PromptRow) -> DataProblem | None:
-        """Say why nobody answers in a row as it asks for."""
+        """Say why the job has not the agent or the user that a row asks for."""
         agent = self.agents.get(self.name(row))
         if agent is None:
             return DataProblem(
@@ -100,7 +100,7 @@ class RowAgents:
 
 
 def unrewarded(row: PromptRow, rewards: RewardChecks | None, spec: DataSpec) -> DataProblem | None:
-    """Say why nothing can score a row; None where something can, or nobody knows."""
+    """Say why nothing can score a row; None where something can, or that is not known."""
     if rewards is None:
         return None
     allowed = rewards.data_source_problem(row.data_source)
@@ -140,7 +140,7 @@ def with_control_token(
 def created_tools(extra_info: Mapping[str, Json]) -> dict[str, bytes]:
     """What a row's tools are made with, JSON by tool.
 
-    Whatever has another form is nobody's, as in verl.
+    Data of another form is ignored, as in verl.
     """
     told = extra_info.get(_KWARGS)
     if not isinstance(told, dict):

@@ -58,12 +58,10 @@ class Scan:
         store: takes the rows to draw from; None where rows are checked only. Keys that find
             duplicates are collected then.
         digests: SHA-256 of what each file's rows are made of, in hex.
-        kept: rows to draw from.
-        kept_of: of them those of each entry of the list of files.
+        kept: rows to draw from; ``kept_of`` has those of each entry of the list of files.
         difficulties: what a curriculum orders them by.
         dropped: rows left out as too long.
-        prompt_kind: "text" or "messages", as the first readable row has it.
-        prompt_place: of that row.
+        prompt_kind: "text" or "messages", as the first readable row has it, at ``prompt_place``.
         prompt_keys: eight-byte digest of every prompt seen.
         row_keys: the same of (data source, split, index), 0 where a row has no index.
         key_rows: numbers of the rows that the keys belong to.
@@ -107,10 +105,17 @@ class Scan:
         finally:
             for file in self.files:
                 file.close()
+        most = f"maxPromptTokens {self.spec.max_prompt_tokens}"
+        dropped = f"{self.dropped} of {self.total} rows"
         if not self.errors and not self.kept:
-            self.errors.add(self._nothing_left())
+            why = f"no prompt is within {most}"
+            allowed = "a larger maxPromptTokens, or overlongPrompts: truncate_left"
+            self.errors.add(DataProblem("spec.data", f"{dropped} dropped", why, allowed))
         elif self.dropped:
-            self.warnings.add(self._some_dropped())
+            others = len(self.files) - 1
+            where = self.files[0].path + (f" and {others} more files" if others else "")
+            why = f"longer than spec.data.{most}, and dropped"
+            self.warnings.add(DataProblem(where, dropped, why, "fine where it is meant"))
 
     def place(self, number: int) -> str:
         """``file:row`` of a row of the concatenated files."""
@@ -259,23 +264,6 @@ class Scan:
         got, _, reason = rest.partition(": ")
         why, _, allowed = reason.rpartition("; ")
         self.errors.add(DataProblem(where, got, why, allowed))
-
-    def _nothing_left(self) -> DataProblem:
-        return DataProblem(
-            "spec.data",
-            f"{self.dropped} of {self.total} rows dropped",
-            f"no prompt is within maxPromptTokens {self.spec.max_prompt_tokens}",
-            "a larger maxPromptTokens, or overlongPrompts: truncate_left",
-        )
-
-    def _some_dropped(self) -> DataProblem:
-        first, others = self.files[0].path, len(self.files) - 1
-        return DataProblem(
-            f"{first} and {others} more files" if others else first,
-            f"{self.dropped} of {self.total} rows",
-            f"longer than spec.data.maxPromptTokens {self.spec.max_prompt_tokens}, and dropped",
-            "fine where it is meant",
-        )
 
 
 def truncate(ids: Sequence[int], limit: int, policy: str) -> tuple[int, ...]:

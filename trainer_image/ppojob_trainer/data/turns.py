@@ -224,7 +224,7 @@ def _contexts(plain: Sequence[_Message]) -> list[list[_Message]]:
     """Conversations in which an assistant has just said what these messages answer, best first.
 
     Some templates know calls one at a time, some want their arguments as text, some put words
-    behind the calls, and some refuse a conversation that no user began.
+    after the calls, and some refuse a conversation that no user began.
     """
     user = {"role": "user", "content": "Hello."}
     answers = [message for message in plain if message["role"] == "tool"]

@@ -39,7 +39,7 @@ def retrieve_server(retriever: Retriever, address: str, port: int, *, topk: int)
 
     Args:
         retriever: asked by one request at a time.
-        address: IP address to bind; whoever reaches it may ask.
+        address: IP address to bind; all who reach it may ask.
         port: 0 takes a free one.
         topk: passages a query where a request does not say, or says 0.
 
@@ -104,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Thousands of questions are no news."""
+        """Log no requests: there are thousands."""
 
 
 def _as_json(passage: Passage, with_score: bool) -> Json:
